@@ -1,0 +1,28 @@
+# Decides whether the CUDA backend is built, and how. Sets BALLAST_HAS_CUDA.
+
+set(BALLAST_HAS_CUDA OFF)
+if(BALLAST_CUDA STREQUAL "OFF")
+  return()
+endif()
+
+include(CheckLanguage)
+set(CMAKE_CUDA_ARCHITECTURES ${BALLAST_CUDA_ARCHITECTURES})
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  if(BALLAST_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "BALLAST_CUDA=ON, but no CUDA compiler was found. Put nvcc on the PATH or set CUDACXX.")
+  endif()
+  message(STATUS "Ballast: no CUDA compiler found, building for CPUs only")
+  return()
+endif()
+
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(BALLAST_HAS_CUDA ON)
+
+# The bits must equal the CPU's: no contraction, IEEE division and square root, denormals kept.
+# CMake 3.25 drops the C++20 request for nvcc 13, hence the explicit -std.
+add_compile_options(
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--prec-div=true;--prec-sqrt=true;--ftz=false>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")

@@ -1,0 +1,62 @@
+#include "kernels/runtime/error_codes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+namespace ballast {
+namespace {
+
+constexpr std::array codes{
+    CodeInfo{Code::bad_argument, "bad_argument", "A value lies outside what the call accepts.",
+             "Change the argument that the message names."},
+    CodeInfo{Code::wrong_dtype, "wrong_dtype", "A buffer holds another number format than the operation needs.",
+             "Pass a buffer of the format that the message names, or cast it first."},
+    CodeInfo{Code::wrong_size, "wrong_size", "Two buffers that belong together have different sizes.",
+             "Pass buffers with the number of elements that the message names."},
+    CodeInfo{Code::unaligned, "unaligned", "An offset or an address is not a multiple of what the operation needs.",
+             "Start runs and quantization groups at the multiples that the message names."},
+    CodeInfo{Code::unsupported, "unsupported", "The combination that was asked for does not exist.",
+             "Choose one of the combinations that the message lists."},
+    CodeInfo{Code::bad_environment, "bad_environment", "An environment variable has a value that cannot be read.",
+             "Correct or unset the variable that the message names."},
+    CodeInfo{Code::internal, "internal", "Ballast broke one of its own rules.",
+             "Report it with the whole message; the state on disk is not affected."},
+    CodeInfo{Code::host_memory, "host_memory", "The host has not enough memory.",
+             "Lower the memory budget, choose a smaller state format or a lower tier, or raise the container's limit."},
+    CodeInfo{Code::pinned_memory, "pinned_memory", "Host memory could not be pinned for the GPU.",
+             "Raise the memlock limit (`ulimit -l`), or let Ballast use its bounded pinned ring."},
+    CodeInfo{Code::device_memory, "device_memory", "The GPU has not enough memory.",
+             "Move state to a lower tier, raise the stage, or lower the prefetch limit."},
+    CodeInfo{Code::no_cuda_build, "no_cuda_build", "This build of Ballast has no CUDA backend.",
+             "Build again with nvcc on the PATH, or ask for the CPU."},
+    CodeInfo{Code::no_cuda_device, "no_cuda_device", "No usable GPU was found.",
+             "Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or ask for the CPU."},
+    CodeInfo{Code::cuda_call, "cuda_call", "A CUDA call failed.",
+             "The message carries CUDA's own reason; an earlier kernel may have caused it."},
+};
+
+static_assert(std::ranges::is_sorted(codes, {}, &CodeInfo::code), "the table is searched and printed in numeric order");
+
+}  // namespace
+
+std::span<const CodeInfo> all_codes() { return codes; }
+
+const CodeInfo& describe(Code code) { return *std::ranges::lower_bound(codes, code, {}, &CodeInfo::code); }
+
+std::string label(Code code) { return fmt::format("B{}", static_cast<int>(code)); }
+
+std::string codes_as_markdown() {
+  std::string text =
+      "# Error codes\n\n"
+      "Made from `error_codes.cpp`; a test keeps the two equal. B1… the caller can mend, B2… the owner of the machine,\n"
+      "B3… is a failure of hardware or of a peer.\n\n"
+      "| code | name | meaning | what to do |\n|---|---|---|---|\n";
+  for (const CodeInfo& info : codes) {
+    text += fmt::format("| {} | `{}` | {} | {} |\n", label(info.code), info.name, info.meaning, info.remedy);
+  }
+  return text;
+}
+
+}  // namespace ballast

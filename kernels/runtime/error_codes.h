@@ -1,0 +1,39 @@
+// Every error that Ballast can raise, with its stable code. This table is the documentation: ERRORS.md is made from it.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace ballast {
+
+// The first digit says who can act: 1 the caller, 2 whoever owns the machine, 3 nobody (a peer or the hardware failed).
+enum class Code : int {
+  bad_argument = 1001,
+  wrong_dtype = 1002,
+  wrong_size = 1003,
+  unaligned = 1004,
+  unsupported = 1005,
+  bad_environment = 1006,
+  internal = 1999,
+  host_memory = 2001,
+  pinned_memory = 2002,
+  device_memory = 2003,
+  no_cuda_build = 2101,
+  no_cuda_device = 2102,
+  cuda_call = 3101,
+};
+
+struct CodeInfo {
+  Code code;
+  std::string_view name;
+  std::string_view meaning;
+  std::string_view remedy;
+};
+
+std::span<const CodeInfo> all_codes();  // in numeric order
+const CodeInfo& describe(Code code);
+std::string label(Code code);           // "B1001"
+std::string codes_as_markdown();        // the contents of ERRORS.md
+
+}  // namespace ballast

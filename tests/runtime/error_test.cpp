@@ -1,0 +1,63 @@
+#include "kernels/runtime/error.h"
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <sstream>
+
+using namespace ballast;
+
+TEST_CASE("an error says what, where, needed, available, remedy and call site") {
+  try {
+    fail(Code::host_memory, {.what = "the pinned ring does not fit",
+                             .where = "rank 3, unit h.7",
+                             .needed = "12 GiB",
+                             .available = "9 GiB",
+                             .remedy = "lower prefetch to 2 units"});
+    FAIL("fail() returned");
+  } catch (const ResourceError& error) {
+    const std::string text = error.what();
+    CHECK(error.code() == Code::host_memory);
+    for (const char* part : {"B2001", "the pinned ring does not fit", "rank 3, unit h.7", "12 GiB", "9 GiB",
+                             "lower prefetch to 2 units", "error_test.cpp:"}) {
+      CHECK(text.find(part) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("an error without a remedy of its own carries its code's") {
+  try {
+    fail(Code::no_cuda_build, {.what = "a stream was asked for"});
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).find(describe(Code::no_cuda_build).remedy) != std::string::npos);
+  }
+}
+
+TEST_CASE("the leading digit of a code chooses the exception type") {
+  CHECK_THROWS_AS(fail(Code::bad_argument, {.what = "x"}), UsageError);
+  CHECK_THROWS_AS(fail(Code::device_memory, {.what = "x"}), ResourceError);
+  CHECK_THROWS_AS(fail(Code::cuda_call, {.what = "x"}), FailureError);
+}
+
+TEST_CASE("a requirement that holds builds no message") {
+  require(true, Code::internal, []() -> Problem { throw std::logic_error("built a message"); });
+}
+
+TEST_CASE("every code describes itself") {
+  for (const CodeInfo& info : all_codes()) {
+    CHECK(describe(info.code).name == info.name);
+    CHECK_FALSE(info.meaning.empty());
+    CHECK_FALSE(info.remedy.empty());
+  }
+}
+
+namespace {
+const char* const errors_md = BALLAST_SOURCE_DIR "/kernels/runtime/ERRORS.md";
+}
+
+TEST_CASE("ERRORS.md is what the code says (mend it with: test_runtime '[write-errors-md]')") {
+  std::stringstream written;
+  written << std::ifstream(errors_md).rdbuf();
+  CHECK(written.str() == codes_as_markdown());
+}
+
+TEST_CASE("write ERRORS.md", "[.][write-errors-md]") { CHECK(std::ofstream(errors_md) << codes_as_markdown()); }
