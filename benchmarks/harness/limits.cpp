@@ -1,0 +1,83 @@
+#include "benchmarks/harness/limits.h"
+
+#include <cstring>
+
+#include "benchmarks/harness/stream_copy.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+constexpr std::size_t page_of_floats = 4096 / sizeof(float);
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void copy_loop(float* to, const float* from,
+                                                                                     std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i] = from[i] + 0.0f;  // the addition keeps the compiler from calling memcpy
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void triad_loop(float* to, const float* b,
+                                                                                      const float* c,
+                                                                                      std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i] = b[i] + 3.0f * c[i];
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void scale_loop(float* data, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    data[i] = 0.999f * data[i];
+  }
+}
+
+void memcpy_floats(float* to, const float* from, std::size_t count) { std::memcpy(to, from, count * sizeof(float)); }
+
+using CopyFloats = void (*)(float*, const float*, std::size_t);
+
+CopyFloats function_of(Copy way) {
+  constexpr CopyFloats functions[] = {memcpy_floats, copy_loop, stream_copy};
+  return functions[static_cast<std::size_t>(way)];
+}
+
+}  // namespace
+
+std::string_view name(Copy way) {
+  constexpr std::string_view names[] = {"copy (memcpy)", "copy (loop)", "copy (streaming)"};
+  return names[static_cast<std::size_t>(way)];
+}
+
+Limits::Limits(std::size_t most_bytes, Threads& threads) : threads_(&threads) {
+  // A run reads and writes, so each buffer holds half of what it moves.
+  for (int buffer = 0; buffer < 3; ++buffer) {
+    buffers_.emplace_back(most_bytes / 2, threads);
+  }
+}
+
+template <class Walk>
+Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) {
+  const std::size_t count = bytes / (sizeof(float) * accesses);
+  const auto run = [this, count, walk] {
+    threads_->for_slices(count, page_of_floats,
+                         [&](std::size_t first, std::size_t last) { walk(first, last - first); });
+  };
+  return {.work = static_cast<double>(count * sizeof(float) * accesses) / 1e9, .run = run};
+}
+
+Subject Limits::copy(Copy way, std::size_t bytes) {
+  const CopyFloats function = function_of(way);
+  return walking(bytes, 2, [this, function](std::size_t first, std::size_t count) {
+    function(data(0) + first, data(1) + first, count);
+  });
+}
+
+Subject Limits::triad(std::size_t bytes) {
+  return walking(bytes, 3, [this](std::size_t first, std::size_t count) {
+    triad_loop(data(0) + first, data(1) + first, data(2) + first, count);
+  });
+}
+
+Subject Limits::scale(std::size_t bytes) {
+  return walking(bytes, 2, [this](std::size_t first, std::size_t count) { scale_loop(data(0) + first, count); });
+}
+
+}  // namespace ballast::benchmarks

@@ -1,0 +1,41 @@
+// What this machine's memory allows: the limits that kernels are measured beside, with the same threads and the same
+// kind of buffers.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "benchmarks/harness/buffer.h"
+#include "benchmarks/harness/measure.h"
+#include "benchmarks/harness/threads.h"
+
+namespace ballast::benchmarks {
+
+// Ways to copy; which is the fastest depends on the processor and on the version of libc.
+enum class Copy { memcpy, loop, streaming };
+inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming};
+std::string_view name(Copy way);
+
+// One run of a subject moves `bytes`, read and written ones counted alike; its work is in gigabytes. The subjects share
+// the buffers of their Limits and must not outlive it.
+class Limits {
+ public:
+  Limits(std::size_t most_bytes, Threads& threads);
+
+  Subject copy(Copy way, std::size_t bytes);
+  Subject triad(std::size_t bytes);  // a = b + s * c
+  // a = s * a: the limit of an update in place. Every line written was wanted, where a copy may fetch lines to
+  // overwrite them.
+  Subject scale(std::size_t bytes);
+
+ private:
+  float* data(std::size_t buffer) const { return buffers_[buffer].as<float>().data(); }
+  template <class Walk>
+  Subject walking(std::size_t bytes, std::size_t accesses, Walk walk);
+
+  Threads* threads_;
+  std::vector<Buffer> buffers_;
+};
+
+}  // namespace ballast::benchmarks

@@ -1,0 +1,26 @@
+// Timing. The machine is noisy, so nothing is timed alone: subjects run in turn, A B A B, and each round gives a ratio.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+
+#include "benchmarks/harness/statistics.h"
+
+namespace ballast::benchmarks {
+
+// Something to time, with everything it needs held inside `run`.
+struct Subject {
+  double work = 0;  // of one run, in the unit of the rate: gigabytes for GB/s
+  std::function<void()> run{};
+};
+
+struct Rounds {
+  std::size_t warm_up = 2;
+  std::size_t count = 15;
+};
+
+// The timed rounds of each subject, in the order given.
+std::vector<Runs> alternate(std::span<const Subject> subjects, Rounds rounds);
+
+}  // namespace ballast::benchmarks

@@ -1,0 +1,116 @@
+#include "benchmarks/harness/suite.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+
+#include "benchmarks/harness/record.h"
+#include "kernels/runtime/error.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+struct Options {
+  std::size_t elements = std::size_t{64} << 20;
+  std::size_t threads = available_cores();
+  Rounds rounds{};
+  std::string only{};
+  bool list = false;
+};
+
+void describe(CLI::App& app, Options& options) {
+  app.add_option("--elements", options.elements, "Elements of the large cases (64Mi)")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--threads", options.threads, "Threads; by default the cores of the affinity mask")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--rounds", options.rounds.count, "Timed rounds of each case (15)")->check(CLI::Range(1, 100000));
+  app.add_option("--warm-up", options.rounds.warm_up, "Rounds before them (2)");
+  app.add_option("--only", options.only, "Only the cases whose name contains this text");
+  app.add_flag("--list", options.list, "Name the cases and stop");
+}
+
+void emit(const Measurement& measurement) {
+  fmt::print("{}\n", to_json(measurement));
+  std::fflush(stdout);
+}
+
+// Measures and emits the limits; returns the fastest way to copy.
+Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes, Rounds rounds) {
+  std::vector<Subject> subjects;
+  std::vector<std::string_view> names;
+  for (const Copy way : all_copies) {
+    subjects.push_back(limits.copy(way, bytes));
+    names.push_back(name(way));
+  }
+  subjects.push_back(limits.triad(bytes));
+  names.push_back("triad");
+  subjects.push_back(limits.scale(bytes));
+  names.push_back("scale in place");
+
+  std::vector<double> medians;
+  for (const auto& runs : alternate(subjects, rounds)) {
+    const auto reached = rates(runs);
+    const auto text = std::string(names[medians.size()]);
+    medians.push_back(median(reached));
+    emit(
+        {.record = {.suite = suite, .name = text, .value = medians.back(), .unit = "GB/s"}, .spread = spread(reached)});
+  }
+  const auto best = std::max_element(medians.begin(), medians.begin() + std::size(all_copies));
+  return all_copies[best - medians.begin()];
+}
+
+Measurement measure(const std::string& suite, const Case& item, const Setting& setting, Rounds rounds) {
+  const auto subject = item.make(setting);
+  const Subject subjects[] = {subject, item.make_against(setting, subject.work)};
+  const auto runs = alternate(subjects, rounds);
+  const auto summary = summarise(runs[0], runs[1]);
+  return {.record = {.suite = suite,
+                     .name = item.name,
+                     .value = summary.value,
+                     .unit = item.unit,
+                     .against = item.against,
+                     .ratio = summary.ratio},
+          .against_value = summary.against_value,
+          .spread = summary.spread};
+}
+
+void run(const Suite& suite, const Options& options) {
+  Threads threads(options.threads);
+  const std::size_t bytes = options.elements * suite.most_bytes_of_an_element;
+  Limits limits(bytes, threads);
+  const Copy copy = measure_limits(suite.name, limits, bytes / 2, options.rounds);
+  const Setting setting{threads, limits, options.elements, copy};
+  for (const auto& item : suite.cases) {
+    if (item.name.find(options.only) != std::string::npos) {
+      emit(measure(suite.name, item, setting, options.rounds));
+    }
+  }
+}
+
+void list(const Suite& suite) {
+  for (const auto& item : suite.cases) {
+    fmt::print("{}, beside {}\n", item.name, item.against);
+  }
+}
+
+}  // namespace
+
+int run_suite(const Suite& suite, int argc, char** argv) {
+  CLI::App app{suite.description};
+  Options options;
+  describe(app, options);
+  try {
+    app.parse(argc, argv);
+    options.list ? list(suite) : run(suite, options);
+    return 0;
+  } catch (const CLI::ParseError& problem) {
+    return app.exit(problem) == 0 ? 0 : 2;
+  } catch (const Error& problem) {
+    fmt::print(stderr, "{}\n", problem.what());
+    return 2;
+  }
+}
+
+}  // namespace ballast::benchmarks

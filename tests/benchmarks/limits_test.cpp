@@ -1,0 +1,50 @@
+#include "benchmarks/harness/limits.h"
+
+#include <catch2/catch.hpp>
+#include <mutex>
+#include <numeric>
+
+#include "benchmarks/harness/stream_copy.h"
+
+using namespace ballast::benchmarks;
+
+TEST_CASE("slices cover everything once and are cut at the grain") {
+  for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 1000u, 4096u}) {
+    Threads threads(2);
+    std::mutex mutex;
+    std::vector<int> visits(count);
+    threads.for_slices(count, 16, [&](std::size_t first, std::size_t last) {
+      const std::lock_guard lock(mutex);
+      CHECK(first % 16 == 0);
+      for (std::size_t i = first; i < last; ++i) {
+        ++visits[i];
+      }
+    });
+    CHECK(std::count(visits.begin(), visits.end(), 1) == static_cast<std::ptrdiff_t>(count));
+  }
+}
+
+TEST_CASE("a streaming copy copies every element") {
+  for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 1000u}) {
+    alignas(16) std::array<float, 1001> from{};
+    alignas(16) std::array<float, 1001> to{};
+    std::iota(from.begin(), from.end(), 1.0f);
+    stream_copy(to.data(), from.data(), count);
+    CHECK(std::equal(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(count), to.begin()));
+    CHECK(to[count] == 0.0f);
+  }
+}
+
+TEST_CASE("the work of a limit is what it reads and writes") {
+  Threads threads(2);
+  constexpr std::size_t bytes = 24 << 10;
+  Limits limits(bytes, threads);
+  for (const Copy way : all_copies) {
+    CHECK(limits.copy(way, bytes).work == Approx(bytes / 1e9));
+    limits.copy(way, bytes).run();
+  }
+  CHECK(limits.triad(bytes).work == Approx(bytes / 1e9));
+  CHECK(limits.scale(bytes / 2).work == Approx(bytes / 2e9));
+  limits.triad(bytes).run();
+  limits.scale(bytes).run();
+}
