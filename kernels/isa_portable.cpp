@@ -1,0 +1,21 @@
+// In place of isa_x86.cpp on other processors: the scalar walks, which the compiler may vectorize.
+#include "kernels/walks.h"
+
+namespace ballast::kernels {
+
+extern const Walks walks_scalar;
+
+namespace simd {
+
+std::span<const Isa> usable_isas() {
+  static constexpr Isa only[] = {Isa::scalar};
+  return only;
+}
+
+std::string_view name(Isa) { return "scalar"; }
+
+}  // namespace simd
+
+const Walks& walks_for(simd::Isa) { return walks_scalar; }
+
+}  // namespace ballast::kernels

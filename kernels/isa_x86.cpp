@@ -1,0 +1,37 @@
+#include "kernels/walks.h"
+
+#include <array>
+
+namespace ballast::kernels {
+
+extern const Walks walks_scalar;
+extern const Walks walks_avx2;
+extern const Walks walks_avx512;
+
+namespace simd {
+
+std::span<const Isa> usable_isas() {
+  static constexpr std::array all{Isa::avx512, Isa::avx2, Isa::scalar};
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return std::span(all).subspan(avx512 ? 0 : avx2 ? 1 : 2);
+}
+
+std::string_view name(Isa isa) {
+  constexpr std::string_view names[] = {"scalar", "AVX2", "AVX-512"};
+  return names[static_cast<std::size_t>(isa)];
+}
+
+}  // namespace simd
+
+const Walks& walks_for(simd::Isa isa) {
+  switch (isa) {
+    case simd::Isa::avx512: return walks_avx512;
+    case simd::Isa::avx2: return walks_avx2;
+    case simd::Isa::scalar: break;
+  }
+  return walks_scalar;
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,59 @@
+// Small formulas on numbers that the other formulas share. F and U are lanes, see simd/scalar.h.
+#pragma once
+
+#include "kernels/simd/scalar.h"
+
+namespace ballast::kernels {
+
+using simd::above;
+using simd::as_float;
+using simd::below;
+using simd::bits;
+using simd::fma;
+using simd::max;
+using simd::min;
+using simd::none_of;
+using simd::select;
+using simd::shift_left;
+using simd::shift_right;
+using simd::sqrt;
+
+template <class F>
+using BitsOf = decltype(bits(F{}));
+
+template <class F>
+constexpr F magnitude(F x) {
+  using U = BitsOf<F>;
+  return as_float(bits(x) & U(0x7fffffffu));
+}
+
+template <class U>
+constexpr auto is_nan(U pattern) {
+  return above(pattern & U(0x7fffffffu), U(0x7f800000u));
+}
+
+// Numbers below the smallest normal one become zero, on every device alike: a decaying moment passes through that range
+// on its way to zero, and arithmetic there is several times slower on CPUs.
+template <class F>
+constexpr F flush(F x) {
+  using U = BitsOf<F>;
+  return select(none_of(bits(x), U(0x7f800000u)), F(0.0f), x);
+}
+
+// bf16 is the upper half of fp32.
+template <class U>
+constexpr auto from_bf16(U half) {
+  return as_float(shift_left<16>(half));
+}
+
+// Nearest, a tie to even: what torch and the hardware do. A NaN stays one (its upper half may hold no mantissa bit).
+template <class F>
+constexpr BitsOf<F> to_bf16(F x) {
+  using U = BitsOf<F>;
+  const U pattern = bits(x);
+  const U odd = shift_right<16>(pattern) & U(1u);
+  const U rounded = shift_right<16>(pattern + U(0x7fffu) + odd);
+  return select(is_nan(pattern), shift_right<16>(pattern) | U(0x40u), rounded);
+}
+
+}  // namespace ballast::kernels

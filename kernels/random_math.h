@@ -1,0 +1,42 @@
+// Random bits for stochastic rounding, as a function of element and step: whoever computes an element draws the same.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/number_math.h"
+
+namespace ballast::kernels {
+
+struct RoundingKey {
+  std::uint32_t first = 0;
+  std::uint32_t second = 0;
+};
+
+// The finaliser of SplitMix64: every output bit depends on every input bit.
+constexpr std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// One stream of random bits for each unit and step of a run.
+constexpr std::uint64_t rounding_stream(std::uint64_t seed, std::uint64_t unit, std::uint64_t step) {
+  return mix(mix(mix(seed + 0x9e3779b97f4a7c15u) + unit) + step);
+}
+
+// The key of the elements of a stream that share the upper half of their index.
+constexpr RoundingKey rounding_key(std::uint64_t stream, std::uint64_t index) {
+  const std::uint64_t key = mix(stream + (index >> 32));
+  return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+}
+
+// 32 random bits for the element whose index ends in `low_index`. Two multiplications (constants by C. Wellons, found by
+// search for the least bias), with the second half of the key between them.
+template <class U>
+constexpr U random_bits(U low_index, RoundingKey key) {
+  U x = (low_index ^ U(key.first)) * U(0x7feb352du);
+  x = (x ^ shift_right<15>(x) ^ U(key.second)) * U(0x846ca68bu);
+  return x ^ shift_right<16>(x);
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,15 @@
+// All update rules: adding one is a file beside this, and its name here.
+#pragma once
+
+#include <variant>
+
+#include "kernels/rules/adagrad_math.h"
+#include "kernels/rules/adamw_math.h"
+#include "kernels/rules/lion_math.h"
+#include "kernels/rules/sgd_math.h"
+
+namespace ballast::kernels {
+
+using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad>;
+
+}  // namespace ballast::kernels

@@ -1,0 +1,112 @@
+// Eight lanes with AVX2 and FMA. See scalar.h for what each function means.
+// Only for sources compiled for that instruction set.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ballast::kernels::simd::avx2 {
+
+struct F {
+  __m256 v;
+  F() = default;
+  F(__m256 lanes) : v(lanes) {}
+  explicit F(float x) : v(_mm256_set1_ps(x)) {}
+};
+struct U {
+  __m256i v;
+  U() = default;
+  U(__m256i lanes) : v(lanes) {}
+  explicit U(std::uint32_t x) : v(_mm256_set1_epi32(static_cast<int>(x))) {}
+};
+struct Mask {
+  __m256 v;  // all bits of a lane, or none
+};
+
+inline F operator+(F a, F b) { return _mm256_add_ps(a.v, b.v); }
+inline F operator-(F a, F b) { return _mm256_sub_ps(a.v, b.v); }
+inline F operator*(F a, F b) { return _mm256_mul_ps(a.v, b.v); }
+inline F operator/(F a, F b) { return _mm256_div_ps(a.v, b.v); }
+inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
+inline F sqrt(F x) { return _mm256_sqrt_ps(x.v); }
+inline F select(Mask take_a, F a, F b) { return _mm256_blendv_ps(b.v, a.v, take_a.v); }
+inline Mask below(F a, F b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+
+inline U bits(F x) { return _mm256_castps_si256(x.v); }
+inline F as_float(U x) { return _mm256_castsi256_ps(x.v); }
+
+inline U operator+(U a, U b) { return _mm256_add_epi32(a.v, b.v); }
+inline U operator-(U a, U b) { return _mm256_sub_epi32(a.v, b.v); }
+inline U operator*(U a, U b) { return _mm256_mullo_epi32(a.v, b.v); }
+inline U operator&(U a, U b) { return _mm256_and_si256(a.v, b.v); }
+inline U operator|(U a, U b) { return _mm256_or_si256(a.v, b.v); }
+inline U operator^(U a, U b) { return _mm256_xor_si256(a.v, b.v); }
+inline U select(Mask take_a, U a, U b) { return _mm256_blendv_epi8(b.v, a.v, _mm256_castps_si256(take_a.v)); }
+inline U max(U a, U b) { return _mm256_max_epu32(a.v, b.v); }
+inline U min(U a, U b) { return _mm256_min_epu32(a.v, b.v); }
+inline Mask above(U a, U b) {  // there is no unsigned comparison: flip the top bits and compare signed
+  const __m256i top = _mm256_set1_epi32(INT32_MIN);
+  return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_xor_si256(a.v, top), _mm256_xor_si256(b.v, top)))};
+}
+inline Mask none_of(U x, U mask) {
+  return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(x.v, mask.v), _mm256_setzero_si256()))};
+}
+template <int Count>
+U shift_left(U x) {
+  return _mm256_slli_epi32(x.v, Count);
+}
+template <int Count>
+U shift_right(U x) {
+  return _mm256_srli_epi32(x.v, Count);
+}
+
+}  // namespace ballast::kernels::simd::avx2
+
+namespace ballast::kernels::simd {
+
+struct Avx2 {
+  using F = avx2::F;
+  using U = avx2::U;
+  static constexpr std::size_t width = 8;
+
+  static F load(const float* from) { return _mm256_loadu_ps(from); }
+  static U load(const std::uint32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+  static U load(const std::uint16_t* from) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static U load(const std::uint8_t* from) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  static U load_signed(const std::uint16_t* from) {
+    return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static U load_signed(const std::uint8_t* from) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  static void store(float* to, F x) { _mm256_storeu_ps(to, x.v); }
+  static void store(std::uint32_t* to, U x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.v); }
+  static void store(std::uint16_t* to, U x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
+  static void store(std::uint8_t* to, U x) {
+    const __m128i halves = _mm_and_si128(low_halves(x), _mm_set1_epi16(0xff));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(halves, halves));
+  }
+  static void stream(std::uint16_t* to, U x) { _mm_stream_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
+  static U lane_numbers() { return _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0); }
+  static std::uint32_t max_of_lanes(U x) {
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(x.v), _mm256_extracti128_si256(x.v, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, _MM_SHUFFLE(1, 0, 3, 2)));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, _MM_SHUFFLE(2, 3, 0, 1)));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+  }
+
+ private:
+  static __m128i low_halves(U x) {
+    const __m256i masked = _mm256_and_si256(x.v, _mm256_set1_epi32(0xffff));  // packus saturates signed numbers
+    const __m256i packed = _mm256_packus_epi32(masked, masked);
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
+  }
+};
+
+}  // namespace ballast::kernels::simd

@@ -1,0 +1,98 @@
+// Sixteen lanes with AVX-512 (F, BW, DQ, VL). See scalar.h for what each function means.
+// Only for sources compiled for that instruction set.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ballast::kernels::simd::avx512 {
+
+struct F {
+  __m512 v;
+  F() = default;
+  F(__m512 lanes) : v(lanes) {}
+  explicit F(float x) : v(_mm512_set1_ps(x)) {}
+};
+struct U {
+  __m512i v;
+  U() = default;
+  U(__m512i lanes) : v(lanes) {}
+  explicit U(std::uint32_t x) : v(_mm512_set1_epi32(static_cast<int>(x))) {}
+};
+struct Mask {
+  __mmask16 v;
+};
+
+inline F operator+(F a, F b) { return _mm512_add_ps(a.v, b.v); }
+inline F operator-(F a, F b) { return _mm512_sub_ps(a.v, b.v); }
+inline F operator*(F a, F b) { return _mm512_mul_ps(a.v, b.v); }
+inline F operator/(F a, F b) { return _mm512_div_ps(a.v, b.v); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a.v, b.v, c.v); }
+inline F sqrt(F x) { return _mm512_sqrt_ps(x.v); }
+inline F select(Mask take_a, F a, F b) { return _mm512_mask_blend_ps(take_a.v, b.v, a.v); }
+inline Mask below(F a, F b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+
+inline U bits(F x) { return _mm512_castps_si512(x.v); }
+inline F as_float(U x) { return _mm512_castsi512_ps(x.v); }
+
+inline U operator+(U a, U b) { return _mm512_add_epi32(a.v, b.v); }
+inline U operator-(U a, U b) { return _mm512_sub_epi32(a.v, b.v); }
+inline U operator*(U a, U b) { return _mm512_mullo_epi32(a.v, b.v); }
+inline U operator&(U a, U b) { return _mm512_and_si512(a.v, b.v); }
+inline U operator|(U a, U b) { return _mm512_or_si512(a.v, b.v); }
+inline U operator^(U a, U b) { return _mm512_xor_si512(a.v, b.v); }
+inline U select(Mask take_a, U a, U b) { return _mm512_mask_blend_epi32(take_a.v, b.v, a.v); }
+inline U max(U a, U b) { return _mm512_max_epu32(a.v, b.v); }
+inline U min(U a, U b) { return _mm512_min_epu32(a.v, b.v); }
+inline Mask above(U a, U b) { return {_mm512_cmpgt_epu32_mask(a.v, b.v)}; }
+inline Mask none_of(U x, U mask) { return {_mm512_testn_epi32_mask(x.v, mask.v)}; }
+template <int Count>
+U shift_left(U x) {
+  return _mm512_slli_epi32(x.v, Count);
+}
+template <int Count>
+U shift_right(U x) {
+  return _mm512_srli_epi32(x.v, Count);
+}
+
+}  // namespace ballast::kernels::simd::avx512
+
+namespace ballast::kernels::simd {
+
+struct Avx512 {
+  using F = avx512::F;
+  using U = avx512::U;
+  static constexpr std::size_t width = 16;
+
+  static F load(const float* from) { return _mm512_loadu_ps(from); }
+  static U load(const std::uint32_t* from) { return _mm512_loadu_si512(from); }
+  static U load(const std::uint16_t* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static U load(const std::uint8_t* from) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static U load_signed(const std::uint16_t* from) {
+    return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static U load_signed(const std::uint8_t* from) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static void store(float* to, F x) { _mm512_storeu_ps(to, x.v); }
+  static void store(std::uint32_t* to, U x) { _mm512_storeu_si512(to, x.v); }
+  static void store(std::uint16_t* to, U x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));
+  }
+  static void store(std::uint8_t* to, U x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
+  }
+  static void stream(std::uint16_t* to, U x) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));
+  }
+  static U lane_numbers() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+  static std::uint32_t max_of_lanes(U x) { return _mm512_reduce_max_epu32(x.v); }
+};
+
+}  // namespace ballast::kernels::simd

@@ -1,0 +1,15 @@
+// Which instruction set the CPU walks use. Chosen at run time; every one gives the same bits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace ballast::kernels::simd {
+
+enum class Isa : std::uint8_t { scalar, avx2, avx512 };
+
+std::span<const Isa> usable_isas();  // those this build has and this machine runs, best first; never empty
+std::string_view name(Isa isa);
+
+}  // namespace ballast::kernels::simd

@@ -1,0 +1,62 @@
+// One lane: the vocabulary in which every formula (*_math.h) is written, for plain floats.
+//
+// A formula is a template over F (float lanes) and U (their 32-bit patterns). Here F is float and U is uint32_t: the
+// scalar CPU walk and every CUDA thread. avx2.h and avx512.h define the same functions on 8 and 16 lanes. All of them
+// are IEEE operations rounded once, so a formula gives the same bits whichever lanes it runs on. Functions are constexpr
+// because nvcc then compiles them for the GPU as well.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace ballast::kernels::simd {
+
+constexpr std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
+constexpr float as_float(std::uint32_t x) { return std::bit_cast<float>(x); }
+
+constexpr float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+constexpr float sqrt(float x) { return ::sqrtf(x); }
+
+constexpr float select(bool take_a, float a, float b) { return take_a ? a : b; }
+constexpr std::uint32_t select(bool take_a, std::uint32_t a, std::uint32_t b) { return take_a ? a : b; }
+
+// Bit patterns compare as unsigned numbers.
+constexpr std::uint32_t max(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
+constexpr std::uint32_t min(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
+constexpr bool above(std::uint32_t a, std::uint32_t b) { return a > b; }
+constexpr bool below(float a, float b) { return a < b; }
+constexpr bool none_of(std::uint32_t x, std::uint32_t mask) { return (x & mask) == 0; }
+
+template <int Count>
+constexpr std::uint32_t shift_left(std::uint32_t x) {
+  return x << Count;
+}
+template <int Count>
+constexpr std::uint32_t shift_right(std::uint32_t x) {
+  return x >> Count;
+}
+
+// What a walk needs beyond the formulas: memory and lane numbers.
+struct Scalar {
+  using F = float;
+  using U = std::uint32_t;
+  static constexpr std::size_t width = 1;
+
+  static F load(const float* from) { return *from; }
+  static U load(const std::uint32_t* from) { return *from; }
+  static U load(const std::uint16_t* from) { return *from; }
+  static U load(const std::uint8_t* from) { return *from; }
+  static U load_signed(const std::uint16_t* from) { return static_cast<U>(static_cast<std::int16_t>(*from)); }
+  static U load_signed(const std::uint8_t* from) { return static_cast<U>(static_cast<std::int8_t>(*from)); }
+  static void store(float* to, F x) { *to = x; }
+  static void store(std::uint32_t* to, U x) { *to = x; }
+  static void store(std::uint16_t* to, U x) { *to = static_cast<std::uint16_t>(x); }  // the low half
+  static void store(std::uint8_t* to, U x) { *to = static_cast<std::uint8_t>(x); }    // the low byte
+  static void stream(std::uint16_t* to, U x) { store(to, x); }
+  static U lane_numbers() { return 0; }
+  static std::uint32_t max_of_lanes(U x) { return x; }
+};
+
+}  // namespace ballast::kernels::simd

@@ -1,0 +1,97 @@
+#include "kernels/update.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+#include "kernels/state_math.h"
+
+namespace ballast::kernels {
+namespace {
+
+void need(const void* pointer, std::string_view part, StateFormat format) {
+  require(pointer != nullptr, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("an update got no {}", part),
+                   .needed = fmt::format("memory for the {} in format {}", part, name(format))};
+  });
+}
+
+void check_formats(const UpdateTile& tile) {
+  const bool fp32_format = tile.format == StateFormat::fp32;
+  require(tile.gradient_dtype != DType::u8 && tile.parameter_dtype != DType::u8, Code::wrong_dtype, [&] {
+    return Problem{.what = "gradients and parameters must be floating-point numbers",
+                   .needed = "fp32, bf16 or fp16",
+                   .available = fmt::format("gradient {}, parameter {}", name(tile.gradient_dtype),
+                                            name(tile.parameter_dtype))};
+  });
+  require(fp32_format || tile.parameter_dtype == DType::bf16, Code::unsupported, [&] {
+    return Problem{.what = fmt::format("state format {} stores the lower bits of a bf16 parameter", name(tile.format)),
+                   .needed = "a bf16 parameter",
+                   .available = std::string(name(tile.parameter_dtype)),
+                   .remedy = "use state format fp32 for fp16 and fp32 parameters"};
+  });
+}
+
+void check_memory(const UpdateTile& tile, const Rule& rule) {
+  need(tile.parameter, "parameter", tile.format);
+  need(tile.gradient, "gradient", tile.format);
+  if (tile.parameter_dtype != DType::fp32) {
+    need(tile.master, "master", tile.format);
+  }
+  const auto [momentum, variance] =
+      std::visit([](const auto& r) { return std::pair(r.has_momentum, r.has_variance); }, rule);
+  if (momentum) need(tile.momentum, "momentum", tile.format);
+  if (variance) need(tile.variance, "variance", tile.format);
+  if (tile.format == StateFormat::compact) {
+    if (momentum) need(tile.momentum_scales, "momentum scales", tile.format);
+    if (variance) need(tile.variance_scales, "variance scales", tile.format);
+  }
+}
+
+void check_run(const UpdateTile& tile, const Run& run, std::size_t groups) {
+  require(run.begin <= tile.count && run.count <= tile.count - run.begin, Code::wrong_size, [&] {
+    return Problem{.what = "a run reaches past the end of its tile",
+                   .needed = fmt::format("{} + {} elements", run.begin, run.count),
+                   .available = fmt::format("{}", tile.count)};
+  });
+  require(run.group < groups, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("a run names parameter group {}", run.group),
+                   .available = fmt::format("{} groups", groups)};
+  });
+  const bool rounds_by_index = tile.format == StateFormat::bf16 || tile.format == StateFormat::compact;
+  require(!rounds_by_index || (run.begin % group_size == 0 && tile.first_index % group_size == 0), Code::unaligned, [&] {
+    return Problem{.what = fmt::format("state format {} needs runs that start at a group of elements", name(tile.format)),
+                   .needed = fmt::format("multiples of {} elements", group_size),
+                   .available = fmt::format("a run at {} of a tile at {}", run.begin, tile.first_index)};
+  });
+}
+
+}  // namespace
+
+UpdateTile part(const UpdateTile& tile, std::size_t first, std::size_t count) {
+  const auto advance = [first](auto* pointer, std::size_t element_bytes) {
+    return pointer == nullptr ? nullptr : pointer + first * element_bytes;
+  };
+  UpdateTile piece = tile;
+  piece.parameter = advance(tile.parameter, byte_size(tile.parameter_dtype));
+  piece.gradient = advance(tile.gradient, byte_size(tile.gradient_dtype));
+  piece.master = advance(tile.master, master_bytes(tile.format));
+  piece.momentum = advance(tile.momentum, moment_bytes(tile.format));
+  piece.variance = advance(tile.variance, moment_bytes(tile.format));
+  piece.momentum_scales = tile.momentum_scales == nullptr ? nullptr : tile.momentum_scales + first / group_size;
+  piece.variance_scales = tile.variance_scales == nullptr ? nullptr : tile.variance_scales + first / group_size;
+  piece.first_index += first;
+  piece.count = count;
+  return piece;
+}
+
+void check_update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
+  check_formats(tile);
+  for (const Run& run : runs) {
+    check_run(tile, run, groups.size());
+    if (run.count > 0) {
+      check_memory(tile, groups[run.group].rule);
+    }
+  }
+}
+
+}  // namespace ballast::kernels
