@@ -1,0 +1,201 @@
+"""The rules. Each looks at a tree of sources and yields what breaks it."""
+
+import fnmatch
+import os
+import re
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+from structure import house, source
+
+
+class Violation(NamedTuple):
+    file: str
+    line: int
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: {self.message}"
+
+
+class Tree:
+    """The text files below a root, by their path relative to it."""
+
+    def __init__(self, root: Path):
+        self.files: dict[str, str] = {}
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(set(folders) - house.IGNORED_FOLDERS)
+            for name in sorted(names):
+                path = Path(folder, name)
+                if path.suffix in house.TEXT_SUFFIXES and not path.is_symlink():
+                    self.files[path.relative_to(root).as_posix()] = path.read_text(errors="replace")
+
+    def with_suffix(self, suffixes: set[str]) -> Iterator[tuple[str, str]]:
+        return ((path, text) for path, text in self.files.items() if Path(path).suffix in suffixes)
+
+    def code(self) -> Iterator[tuple[str, str]]:
+        return self.with_suffix(house.CODE_SUFFIXES)
+
+    def cmake(self) -> Iterator[tuple[str, str]]:
+        for path, text in self.files.items():
+            if path.endswith("CMakeLists.txt") or path.endswith(".cmake"):
+                yield path, re.sub(r"#[^\n]*", "", text)
+
+
+Rule = Callable[[Tree], Iterator[Violation]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str) -> Callable:
+    def register(find: Callable[[Tree], Iterator[tuple[str, int, str]]]) -> Callable:
+        RULES[name] = lambda tree: (Violation(file, line, name, message) for file, line, message in find(tree))
+        return find
+
+    return register
+
+
+def violations(root: Path) -> list[Violation]:
+    tree = Tree(root)
+    return sorted(violation for find in RULES.values() for violation in find(tree))
+
+
+def layer_of(path: str) -> str | None:
+    folders = [layer for layer in house.LAYERS if path.startswith(layer + "/")]
+    return max(folders, key=len, default=None)
+
+
+def reachable(layer: str) -> set[str]:
+    return {layer}.union(*(reachable(below) for below in house.LAYERS[layer]))
+
+
+def lives_in(path: str, home: list[str]) -> bool:
+    return any(fnmatch.fnmatch(path, pattern) for pattern in home)
+
+
+@rule("layering")
+def includes_point_down(tree: Tree):
+    for path, text in tree.code():
+        layer = layer_of(path)
+        if layer is None:
+            yield path, 1, "this folder has no place in the layers of tests/structure/house.py"
+            continue
+        for include in source.includes(text):
+            target = layer_of(include.path)
+            if target is not None and target not in reachable(layer):
+                yield path, include.line, f"{layer}/ may not include {include.path}"
+
+
+@rule("include-path")
+def quoted_includes_start_at_the_root(tree: Tree):
+    for path, text in tree.code():
+        for include in source.includes(text):
+            if include.quoted and include.path not in tree.files:
+                yield path, include.line, f'"{include.path}" is not a file below the repository\'s root'
+
+
+@rule("cuda-includes")
+def cuda_sources_include_little(tree: Tree):
+    for path, text in tree.with_suffix({".cu", ".cuh"}):
+        for include in source.includes(text):
+            allowed = any(include.path.startswith(folder + "/") for folder in house.CUDA_SOURCES_MAY_INCLUDE)
+            if include.quoted and not allowed:
+                yield path, include.line, f"a .cu file may not include {include.path}"
+
+
+def _commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    for found in re.finditer(rf"\b{name}\s*\(([^)]*)\)", text):
+        yield source.line_of(text, found.start()), found[1].split()
+
+
+def _libraries(tree: Tree) -> dict[str, str]:
+    """The layer of each library: that of the folder its first source lies in."""
+    layers = {}
+    for path, text in tree.cmake():
+        for _, words in _commands(text, "ballast_library"):
+            sources = [word for word in words if Path(word).suffix in house.CODE_SUFFIXES]
+            layers[words[0]] = layer_of(os.path.join(os.path.dirname(path), *sources[:1], ""))
+    return layers
+
+
+@rule("links")
+def link_lines_point_down(tree: Tree):
+    layers = _libraries(tree)
+    for path, text in tree.cmake():
+        lines = [*_commands(text, "ballast_library"), *_commands(text, "target_link_libraries")]
+        for line, words in lines:
+            name = words[0].removeprefix("ballast_") if words else ""
+            for target in re.findall(r"\bballast(?:::|_)(\w+)", " ".join(words[1:])):
+                if layers.get(name) and layers.get(target) and layers[target] not in reachable(layers[name]):
+                    yield path, line, f"{name} ({layers[name]}/) may not link {target} ({layers[target]}/)"
+
+
+@rule("vendor")
+def vendor_headers_have_one_home(tree: Tree):
+    for vendor in house.VENDORS:
+        home = None
+        for path, text in tree.code():
+            for include in source.includes(text):
+                if not re.fullmatch(vendor.header, include.path) or include.path in tree.files:
+                    continue
+                if not lives_in(path, vendor.home):
+                    yield path, include.line, f"{vendor.name} may be included by {' or '.join(vendor.home)} only"
+                elif vendor.one_file and home not in (None, path):
+                    yield path, include.line, f"{vendor.name} has its one home already: {home}"
+                else:
+                    home = path
+
+
+@rule("home")
+def each_thing_has_one_home(tree: Tree):
+    for path, text in tree.code():
+        code = source.without_comments_and_strings(text)
+        for home in house.HOMES:
+            if lives_in(path, home.home):
+                continue
+            for found in re.finditer(home.words, code):
+                line = source.line_of(code, found.start())
+                yield path, line, f"{home.name} ({found[0].strip(' (')}) belongs in {' or '.join(home.home)}"
+
+
+@rule("file-size")
+def files_are_short(tree: Tree):
+    for path, text in tree.with_suffix(house.SIZED_SUFFIXES):
+        lines = len(text.splitlines())
+        if lines > house.FILE_LINES and Path(path).name != "LICENSE":
+            yield path, lines, f"{lines} lines, at most {house.FILE_LINES}"
+
+
+@rule("function-size")
+def functions_are_short(tree: Tree):
+    for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
+        for function in source.functions(path, text):
+            if function.lines > house.FUNCTION_LINES:
+                yield path, function.line, f"{function.name} has {function.lines} lines, at most {house.FUNCTION_LINES}"
+
+
+@rule("parameters")
+def functions_take_few_parameters(tree: Tree):
+    for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
+        for function in source.functions(path, text):
+            if function.parameters > house.PARAMETERS:
+                message = f"{function.name} takes {function.parameters} parameters, at most {house.PARAMETERS}"
+                yield path, function.line, message + "; group the rest in a struct"
+
+
+@rule("in-build")
+def every_test_is_built(tree: Tree):
+    listed = set()
+    for path, text in tree.cmake():
+        for _, words in _commands(text, "ballast_tests"):
+            listed.update(os.path.join(os.path.dirname(path), words[0], word) for word in words[1:])
+    for path in tree.files:
+        if fnmatch.fnmatch(path, "tests/*_test.cpp") and path not in listed:
+            yield path, 1, "is not named in tests/CMakeLists.txt, so it never runs"
+
+
+@rule("developer-path")
+def no_paths_of_one_machine(tree: Tree):
+    for path, text in tree.files.items():
+        for found in re.finditer(house.DEVELOPER_PATH, text):
+            yield path, source.line_of(text, found.start()), "a path that exists on one machine only"

@@ -1,0 +1,139 @@
+"""The repository keeps the rules, and every rule finds what breaks it."""
+
+from pathlib import Path
+
+import pytest
+from structure import rules
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# A tree in which nothing is wrong; each case below spoils it in one place.
+CLEAN = {
+    "kernels/CMakeLists.txt": "ballast_library(runtime SOURCES runtime/log.cpp)\n"
+    "ballast_library(kernels SOURCES cast_cpu.cpp LINKS PUBLIC ballast::runtime PRIVATE TBB::tbb)\n",
+    "kernels/cast.h": "#pragma once\nvoid cast(int a, int b);\n",
+    "kernels/cast_cpu.cpp": '#include <oneapi/tbb/parallel_for.h>\n#include "kernels/cast.h"\nvoid cast(int, int) {}\n',
+    "kernels/cast_cuda.cu": '#include <cuda_fp16.h>\n#include "kernels/cast.h"\n__global__ void walk() {}\n',
+    "kernels/runtime/device_cuda.cpp": "#include <cuda_runtime_api.h>\nvoid get(void** p) { cudaMalloc(p, 1); }\n",
+    "kernels/runtime/environment.cpp": '#include <cstdlib>\nchar* path() { return std::getenv("P"); }\n',
+    "kernels/runtime/log.cpp": '#include <cstdio>\nvoid log() { std::fputs("line", stderr); }\n',
+    "offload/CMakeLists.txt": "ballast_library(offload SOURCES file.cpp LINKS PUBLIC ballast::runtime)\n",
+    "offload/file.cpp": "void write_file();\n",
+    "offload/io_uring.cpp": "#include <liburing.h>\n",
+    "optim/CMakeLists.txt": "ballast_library(optim SOURCES rule.cpp LINKS PUBLIC ballast::kernels)\n",
+    "optim/rule.cpp": '#include "optim/rule.h"\n',
+    "optim/rule.h": '#pragma once\n#include "kernels/cast.h"\n',
+    "zero/engine.cpp": '#include "optim/rule.h"\n',
+    "benchmarks/copy.cpp": "#include <CLI/CLI.hpp>\n#include <nlohmann/json.hpp>\nvoid show() { std::cout << 1; }\n",
+    "tests/CMakeLists.txt": "ballast_tests(zero LINKS ballast::zero SOURCES engine_test.cpp deep/plan_test.cpp)\n",
+    "tests/zero/engine_test.cpp": "#include <catch2/catch.hpp>\n",
+    "tests/zero/deep/plan_test.cpp": "#include <catch2/catch.hpp>\n",
+}
+
+# rule, file, the line it is found at, the file's text
+PLANTED = [
+    ("layering", "kernels/low.h", 2, '#pragma once\n#include "optim/rule.h"\n'),
+    ("layering", "kernels/runtime/low.h", 1, '#include "kernels/cast.h"\n'),
+    ("layering", "offload/ring.cpp", 1, '#include "optim/rule.h"\n'),
+    ("layering", "optim/adam.cpp", 3, '// first\n\n  #  include "offload/file.h"\n'),
+    ("layering", "zero/engine.cpp", 1, '#include "benchmarks/copy.h"\n'),
+    ("layering", "attic/old.cpp", 1, "int x;\n"),
+    ("include-path", "zero/engine.cpp", 1, '#include "engine.h"\n'),
+    ("cuda-includes", "optim/muon.cu", 1, '#include "optim/rule.h"\n'),
+    ("links", "optim/CMakeLists.txt", 2, "\nballast_library(optim SOURCES rule.cpp LINKS ballast::offload)\n"),
+    ("links", "kernels/runtime/CMakeLists.txt", 1, "target_link_libraries(ballast_runtime PRIVATE ballast_kernels)\n"),
+    ("vendor", "offload/record.cpp", 1, "#include <liburing.h>\n"),  # a second home
+    ("vendor", "offload/io_uring.h", 1, "#include <liburing.h>\n"),  # a public header
+    ("vendor", "zero/hash.cpp", 1, "#include <xxhash.h>\n"),
+    ("vendor", "offload/pages.cpp", 1, "#include <numaif.h>\n"),
+    ("vendor", "zero/engine.cpp", 1, "#include <nccl.h>\n"),
+    ("vendor", "zero/engine.cpp", 1, '#include "gloo/context.h"\n'),
+    ("vendor", "zero/engine.cpp", 1, "#include <cublas_v2.h>\n"),
+    ("vendor", "kernels/cast.h", 1, "#include <oneapi/tbb/parallel_for.h>\n"),
+    ("vendor", "kernels/cast.h", 1, "#include <cuda_runtime.h>\n"),
+    ("vendor", "zero/binding.cpp", 1, "#include <pybind11/pybind11.h>\n"),
+    ("vendor", "benchmarks/copy.cpp", 1, "#include <catch2/catch.hpp>\n"),
+    ("vendor", "zero/plan.cpp", 1, "#include <nlohmann/json.hpp>\n"),
+    ("vendor", "zero/plan.cpp", 1, "#include <CLI/CLI.hpp>\n"),
+    ("home", "zero/pool.cpp", 2, "\nvoid f(void** p) { cudaMallocAsync(p, 1, nullptr); }\n"),
+    ("home", "kernels/cast_cuda.cu", 1, "void f(void* p) { cudaHostRegister(p, 1, 0); cudaGetLastError(); }\n"),
+    ("home", "zero/pool.cpp", 1, "void f(void* p) { cudaFreeHost(p); }\n"),
+    ("home", "zero/rank.cpp", 1, 'auto rank = std::getenv("RANK");\n'),
+    ("home", "tests/zero/engine_test.cpp", 1, 'auto rank = getenv("RANK");\n'),
+    ("home", "zero/engine.cpp", 1, "void f() { std::cerr << 1; }\n"),
+    ("home", "zero/engine.cpp", 1, 'void f() { printf("x"); }\n'),
+    ("home", "kernels/cast_cuda.cu", 1, 'void f() { fmt::print("x"); }\n'),
+    ("home", "offload/file.cpp", 1, 'void f() { fprintf(stderr, "x"); }\n'),
+    ("file-size", "zero/plan.cpp", 401, "// a line\n" * 401),
+    ("function-size", "zero/plan.cpp", 3, "namespace a {\n\nint f() {\n" + "  g();\n" * 59 + "}\n}\n"),
+    ("function-size", "tests/test_x.py", 1, "def f():\n" + "    g()\n" * 60),
+    ("parameters", "zero/plan.h", 2, "struct A {\nvoid f(int a, int b, int c, int d, int e, int g, int h);\n};"),
+    ("parameters", "zero/plan.cpp", 1, "A::A(int a, int b, int c, int d, int e, int g, int h) : a_{a}, b_(b) {}\n"),
+    ("parameters", "tests/test_x.py", 1, "def f(a, b, c, d, e, g, h): pass\n"),
+    ("in-build", "tests/zero/forgotten_test.cpp", 1, "#include <catch2/catch.hpp>\n"),
+    ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the one in deep/ is named
+    ("developer-path", "README.md", 2, "# Ballast\nSee /" + "home/ann/ballast.\n"),
+    ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
+]
+
+# Looks like a violation and is none.
+INNOCENT = {
+    "zero/engine.cpp": """// std::cout << getenv("HOME") and #include <nccl.h> in a comment
+/* #include <catch2/catch.hpp>
+   cudaMalloc(p, 1); */
+const char* text = "std::cerr << printf(cudaMalloc())";
+const char* raw = R"(
+#include <nccl.h>
+getenv("x"))";
+const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullptr, 0, "x");
+""",
+    "zero/values.h": "constexpr int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8};\nauto made = make(1, 2, 3, 4, 5, 6, 7, 8);\n",
+    "tests/zero/engine_test.cpp": 'TEMPLATE_TEST_CASE("x", "[y]", int, long, short, char, float, double) {}\n',
+    "tests/CMakeLists.txt": "# zero knows: ballast_tests(zero SOURCES nothing.cpp)\n" + CLEAN["tests/CMakeLists.txt"],
+    "docs/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/work/x\n",
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def test_the_repository_keeps_the_rules():
+    found = rules.violations(REPOSITORY)
+    assert not found, "\n" + "\n".join(map(str, found))
+
+
+def test_nothing_is_found_in_a_clean_tree(tmp_path):
+    plant(tmp_path, CLEAN)
+    assert rules.violations(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_what_only_looks_like_a_violation_is_let_pass(tmp_path, name):
+    plant(tmp_path, CLEAN | {name: INNOCENT[name]})
+    assert rules.violations(tmp_path) == []
+
+
+@pytest.mark.parametrize(("rule", "name", "line", "text"), PLANTED, ids=lambda value: str(value).splitlines()[0][:40])
+def test_a_planted_violation_is_found(tmp_path, rule, name, line, text):
+    plant(tmp_path, CLEAN | {name: text})
+    found = [str(violation) for violation in rules.violations(tmp_path)]
+    assert any(violation.startswith(f"{name}:{line}: {rule}: ") for violation in found), found
+
+
+def test_every_rule_has_a_planted_violation():
+    assert {rule for rule, *_ in PLANTED} == set(rules.RULES)
+
+
+def test_every_vendor_and_every_home_has_a_planted_violation(tmp_path):
+    plant(tmp_path, CLEAN)
+    messages = []
+    for rule, name, _, text in PLANTED:
+        if rule in ("vendor", "home"):
+            plant(tmp_path, CLEAN | {name: text})
+            messages += [violation.message for violation in rules.violations(tmp_path)]
+    for known in [*rules.house.VENDORS, *rules.house.HOMES]:
+        assert any(message.startswith(known.name) for message in messages), known.name
