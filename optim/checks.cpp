@@ -1,0 +1,35 @@
+#include "optim/checks.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast::optim {
+namespace {
+
+// Written so that NaN fails as well.
+void require_range(bool holds, Option option, std::string_view range) {
+  require(holds, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("{} was given {} = {}", option.rule, option.name, option.value),
+                   .needed = std::string(range),
+                   .remedy = fmt::format("set {} to {}", option.name, range)};
+  });
+}
+
+}  // namespace
+
+void require_not_negative(Option option) { require_range(option.value >= 0.0, option, "a number of at least 0"); }
+
+void require_below_one(Option option) {
+  require_range(option.value >= 0.0 && option.value < 1.0, option, "at least 0 and less than 1");
+}
+
+void refuse_amsgrad(std::string_view rule, bool amsgrad) {
+  require(!amsgrad, Code::unsupported, [&] {
+    return Problem{.what = fmt::format("{} with amsgrad is not supported", rule),
+                   .needed = "a third moment for every element, which no state format stores",
+                   .remedy = "leave amsgrad off: its maximum grows the state by a third, and it rarely helps"};
+  });
+}
+
+}  // namespace ballast::optim

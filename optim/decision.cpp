@@ -1,0 +1,26 @@
+#include "optim/decision.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast::optim {
+
+Decision decide(const GradientFacts& facts, double max_norm) {
+  require(max_norm > 0.0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("gradients were to be clipped to a norm of {}", max_norm),
+                   .needed = "a number above 0, or no clipping"};
+  });
+  const double divisor = facts.loss_scale * facts.averaged_over;
+  const double norm = std::sqrt(facts.sum_of_squares) / divisor;
+  if (!facts.finite || !std::isfinite(norm)) {
+    return {.skip = true, .norm = norm, .gradient_factor = 0.0f};
+  }
+  const double clip = std::isfinite(max_norm) ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+  return {.skip = false, .norm = norm, .gradient_factor = static_cast<float>(clip / divisor)};
+}
+
+}  // namespace ballast::optim

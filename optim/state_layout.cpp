@@ -1,0 +1,63 @@
+#include "optim/state_layout.h"
+
+#include <algorithm>
+
+#include "kernels/state_math.h"
+
+namespace ballast::optim {
+namespace {
+
+constexpr std::size_t part_alignment = 64;  // a cache line, and four of CUDA's widest accesses
+
+constexpr std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+StateLayout::StateLayout(const StateKind& kind, std::size_t elements) : kind_(kind), elements_(elements) {
+  const bool has_momentum = !kind.names.momentum.empty();
+  const bool has_variance = !kind.names.variance.empty();
+  if (kind.parameter != DType::fp32) {  // an fp32 parameter is itself the master
+    add("master", elements * kernels::master_bytes(kind.format));
+  }
+  if (has_momentum)
+    add("momentum", elements * kernels::moment_bytes(kind.format));
+  if (has_variance)
+    add("variance", elements * kernels::moment_bytes(kind.format));
+  if (kind.format == kernels::StateFormat::compact) {
+    const std::size_t scales = round_up(elements, kernels::group_size) / kernels::group_size * sizeof(float);
+    if (has_momentum)
+      add("momentum scales", scales);
+    if (has_variance)
+      add("variance scales", scales);
+  }
+}
+
+void StateLayout::add(std::string_view name, std::size_t bytes) {
+  parts_.push_back({name, bytes_, bytes});
+  bytes_ = round_up(bytes_ + bytes, part_alignment);
+}
+
+double StateLayout::bytes_per_element() const {
+  const std::size_t moment = kernels::moment_bytes(kind_.format);
+  const std::size_t master = kind_.parameter == DType::fp32 ? 0 : kernels::master_bytes(kind_.format);
+  return static_cast<double>(master + (kind_.names.momentum.empty() ? 0 : moment) +
+                             (kind_.names.variance.empty() ? 0 : moment));
+}
+
+std::byte* StateLayout::at(std::byte* state, std::string_view name) const {
+  const auto part = std::ranges::find(parts_, name, &StatePart::name);
+  return part == parts_.end() ? nullptr : state + part->offset;
+}
+
+kernels::UpdateTile StateLayout::tile(std::byte* state) const {
+  return {.format = kind_.format,
+          .parameter_dtype = kind_.parameter,
+          .master = at(state, "master"),
+          .momentum = at(state, "momentum"),
+          .variance = at(state, "variance"),
+          .momentum_scales = reinterpret_cast<float*>(at(state, "momentum scales")),
+          .variance_scales = reinterpret_cast<float*>(at(state, "variance scales")),
+          .count = elements_};
+}
+
+}  // namespace ballast::optim

@@ -1,0 +1,47 @@
+// Where the parts of the optimizer's state lie for one tile: one stretch of bytes, so that a tile is one read and one
+// write. A pure value; the memory is the caller's.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "optim/rule.h"
+
+namespace ballast::optim {
+
+struct StatePart {
+  std::string_view name;  // "master", "momentum", "variance", "momentum scales", "variance scales"
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+
+// What is kept for one element, and how.
+struct StateKind {
+  kernels::StateFormat format = kernels::StateFormat::fp32;
+  DType parameter = DType::bf16;
+  StateNames names;
+};
+
+class StateLayout {
+ public:
+  StateLayout(const StateKind& kind, std::size_t elements);
+
+  std::span<const StatePart> parts() const { return parts_; }
+  std::size_t bytes() const { return bytes_; }
+  double bytes_per_element() const;  // without padding and scales: the figure that formats are compared by
+
+  // A tile whose state begins at `state`. A tile may hold fewer elements than the layout was made for.
+  kernels::UpdateTile tile(std::byte* state) const;
+
+ private:
+  void add(std::string_view name, std::size_t bytes);
+  std::byte* at(std::byte* state, std::string_view name) const;
+
+  StateKind kind_;
+  std::size_t elements_;
+  std::vector<StatePart> parts_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace ballast::optim

@@ -1,0 +1,61 @@
+#include "optim/rule.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+using namespace ballast;
+using namespace ballast::optim;
+
+TEST_CASE("AdamW's coefficients are its options with the bias corrections of the step") {
+  const AdamW options{.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1};
+  const auto step = at(options, {.number = 7, .gradient_factor = 0.25f});
+  const auto& rule = std::get<kernels::AdamW>(step.rule);
+  CHECK(step.gradient_factor == 0.25f);
+  CHECK(rule.decay == static_cast<float>(1 - 3e-4 * 0.1));
+  CHECK(rule.step_size == static_cast<float>(3e-4 / (1 - std::pow(0.9, 7))));
+  CHECK(rule.inverse_root_correction2 == static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, 7))));
+  CHECK(rule.one_minus_beta2 == static_cast<float>(1 - 0.95));
+}
+
+TEST_CASE("bias corrections do not lose their digits at the first step") {
+  const auto step = at(AdamW{.beta2 = 0.999999}, {.number = 1});
+  const double correction = 1.0 / std::pow(std::get<kernels::AdamW>(step.rule).inverse_root_correction2, 2);
+  CHECK(correction == Approx(1e-6).epsilon(1e-6));
+}
+
+TEST_CASE("maximising turns the gradient around") {
+  for (const Rule& rule :
+       {Rule(AdamW{.maximize = true}), Rule(Adam{.maximize = true}), Rule(Sgd{.maximize = true}),
+        Rule(SgdMomentum{.maximize = true}), Rule(Lion{.maximize = true}), Rule(Adagrad{.maximize = true})}) {
+    CHECK(at(rule, {.number = 1, .gradient_factor = 0.5f}).gradient_factor == -0.5f);
+  }
+}
+
+TEST_CASE("SGD ignores dampening at the first step, as torch does") {
+  const SgdMomentum options{.dampening = 0.25};
+  CHECK(std::get<kernels::SgdMomentum>(at(options, {.number = 1}).rule).one_minus_dampening == 1.0f);
+  CHECK(std::get<kernels::SgdMomentum>(at(options, {.number = 2}).rule).one_minus_dampening == 0.75f);
+}
+
+TEST_CASE("Adagrad's step size decays with the step") {
+  const Adagrad options{.lr = 0.1, .lr_decay = 0.5};
+  CHECK(std::get<kernels::Adagrad>(at(options, {.number = 1}).rule).step_size == 0.1f);
+  CHECK(std::get<kernels::Adagrad>(at(options, {.number = 3}).rule).step_size == 0.05f);
+}
+
+TEST_CASE("options that cannot work are refused with the rule, the option and the value") {
+  CHECK_THROWS_WITH(check(AdamW{.beta2 = 1.0}), Catch::Contains("AdamW was given beta2 = 1"));
+  CHECK_THROWS_WITH(check(Adam{.lr = -1.0}), Catch::Contains("Adam was given lr = -1"));
+  CHECK_THROWS_WITH(check(Lion{.weight_decay = std::nan("")}), Catch::Contains("Lion was given weight_decay = nan"));
+  CHECK_THROWS_WITH(check(Adagrad{.eps = -1e-3}), Catch::Contains("Adagrad was given eps"));
+  CHECK_THROWS_WITH(check(Sgd{.weight_decay = -1.0}), Catch::Contains("SGD was given weight_decay"));
+  CHECK_THROWS_WITH(check(SgdMomentum{.momentum = 0.0, .nesterov = true}), Catch::Contains("Nesterov"));
+  CHECK_THROWS_WITH(check(AdamW{.amsgrad = true}), Catch::Contains("amsgrad") && Catch::Contains("B1005"));
+}
+
+TEST_CASE("torch's defaults are accepted") {
+  for (const Rule& rule :
+       {Rule(AdamW{}), Rule(Adam{}), Rule(Sgd{}), Rule(SgdMomentum{}), Rule(Lion{}), Rule(Adagrad{})}) {
+    CHECK_NOTHROW(check(rule));
+  }
+}

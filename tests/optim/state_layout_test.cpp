@@ -1,0 +1,59 @@
+#include "optim/state_layout.h"
+
+#include <catch2/catch.hpp>
+
+#include "kernels/state_math.h"
+
+using namespace ballast;
+using kernels::StateFormat;
+using optim::StateLayout;
+
+namespace {
+
+double bytes_per_element(StateFormat format, const optim::Rule& rule, DType parameter = DType::bf16) {
+  return StateLayout({format, parameter, optim::state_names(rule)}, 1024).bytes_per_element();
+}
+
+}  // namespace
+
+TEST_CASE("AdamW keeps 12, 10, 6 and 3 bytes an element") {
+  CHECK(bytes_per_element(StateFormat::fp32, optim::AdamW{}) == 12);
+  CHECK(bytes_per_element(StateFormat::split, optim::AdamW{}) == 10);
+  CHECK(bytes_per_element(StateFormat::bf16, optim::AdamW{}) == 6);
+  CHECK(bytes_per_element(StateFormat::compact, optim::AdamW{}) == 3);
+}
+
+TEST_CASE("rules keep only what they need, and an fp32 parameter is its own master") {
+  CHECK(bytes_per_element(StateFormat::fp32, optim::Sgd{}) == 4);
+  CHECK(bytes_per_element(StateFormat::fp32, optim::Lion{}) == 8);
+  CHECK(bytes_per_element(StateFormat::fp32, optim::AdamW{}, DType::fp32) == 8);
+  CHECK(bytes_per_element(StateFormat::fp32, optim::Sgd{}, DType::fp32) == 0);
+}
+
+TEST_CASE("the parts of a tile's state do not overlap, are aligned, and end at its size") {
+  for (const StateFormat format : kernels::all_state_formats) {
+    for (const std::size_t elements : {0u, 1u, 127u, 128u, 129u, 100'000u}) {
+      const StateLayout layout({format, DType::bf16, optim::AdamW::state}, elements);
+      std::size_t end = 0;
+      for (const optim::StatePart& part : layout.parts()) {
+        CHECK(part.offset % 64 == 0);
+        CHECK(part.offset >= end);
+        end = part.offset + part.bytes;
+      }
+      CHECK(end <= layout.bytes());
+      CHECK(layout.bytes() < end + 64);
+    }
+  }
+}
+
+TEST_CASE("a tile points at its parts, and nowhere for those it has not") {
+  alignas(64) std::byte state[64 * 1024];
+  const StateLayout layout({StateFormat::compact, DType::bf16, optim::Lion::state}, 1000);
+  const kernels::UpdateTile tile = layout.tile(state);
+  CHECK(tile.master == state);
+  CHECK(tile.momentum == state + layout.parts()[1].offset);
+  CHECK(tile.variance == nullptr);
+  CHECK(tile.variance_scales == nullptr);
+  CHECK(reinterpret_cast<std::byte*>(tile.momentum_scales) == state + layout.parts()[2].offset);
+  CHECK(layout.parts()[2].bytes == 8 * sizeof(float));
+}
