@@ -24,6 +24,10 @@ struct U {
 struct Mask {
   __m256 v;  // all bits of a lane, or none
 };
+struct Doubles {
+  __m256d low = _mm256_setzero_pd();
+  __m256d high = _mm256_setzero_pd();
+};
 
 inline F operator+(F a, F b) { return _mm256_add_ps(a.v, b.v); }
 inline F operator-(F a, F b) { return _mm256_sub_ps(a.v, b.v); }
@@ -53,6 +57,8 @@ inline Mask above(U a, U b) {  // there is no unsigned comparison: flip the top 
 inline Mask none_of(U x, U mask) {
   return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(x.v, mask.v), _mm256_setzero_si256()))};
 }
+inline Doubles operator+(Doubles a, Doubles b) { return {_mm256_add_pd(a.low, b.low), _mm256_add_pd(a.high, b.high)}; }
+inline Doubles operator*(Doubles a, Doubles b) { return {_mm256_mul_pd(a.low, b.low), _mm256_mul_pd(a.high, b.high)}; }
 template <int Count>
 U shift_left(U x) {
   return _mm256_slli_epi32(x.v, Count);
@@ -69,6 +75,7 @@ namespace ballast::kernels::simd {
 struct Avx2 {
   using F = avx2::F;
   using U = avx2::U;
+  using Doubles = avx2::Doubles;
   static constexpr std::size_t width = 8;
 
   static F load(const float* from) { return _mm256_loadu_ps(from); }
@@ -92,13 +99,23 @@ struct Avx2 {
     const __m128i halves = _mm_and_si128(low_halves(x), _mm_set1_epi16(0xff));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(halves, halves));
   }
+  static void stream(float* to, F x) { _mm256_stream_ps(to, x.v); }
   static void stream(std::uint16_t* to, U x) { _mm_stream_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
+  static void finish_streams() { _mm_sfence(); }
   static U lane_numbers() { return _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) {
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(x.v), _mm256_extracti128_si256(x.v, 1));
     m = _mm_max_epu32(m, _mm_shuffle_epi32(m, _MM_SHUFFLE(1, 0, 3, 2)));
     m = _mm_max_epu32(m, _mm_shuffle_epi32(m, _MM_SHUFFLE(2, 3, 0, 1)));
     return static_cast<std::uint32_t>(_mm_cvtsi128_si32(m));
+  }
+  static Doubles load_doubles(const float* from) {
+    return {_mm256_cvtps_pd(_mm_loadu_ps(from)), _mm256_cvtps_pd(_mm_loadu_ps(from + 4))};
+  }
+  static double sum_of_lanes(Doubles x) {
+    const __m256d four = _mm256_add_pd(x.low, x.high);
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
   }
 
  private:

@@ -24,6 +24,9 @@ struct U {
 struct Mask {
   __mmask16 v;
 };
+struct Doubles {
+  __m512d v = _mm512_setzero_pd();
+};
 
 inline F operator+(F a, F b) { return _mm512_add_ps(a.v, b.v); }
 inline F operator-(F a, F b) { return _mm512_sub_ps(a.v, b.v); }
@@ -48,6 +51,8 @@ inline U max(U a, U b) { return _mm512_max_epu32(a.v, b.v); }
 inline U min(U a, U b) { return _mm512_min_epu32(a.v, b.v); }
 inline Mask above(U a, U b) { return {_mm512_cmpgt_epu32_mask(a.v, b.v)}; }
 inline Mask none_of(U x, U mask) { return {_mm512_testn_epi32_mask(x.v, mask.v)}; }
+inline Doubles operator+(Doubles a, Doubles b) { return {_mm512_add_pd(a.v, b.v)}; }
+inline Doubles operator*(Doubles a, Doubles b) { return {_mm512_mul_pd(a.v, b.v)}; }
 template <int Count>
 U shift_left(U x) {
   return _mm512_slli_epi32(x.v, Count);
@@ -64,6 +69,7 @@ namespace ballast::kernels::simd {
 struct Avx512 {
   using F = avx512::F;
   using U = avx512::U;
+  using Doubles = avx512::Doubles;
   static constexpr std::size_t width = 16;
 
   static F load(const float* from) { return _mm512_loadu_ps(from); }
@@ -88,11 +94,19 @@ struct Avx512 {
   static void store(std::uint8_t* to, U x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
   }
+  static void stream(float* to, F x) { _mm512_stream_ps(to, x.v); }
   static void stream(std::uint16_t* to, U x) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));
   }
+  static void finish_streams() { _mm_sfence(); }
   static U lane_numbers() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) { return _mm512_reduce_max_epu32(x.v); }
+  static Doubles load_doubles(const float* from) { return {_mm512_cvtps_pd(_mm256_loadu_ps(from))}; }
+  static double sum_of_lanes(Doubles x) {
+    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(x.v), _mm512_extractf64x4_pd(x.v, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  }
 };
 
 }  // namespace ballast::kernels::simd

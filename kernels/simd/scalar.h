@@ -38,10 +38,30 @@ constexpr std::uint32_t shift_right(std::uint32_t x) {
   return x >> Count;
 }
 
+// Eight double lanes, whatever the width of F: a sum in double then has the same order on every instruction set.
+struct EightDoubles {
+  double lanes[8]{};
+};
+constexpr EightDoubles operator+(const EightDoubles& a, const EightDoubles& b) {
+  EightDoubles sum;
+  for (int i = 0; i < 8; ++i) {
+    sum.lanes[i] = a.lanes[i] + b.lanes[i];
+  }
+  return sum;
+}
+constexpr EightDoubles operator*(const EightDoubles& a, const EightDoubles& b) {
+  EightDoubles product;
+  for (int i = 0; i < 8; ++i) {
+    product.lanes[i] = a.lanes[i] * b.lanes[i];
+  }
+  return product;
+}
+
 // What a walk needs beyond the formulas: memory and lane numbers.
 struct Scalar {
   using F = float;
   using U = std::uint32_t;
+  using Doubles = EightDoubles;
   static constexpr std::size_t width = 1;
 
   static F load(const float* from) { return *from; }
@@ -54,9 +74,23 @@ struct Scalar {
   static void store(std::uint32_t* to, U x) { *to = x; }
   static void store(std::uint16_t* to, U x) { *to = static_cast<std::uint16_t>(x); }  // the low half
   static void store(std::uint8_t* to, U x) { *to = static_cast<std::uint8_t>(x); }    // the low byte
+  // Past the caches, to addresses that are multiples of the bytes written.
+  static void stream(float* to, F x) { store(to, x); }
   static void stream(std::uint16_t* to, U x) { store(to, x); }
+  static void finish_streams() {}  // at the end of a walk that streams: orders its stores before later ones
   static U lane_numbers() { return 0; }
   static std::uint32_t max_of_lanes(U x) { return x; }
+  static Doubles load_doubles(const float* from) {
+    Doubles x;
+    for (int i = 0; i < 8; ++i) {
+      x.lanes[i] = static_cast<double>(from[i]);
+    }
+    return x;
+  }
+  static double sum_of_lanes(const Doubles& x) {  // in halves: 0+4, 1+5, 2+6, 3+7, then 0+2, 1+3, then 0+1
+    const auto& d = x.lanes;
+    return ((d[0] + d[4]) + (d[2] + d[6])) + ((d[1] + d[5]) + (d[3] + d[7]));
+  }
 };
 
 }  // namespace ballast::kernels::simd
