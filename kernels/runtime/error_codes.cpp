@@ -29,12 +29,18 @@ constexpr std::array codes{
              "Raise the memlock limit (`ulimit -l`), or let Ballast use its bounded pinned ring."},
     CodeInfo{Code::device_memory, "device_memory", "The GPU has not enough memory.",
              "Move state to a lower tier, raise the stage, or lower the prefetch limit."},
+    CodeInfo{Code::memory_budget, "memory_budget", "A memory budget that was set for this run is used up.",
+             "Raise the budget, or make the owners that the message names smaller."},
     CodeInfo{Code::no_cuda_build, "no_cuda_build", "This build of Ballast has no CUDA backend.",
              "Build again with nvcc on the PATH, or ask for the CPU."},
     CodeInfo{Code::no_cuda_device, "no_cuda_device", "No usable GPU was found.",
              "Check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or ask for the CPU."},
     CodeInfo{Code::cuda_call, "cuda_call", "A CUDA call failed.",
              "The message carries CUDA's own reason; an earlier kernel may have caused it."},
+    CodeInfo{Code::file_call, "file_call", "A file operation failed.",
+             "The message carries the system's own reason; check space, permissions and the drive's health."},
+    CodeInfo{Code::bad_record, "bad_record", "Bytes on a drive are not what was written there.",
+             "Nothing was trained on them. Resume from the last intact generation, and check the drive."},
 };
 
 static_assert(std::ranges::is_sorted(codes, {}, &CodeInfo::code), "the table is searched and printed in numeric order");

@@ -19,9 +19,12 @@ enum class Code : int {
   host_memory = 2001,
   pinned_memory = 2002,
   device_memory = 2003,
+  memory_budget = 2004,
   no_cuda_build = 2101,
   no_cuda_device = 2102,
   cuda_call = 3101,
+  file_call = 3201,
+  bad_record = 3202,
 };
 
 struct CodeInfo {
@@ -33,7 +36,7 @@ struct CodeInfo {
 
 std::span<const CodeInfo> all_codes();  // in numeric order
 const CodeInfo& describe(Code code);
-std::string label(Code code);           // "B1001"
-std::string codes_as_markdown();        // the contents of ERRORS.md
+std::string label(Code code);     // "B1001"
+std::string codes_as_markdown();  // the contents of ERRORS.md
 
 }  // namespace ballast
