@@ -21,8 +21,15 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 set(BALLAST_HAS_CUDA ON)
 
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know that nvcc has C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+
 # The bits must equal the CPU's: no contraction, IEEE division and square root, denormals kept.
-# CMake 3.25 drops the C++20 request for nvcc 13, hence the explicit -std.
+# Relaxed constexpr: the formulas (*_math.h) are constexpr functions, compiled for both devices.
 add_compile_options(
-  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--prec-div=true;--prec-sqrt=true;--ftz=false>"
-  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--prec-div=true;--prec-sqrt=true;--ftz=false;--expt-relaxed-constexpr>")
