@@ -28,7 +28,7 @@ constexpr BitsOf<F> to_fp16(F x) {
   // Subnormal results: adding 0.5 makes the addition round at 2^-24, fp16's smallest step.
   const U subnormal = bits(as_float(size) + F(0.5f)) - U(0x3f000000u);
   const U finite = select(above(U(0x38800000u), size), subnormal, min(normal, U(0x7c00u)));
-  return sign | select(is_nan(size), U(0x7e00u), finite);
+  return sign | select(is_nan(x), U(0x7e00u), finite);
 }
 
 }  // namespace ballast::kernels

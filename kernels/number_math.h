@@ -10,6 +10,7 @@ using simd::as_float;
 using simd::below;
 using simd::bits;
 using simd::fma;
+using simd::is_nan;
 using simd::max;
 using simd::min;
 using simd::none_of;
@@ -25,11 +26,6 @@ template <class F>
 constexpr F magnitude(F x) {
   using U = BitsOf<F>;
   return as_float(bits(x) & U(0x7fffffffu));
-}
-
-template <class U>
-constexpr auto is_nan(U pattern) {
-  return above(pattern & U(0x7fffffffu), U(0x7f800000u));
 }
 
 // Numbers below the smallest normal one become zero, on every device alike: a decaying moment passes through that range
@@ -53,7 +49,7 @@ constexpr BitsOf<F> to_bf16(F x) {
   const U pattern = bits(x);
   const U odd = shift_right<16>(pattern) & U(1u);
   const U rounded = shift_right<16>(pattern + U(0x7fffu) + odd);
-  return select(is_nan(pattern), shift_right<16>(pattern) | U(0x40u), rounded);
+  return select(is_nan(x), shift_right<16>(pattern) | U(0x40u), rounded);
 }
 
 }  // namespace ballast::kernels

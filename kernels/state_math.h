@@ -22,7 +22,7 @@ template <class F>
 constexpr BitsOf<F> to_bf16_parameter(F master) {
   using U = BitsOf<F>;
   const U pattern = bits(master);
-  return select(is_nan(pattern), shift_right<16>(pattern) | U(0x40u), shift_right<16>(pattern + U(0x8000u)));
+  return shift_right<16>(select(is_nan(master), pattern | U(0x400000u), pattern + U(0x8000u)));
 }
 
 template <class F>
@@ -38,16 +38,16 @@ constexpr auto join16(U parameter, U signed_remainder) {
 }
 
 // Adds noise below the bits that are kept; cutting the rest off then rounds up as often as it should. NaN stays NaN.
-template <class U>
-constexpr U add_noise(U pattern, U noise) {
-  return pattern + select(is_nan(pattern), U(0u), noise);
+template <class F>
+constexpr F add_noise(F x, BitsOf<F> noise) {
+  return as_float(select(is_nan(x), bits(x), bits(x) + noise));
 }
 
-// A master with 24 bits: what remainder8 keeps of it is exactly what join8 gives back.
+// A master of which the upper 24 bits are kept: they are exactly what join8 gives back.
 template <class F>
 constexpr F round_to_24_bits(F master, BitsOf<F> random) {
   using U = BitsOf<F>;
-  return as_float(add_noise(bits(master), random & U(0xffu)) & U(0xffffff00u));
+  return add_noise(master, random & U(0xffu));
 }
 
 template <class F>
@@ -64,7 +64,7 @@ constexpr auto join8(U parameter, U signed_remainder) {
 
 template <class F>
 constexpr BitsOf<F> to_bf16_stochastic(F x, BitsOf<F> random16) {
-  return shift_right<16>(add_noise(bits(x), random16));
+  return shift_right<16>(bits(add_noise(x, random16)));
 }
 
 // --- Moments in 8 bits ---

@@ -37,6 +37,7 @@ inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
 inline F sqrt(F x) { return _mm256_sqrt_ps(x.v); }
 inline F select(Mask take_a, F a, F b) { return _mm256_blendv_ps(b.v, a.v, take_a.v); }
 inline Mask below(F a, F b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask is_nan(F x) { return {_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q)}; }
 
 inline U bits(F x) { return _mm256_castps_si256(x.v); }
 inline F as_float(U x) { return _mm256_castsi256_ps(x.v); }

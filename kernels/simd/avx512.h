@@ -36,6 +36,7 @@ inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a.v, b.v, c.v); }
 inline F sqrt(F x) { return _mm512_sqrt_ps(x.v); }
 inline F select(Mask take_a, F a, F b) { return _mm512_mask_blend_ps(take_a.v, b.v, a.v); }
 inline Mask below(F a, F b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+inline Mask is_nan(F x) { return {_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q)}; }
 
 inline U bits(F x) { return _mm512_castps_si512(x.v); }
 inline F as_float(U x) { return _mm512_castsi512_ps(x.v); }

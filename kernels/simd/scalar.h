@@ -27,6 +27,7 @@ constexpr std::uint32_t max(std::uint32_t a, std::uint32_t b) { return a > b ? a
 constexpr std::uint32_t min(std::uint32_t a, std::uint32_t b) { return a < b ? a : b; }
 constexpr bool above(std::uint32_t a, std::uint32_t b) { return a > b; }
 constexpr bool below(float a, float b) { return a < b; }
+constexpr bool is_nan(float x) { return x != x; }
 constexpr bool none_of(std::uint32_t x, std::uint32_t mask) { return (x & mask) == 0; }
 
 template <int Count>
