@@ -57,7 +57,7 @@ def rule(name: str) -> Callable:
 
 def violations(root: Path) -> list[Violation]:
     tree = Tree(root)
-    return sorted(violation for find in RULES.values() for violation in find(tree))
+    return sorted({violation for find in RULES.values() for violation in find(tree)})
 
 
 def layer_of(path: str) -> str | None:
