@@ -1,0 +1,65 @@
+#include "kernels/runtime/host_limits.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <string>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
+#include "kernels/runtime/system_files.h"
+
+namespace ballast {
+namespace {
+
+std::optional<std::size_t> kibibytes(std::string_view meminfo, std::string_view key) {
+  const std::optional<std::size_t> value = number_after(meminfo, key);
+  return value ? std::optional(*value * 1024) : std::nullopt;
+}
+
+std::optional<std::size_t> soft_limit(decltype(RLIMIT_AS) resource) {
+  rlimit limit{};
+  const bool limited = getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return limited ? std::optional<std::size_t>(limit.rlim_cur) : std::nullopt;
+}
+
+}  // namespace
+
+HostLimits read_host_limits(const std::filesystem::path& root) {
+  const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
+  const std::optional<std::size_t> total = kibibytes(meminfo, "MemTotal:");
+  require(total.has_value(), Code::internal, [&] {
+    return Problem{.what = "the kernel does not say how much memory there is",
+                   .where = (root / "proc/meminfo").string()};
+  });
+  return {.total_bytes = *total,
+          .available_bytes = kibibytes(meminfo, "MemAvailable:").value_or(*total),
+          .cgroup = cgroup_memory(root),
+          .memlock_bytes = soft_limit(RLIMIT_MEMLOCK),
+          .address_space_bytes = soft_limit(RLIMIT_AS)};
+}
+
+void require_host_memory(std::size_t bytes, std::string_view owner, const HostLimits& limits) {
+  const auto refuse = [&](std::string what, std::string available, std::string remedy) {
+    fail(Code::host_memory, {.what = std::move(what),
+                             .where = std::string(owner),
+                             .needed = human_bytes(bytes),
+                             .available = std::move(available),
+                             .remedy = std::move(remedy)});
+  };
+  if (const auto& cgroup = limits.cgroup; cgroup && bytes > cgroup->available_bytes()) {
+    refuse("the container's memory limit would be exceeded, and the process killed",
+           fmt::format("{} of {} ({})", human_bytes(cgroup->available_bytes()), human_bytes(cgroup->limit_bytes),
+                       cgroup->file.string()),
+           "Raise the container's memory limit (docker --memory, resources.limits.memory, sbatch --mem), or lower the "
+           "memory budget.");
+  }
+  if (bytes > limits.available_bytes) {
+    refuse("the host has not enough free memory",
+           fmt::format("{} of {} (MemAvailable in /proc/meminfo)", human_bytes(limits.available_bytes),
+                       human_bytes(limits.total_bytes)),
+           "");
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,28 @@
+// How much host memory this process may still take, and who says so.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "kernels/runtime/cgroup.h"
+
+namespace ballast {
+
+struct HostLimits {
+  std::size_t total_bytes = 0;
+  std::size_t available_bytes = 0;                   // the kernel's estimate of what can be taken without swapping
+  std::optional<CgroupMemory> cgroup{};              // none: no limit
+  std::optional<std::size_t> memlock_bytes{};        // RLIMIT_MEMLOCK; none: no limit
+  std::optional<std::size_t> address_space_bytes{};  // RLIMIT_AS; none: no limit
+};
+
+// Any thread may read. The rlimits are always this process's own, whatever the root.
+HostLimits read_host_limits(const std::filesystem::path& root = "/");
+
+// Refuses (B2001) what the machine or the container would answer by killing the process. Other processes may take
+// memory between this question and the use of its answer.
+void require_host_memory(std::size_t bytes, std::string_view owner, const HostLimits& limits);
+
+}  // namespace ballast

@@ -1,0 +1,24 @@
+// The kernel's small text files under /proc and /sys. They are read below a root path, so that tests can bring their own.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ballast {
+
+std::optional<std::string> read_text(
+    const std::filesystem::path& file);  // without the last line's end; none if unreadable
+std::optional<std::size_t> read_number(const std::filesystem::path& file);  // none also for words such as "max" or "-1"
+
+std::optional<std::size_t> leading_number(std::string_view text);  // of "  24684096 kB"
+
+// The number behind a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
+std::optional<std::size_t> number_after(std::string_view text, std::string_view key);
+
+std::vector<int> parse_list(std::string_view text);  // "0-2,8" is 0 1 2 8
+
+}  // namespace ballast

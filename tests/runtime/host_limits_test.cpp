@@ -1,0 +1,50 @@
+#include "kernels/runtime/host_limits.h"
+
+#include <sys/resource.h>
+
+#include <catch2/catch.hpp>
+
+#include "kernels/runtime/error.h"
+#include "tests/runtime/fake_root.h"
+#include "tests/runtime/process.h"
+
+using namespace ballast;
+
+TEST_CASE("the limits of this machine make sense") {
+  const HostLimits limits = read_host_limits();
+  CHECK(limits.total_bytes > std::size_t{64} << 20);
+  CHECK(limits.available_bytes <= limits.total_bytes);
+}
+
+TEST_CASE("the container's limit refuses what the machine would have") {
+  FakeRoot root;
+  root.with("proc/meminfo", "MemTotal:       1000 kB\nMemAvailable:    800 kB")
+      .with("proc/self/cgroup", "0::/")
+      .with("sys/fs/cgroup/memory.max", "10240")
+      .with("sys/fs/cgroup/memory.current", "4096");
+  const HostLimits limits = read_host_limits(root.path());
+  CHECK(limits.available_bytes == 800 * 1024);
+  CHECK_NOTHROW(require_host_memory(6144, "moments", limits));
+  CHECK_THROWS_AS(require_host_memory(6145, "moments", limits), ResourceError);
+  CHECK_THROWS_WITH(require_host_memory(8192, "moments", limits),
+                    Catch::Contains("B2001") && Catch::Contains("moments") && Catch::Contains("8 KiB") &&
+                        Catch::Contains("6 KiB of 10 KiB") && Catch::Contains("memory.max") &&
+                        Catch::Contains("docker --memory"));
+}
+
+TEST_CASE("the machine's memory refuses what no container limits") {
+  FakeRoot root;
+  root.with("proc/meminfo", "MemTotal:       1000 kB\nMemAvailable:    800 kB");
+  const HostLimits limits = read_host_limits(root.path());
+  CHECK_NOTHROW(require_host_memory(800 * 1024, "moments", limits));
+  CHECK_THROWS_WITH(require_host_memory(801 * 1024, "moments", limits),
+                    Catch::Contains("801 KiB") && Catch::Contains("800 KiB of 1000 KiB (MemAvailable"));
+}
+
+TEST_CASE("rlimits are read") {
+  CHECK(in_child([] {
+          const rlimit memlock{1 << 16, 1 << 16};
+          setrlimit(RLIMIT_MEMLOCK, &memlock);
+          return read_host_limits().memlock_bytes == std::size_t{1 << 16} ? 0 : 1;
+        }) == 0);
+}

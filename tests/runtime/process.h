@@ -1,0 +1,34 @@
+// What a test does to, or asks of, a process.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <string>
+
+#include "kernels/runtime/system_files.h"
+
+// Runs a function in a child, so that limits it sets on itself end with it. The exit status, or 128 + the signal.
+template <class Function>
+int in_child(Function&& function) {
+  std::cout.flush();  // or the child would print it again
+  const pid_t child = fork();
+  if (child == 0) {
+    int status = 99;  // it threw
+    try {
+      status = function();
+    } catch (...) {
+    }
+    _exit(status);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// "VmRSS:" (resident) or "VmSize:" (mapped) of this process.
+inline std::size_t own_bytes(const std::string& key) {
+  const std::string status = ballast::read_text("/proc/self/status").value();
+  return ballast::number_after(status, key).value() * 1024;
+}
