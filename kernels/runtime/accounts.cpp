@@ -1,0 +1,130 @@
+#include "kernels/runtime/accounts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::array kinds{MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable};
+
+void add(MemoryAccounts::Usage& usage, std::size_t bytes) {
+  usage.now += bytes;
+  usage.peak = std::max(usage.peak, usage.now);
+}
+
+std::string row(std::string_view kind, std::string_view owner, const MemoryAccounts::Usage& usage) {
+  return fmt::format("{:<9} {:<32} {:>10} {:>10}\n", kind, owner, human_bytes(usage.now), human_bytes(usage.peak));
+}
+
+}  // namespace
+
+std::string_view name(MemoryKind kind) {
+  constexpr std::array<std::string_view, 3> names{"device", "pinned", "pageable"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+Reservation::~Reservation() {
+  if (accounts_ != nullptr) {
+    accounts_->release(*this);
+  }
+}
+
+void Reservation::swap(Reservation& other) noexcept {
+  std::swap(accounts_, other.accounts_);
+  std::swap(owner_, other.owner_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(kind_, other.kind_);
+}
+
+void MemoryAccounts::limit(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  book(kind).limit = bytes;
+}
+
+Reservation MemoryAccounts::reserve(MemoryKind kind, std::size_t bytes, std::string owner) {
+  const std::lock_guard lock(mutex_);
+  Book& booked = book(kind);
+  if (booked.limit && (booked.total.now > *booked.limit || bytes > *booked.limit - booked.total.now)) {
+    refuse(kind, bytes, owner);
+  }
+  add(booked.owners[owner], bytes);
+  add(booked.total, bytes);
+  Reservation reservation;
+  reservation.accounts_ = this;
+  reservation.owner_ = std::move(owner);
+  reservation.bytes_ = bytes;
+  reservation.kind_ = kind;
+  return reservation;
+}
+
+void MemoryAccounts::release(const Reservation& reservation) noexcept {
+  const std::lock_guard lock(mutex_);
+  Book& booked = book(reservation.kind());
+  booked.owners.find(reservation.owner())->second.now -= reservation.bytes();
+  booked.total.now -= reservation.bytes();
+}
+
+void MemoryAccounts::refuse(MemoryKind kind, std::size_t bytes, const std::string& owner) const {
+  const Book& booked = book(kind);
+  std::vector<std::pair<std::size_t, std::string_view>> largest;
+  for (const auto& [holder, usage] : booked.owners) {
+    largest.emplace_back(usage.now, holder);
+  }
+  std::ranges::sort(largest, std::greater{});
+  largest.resize(std::min<std::size_t>(largest.size(), 3));
+  std::string held;
+  for (const auto& [now, holder] : largest) {
+    held += fmt::format("; {} holds {}", holder, human_bytes(now));
+  }
+  const std::size_t left = *booked.limit - std::min(*booked.limit, booked.total.now);
+  fail(Code::memory_budget,
+       {.what = fmt::format("the budget of {} memory does not reach", name(kind)),
+        .where = owner,
+        .needed = human_bytes(bytes),
+        .available = fmt::format("{} of {}{}", human_bytes(left), human_bytes(*booked.limit), held)});
+}
+
+MemoryAccounts::Usage MemoryAccounts::total(MemoryKind kind) const {
+  const std::lock_guard lock(mutex_);
+  return book(kind).total;
+}
+
+MemoryAccounts::Usage MemoryAccounts::usage(MemoryKind kind, const std::string& owner) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = book(kind).owners.find(owner);
+  return found == book(kind).owners.end() ? Usage{} : found->second;
+}
+
+std::vector<MemoryAccounts::Entry> MemoryAccounts::entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> all;
+  for (const MemoryKind kind : kinds) {
+    for (const auto& [owner, usage] : book(kind).owners) {
+      all.push_back({kind, owner, usage});
+    }
+  }
+  std::ranges::stable_sort(all, [](const Entry& a, const Entry& b) {
+    return a.kind != b.kind ? a.kind < b.kind : a.usage.peak > b.usage.peak;
+  });
+  return all;
+}
+
+std::string MemoryAccounts::table() const {
+  std::string text = fmt::format("{:<9} {:<32} {:>10} {:>10}\n", "memory", "owner", "now", "peak");
+  for (const Entry& entry : entries()) {
+    text += row(name(entry.kind), entry.owner, entry.usage);
+  }
+  for (const MemoryKind kind : kinds) {
+    if (const Usage all = total(kind); all.peak > 0) {
+      text += row(name(kind), "(all)", all);
+    }
+  }
+  return text;
+}
+
+}  // namespace ballast

@@ -1,0 +1,92 @@
+// Who holds how many bytes of which memory. One MemoryAccounts per rank, made by the caller and passed to allocate().
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ballast {
+
+enum class MemoryKind : std::uint8_t { device, pinned, pageable };
+
+std::string_view name(MemoryKind kind);
+
+class MemoryAccounts;
+
+// Bytes booked on an account for as long as this object lives. Used by one thread at a time.
+class Reservation {
+ public:
+  Reservation() = default;
+  Reservation(Reservation&& other) noexcept { swap(other); }
+  Reservation& operator=(Reservation&& other) noexcept {
+    Reservation(std::move(other)).swap(*this);
+    return *this;
+  }
+  ~Reservation();
+
+  std::size_t bytes() const { return bytes_; }
+  MemoryKind kind() const { return kind_; }
+  const std::string& owner() const { return owner_; }
+
+ private:
+  friend class MemoryAccounts;
+  void swap(Reservation& other) noexcept;
+
+  MemoryAccounts* accounts_ = nullptr;
+  std::string owner_;
+  std::size_t bytes_ = 0;
+  MemoryKind kind_ = MemoryKind::pageable;
+};
+
+// Must outlive its reservations. Any thread may call anything.
+class MemoryAccounts {
+ public:
+  struct Usage {
+    std::size_t now = 0;
+    std::size_t peak = 0;
+  };
+  struct Entry {
+    MemoryKind kind;
+    std::string owner;
+    Usage usage;
+  };
+
+  MemoryAccounts() = default;
+  MemoryAccounts(const MemoryAccounts&) = delete;
+  MemoryAccounts& operator=(const MemoryAccounts&) = delete;
+
+  // The budget of one kind. What is held already stays, even if it is more.
+  void limit(MemoryKind kind, std::size_t bytes);
+
+  // Past the budget: an error (B2004) that names needed, available and the largest owners.
+  [[nodiscard]] Reservation reserve(MemoryKind kind, std::size_t bytes, std::string owner);
+
+  Usage total(MemoryKind kind) const;
+  Usage usage(MemoryKind kind, const std::string& owner) const;
+  std::vector<Entry> entries() const;  // by kind, the largest peak first; owners that hold nothing any more included
+  std::string table() const;           // the entries and totals as lines of text
+
+ private:
+  friend class Reservation;
+  struct Book {
+    Usage total{};
+    std::optional<std::size_t> limit{};
+    std::map<std::string, Usage> owners{};
+  };
+
+  void release(const Reservation& reservation) noexcept;
+  [[noreturn]] void refuse(MemoryKind kind, std::size_t bytes, const std::string& owner) const;
+  Book& book(MemoryKind kind) { return books_[static_cast<std::size_t>(kind)]; }
+  const Book& book(MemoryKind kind) const { return books_[static_cast<std::size_t>(kind)]; }
+
+  mutable std::mutex mutex_;
+  std::array<Book, 3> books_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,56 @@
+#include "kernels/runtime/buffer.h"
+
+#include <sys/mman.h>
+
+#include <utility>
+
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/host_pages.h"
+
+namespace ballast {
+
+void FreeMemory::operator()(std::byte* memory) const noexcept {
+  if (booked.kind() == MemoryKind::device) {
+    device::release(memory, gpu);
+    return;
+  }
+  if (pinned) {
+    device::unpin(memory, gpu);
+  }
+  Unmap{mapped_bytes}(memory);
+}
+
+View Buffer::view(DType dtype) const {
+  require(bytes() % byte_size(dtype) == 0, Code::wrong_size, [&] {
+    return Problem{.what = "a buffer does not hold a whole number of elements",
+                   .where = owner(),
+                   .needed = fmt::format("a multiple of {} bytes", byte_size(dtype)),
+                   .available = fmt::format("{} bytes", bytes())};
+  });
+  return {data(), bytes() / byte_size(dtype), dtype};
+}
+
+Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request) {
+  FreeMemory free;
+  free.booked = accounts.reserve(request.kind, request.bytes, request.owner);
+  free.gpu = request.gpu;
+  Buffer buffer;
+  if (request.kind == MemoryKind::device) {
+    std::byte* const memory = request.bytes > 0 ? device::allocate(request.bytes, request.gpu, request.owner) : nullptr;
+    buffer.memory_ = {memory, std::move(free)};
+    return buffer;
+  }
+  HostPages pages = map_host_pages(request.bytes, request.owner, request.nodes);
+  free.mapped_bytes = pages.get_deleter().bytes;
+  if (request.kind == MemoryKind::pinned && pages) {
+    free.unpinned_because = device::pin(pages.get(), free.mapped_bytes, request.gpu);
+    free.pinned = free.unpinned_because.empty();
+  }
+  if (free.pinned) {
+    hide_from_children(pages);
+  }
+  buffer.memory_ = {pages.release(), std::move(free)};
+  return buffer;
+}
+
+}  // namespace ballast

@@ -1,0 +1,21 @@
+// Turns a CUDA status into an error. Only for sources of the CUDA backend: it is the one header that includes CUDA's.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+
+[[noreturn]] void cuda_failed(cudaError_t status, std::string_view what, Site site);
+
+// check_cuda(cudaGetLastError(), "launching adamw") after a launch.
+inline void check_cuda(cudaError_t status, std::string_view what, Site site = Site::here()) {
+  if (status != cudaSuccess) [[unlikely]] {
+    cuda_failed(status, what, site);
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,57 @@
+// The backend: everything that Ballast's runtime asks of CUDA, as plain functions on handles. device_cuda.cpp has them;
+// where CUDA is not built, device_absent.cpp says so. Users want buffer.h and stream.h, which own what is made here.
+//
+// Any thread may call. The calling thread's current device is left as it was. A GPU is its CUDA ordinal.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct CUstream_st;  // what CUDA's own handles point to: a cudaStream_t is a StreamHandle
+struct CUevent_st;
+
+namespace ballast {
+
+using StreamHandle = CUstream_st*;
+using EventHandle = CUevent_st*;
+
+struct Gpu {
+  std::string name;
+  std::string pci;  // "0000:3b:00.0"
+  std::size_t memory_bytes = 0;
+  int major = 0;  // compute capability
+  int minor = 0;
+};
+
+namespace device {
+
+std::vector<Gpu> list();    // empty without one
+std::string absence();      // why the list is empty; empty if it is not
+void require_gpu(int gpu);  // B2101 or B2102
+
+std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner);
+void release(std::byte* memory, int gpu) noexcept;  // waits for the GPU's work on it
+std::size_t available_bytes(int gpu);
+
+std::string pin(std::byte* memory, std::size_t bytes, int gpu);  // why it could not be pinned; empty if it is
+void unpin(std::byte* memory, int gpu) noexcept;                 // waits for all of the GPU's work
+
+StreamHandle create_stream(int gpu);
+void destroy(StreamHandle stream) noexcept;
+void synchronize(StreamHandle stream);
+bool is_done(StreamHandle stream);
+void wait(StreamHandle stream, EventHandle event);
+void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream);
+void fill(void* to, unsigned char value, std::size_t bytes, StreamHandle stream);
+
+EventHandle create_event(int gpu, bool timed);
+void destroy(EventHandle event) noexcept;
+void record(EventHandle event, StreamHandle stream);
+void synchronize(EventHandle event);
+bool is_done(EventHandle event);
+double seconds_between(EventHandle start, EventHandle stop);
+
+}  // namespace device
+}  // namespace ballast

@@ -1,0 +1,40 @@
+// The backend of a build without CUDA: there is no GPU, and whoever asks for one is told why.
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+
+namespace ballast::device {
+namespace {
+
+[[noreturn]] void refuse(std::string_view asked) {
+  fail(Code::no_cuda_build, {.what = std::string(asked) + " was asked for, but this build has no CUDA backend"});
+}
+
+}  // namespace
+
+std::vector<Gpu> list() { return {}; }
+std::string absence() { return "this build has no CUDA backend"; }
+void require_gpu(int) { refuse("a GPU"); }
+
+std::byte* allocate(std::size_t, int, std::string_view) { refuse("device memory"); }
+void release(std::byte*, int) noexcept {}
+std::size_t available_bytes(int) { refuse("a GPU's free memory"); }
+
+std::string pin(std::byte*, std::size_t, int) { return "no GPU: " + absence(); }
+void unpin(std::byte*, int) noexcept {}
+
+StreamHandle create_stream(int) { refuse("a stream"); }
+void destroy(StreamHandle) noexcept {}
+void synchronize(StreamHandle) { refuse("a stream"); }
+bool is_done(StreamHandle) { refuse("a stream"); }
+void wait(StreamHandle, EventHandle) { refuse("a stream"); }
+void copy(void*, const void*, std::size_t, StreamHandle) { refuse("a copy on a stream"); }
+void fill(void*, unsigned char, std::size_t, StreamHandle) { refuse("a fill on a stream"); }
+
+EventHandle create_event(int, bool) { refuse("an event"); }
+void destroy(EventHandle) noexcept {}
+void record(EventHandle, StreamHandle) { refuse("an event"); }
+void synchronize(EventHandle) { refuse("an event"); }
+bool is_done(EventHandle) { refuse("an event"); }
+double seconds_between(EventHandle, EventHandle) { refuse("an event"); }
+
+}  // namespace ballast::device

@@ -1,0 +1,187 @@
+// The CUDA backend, and the only place that allocates GPU memory or pins host memory.
+#include "kernels/runtime/device.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "kernels/runtime/cuda_check.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+
+void cuda_failed(cudaError_t status, std::string_view what, Site site) {
+  cudaGetLastError();  // what has been reported here must not be found again after somebody's next launch
+  fail(Code::cuda_call,
+       {.what = fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status))}, site);
+}
+
+namespace device {
+namespace {
+
+struct Count {
+  int gpus = 0;
+  std::string absence{};
+};
+
+Count count() {
+  Count found;
+  const cudaError_t status = cudaGetDeviceCount(&found.gpus);
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    return {0, cudaGetErrorString(status)};
+  }
+  return found.gpus > 0 ? found : Count{0, "the driver lists none"};
+}
+
+// Makes a GPU current for this thread, and the former one again at the end.
+class Current {
+ public:
+  explicit Current(int gpu) {
+    require_gpu(gpu);
+    check_cuda(cudaGetDevice(&former_), "asking for the current GPU");
+    check_cuda(cudaSetDevice(gpu), "choosing a GPU");
+  }
+  ~Current() { cudaSetDevice(former_); }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  int former_ = 0;
+};
+
+// For destructors: at the end of the process, or after a failed kernel, there is nobody left to tell.
+void ignore(cudaError_t) { cudaGetLastError(); }
+
+bool done(cudaError_t status, std::string_view what) {
+  if (status == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check_cuda(status, what);
+  return true;
+}
+
+}  // namespace
+
+std::vector<Gpu> list() {
+  std::vector<Gpu> gpus;
+  const int found = count().gpus;
+  for (int ordinal = 0; ordinal < found; ++ordinal) {
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking what a GPU is");
+    std::array<char, 32> pci{};
+    check_cuda(cudaDeviceGetPCIBusId(pci.data(), static_cast<int>(pci.size()), ordinal), "asking where a GPU is");
+    gpus.push_back({.name = properties.name,
+                    .pci = pci.data(),
+                    .memory_bytes = properties.totalGlobalMem,
+                    .major = properties.major,
+                    .minor = properties.minor});
+  }
+  return gpus;
+}
+
+std::string absence() { return count().absence; }
+
+void require_gpu(int gpu) {
+  const Count found = count();
+  require(gpu >= 0 && gpu < found.gpus, Code::no_cuda_device, [&] {
+    return Problem{.what = fmt::format("GPU {} was asked for", gpu),
+                   .available = found.gpus == 0 ? "none: " + found.absence : fmt::format("0 to {}", found.gpus - 1)};
+  });
+}
+
+std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner) {
+  const Current current(gpu);
+  void* memory = nullptr;
+  const cudaError_t status = cudaMalloc(&memory, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    fail(Code::device_memory, {.what = fmt::format("GPU {} has not enough memory", gpu),
+                               .where = std::string(owner),
+                               .needed = human_bytes(bytes),
+                               .available = human_bytes(available_bytes(gpu))});
+  }
+  check_cuda(status, "allocating GPU memory");
+  return static_cast<std::byte*>(memory);
+}
+
+void release(std::byte* memory, int) noexcept { ignore(cudaFree(memory)); }
+
+std::size_t available_bytes(int gpu) {
+  const Current current(gpu);
+  std::size_t available = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&available, &total), "asking for free GPU memory");
+  return available;
+}
+
+std::string pin(std::byte* memory, std::size_t bytes, int gpu) {
+  if (const Count found = count(); found.gpus == 0) {
+    return "no GPU: " + found.absence;
+  }
+  const Current current(gpu);
+  const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
+  if (status == cudaSuccess) {
+    return "";
+  }
+  cudaGetLastError();
+  return fmt::format("the driver refused {}: {}", human_bytes(bytes), cudaGetErrorString(status));
+}
+
+void unpin(std::byte* memory, int gpu) noexcept {
+  int former = 0;
+  ignore(cudaGetDevice(&former));
+  ignore(cudaSetDevice(gpu));
+  ignore(cudaDeviceSynchronize());  // a copy that is under way would go on into memory that has been given back
+  ignore(cudaHostUnregister(memory));
+  ignore(cudaSetDevice(former));
+}
+
+StreamHandle create_stream(int gpu) {
+  const Current current(gpu);
+  StreamHandle stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  return stream;
+}
+
+void destroy(StreamHandle stream) noexcept { ignore(cudaStreamDestroy(stream)); }
+void synchronize(StreamHandle stream) { check_cuda(cudaStreamSynchronize(stream), "waiting for a stream"); }
+bool is_done(StreamHandle stream) { return done(cudaStreamQuery(stream), "asking for a stream"); }
+
+void wait(StreamHandle stream, EventHandle event) {
+  check_cuda(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault), "making a stream wait for an event");
+}
+
+void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) {
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copying");
+}
+
+void fill(void* to, unsigned char value, std::size_t bytes, StreamHandle stream) {
+  check_cuda(cudaMemsetAsync(to, value, bytes, stream), "filling GPU memory");
+}
+
+EventHandle create_event(int gpu, bool timed) {
+  const Current current(gpu);
+  EventHandle event = nullptr;
+  const unsigned flags = cudaEventBlockingSync | (timed ? cudaEventDefault : cudaEventDisableTiming);
+  check_cuda(cudaEventCreateWithFlags(&event, flags), "creating an event");
+  return event;
+}
+
+void destroy(EventHandle event) noexcept { ignore(cudaEventDestroy(event)); }
+void record(EventHandle event, StreamHandle stream) {
+  check_cuda(cudaEventRecord(event, stream), "recording an event");
+}
+void synchronize(EventHandle event) { check_cuda(cudaEventSynchronize(event), "waiting for an event"); }
+bool is_done(EventHandle event) { return done(cudaEventQuery(event), "asking for an event"); }
+
+double seconds_between(EventHandle start, EventHandle stop) {
+  float milliseconds = 0;
+  check_cuda(cudaEventElapsedTime(&milliseconds, start, stop), "asking for the time between events");
+  return 1e-3 * static_cast<double>(milliseconds);
+}
+
+}  // namespace device
+}  // namespace ballast

@@ -1,0 +1,94 @@
+#include "kernels/runtime/host_pages.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "kernels/runtime/cores.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/host_limits.h"
+#include "kernels/runtime/numa.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+namespace {
+
+std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+[[noreturn]] void refuse(std::size_t bytes, std::string_view owner, const HostLimits& limits) {
+  const std::string reason = std::generic_category().message(errno);
+  const std::string address_space = limits.address_space_bytes ? fmt::format("; RLIMIT_AS is {} (`ulimit -v`)",
+                                                                             human_bytes(*limits.address_space_bytes))
+                                                               : "";
+  fail(Code::host_memory, {.what = fmt::format("the kernel refused a mapping: {}", reason),
+                           .where = std::string(owner),
+                           .needed = human_bytes(bytes),
+                           .available = human_bytes(limits.available_bytes) + address_space});
+}
+
+// Maps a whole alignment more than is needed and gives both ends back. Returns MAP_FAILED as mmap does.
+void* map_aligned(std::size_t bytes, std::size_t alignment) {
+  const std::size_t excess = alignment - page_bytes();
+  void* const mapped = mmap(nullptr, bytes + excess, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED || excess == 0) {
+    return mapped;
+  }
+  const auto first = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::size_t before = round_up(first, alignment) - first;
+  auto* const aligned = static_cast<std::byte*>(mapped) + before;
+  if (before > 0) {
+    munmap(mapped, before);
+  }
+  if (excess > before) {
+    munmap(aligned + bytes, excess - before);
+  }
+  return aligned;
+}
+
+void make_resident(std::byte* pages, std::size_t bytes) {
+  if (madvise(pages, bytes, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
+  for (std::size_t offset = 0; offset < bytes; offset += page_bytes()) {  // kernels before 5.14
+    *const_cast<volatile std::byte*>(pages + offset) = std::byte{0};
+  }
+}
+
+}  // namespace
+
+void Unmap::operator()(std::byte* pages) const noexcept { munmap(pages, bytes); }
+
+HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes) {
+  if (bytes == 0) {
+    return {};
+  }
+  const HostLimits limits = read_host_limits();
+  require_host_memory(bytes, owner, limits);
+  const std::size_t mapped_bytes = round_up(bytes, page_bytes());
+  const bool huge = bytes >= 2 * huge_page_bytes;
+  void* const mapped = map_aligned(mapped_bytes, huge ? huge_page_bytes : page_bytes());
+  if (mapped == MAP_FAILED) {
+    refuse(bytes, owner, limits);
+  }
+  HostPages pages(static_cast<std::byte*>(mapped), Unmap{mapped_bytes});
+  if (huge) {
+    madvise(pages.get(), mapped_bytes, MADV_HUGEPAGE);  // EINVAL where the kernel has none: small pages then
+  }
+  const std::vector<int> near =
+      nodes.empty() ? nodes_of_cores(allowed_cores()) : std::vector<int>(nodes.begin(), nodes.end());
+  place_on_nodes(pages.get(), mapped_bytes, near);
+  make_resident(pages.get(), mapped_bytes);
+  return pages;
+}
+
+void hide_from_children(const HostPages& pages) { madvise(pages.get(), pages.get_deleter().bytes, MADV_DONTFORK); }
+
+}  // namespace ballast

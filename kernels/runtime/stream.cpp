@@ -1,0 +1,43 @@
+#include "kernels/runtime/stream.h"
+
+namespace ballast {
+
+Stream::Stream(int gpu) : Stream(device::create_stream(gpu), Destroy{}, gpu) {}
+
+Stream Stream::wrap(StreamHandle handle, int gpu) {
+  device::require_gpu(gpu);
+  return Stream(handle, Destroy{.owned = false}, gpu);
+}
+
+void Stream::Destroy::operator()(StreamHandle stream) const noexcept {
+  if (owned) {
+    device::destroy(stream);
+  }
+}
+
+void Stream::wait_for(const Event& event) const { device::wait(handle(), event.handle()); }
+bool Stream::is_done() const { return device::is_done(handle()); }
+void Stream::synchronize() const { device::synchronize(handle()); }
+
+Event::Event(int gpu, Timing timing) : handle_(device::create_event(gpu, timing == Timing::on)) {}
+
+void Event::Destroy::operator()(EventHandle event) const noexcept { device::destroy(event); }
+
+void Event::record(const Stream& stream) const { device::record(handle(), stream.handle()); }
+bool Event::is_done() const { return device::is_done(handle()); }
+void Event::synchronize() const { device::synchronize(handle()); }
+double Event::seconds_since(const Event& start) const { return device::seconds_between(start.handle(), handle()); }
+
+void copy(void* to, const void* from, std::size_t bytes, const Stream& stream) {
+  if (bytes > 0) {
+    device::copy(to, from, bytes, stream.handle());
+  }
+}
+
+void fill(void* to, unsigned char value, std::size_t bytes, const Stream& stream) {
+  if (bytes > 0) {
+    device::fill(to, value, bytes, stream.handle());
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,202 @@
+#include "kernels/runtime/buffer.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/host_limits.h"
+#include "kernels/runtime/host_pages.h"
+#include "tests/runtime/process.h"
+#include "tests/skip.h"
+
+using namespace ballast;
+
+namespace {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+bool is_aligned(const Buffer& buffer, std::size_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(buffer.data()) % alignment == 0;
+}
+
+// 0: refused with the message; 1: allocated; 2: refused with another message.
+int refusal(std::size_t bytes, std::string_view message) {
+  MemoryAccounts accounts;
+  try {
+    allocate(accounts, {.bytes = bytes, .owner = "test"});
+    return 1;
+  } catch (const ResourceError& error) {
+    const bool expected =
+        error.code() == Code::host_memory && std::string_view(error.what()).find(message) != std::string_view::npos;
+    return expected ? 0 : 2;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a host buffer has exactly its size, aligned, zeroed and writable to its end") {
+  MemoryAccounts accounts;
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{4095}, std::size_t{4097}, 3 * mib, 4 * mib, 5 * mib + 1}) {
+    const Buffer buffer = allocate(accounts, {.bytes = bytes, .owner = "moments"});
+    INFO(bytes);
+    CHECK(buffer.bytes() == bytes);
+    CHECK(is_aligned(buffer, 4096));
+    CHECK(is_aligned(buffer, bytes >= 2 * huge_page_bytes ? huge_page_bytes : 1));
+    CHECK(std::all_of(buffer.data(), buffer.data() + bytes, [](std::byte b) { return b == std::byte{0}; }));
+    std::fill_n(buffer.data(), bytes, std::byte{0xAB});
+    CHECK(accounts.usage(MemoryKind::pageable, "moments").now == bytes);
+  }
+  CHECK(accounts.total(MemoryKind::pageable).now == 0);
+  CHECK(accounts.total(MemoryKind::pageable).peak == 5 * mib + 1);
+}
+
+TEST_CASE("host memory is resident at once, and no more of it than was asked for") {
+  MemoryAccounts accounts;
+  const std::size_t bytes = 33 * mib + 1;  // the next power of two is far away
+  const std::size_t resident = own_bytes("VmRSS:");
+  const std::size_t mapped = own_bytes("VmSize:");
+  const Buffer buffer = allocate(accounts, {.bytes = bytes, .owner = "moments"});
+  CHECK(own_bytes("VmRSS:") - resident >= bytes - mib);
+  CHECK(own_bytes("VmSize:") - mapped <= bytes + mib);
+}
+
+TEST_CASE("a buffer of no bytes is a buffer") {
+  MemoryAccounts accounts;
+  for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
+    const Buffer buffer = allocate(accounts, {.kind = kind, .owner = "empty parameter"});
+    CHECK(buffer.data() == nullptr);
+    CHECK(buffer.bytes() == 0);
+    CHECK(buffer.kind() == kind);
+    CHECK(buffer.view(DType::fp32).count() == 0);
+  }
+}
+
+TEST_CASE("a moved buffer leaves nothing behind") {
+  MemoryAccounts accounts;
+  Buffer first = allocate(accounts, {.bytes = 4 * mib, .owner = "a"});
+  std::byte* const data = first.data();
+  Buffer second = std::move(first);
+  CHECK(second.data() == data);
+  CHECK(second.owner() == "a");
+  CHECK(first.data() == nullptr);
+  CHECK(first.bytes() == 0);
+  CHECK_FALSE(first.pinned());
+  second = allocate(accounts, {.bytes = 10, .owner = "b"});
+  CHECK(accounts.usage(MemoryKind::pageable, "a").now == 0);
+  CHECK(accounts.total(MemoryKind::pageable).now == 10);
+  second = Buffer();
+  CHECK(accounts.total(MemoryKind::pageable).now == 0);
+}
+
+TEST_CASE("a buffer is viewed as whole elements") {
+  MemoryAccounts accounts;
+  const Buffer buffer = allocate(accounts, {.bytes = 10, .owner = "a"});
+  CHECK(buffer.view(DType::bf16).count() == 5);
+  CHECK(buffer.view(DType::u8).as<std::uint8_t>().size() == 10);
+  CHECK_THROWS_WITH(buffer.view(DType::fp32), Catch::Contains("B1003") && Catch::Contains("multiple of 4"));
+}
+
+TEST_CASE("an absurd size is an error, not a crash") {
+  for (const std::size_t bytes : {std::size_t{1} << 50, std::size_t{1} << 63, SIZE_MAX}) {
+    CHECK(refusal(bytes, "free memory") == 0);
+  }
+}
+
+TEST_CASE("an allocation that fails leaves nothing booked") {
+  MemoryAccounts accounts;
+  CHECK_THROWS_AS(allocate(accounts, {.bytes = std::size_t{1} << 50, .owner = "a"}), ResourceError);
+  CHECK(accounts.total(MemoryKind::pageable).now == 0);
+  accounts.limit(MemoryKind::pageable, mib);
+  CHECK_THROWS_WITH(allocate(accounts, {.bytes = 2 * mib, .owner = "a"}), Catch::Contains("B2004"));
+  CHECK_NOTHROW(allocate(accounts, {.bytes = mib, .owner = "a"}));
+}
+
+TEST_CASE("a limit on the address space is named by the error") {
+  CHECK(in_child([] {
+          const rlimit limit{own_bytes("VmSize:") + 64 * mib, RLIM_INFINITY};
+          setrlimit(RLIMIT_AS, &limit);
+          return refusal(256 * mib, "RLIMIT_AS");
+        }) == 0);
+}
+
+TEST_CASE("a container's limit is refused, where going on would be killed") {
+  namespace fs = std::filesystem;
+  const bool v1 = fs::exists("/sys/fs/cgroup/memory");
+  const fs::path group =
+      fs::path(v1 ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup") / ("ballast-test-" + std::to_string(getpid()));
+  std::error_code error;
+  fs::create_directory(group, error);
+  std::ofstream(group / (v1 ? "memory.limit_in_bytes" : "memory.max")) << 256 * mib << std::flush;
+  const int status = in_child([&] {
+    std::ofstream procs(group / "cgroup.procs");
+    if (!(procs << getpid() << std::flush) || read_host_limits().cgroup.value().limit_bytes != 256 * mib) {
+      return 77;
+    }
+    return refusal(300 * mib, "container's memory limit") + 10 * (1 - refusal(64 * mib, ""));
+  });
+  fs::remove(group, error);
+  if (status == 77 || status == 99) {
+    return skip("this process may not make a control group with a memory limit");
+  }
+  CHECK(status == 0);
+}
+
+TEST_CASE("many allocations leave no memory behind") {
+  MemoryAccounts accounts;
+  allocate(accounts, {.bytes = 8 * mib, .owner = "warm-up"});
+  const std::size_t before = own_bytes("VmRSS:");
+  const std::size_t mapped = own_bytes("VmSize:");
+  for (int round = 0; round < 500; ++round) {
+    const Buffer large = allocate(accounts, {.bytes = 6 * mib + 5, .owner = "a"});
+    const Buffer small = allocate(accounts, {.kind = MemoryKind::pinned, .bytes = mib + 5, .owner = "b"});
+  }
+  CHECK(own_bytes("VmRSS:") < before + 400 * mib);  // of 3,500; sanitizers keep freed strings for a while
+  CHECK(own_bytes("VmSize:") < mapped + 400 * mib);
+}
+
+TEST_CASE("threads allocate at once") {
+  MemoryAccounts accounts;
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&accounts] {
+        for (int round = 0; round < 50; ++round) {
+          const Buffer buffer = allocate(accounts, {.bytes = mib, .owner = "shared"});
+          buffer.data()[mib - 1] = std::byte{1};
+        }
+      });
+    }
+  }
+  CHECK(accounts.total(MemoryKind::pageable).now == 0);
+  CHECK(accounts.total(MemoryKind::pageable).peak <= 4 * mib);
+}
+
+TEST_CASE("without a GPU pinned memory is plain memory that says why") {
+  if (!device::list().empty()) {
+    return skip("this machine has a GPU");
+  }
+  MemoryAccounts accounts;
+  const Buffer buffer = allocate(accounts, {.kind = MemoryKind::pinned, .bytes = 5000, .owner = "staging"});
+  CHECK_FALSE(buffer.pinned());
+  CHECK_THAT(buffer.unpinned_because(), Catch::StartsWith("no GPU"));
+  CHECK(buffer.kind() == MemoryKind::pinned);
+  buffer.data()[4999] = std::byte{1};
+}
+
+TEST_CASE("without a GPU device memory is an error that says why") {
+  if (!device::list().empty()) {
+    return skip("this machine has a GPU");
+  }
+  MemoryAccounts accounts;
+  CHECK_THROWS_WITH(allocate(accounts, {.kind = MemoryKind::device, .bytes = 16, .owner = "slots"}),
+                    Catch::Contains("B2101") || Catch::Contains("B2102"));
+  CHECK(accounts.total(MemoryKind::device).now == 0);
+}

@@ -1,0 +1,101 @@
+#include "kernels/runtime/machine.h"
+
+#include <sched.h>
+
+#include <array>
+#include <catch2/catch.hpp>
+
+#include "kernels/runtime/cores.h"
+#include "kernels/runtime/host_pages.h"
+#include "kernels/runtime/numa.h"
+#include "kernels/runtime/system_files.h"
+#include "tests/runtime/fake_root.h"
+#include "tests/runtime/process.h"
+#include "tests/skip.h"
+
+using namespace ballast;
+
+namespace {
+
+FakeRoot& two_nodes(FakeRoot& root) {
+  return root.with("sys/devices/system/node/has_memory", "0-1")
+      .with("sys/devices/system/node/node0/cpulist", "0-3,8")
+      .with("sys/devices/system/node/node1/cpulist", "4-7");
+}
+
+}  // namespace
+
+TEST_CASE("the kernel's lists and numbers are read") {
+  CHECK(parse_list("0-2,8") == std::vector<int>{0, 1, 2, 8});
+  CHECK(parse_list("").empty());
+  CHECK(leading_number("  24 kB") == 24);
+  CHECK_FALSE(leading_number("max"));
+  CHECK_FALSE(leading_number("-1"));
+  CHECK(number_after("MemTotal: 5 kB\nMemFree: 3 kB", "MemFree:") == 3);
+  CHECK_FALSE(number_after("MemTotal: 5 kB", "MemAvailable:"));
+  CHECK_FALSE(read_text("/nowhere/at/all"));
+}
+
+TEST_CASE("memory goes to the nodes of the cores that use it") {
+  FakeRoot root;
+  two_nodes(root);
+  CHECK(numa_node_count(root.path()) == 2);
+  CHECK(nodes_of_cores(std::array{8}, root.path()) == std::vector<int>{0});
+  CHECK(nodes_of_cores(std::array{5, 6}, root.path()) == std::vector<int>{1});
+  CHECK(nodes_of_cores(std::array{3, 4}, root.path()) == std::vector<int>{0, 1});
+  root.with("sys/devices/system/node/has_memory", "0");
+  CHECK(nodes_of_cores(std::array{3, 4}, root.path()).empty());
+}
+
+TEST_CASE("pages can be placed on a node that exists") {
+  const HostPages pages = map_host_pages(8192, "test");
+  CHECK(place_on_nodes(pages.get(), 8192, {}));
+  if (!place_on_nodes(pages.get(), 8192, std::array{0})) {
+    skip("this container forbids mbind");
+  }
+  CHECK_FALSE(place_on_nodes(pages.get(), 8192, std::array{1000}));
+}
+
+TEST_CASE("the affinity mask decides how many cores there are, OMP_NUM_THREADS does not") {
+  CHECK(in_child([] {
+          setenv("OMP_NUM_THREADS", "7", 1);
+          const int core = allowed_cores().back();
+          cpu_set_t mask;
+          CPU_ZERO(&mask);
+          CPU_SET(static_cast<std::size_t>(core), &mask);
+          sched_setaffinity(0, sizeof(mask), &mask);
+          return usable_cores() == 1 && allowed_cores() == std::vector{core} ? 0 : 1;
+        }) == 0);
+}
+
+TEST_CASE("this machine is described") {
+  const Machine machine = detect_machine();
+  CHECK(machine.cores >= 1);
+  CHECK(machine.cores <= machine.cores_of_host);
+  CHECK(machine.gpus.empty() == !machine.no_gpu_because.empty());
+  const std::string text = describe(machine);
+  for (const char* part : {"cpu", "NUMA", "memory", "memlock", "gpu"}) {
+    CHECK_THAT(text, Catch::Contains(part));
+  }
+}
+
+TEST_CASE("a machine is described from what its files say") {
+  FakeRoot root;
+  two_nodes(root)
+      .with("proc/cpuinfo", "processor\t: 0\nmodel name\t: Imagined 9000\nflags\t: fast")
+      .with("proc/meminfo", "MemTotal:       1048576 kB\nMemAvailable:    524288 kB")
+      .with("proc/self/cgroup", "0::/")
+      .with("sys/fs/cgroup/memory.max", "268435456")
+      .with("sys/fs/cgroup/cpu.max", "100000 100000")
+      .with("sys/devices/system/cpu/online", "0-8");
+  Machine machine = detect_machine(root.path());
+  machine.memory.memlock_bytes = 8 << 20;
+  machine.memory.address_space_bytes = std::nullopt;
+  machine.gpus = {{.name = "Imagined GPU", .pci = "0000:3b:00.0", .memory_bytes = std::size_t{80} << 30, .major = 9}};
+  CHECK(describe(machine) ==
+        "cpu      Imagined 9000, 1 of 9 cores (quota 1), 2 NUMA nodes\n"
+        "memory   512 MiB of 1 GiB available\n"
+        "         256 MiB of 256 MiB left in the container\n"
+        "limits   memlock 8 MiB, address space none\n"
+        "gpu      Imagined GPU, 80 GiB, compute capability 9.0, at 0000:3b:00.0\n");
+}
