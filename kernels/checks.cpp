@@ -1,0 +1,103 @@
+#include "kernels/checks.h"
+
+#include <cmath>
+#include <functional>
+
+namespace ballast::kernels {
+namespace {
+
+void check_counts(const ConstView& from, const ConstView& to, std::string_view operation) {
+  require(from.count() == to.count(), Code::wrong_size, [&] {
+    return Problem{.what = fmt::format("{} needs as many elements in its source as in its target", operation),
+                   .needed = fmt::format("{} elements", to.count()),
+                   .available = fmt::format("{} elements", from.count())};
+  });
+}
+
+// In place works where every element is read before its own place is written: with elements of the same size.
+void check_apart(const ConstView& from, const ConstView& to, std::string_view operation) {
+  const std::less<> before;
+  const bool in_place = from.data() == to.data() && byte_size(from.dtype()) == byte_size(to.dtype());
+  const bool apart = !before(from.data(), to.data() + to.bytes()) || !before(to.data(), from.data() + from.bytes());
+  require(in_place || apart, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("the source and the target of {} overlap", operation),
+                   .needed = "memory apart, or in place with elements of the same size",
+                   .available = fmt::format("a target that starts {} bytes after its source", to.data() - from.data())};
+  });
+}
+
+void check_copy(const ConstView& from, const View& to, std::string_view operation) {
+  require((from.dtype() == DType::u8) == (to.dtype() == DType::u8), Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("{} cannot turn {} into {}", operation, name(from.dtype()), name(to.dtype())),
+                   .needed = "fp32, bf16 or fp16 on both sides, or u8 on both"};
+  });
+  check_memory(from, fmt::format("the source of {}", operation));
+  check_memory(to, fmt::format("the target of {}", operation));
+  check_counts(from, to, operation);
+  check_apart(from, to, operation);
+}
+
+}  // namespace
+
+void check_cast(const ConstView& from, const View& to) { check_copy(from, to, "a cast"); }
+
+void check_fill(const View& to, float value) {
+  check_memory(to, "the target of a fill");
+  const bool is_byte = value >= 0.0f && value <= 255.0f && value == std::floor(value);
+  require(to.dtype() != DType::u8 || is_byte, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("bytes cannot be filled with {}", value),
+                   .needed = "a whole number from 0 to 255"};
+  });
+}
+
+void check_accumulate(const ConstView& from, const View& into) {
+  check_floating(from, "the source of an accumulation");
+  check_floating(into, "the target of an accumulation");
+  check_counts(from, into, "an accumulation");
+  check_apart(from, into, "an accumulation");
+}
+
+void check_pieces(std::span<const CopyPiece> pieces) {
+  for (const CopyPiece& piece : pieces) {
+    check_copy(piece.from, piece.to, "a copy of pieces");
+  }
+}
+
+void check_floating(const ConstView& values, std::string_view what) {
+  require(values.dtype() != DType::u8, Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("{} must be floating-point numbers", what),
+                   .needed = "fp32, bf16 or fp16",
+                   .available = std::string(name(values.dtype()))};
+  });
+  check_memory(values, what);
+}
+
+void check_memory(const ConstView& values, std::string_view what) {
+  require(values.data() != nullptr || values.count() == 0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("{} has no memory", what),
+                   .needed = fmt::format("{} bytes", values.bytes()),
+                   .available = "a null pointer"};
+  });
+  const auto address = reinterpret_cast<std::uintptr_t>(values.data());
+  require(address % byte_size(values.dtype()) == 0, Code::unaligned, [&] {
+    return Problem{.what = fmt::format("{} does not lie at a multiple of its elements' size", what),
+                   .needed = fmt::format("a multiple of {} bytes", byte_size(values.dtype())),
+                   .available = fmt::format("address {:#x}", address)};
+  });
+}
+
+void check_size(const ConstView& values, DType dtype, std::size_t count, std::string_view what) {
+  require(values.dtype() == dtype, Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("{} have the wrong number format", what),
+                   .needed = std::string(name(dtype)),
+                   .available = std::string(name(values.dtype()))};
+  });
+  require(values.count() == count, Code::wrong_size, [&] {
+    return Problem{.what = fmt::format("{} have the wrong number of elements", what),
+                   .needed = std::to_string(count),
+                   .available = std::to_string(values.count())};
+  });
+  check_memory(values, what);
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,22 @@
+// What every backend checks before it works. Each throws a UsageError that says what is wrong.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "kernels/copy_pieces.h"
+#include "kernels/runtime/view.h"
+
+namespace ballast::kernels {
+
+void check_cast(const ConstView& from, const View& to);  // equal counts; both u8 or neither; no overlap
+void check_fill(const View& to, float value);
+void check_accumulate(const ConstView& from, const View& into);
+void check_pieces(std::span<const CopyPiece> pieces);
+
+// Of these, `what` names the argument.
+void check_floating(const ConstView& values, std::string_view what);
+void check_memory(const ConstView& values, std::string_view what);  // not null; aligned to its elements
+void check_size(const ConstView& values, DType dtype, std::size_t count, std::string_view what);
+
+}  // namespace ballast::kernels

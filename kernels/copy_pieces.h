@@ -1,0 +1,37 @@
+// Pack and unpack: many pieces of memory copied in one call, cast where their formats differ.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/runtime/view.h"
+
+namespace ballast::kernels {
+
+struct CopyPiece {
+  ConstView from;
+  View to;
+};
+
+// Where one thread works: elements [begin, end) of one piece.
+struct CopyStretch {
+  std::size_t piece = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+// Cuts a list of pieces into parts of nearly equal work, however different the pieces' sizes are. Every cut inside a
+// piece lies at a multiple of 128 elements, so that alignment survives it.
+class CopyPlan {
+ public:
+  CopyPlan(std::span<const CopyPiece> pieces, std::size_t work_of_part);
+  std::size_t parts() const;
+  std::vector<CopyStretch> part(std::size_t index) const;
+
+ private:
+  std::vector<std::size_t> counts_;
+  std::vector<std::size_t> ends_;  // the work up to the end of each piece
+  std::size_t work_of_part_;
+};
+
+}  // namespace ballast::kernels

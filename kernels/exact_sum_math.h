@@ -1,0 +1,113 @@
+// A sum without rounding, so that its order does not matter: any threads, ranks or GPU atomics may add their part in any
+// order, and the result has the same bits.
+//
+// Made for sums of squares of 128 fp32 numbers (sum_of_squares_walk.h): doubles that are zero or lie in [2^-300, 2^288).
+// Such a sum is one long integer in units of 2^-352, kept as 20 bins of 32 bits each (a Kulisch accumulator). A bin is 64
+// bits wide, so carries can wait: an addition adds less than 2^32 to a bin, and 2^31 of them fit between two calls of
+// carry(), which are the squares of 2^38 elements. What carry() leaves counts as one addition again, so up to 2^31 ranks
+// may add their sums as plain integers (an all-reduce), then call carry().
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+namespace ballast::kernels {
+
+struct ExactSum {
+  static constexpr int bin_count = 20;
+  std::int64_t bins[bin_count]{};  // the least significant first
+  std::int64_t infinite = 0;       // how many of the numbers added were infinite
+  std::int64_t nan = 0;
+
+  friend constexpr bool operator==(const ExactSum&, const ExactSum&) = default;
+};
+inline constexpr int exact_sum_words = ExactSum::bin_count + 2;
+static_assert(sizeof(ExactSum) == 8 * exact_sum_words && std::is_trivially_copyable_v<ExactSum>,
+              "ranks add these as an array of int64");
+
+inline constexpr int exact_sum_unit = -352;
+
+// What a number adds to three bins, from `first` on.
+struct BinParts {
+  int first = 0;
+  std::uint32_t parts[3]{};
+};
+
+// Of a positive, finite number.
+constexpr BinParts split_into_bins(double x) {
+  const auto pattern = std::bit_cast<std::uint64_t>(x);
+  const std::uint64_t mantissa = (pattern & 0xfffffffffffffu) | 0x10000000000000u;
+  const int position = static_cast<int>(pattern >> 52) - 1075 - exact_sum_unit;
+  const int shift = position % 32;
+  const std::uint64_t upper = (mantissa >> 32) << shift;
+  const std::uint64_t lower = (mantissa & 0xffffffffu) << shift;
+  const std::uint64_t middle = (lower >> 32) + (upper & 0xffffffffu);  // fewer than 33 bits: the two do not overlap
+  return {
+      position / 32,
+      {static_cast<std::uint32_t>(lower), static_cast<std::uint32_t>(middle), static_cast<std::uint32_t>(upper >> 32)}};
+}
+
+constexpr bool is_infinite_or_nan(double x) { return (std::bit_cast<std::uint64_t>(x) >> 52 & 0x7ffu) == 0x7ffu; }
+
+constexpr void add(ExactSum& sum, double x) {
+  if (is_infinite_or_nan(x)) {
+    (x != x ? sum.nan : sum.infinite) += 1;
+  } else if (x != 0.0) {
+    const BinParts piece = split_into_bins(x);
+    for (int i = 0; i < 3; ++i) {
+      sum.bins[piece.first + i] += piece.parts[i];
+    }
+  }
+}
+
+// Moves what exceeds 32 bits up into the next bin. Equal sums then have equal bins.
+constexpr void carry(ExactSum& sum) {
+  for (int i = 0; i + 1 < ExactSum::bin_count; ++i) {
+    sum.bins[i + 1] += sum.bins[i] >> 32;
+    sum.bins[i] &= 0xffffffff;
+  }
+}
+
+// Both may have 2^30 additions behind them since their last carry.
+constexpr void merge(ExactSum& into, const ExactSum& from) {
+  for (int i = 0; i < ExactSum::bin_count; ++i) {
+    into.bins[i] += from.bins[i];
+  }
+  into.infinite += from.infinite;
+  into.nan += from.nan;
+  carry(into);
+}
+
+constexpr double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
+// The sum, rounded once, to nearest, a tie to even. NaN if one was added, else infinity if one was.
+constexpr double value(const ExactSum& sum) {
+  if (sum.nan > 0 || sum.infinite > 0) {
+    return std::bit_cast<double>(sum.nan > 0 ? std::uint64_t{0x7ff8000000000000u} : std::uint64_t{0x7ff0000000000000u});
+  }
+  ExactSum whole = sum;
+  carry(whole);
+  int top = ExactSum::bin_count - 1;
+  while (top > 0 && whole.bins[top] == 0) {
+    --top;
+  }
+  const auto bin = [&whole](int i) { return i < 0 ? std::uint64_t{0} : static_cast<std::uint64_t>(whole.bins[i]); };
+  if (bin(top) == 0) {
+    return 0.0;
+  }
+  // The leading 64 bits, of which the last also says whether any bit below is set. These are 11 more than a double
+  // keeps, so converting them rounds the whole sum correctly.
+  const int free = std::countl_zero(bin(top));  // at least the sign of the bin
+  const std::uint64_t below = bin(top - 1) << 32 | bin(top - 2);
+  bool inexact = below << free != 0;
+  for (int i = 0; i < top - 2; ++i) {
+    inexact = inexact || bin(i) != 0;
+  }
+  const std::uint64_t leading = bin(top) << free | below >> (64 - free) | (inexact ? 1u : 0u);
+  return static_cast<double>(leading) * power_of_two(32 * top + exact_sum_unit - free);
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,26 @@
+// Numbers in memory, as the walks take them. Plain structs: a walk is compiled for one instruction set, or by nvcc, and a
+// checking View would bring code with it that the linker might then choose for other callers too.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/runtime/dtype.h"
+
+namespace ballast::kernels {
+
+struct Numbers {
+  std::byte* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::fp32;
+};
+
+struct ConstNumbers {
+  const std::byte* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::fp32;
+};
+
+// Where results go: into the caches, or past them to memory, which saves reading the lines that are overwritten.
+enum class Stores : bool { cached, streamed };
+
+}  // namespace ballast::kernels

@@ -1,0 +1,40 @@
+// How the CPU implementations cut work on many elements into tasks for threads.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/numbers.h"
+#include "kernels/runtime/view.h"
+#include "kernels/state_math.h"
+#include "kernels/threads.h"
+
+namespace ballast::kernels {
+
+// Small enough to balance the threads, large enough that memory is read in long stretches.
+inline constexpr std::size_t elements_per_task = 64 * 1024;
+static_assert(elements_per_task % group_size == 0, "a group of elements belongs to one task");
+
+// Calls body(first, count) for consecutive pieces of `count` elements.
+template <class Body>
+void each_piece(const Threads& threads, std::size_t count, Body&& body) {
+  const std::size_t pieces = count / elements_per_task + (count % elements_per_task != 0 ? 1 : 0);
+  threads.each(pieces, [&](std::size_t i) {
+    const std::size_t first = i * elements_per_task;
+    body(first, std::min(elements_per_task, count - first));
+  });
+}
+
+inline Numbers numbers(const View& view, std::size_t first, std::size_t count) {
+  return {view.data() + first * byte_size(view.dtype()), count, view.dtype()};
+}
+inline ConstNumbers numbers(const ConstView& view, std::size_t first, std::size_t count) {
+  return {view.data() + first * byte_size(view.dtype()), count, view.dtype()};
+}
+
+// Targets that would push everything else out of the caches are written past them.
+inline constexpr std::size_t bytes_to_stream = 4 * 1024 * 1024;
+inline Stores stores_for(std::size_t bytes_written) {
+  return bytes_written >= bytes_to_stream ? Stores::streamed : Stores::cached;
+}
+
+}  // namespace ballast::kernels
