@@ -27,13 +27,16 @@ class BasicView {
         count_(elements.size()),
         dtype_(dtype_of<std::remove_const_t<T>>) {}
 
-  // A view that may write is also one that may read.
-  operator BasicView<const Byte>() const { return {data_, count_, dtype_}; }
+  // A view that may write is also one that may read. (A constructor: nvcc warns about a conversion to a view's own type.)
+  template <class Writable>
+    requires(std::is_same_v<const Writable, Byte>)
+  BasicView(const BasicView<Writable>& view) : BasicView(view.data(), view.count(), view.dtype()) {}
 
   Byte* data() const { return data_; }
   std::size_t count() const { return count_; }
   std::size_t bytes() const { return count_ * byte_size(dtype_); }
   DType dtype() const { return dtype_; }
+  std::span<Byte> as_bytes() const { return {data_, bytes()}; }
 
   template <class T>
   std::span<Element<T>> as() const {
