@@ -15,6 +15,20 @@ class CpuBackend : public Backend {
   void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
     kernels::update(cpu_, tile, runs, groups);
   }
+  void cast(const ConstView& from, const View& to) override { kernels::cast(cpu_, from, to); }
+  void fill(const View& to, float value) override { kernels::fill(cpu_, to, value); }
+  void accumulate(const ConstView& from, float scale, const View& into) override {
+    kernels::accumulate(cpu_, from, scale, into);
+  }
+  void sum_of_squares(const ConstView& values, ExactSum* into) override { kernels::sum_of_squares(cpu_, values, into); }
+  void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {
+    kernels::first_non_finite(cpu_, values, first_index, first);
+  }
+  void copy_pieces(std::span<const CopyPiece> pieces) override { kernels::copy_pieces(cpu_, pieces); }
+  void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) override {
+    kernels::quantize(cpu_, from, to, rounding);
+  }
+  void dequantize(const ConstQuantized& from, const View& to) override { kernels::dequantize(cpu_, from, to); }
 
  private:
   Cpu cpu_;

@@ -1,6 +1,9 @@
 // What the CPU implementations of the kernels work with.
 #pragma once
 
+#include "kernels/copy_pieces.h"
+#include "kernels/exact_sum_math.h"
+#include "kernels/quantize.h"
 #include "kernels/threads.h"
 #include "kernels/walks.h"
 
@@ -12,5 +15,13 @@ struct Cpu {
 };
 
 void update(const Cpu& cpu, const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
+void cast(const Cpu& cpu, const ConstView& from, const View& to);
+void fill(const Cpu& cpu, const View& to, float value);
+void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into);
+void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into);
+void first_non_finite(const Cpu& cpu, const ConstView& values, std::uint64_t first_index, std::uint64_t* first);
+void copy_pieces(const Cpu& cpu, std::span<const CopyPiece> pieces);
+void quantize(const Cpu& cpu, const ConstView& from, const Quantized& to, const CodeRounding& rounding);
+void dequantize(const Cpu& cpu, const ConstQuantized& from, const View& to);
 
 }  // namespace ballast::kernels

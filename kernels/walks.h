@@ -2,6 +2,8 @@
 // A walk works on the calling thread, on one piece of memory.
 #pragma once
 
+#include "kernels/numbers.h"
+#include "kernels/quantize_pieces.h"
 #include "kernels/simd/isa.h"
 #include "kernels/update.h"
 
@@ -9,6 +11,13 @@ namespace ballast::kernels {
 
 struct Walks {
   void (*update)(const UpdateTile& tile, const GroupStep& step);
+  void (*cast)(const ConstNumbers& from, const Numbers& to, Stores stores);
+  void (*fill)(const Numbers& to, float value, Stores stores);
+  void (*accumulate)(const ConstNumbers& from, float scale, const Numbers& into);
+  void (*sum_of_squares)(const ConstNumbers& values, double* sum_of_each_group);
+  std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count where there is none
+  void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
+  void (*dequantize)(const ConstQuantizedPiece& from, const Numbers& to, Stores stores);
 };
 
 const Walks& walks_for(simd::Isa isa);

@@ -1,6 +1,12 @@
 // Fills the table of walks for lanes S. Included by the source of each instruction set, and compiled for it.
 #pragma once
 
+#include "kernels/accumulate_walk.h"
+#include "kernels/cast_walk.h"
+#include "kernels/fill_walk.h"
+#include "kernels/first_non_finite_walk.h"
+#include "kernels/quantize_walk.h"
+#include "kernels/sum_of_squares_walk.h"
 #include "kernels/update_walk.h"
 #include "kernels/walks.h"
 
@@ -8,7 +14,14 @@ namespace ballast::kernels {
 
 template <class S>
 constexpr Walks walks_of() {
-  return {.update = &update_run<S>};
+  return {.update = &update_run<S>,
+          .cast = &cast_walk<S>,
+          .fill = &fill_walk<S>,
+          .accumulate = &accumulate_walk<S>,
+          .sum_of_squares = &sum_of_squares_walk<S>,
+          .first_non_finite = &first_non_finite_walk<S>,
+          .quantize = &quantize_walk<S>,
+          .dequantize = &dequantize_walk<S>};
 }
 
 }  // namespace ballast::kernels
