@@ -21,6 +21,8 @@ constexpr std::array codes{
              "Choose one of the combinations that the message lists."},
     CodeInfo{Code::bad_environment, "bad_environment", "An environment variable has a value that cannot be read.",
              "Correct or unset the variable that the message names."},
+    CodeInfo{Code::out_of_order, "out_of_order", "The trainer used the engine in another order than its program has.",
+             "Use the units in the order that the message names."},
     CodeInfo{Code::internal, "internal", "Ballast broke one of its own rules.",
              "Report it with the whole message; the state on disk is not affected."},
     CodeInfo{Code::host_memory, "host_memory", "The host has not enough memory.",
@@ -41,6 +43,8 @@ constexpr std::array codes{
              "The message carries the system's own reason; check space, permissions and the drive's health."},
     CodeInfo{Code::bad_record, "bad_record", "Bytes on a drive are not what was written there.",
              "Nothing was trained on them. Resume from the last intact generation, and check the drive."},
+    CodeInfo{Code::peer_failed, "peer_failed", "Another rank failed, and this one stopped because of it.",
+             "Look at the error of the rank that failed first."},
 };
 
 static_assert(std::ranges::is_sorted(codes, {}, &CodeInfo::code), "the table is searched and printed in numeric order");

@@ -15,6 +15,7 @@ enum class Code : int {
   unaligned = 1004,
   unsupported = 1005,
   bad_environment = 1006,
+  out_of_order = 1007,
   internal = 1999,
   host_memory = 2001,
   pinned_memory = 2002,
@@ -25,6 +26,7 @@ enum class Code : int {
   cuda_call = 3101,
   file_call = 3201,
   bad_record = 3202,
+  peer_failed = 3301,
 };
 
 struct CodeInfo {

@@ -1,0 +1,39 @@
+// Ranks that are threads of one process: for tests, and for several ranks on one GPU.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "zero/communicator.h"
+
+namespace ballast {
+
+// Where the threads of a group meet and show each other their memory.
+class ThreadGroup {
+ public:
+  explicit ThreadGroup(std::size_t size) : shown_(size) {}
+  std::size_t size() const { return shown_.size(); }
+
+  // Shows this rank's memory and waits until all ranks have shown theirs.
+  void show(std::size_t rank, ConstView memory);
+  ConstView shown_by(std::size_t rank) const { return shown_[rank]; }
+  // Waits for all ranks: after it, what was shown may change.
+  void meet();
+  void abort();
+
+ private:
+  std::vector<ConstView> shown_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t waiting_ = 0;
+  std::size_t meeting_ = 0;
+  bool aborted_ = false;
+};
+
+// `group` and `backend` outlive it. The backend does the sums; a thread's calls to it must not be needed by another's.
+std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_t rank, kernels::Backend& backend);
+
+}  // namespace ballast
