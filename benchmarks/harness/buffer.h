@@ -1,18 +1,15 @@
-// Memory as the library's host buffers have it: page-aligned, huge pages, touched before anything is timed.
+// Memory as the library's own host buffers have it: page-aligned, huge pages, resident before anything is timed.
 #pragma once
 
-#include <cstddef>
-#include <memory>
 #include <span>
 
-#include "benchmarks/harness/threads.h"
+#include "kernels/runtime/host_pages.h"
 
 namespace ballast::benchmarks {
 
 class Buffer {
  public:
-  // Filled with zeros by the threads that will use it, slice by slice.
-  Buffer(std::size_t bytes, Threads& threads);
+  explicit Buffer(std::size_t bytes) : bytes_(bytes), memory_(map_host_pages(bytes, "a benchmark")) {}
 
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return bytes_; }
@@ -23,12 +20,8 @@ class Buffer {
   }
 
  private:
-  struct Unmap {
-    std::size_t mapped;
-    void operator()(std::byte* memory) const;
-  };
   std::size_t bytes_;
-  std::unique_ptr<std::byte, Unmap> memory_;
+  HostPages memory_;
 };
 
 }  // namespace ballast::benchmarks

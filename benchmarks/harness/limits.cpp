@@ -46,10 +46,10 @@ std::string_view name(Copy way) {
   return names[static_cast<std::size_t>(way)];
 }
 
-Limits::Limits(std::size_t most_bytes, Threads& threads) : threads_(&threads) {
+Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threads) {
   // A run reads and writes, so each buffer holds half of what it moves.
   for (int buffer = 0; buffer < 3; ++buffer) {
-    buffers_.emplace_back(most_bytes / 2, threads);
+    buffers_.emplace_back(most_bytes / 2);
   }
 }
 
@@ -57,8 +57,8 @@ template <class Walk>
 Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) {
   const std::size_t count = bytes / (sizeof(float) * accesses);
   const auto run = [this, count, walk] {
-    threads_->for_slices(count, page_of_floats,
-                         [&](std::size_t first, std::size_t last) { walk(first, last - first); });
+    for_slices(*threads_, count, page_of_floats,
+               [&](std::size_t first, std::size_t last) { walk(first, last - first); });
   };
   return {.work = static_cast<double>(count * sizeof(float) * accesses) / 1e9, .run = run};
 }

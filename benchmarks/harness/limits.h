@@ -21,7 +21,7 @@ std::string_view name(Copy way);
 // the buffers of their Limits and must not outlive it.
 class Limits {
  public:
-  Limits(std::size_t most_bytes, Threads& threads);
+  Limits(std::size_t most_bytes, const Threads& threads);
 
   Subject copy(Copy way, std::size_t bytes);
   Subject triad(std::size_t bytes);  // a = b + s * c
@@ -34,7 +34,7 @@ class Limits {
   template <class Walk>
   Subject walking(std::size_t bytes, std::size_t accesses, Walk walk);
 
-  Threads* threads_;
+  const Threads* threads_;
   std::vector<Buffer> buffers_;
 };
 

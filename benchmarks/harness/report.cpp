@@ -39,7 +39,7 @@ void describe(CLI::App& app, Options& options) {
 
 // Prints each case as it arrives.
 std::vector<Record> show(std::istream& in, const Options& options) {
-  const auto machine = this_machine();
+  const auto machine = machine_name(detect_machine());
   fmt::print("  {}, commit {}\n", machine, options.commit);
   std::vector<Record> records;
   for (std::string line; std::getline(in, line);) {

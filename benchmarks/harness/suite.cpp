@@ -7,23 +7,24 @@
 #include <cstdio>
 
 #include "benchmarks/harness/record.h"
+#include "kernels/runtime/cores.h"
 #include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 namespace {
 
 struct Options {
-  std::size_t elements = std::size_t{64} << 20;
-  std::size_t threads = available_cores();
+  std::size_t elements = 64'000'000;
+  int threads = static_cast<int>(usable_cores());
   Rounds rounds{};
   std::string only{};
   bool list = false;
 };
 
 void describe(CLI::App& app, Options& options) {
-  app.add_option("--elements", options.elements, "Elements of the large cases (64Mi)")
+  app.add_option("--elements", options.elements, "Elements of the large cases (64 million)")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--threads", options.threads, "Threads; by default the cores of the affinity mask")
+  app.add_option("--threads", options.threads, "Threads; by default the cores that this process may use")
       ->check(CLI::Range(1, 4096));
   app.add_option("--rounds", options.rounds.count, "Timed rounds of each case (15)")->check(CLI::Range(1, 100000));
   app.add_option("--warm-up", options.rounds.warm_up, "Rounds before them (2)");
@@ -77,7 +78,7 @@ Measurement measure(const std::string& suite, const Case& item, const Setting& s
 }
 
 void run(const Suite& suite, const Options& options) {
-  Threads threads(options.threads);
+  const Threads threads(options.threads);
   const std::size_t bytes = options.elements * suite.most_bytes_of_an_element;
   Limits limits(bytes, threads);
   const Copy copy = measure_limits(suite.name, limits, bytes / 2, options.rounds);

@@ -12,7 +12,7 @@
 namespace ballast::benchmarks {
 
 struct Setting {
-  Threads& threads;
+  const Threads& threads;
   Limits& limits;
   std::size_t elements;  // of the large cases, which must not fit the caches
   Copy copy;             // the fastest on this machine, found at the start of the run

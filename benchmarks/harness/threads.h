@@ -1,27 +1,22 @@
-// The threads that the library uses: a oneTBB arena with the cores of the affinity mask.
+// The library's own threads, given to each a slice.
 #pragma once
 
-#include <oneapi/tbb/task_arena.h>
-
+#include <algorithm>
 #include <cstddef>
-#include <functional>
+
+#include "kernels/threads.h"
 
 namespace ballast::benchmarks {
 
-// Cores that this process may run on; what nproc(1) says.
-std::size_t available_cores();
+using kernels::Threads;
 
-class Threads {
- public:
-  explicit Threads(std::size_t count = available_cores());
-  std::size_t count() const { return count_; }
-
-  // Calls `body(first, last)` for slices that cover 0 to `count`, one for each thread, cut at multiples of `grain`.
-  void for_slices(std::size_t count, std::size_t grain, const std::function<void(std::size_t, std::size_t)>& body);
-
- private:
-  std::size_t count_;
-  tbb::task_arena arena_;
-};
+// Calls `body(first, last)` for slices that cover 0 to `count`, one for each thread, cut at multiples of `grain`.
+template <class Body>
+void for_slices(const Threads& threads, std::size_t count, std::size_t grain, const Body& body) {
+  const auto slices = static_cast<std::size_t>(threads.count());
+  const std::size_t grains = (count + grain - 1) / grain;
+  const auto edge = [&](std::size_t slice) { return std::min(count, grains * slice / slices * grain); };
+  threads.each(slices, [&](std::size_t slice) { body(edge(slice), edge(slice + 1)); });
+}
 
 }  // namespace ballast::benchmarks

@@ -1,28 +1,30 @@
 // AdamW as bf16 training uses it: bf16 gradients in, bf16 parameters out, the state of one format rewritten.
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <vector>
-
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/suite.h"
 #include "kernels/backend.h"
 
 namespace ballast::benchmarks {
 
-// Gradients, parameters and state of `elements` elements, with plausible values.
+struct Shard {
+  kernels::StateFormat format;
+  std::size_t tiles;
+  std::size_t elements_of_tile;
+};
+
+// Gradients, parameters and state, with plausible values, laid out as the library lays out tiles.
 class AdamWState {
  public:
-  AdamWState(kernels::StateFormat format, std::size_t elements, Threads& threads);
+  AdamWState(const Shard& shard, const Threads& threads);
 
   void step(kernels::Backend& backend);
 
  private:
-  std::byte* memory(std::size_t bytes, Threads& threads);
-
-  std::vector<Buffer> buffers_;
-  kernels::UpdateTile tile_;
+  Buffer gradient_;
+  Buffer parameter_;
+  Buffer state_;
+  std::vector<kernels::UpdateTile> tiles_;
   std::size_t steps_ = 0;
 };
 
@@ -31,6 +33,13 @@ double adamw_bytes_of_an_element(kernels::StateFormat format);
 
 // From memory, with all threads.
 Subject adamw(kernels::StateFormat format, const Setting& setting);
+
+// With a power of two of elements, so that gradient, parameter, master and moments lie at distances that are powers of
+// two: a memory controller may then send them all to the same bank.
+Subject adamw_power_of_two(kernels::StateFormat format, const Setting& setting);
+
+// In tiles, as the engine updates: each with its state in one stretch of memory.
+Subject adamw_tiles(kernels::StateFormat format, const Setting& setting);
 
 // The same arithmetic on as many elements, but each thread stays in its cache: what it would reach if memory cost nothing.
 Subject adamw_from_cache(kernels::StateFormat format, const Setting& setting);

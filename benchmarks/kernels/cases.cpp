@@ -37,6 +37,8 @@ std::vector<Case> cases() {
   for (const StateFormat format : kernels::all_state_formats) {
     beside_copy(all, fmt::format("adamw {}", name(format)), in_format(adamw, format));
     beside_scale(all, fmt::format("adamw {}", name(format)), in_format(adamw, format));
+    beside_copy(all, fmt::format("adamw {}, 2^n elements", name(format)), in_format(adamw_power_of_two, format));
+    beside_copy(all, fmt::format("adamw {}, tiles", name(format)), in_format(adamw_tiles, format));
     beside_copy(all, fmt::format("adamw {}, from cache", name(format)), in_format(adamw_from_cache, format));
   }
   return all;

@@ -13,7 +13,7 @@ TEST_CASE("slices cover everything once and are cut at the grain") {
     Threads threads(2);
     std::mutex mutex;
     std::vector<int> visits(count);
-    threads.for_slices(count, 16, [&](std::size_t first, std::size_t last) {
+    for_slices(threads, count, 16, [&](std::size_t first, std::size_t last) {
       const std::lock_guard lock(mutex);
       CHECK(first % 16 == 0);
       for (std::size_t i = first; i < last; ++i) {
