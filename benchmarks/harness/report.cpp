@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -54,6 +55,9 @@ std::vector<Record> show(std::istream& in, const Options& options) {
 }
 
 void write(const std::string& file, const std::string& header, const std::vector<Record>& records) {
+  if (const auto folder = std::filesystem::path(file).parent_path(); !folder.empty()) {
+    std::filesystem::create_directories(folder);
+  }
   std::ofstream out(file);
   out << header;
   for (const auto& record : records) {
@@ -102,7 +106,7 @@ int main(int argc, char** argv) {
     return report(options);
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const Error& problem) {
+  } catch (const std::exception& problem) {
     fmt::print(stderr, "{}\n", problem.what());
     return 2;
   }

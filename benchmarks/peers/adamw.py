@@ -1,0 +1,134 @@
+"""AdamW beside its peers, in one process, in turn, on the same elements with the same threads.
+
+Writes one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
+times faster Ballast is.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Callable, NamedTuple
+
+import torch
+from ours import Ballast, Library
+from theirs import DeepSpeed, Torch, WithCasts
+
+
+class Case(NamedTuple):
+    name: str
+    format: str
+    dtype: torch.dtype  # of parameters and gradients
+    against: str
+    peer: Callable  # of a parameter and a gradient
+    same_numbers: bool = True  # the peer computes what we compute, to rounding
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def with_casts(optimizer: type) -> Callable:
+    return lambda parameter, gradient: WithCasts(optimizer, parameter, gradient)
+
+
+# The table: a new comparison is a line here.
+CASES = [
+    Case("adamw fp32, all in fp32", "fp32", FP32, "torch fused", Torch),
+    Case("adamw fp32, bf16 in and out", "fp32", BF16, "torch fused + casts", with_casts(Torch)),
+    Case("adamw split, bf16 in and out", "split", BF16, "torch fused + casts", with_casts(Torch)),
+    Case("adamw bf16, bf16 in and out", "bf16", BF16, "torch fused + casts", with_casts(Torch), False),
+    Case("adamw compact, bf16 in and out", "compact", BF16, "torch fused + casts", with_casts(Torch), False),
+    Case("adamw fp32, all in fp32", "fp32", FP32, "DeepSpeed", DeepSpeed),
+    Case("adamw fp32, bf16 in and out", "fp32", BF16, "DeepSpeed + casts", with_casts(DeepSpeed)),
+    Case("adamw split, bf16 in and out", "split", BF16, "DeepSpeed + casts", with_casts(DeepSpeed)),
+    Case("adamw split, bf16 in and out", "split", BF16, "DeepSpeed bf16, no master", DeepSpeed, False),
+]
+
+
+def make(case: Case, library: Library, elements: int) -> tuple:
+    """The two sides, each with parameters and gradients of its own, equal in value."""
+    torch.manual_seed(0)
+    parameter = torch.randn(elements, dtype=case.dtype)
+    gradient = torch.randn(elements, dtype=case.dtype)
+    peer = case.peer(parameter.clone(), gradient.clone())
+    return Ballast(library, case.format, parameter, gradient), peer
+
+
+def check(case: Case, library: Library) -> None:
+    """A comparison of speed is worth nothing if the two do not do the same."""
+    ours, theirs = make(case, library, 1003)
+    for _ in range(3):
+        ours.step()
+        theirs.step()
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if case.dtype == FP32 else {"rtol": 2**-7, "atol": 1e-6}
+    torch.testing.assert_close(ours.parameter, theirs.parameter.detach(), **tolerance)
+
+
+def seconds_of(step: Callable) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def alternate(ours, theirs, warm_up: int, rounds: int) -> tuple[list, list]:
+    pairs = [(seconds_of(ours.step), seconds_of(theirs.step)) for _ in range(warm_up + rounds)][warm_up:]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def measure(case: Case, library: Library, options: argparse.Namespace) -> dict:
+    our_seconds, their_seconds = alternate(*make(case, library, options.elements), options.warm_up, options.rounds)
+    ratios = [theirs / ours for ours, theirs in zip(our_seconds, their_seconds)]
+    ratio = statistics.median(ratios)
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
+    billions = options.elements / 1e9
+    return {
+        "suite": "peers",
+        "case": case.name,
+        "value": statistics.median(our_seconds) / billions,
+        "unit": "s/1e9",
+        "against": case.against,
+        "ratio": ratio,
+        "against_value": statistics.median(their_seconds) / billions,
+        "spread": (quartiles[2] - quartiles[0]) / (2 * ratio),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="peers", description=__doc__.split("\n")[0])
+    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--elements", type=int, default=64_000_000)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--only", default="", help="only the cases whose name or peer contains this text")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    if options.list:
+        print("\n".join(f"{case.name}, beside {case.against}" for case in CASES))
+        return
+    records = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
+    torch.set_num_threads(options.threads)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read by DeepSpeed's operator when it is loaded
+    library = Library(options.library, options.threads)
+    for case in CASES:
+        if options.only not in f"{case.name} {case.against}":
+            continue
+        try:
+            make(case, library, 1)
+        except Exception as reason:  # whatever a peer's installation can fail with
+            print(f"peers: skipped {case.name} beside {case.against}: {reason}", file=sys.stderr)
+            continue
+        if case.same_numbers:
+            check(case, library)
+        print(json.dumps(measure(case, library, options)), file=records, flush=True)
+
+
+if __name__ == "__main__":
+    main()
