@@ -1,0 +1,118 @@
+// fill and accumulate.
+#include <bit>
+
+#include "tests/kernels/number_reference.h"
+#include "tests/kernels/test_backends.h"
+
+namespace ballast::kernels {
+namespace {
+
+std::uint32_t filled_with(DType dtype, float value) {
+  std::vector<std::byte> memory(byte_size(dtype));
+  plain_backend().fill({memory.data(), 1, dtype}, value);
+  return unpacked(memory, dtype)[0];
+}
+
+void check_fill_of(TestBackend& on, std::size_t count, std::size_t offset) {
+  for (const float value : {0.0f, -1.0f / 3, 1e30f, std::numeric_limits<float>::quiet_NaN()}) {
+    for (const DType dtype : floating_dtypes) {
+      const Placed target(on, Patterns(count, 0x1234), dtype, offset);
+      on.kernels().fill(target.view(), value);
+      if (target.read() != Patterns(count, filled_with(dtype, value))) {
+        FAIL(count << " elements of " << name(dtype) << " filled with " << value);
+      }
+    }
+  }
+}
+
+void fills_of_few(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; ++count) {
+    check_fill_of(on, count, count % 5);
+  }
+}
+
+void fills_of_many(TestBackend& on) {
+  check_fill_of(on, 200'003, 1);
+  check_fill_of(on, 1'100'000, 0);  // fp32 goes past the caches
+}
+
+void bytes_are_filled(TestBackend& on) {
+  const Placed target(on, Patterns(1000), DType::u8, 3);
+  on.kernels().fill(target.view(), 200.0f);
+  CHECK(target.read() == Patterns(1000, 200));
+}
+
+Patterns accumulate_on(TestBackend& on, const Patterns& from, DType dtype, const Patterns& into, DType into_dtype) {
+  const Placed source(on, from, dtype, from.size() % 3);
+  const Placed target(on, into, into_dtype, into.size() % 5);
+  on.kernels().accumulate(source.view(), 0.3f, target.view());
+  return target.read();
+}
+
+Patterns plain_accumulate(const Patterns& from, DType dtype, const Patterns& into, DType into_dtype) {
+  const std::vector<std::byte> source = packed(from, dtype);
+  std::vector<std::byte> target = packed(into, into_dtype);
+  plain_backend().accumulate({source.data(), from.size(), dtype}, 0.3f, {target.data(), into.size(), into_dtype});
+  return unpacked(target, into_dtype);
+}
+
+void check_accumulate_of(TestBackend& on, std::size_t count) {
+  for (const DType from : floating_dtypes) {
+    for (const DType into : floating_dtypes) {
+      const Patterns source = any_patterns(from, count, 1);
+      const Patterns target = any_patterns(into, count, 2);
+      if (accumulate_on(on, source, from, target, into) != plain_accumulate(source, from, target, into)) {
+        FAIL("other bits than scalar code: " << count << " elements of " << name(from) << " into " << name(into));
+      }
+    }
+  }
+}
+
+void sums_of_few(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; ++count) {
+    check_accumulate_of(on, count);
+  }
+}
+
+void sums_of_many(TestBackend& on) { check_accumulate_of(on, 200'003); }
+
+bool is_rounded_sum(double exact_in_fp32, DType into, std::uint32_t result) {
+  return std::isnan(exact_in_fp32) ? std::isnan(value_of(into, result))
+                                   : result == nearest_pattern(into, exact_in_fp32);
+}
+
+}  // namespace
+
+TEST_CASE("fills of 0 to 1,100 elements, aligned and not") { on_every_isa(fills_of_few); }
+TEST_CASE("fills give the same bits from any number of threads") { on_every_cpu(fills_of_many); }
+TEST_CASE("bytes are filled with whole numbers") { on_every_isa(bytes_are_filled); }
+TEST_CASE("sums of 0 to 1,100 elements give the same bits on every instruction set") { on_every_isa(sums_of_few); }
+TEST_CASE("sums give the same bits from any number of threads") { on_every_cpu(sums_of_many); }
+
+TEST_CASE("a fill rounds its value once") {
+  for (const DType dtype : floating_dtypes) {
+    for (const float value : {0.0f, -0.0f, -1.0f / 3, 1e30f, 0x1.01p0f, 0x1.03p0f, 1e-40f}) {
+      CHECK(filled_with(dtype, value) == nearest_pattern(dtype, static_cast<double>(value)));
+    }
+    CHECK(std::isnan(value_of(dtype, filled_with(dtype, std::nanf("")))));
+  }
+}
+
+TEST_CASE("accumulate is one fused multiply-add, rounded to the target's format") {
+  for (const DType from : floating_dtypes) {
+    for (const DType into : floating_dtypes) {
+      const Patterns source = any_patterns(from, 100'000, 3);
+      const Patterns target = any_patterns(into, source.size(), 4);
+      const Patterns result = plain_accumulate(source, from, target, into);
+      for (std::size_t i = 0; i < source.size(); ++i) {
+        const float sum = std::fma(0.3f, static_cast<float>(value_of(from, source[i])),
+                                   static_cast<float>(value_of(into, target[i])));
+        if (!is_rounded_sum(static_cast<double>(sum), into, result[i])) {
+          FAIL(name(from) << " " << source[i] << " into " << name(into) << " " << target[i] << " gave " << result[i]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace ballast::kernels

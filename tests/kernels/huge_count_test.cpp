@@ -1,0 +1,80 @@
+// More than 2^31 elements. The memory is sparse: pages that nobody wrote read as zeros and take no space.
+#include <sys/mman.h>
+
+#include "kernels/pieces.h"
+#include "tests/kernels/test_backends.h"
+#include "tests/skip.h"
+
+namespace ballast::kernels {
+namespace {
+
+constexpr std::size_t count = (std::size_t{1} << 31) + 100'003;
+
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+    memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (exists()) {
+      madvise(memory_, bytes, MADV_HUGEPAGE);  // one zero page of 2 MiB instead of 512 small ones
+    }
+  }
+  ~SparseMemory() {
+    if (exists()) {
+      munmap(memory_, bytes_);
+    }
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  bool exists() const { return memory_ != MAP_FAILED; }
+  std::byte* data() const { return static_cast<std::byte*>(memory_); }
+
+ private:
+  std::size_t bytes_;
+  void* memory_;
+};
+
+}  // namespace
+
+TEST_CASE("searches and sums over more than 2^31 elements") {
+  const SparseMemory memory(2 * count);
+  if (!memory.exists()) {
+    return skip("no 4 GiB of address space");
+  }
+  auto* values = reinterpret_cast<std::uint16_t*>(memory.data());
+  const View view(memory.data(), count, DType::bf16);
+  const std::unique_ptr<Backend> on = cpu_backend();
+  values[0] = 0x3f80;          // 1
+  values[count - 1] = 0x4000;  // 2
+  ExactSum sum;
+  on->sum_of_squares(view, &sum);
+  CHECK(value(sum) == 5);
+  values[count - 1] = 0x7f80;
+  std::uint64_t first = no_index;
+  on->first_non_finite(view, 10, &first);
+  CHECK(first == count + 9);
+}
+
+TEST_CASE("pieces of more than 2^32 elements lie where they should") {
+  const std::size_t many = (std::size_t{1} << 33) + 5;
+  std::size_t sum = 0;
+  std::size_t end = 0;
+  each_piece(Threads(1), many, [&](std::size_t first, std::size_t piece) {
+    sum += piece;
+    end = std::max(end, first + piece);
+  });
+  CHECK(sum == many);
+  CHECK(end == many);
+  const SparseMemory memory(4 * many);
+  if (!memory.exists()) {
+    return skip("no 32 GiB of address space");
+  }
+  const View view(memory.data(), many, DType::fp32);
+  CHECK(numbers(view, many - 1, 1).data == memory.data() + 4 * (many - 1));
+  CHECK(code_bytes(many, CodeBits::four) == many / 2 + 1);
+  CHECK(scale_count(many) == many / 128 + 1);
+  const CopyPiece pieces[] = {{view, view}};
+  const CopyPlan plan(pieces, elements_per_task);
+  CHECK(plan.part(plan.parts() - 1).back().end == many);
+}
+
+}  // namespace ballast::kernels

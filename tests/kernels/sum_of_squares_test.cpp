@@ -1,0 +1,115 @@
+#include <bit>
+
+#include "kernels/state_math.h"
+#include "tests/kernels/number_reference.h"
+#include "tests/kernels/test_backends.h"
+
+namespace ballast::kernels {
+namespace {
+
+// By definition: eight lanes for each group of 128, then the lanes in halves, then the groups exactly.
+ExactSum defined_sum(const Patterns& patterns, DType dtype) {
+  ExactSum sum;
+  for (std::size_t first = 0; first < patterns.size(); first += group_size) {
+    double lanes[8]{};
+    for (std::size_t i = first; i < std::min(first + group_size, patterns.size()); ++i) {
+      const double x = value_of(dtype, patterns[i]);
+      lanes[i % 8] = std::fma(x, x, lanes[i % 8]);
+    }
+    for (const std::size_t half : {4u, 2u, 1u}) {
+      for (std::size_t i = 0; i < half; ++i) {
+        lanes[i] += lanes[i + half];
+      }
+    }
+    add(sum, lanes[0]);
+  }
+  carry(sum);
+  return sum;
+}
+
+ExactSum sum_on(TestBackend& on, const Patterns& patterns, DType dtype, std::size_t offset = 0) {
+  const Placed values(on, patterns, dtype, offset);
+  const PlacedValue<ExactSum> sum(on, {});
+  on.kernels().sum_of_squares(values.view(), sum.get());
+  return sum.read();
+}
+
+void check_sum_of(TestBackend& on, std::size_t count) {
+  for (const DType dtype : floating_dtypes) {
+    for (const Patterns& patterns : {finite_patterns(dtype, count, 1), any_patterns(dtype, count, 2)}) {
+      if (!(sum_on(on, patterns, dtype, count % 7) == defined_sum(patterns, dtype))) {
+        FAIL("the sum of " << count << " squares of " << name(dtype));
+      }
+    }
+  }
+}
+
+void sums_of_few(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; ++count) {
+    check_sum_of(on, count);
+  }
+}
+
+void sums_of_many(TestBackend& on) {
+  check_sum_of(on, 65'536);
+  check_sum_of(on, 300'001);
+}
+
+void any_cut_gives_the_same(TestBackend& on) {
+  const Patterns patterns = finite_patterns(DType::bf16, 300'001, 3);
+  const ExactSum whole = sum_on(on, patterns, DType::bf16);
+  const Placed values(on, patterns, DType::bf16);
+  for (const std::size_t groups : {1u, 3u, 100u, 1'000u, 2'000u}) {
+    const PlacedValue<ExactSum> sum(on, {});
+    const std::size_t step = groups * group_size;
+    for (std::size_t last = (patterns.size() - 1) / step + 1; last > 0; --last) {  // from the back
+      const std::size_t first = (last - 1) * step;
+      on.kernels().sum_of_squares(values.view().part(first, std::min(step, patterns.size() - first)), sum.get());
+    }
+    CHECK(sum.read() == whole);
+  }
+}
+
+void formats_agree(TestBackend& on) {
+  for (const DType half : {DType::bf16, DType::fp16}) {
+    const Patterns patterns = finite_patterns(half, 10'000, 4);
+    Patterns wide(patterns.size());
+    std::ranges::transform(patterns, wide.begin(), [half](std::uint32_t pattern) {
+      return std::bit_cast<std::uint32_t>(static_cast<float>(value_of(half, pattern)));
+    });
+    CHECK(sum_on(on, patterns, half) == sum_on(on, wide, DType::fp32));
+  }
+}
+
+void extremes(TestBackend& on) {
+  CHECK(value(sum_on(on, Patterns(1, 1u), DType::fp32)) == 0x1p-298);
+  CHECK(value(sum_on(on, Patterns(1 << 20, 1u), DType::fp32)) == 0x1p-278);
+  const auto largest = static_cast<double>(std::numeric_limits<float>::max());
+  CHECK(value(sum_on(on, Patterns(1 << 20, 0x7f7fffffu), DType::fp32)) == largest * largest * 0x1p20);
+  Patterns patterns(1000, 0x3f800000u);
+  patterns[999] = 0xff800000u;
+  CHECK(value(sum_on(on, patterns, DType::fp32)) == std::numeric_limits<double>::infinity());
+  patterns[0] = 0x7f800001u;
+  CHECK(std::isnan(value(sum_on(on, patterns, DType::fp32))));
+}
+
+}  // namespace
+
+TEST_CASE("sums of 0 to 1,100 squares are what their definition says") { on_every_isa(sums_of_few); }
+TEST_CASE("sums of squares have the same bits from any number of threads") { on_every_cpu(sums_of_many); }
+TEST_CASE("sums of squares have the same bits however they are cut") { on_every_cpu(any_cut_gives_the_same); }
+TEST_CASE("sums of squares do not depend on the format of the same numbers") { on_every_isa(formats_agree); }
+TEST_CASE("sums of the least and the largest squares, of infinities and NaNs") { on_every_isa(extremes); }
+
+TEST_CASE("a sum of squares is within 2^-46 of the true one") {
+  const Patterns patterns = finite_patterns(DType::fp32, 100'000, 5);
+  long double sum = 0;
+  for (const std::uint32_t pattern : patterns) {
+    const long double x = value_of(DType::fp32, pattern);
+    sum += x * x;
+  }
+  const long double got = value(defined_sum(patterns, DType::fp32));
+  CHECK(std::abs(got / sum - 1) < 0x1p-46L);
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,81 @@
+// Runs one test on many backends. A test is a function of a TestBackend: it places its arguments in memory that the
+// backend reaches, and reads results back. `on_every_isa(test)` and `on_every_cpu(test)` run it on CPUs.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/numbers.h"
+
+namespace ballast::kernels {
+
+class TestBackend {
+ public:
+  virtual ~TestBackend() = default;
+  virtual std::string name() const = 0;
+  virtual Backend& kernels() = 0;
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;  // aligned to 64 bytes
+  virtual void write(std::byte* to, const void* from, std::size_t bytes) = 0;
+  virtual void read(void* to, const std::byte* from, std::size_t bytes) = 0;  // when all work is done
+};
+
+using BackendTest = std::function<void(TestBackend&)>;
+
+void on_every_isa(const BackendTest& test);  // on one thread
+void on_every_cpu(const BackendTest& test);  // with every instruction set, on 1, 2, 3 and 7 threads
+
+Backend& plain_backend();  // scalar code on one thread: what the others' bits are compared with
+
+// Elements as 32-bit words that hold their patterns, in or out of a backend's memory.
+using Patterns = std::vector<std::uint32_t>;
+std::vector<std::byte> packed(const Patterns& patterns, DType dtype);
+Patterns unpacked(const std::vector<std::byte>& bytes, DType dtype);
+
+inline constexpr DType floating_dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
+
+// Any patterns: NaN, infinities and subnormals among them.
+Patterns any_patterns(DType dtype, std::size_t count, std::uint32_t seed);
+Patterns finite_patterns(DType dtype, std::size_t count, std::uint32_t seed);  // from 2^-14 to 1, both signs
+bool is_finite(DType dtype, std::uint32_t pattern);
+
+// An array in a backend's memory, `offset` elements behind an aligned address. read() also checks that nothing around the
+// array was written.
+class Placed {
+ public:
+  Placed(TestBackend& on, const Patterns& patterns, DType dtype, std::size_t offset = 0);
+  View view() const { return {memory_.get() + before_, count_, dtype_}; }
+  Patterns read() const;
+
+ private:
+  TestBackend& on_;
+  DType dtype_;
+  std::size_t count_;
+  std::size_t before_;
+  std::vector<std::byte> placed_;
+  std::shared_ptr<std::byte> memory_;
+};
+
+// One value of a plain type in a backend's memory.
+template <class T>
+class PlacedValue {
+ public:
+  PlacedValue(TestBackend& on, const T& value) : on_(on), memory_(on.allocate(sizeof(T))) {
+    on.write(memory_.get(), &value, sizeof(T));
+  }
+  T* get() const { return reinterpret_cast<T*>(memory_.get()); }
+  T read() const {
+    T value;
+    on_.read(&value, memory_.get(), sizeof(T));
+    return value;
+  }
+
+ private:
+  TestBackend& on_;
+  std::shared_ptr<std::byte> memory_;
+};
+
+}  // namespace ballast::kernels
