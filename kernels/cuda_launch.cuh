@@ -1,0 +1,55 @@
+// How every CUDA walk is launched, and how its threads share the work: a block takes a chunk at a time.
+#pragma once
+
+#include <string_view>
+
+#include "kernels/chunks.h"
+#include "kernels/cuda.h"
+#include "kernels/runtime/cuda_check.h"
+
+namespace ballast::kernels {
+
+// Makes a GPU current for this thread, and the former one again at the end.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(int gpu);
+  ~CurrentGpu();
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+
+ private:
+  int former_ = 0;
+  bool changed_ = false;
+};
+
+unsigned blocks_for(const Cuda& cuda, std::size_t chunks);
+
+// Nothing happens where there are no chunks.
+template <class... Arguments>
+void launch(const Cuda& cuda, std::string_view what, std::size_t chunks, void (*kernel)(Arguments...),
+            const std::type_identity_t<Arguments>&... arguments) {
+  if (chunks > 0) {
+    const CurrentGpu current(cuda.gpu);
+    kernel<<<blocks_for(cuda, chunks), threads_per_chunk, 0, cuda.stream>>>(arguments...);
+    check_cuda(cudaGetLastError(), what);
+  }
+}
+
+// body(nth) for each chunk of the calling thread's block.
+template <class Body>
+__device__ void each_chunk(std::size_t chunks, Body&& body) {
+  for (std::size_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    body(chunk);
+  }
+}
+
+// Among the sixteen threads of a group.
+__device__ inline std::uint32_t max_of_group(std::uint32_t x) {
+  const std::uint32_t threads = 0xffffu << (threadIdx.x & 16u);
+  for (unsigned distance = threads_per_group / 2; distance > 0; distance /= 2) {
+    x = max(x, __shfl_xor_sync(threads, x, distance));
+  }
+  return x;
+}
+
+}  // namespace ballast::kernels

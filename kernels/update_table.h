@@ -1,0 +1,73 @@
+// What one launch of the CUDA optimizer step works on: a tile, and up to 64 of its runs with their coefficients. It
+// travels as the kernel's argument.
+#pragma once
+
+#include "kernels/chunks.h"
+#include "kernels/update.h"
+
+namespace ballast::kernels {
+
+inline constexpr std::size_t runs_per_launch = 64;
+
+template <class Rule>
+struct RunStep {
+  Rule rule;
+  float gradient_factor;
+};
+
+template <class Rule>
+struct UpdateTable {
+  UpdateTile tile;
+  Stretches<runs_per_launch> runs;
+  RunStep<Rule> steps[runs_per_launch];
+};
+
+// Whether every array of the tile may be accessed by whole octets from element `begin` on.
+inline bool aligned_at(const UpdateTile& tile, std::size_t begin) {
+  const auto aligned = [begin](const std::byte* array, std::size_t element_bytes) {
+    return array == nullptr || is_octet_aligned(array + begin * element_bytes, element_bytes);
+  };
+  return aligned(tile.gradient, byte_size(tile.gradient_dtype)) &&
+         aligned(tile.parameter, byte_size(tile.parameter_dtype)) && aligned(tile.master, master_bytes(tile.format)) &&
+         aligned(tile.momentum, moment_bytes(tile.format)) && aligned(tile.variance, moment_bytes(tile.format));
+}
+
+template <class Rule>
+void add_run(UpdateTable<Rule>& table, const Run& run, const RunStep<Rule>& step) {
+  table.steps[table.runs.count] = step;
+  add_stretch(table.runs, run.begin, run.count, aligned_at(table.tile, run.begin));
+}
+
+template <class Rule, class Launch>
+void each_table_of(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
+                   const Launch& launch) {
+  UpdateTable<Rule> table;
+  table.tile = tile;
+  for (const Run& run : runs) {
+    const GroupStep& group = groups[run.group];
+    const Rule* rule = std::get_if<Rule>(&group.rule);
+    if (rule == nullptr || run.count == 0) {
+      continue;
+    }
+    add_run(table, run, {*rule, group.gradient_factor});
+    if (table.runs.count == runs_per_launch) {
+      launch(table);
+      table.runs.count = 0;
+    }
+  }
+  if (table.runs.count > 0) {
+    launch(table);
+  }
+}
+
+// Calls launch(table) for the tables that hold all the runs: one for each rule that occurs and each 64 runs of it.
+template <class Launch>
+void each_table(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
+                const Launch& launch) {
+  const auto each_rule = [&]<class... Rules>(const std::variant<Rules...>*) {
+    (each_table_of<Rules>(tile, runs, groups, launch), ...);
+  };
+  each_rule(static_cast<const Rule*>(nullptr));
+}
+
+}  // namespace ballast::kernels
