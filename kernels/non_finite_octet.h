@@ -1,0 +1,26 @@
+// Which of a thread's elements is the first NaN or infinity.
+#pragma once
+
+#include "kernels/number_octet.h"
+
+namespace ballast::kernels {
+
+constexpr std::uint32_t infinity_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16: return Bf16Format::infinity;
+    case DType::fp16: return Fp16Format::infinity;
+    default: return Fp32Format::infinity;
+  }
+}
+
+// `index` is that of the first element. Where there is none: the largest number.
+constexpr std::uint64_t first_non_finite_of(const Octet& patterns, std::uint32_t infinity, std::uint64_t index) {
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    if ((patterns.at[i] & infinity) == infinity) {
+      return index + i;
+    }
+  }
+  return UINT64_MAX;
+}
+
+}  // namespace ballast::kernels

@@ -1,0 +1,93 @@
+// Block quantization by one CUDA thread: eight elements. The sixteen threads of a group share its largest magnitude.
+#pragma once
+
+#include "kernels/number_octet.h"
+#include "kernels/quantize_pieces.h"
+#include "kernels/random_math.h"
+
+namespace ballast::kernels {
+
+constexpr std::uint32_t largest_magnitude(const FloatOctet& floats) {
+  std::uint32_t largest = 0;
+  for (const float x : floats.at) {
+    largest = max(largest, bits(magnitude(x)));
+  }
+  return largest;
+}
+
+// `index` is that of the first element in its unit.
+constexpr Octet to_codes(const FloatOctet& floats, const GroupScale& scale, CodeBits code_bits,
+                         const CodeRounding& rounding, std::uint64_t index) {
+  const auto largest = static_cast<std::uint32_t>(largest_code(code_bits));
+  const RoundingKey key = rounding_key(rounding.stream, index);
+  Octet codes{};
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    if (scale.factor == 0.0f) {
+      codes.at[i] = 0;
+    } else if (rounding.stochastic) {
+      const float noise = noise_of(random_bits(static_cast<std::uint32_t>(index + i), key));
+      codes.at[i] = to_stochastic_code(floats.at[i], scale.factor, noise, largest);
+    } else {
+      codes.at[i] = to_nearest_code(floats.at[i], scale.factor, largest);
+    }
+  }
+  return codes;
+}
+
+constexpr FloatOctet from_codes(const Octet& codes, float scale) {
+  FloatOctet floats{};
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    floats.at[i] = from_code(codes.at[i], scale);
+  }
+  return floats;
+}
+
+// --- Codes in memory: eight bytes an octet, or four ---
+
+// An octet of 4-bit codes lies in memory as four bytes.
+constexpr OctetPlace place_of_pairs(const OctetPlace& place) {
+  return {.first = place.first / 2, .count = (place.count + 1) / 2, .whole = false};
+}
+
+template <class Byte>
+constexpr void store_codes(Byte* codes, CodeBits code_bits, const OctetPlace& place, const Octet& octet) {
+  auto* const bytes = reinterpret_cast<std::byte*>(codes);
+  if (code_bits == CodeBits::eight) {
+    store_octet_of<std::uint8_t>(bytes, place, octet);
+    return;
+  }
+  Octet pairs{};
+  for (std::size_t i = 0; i < octet_size; i += 2) {
+    pairs.at[i / 2] = pack_codes((octet.at[i] & 0xffu) | (octet.at[i + 1] & 0xffu) << 8);
+  }
+  if (place.whole) {
+    const std::uint32_t word =
+        (pairs.at[0] & 0xffu) | (pairs.at[1] & 0xffu) << 8 | (pairs.at[2] & 0xffu) << 16 | pairs.at[3] << 24;
+    *reinterpret_cast<std::uint32_t*>(bytes + place.first / 2) = word;
+  } else {
+    store_octet<std::uint8_t, false>(bytes, place_of_pairs(place), pairs);
+  }
+}
+
+// With their signs extended to 32 bits.
+template <class Byte>
+constexpr Octet load_codes(const Byte* codes, CodeBits code_bits, const OctetPlace& place) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(codes);
+  Octet octet{};
+  if (code_bits == CodeBits::eight) {
+    octet = load_octet_of<std::uint8_t>(bytes, place);
+    for (std::uint32_t& code : octet.at) {
+      code = static_cast<std::uint32_t>(static_cast<std::int8_t>(code));
+    }
+    return octet;
+  }
+  const Octet pairs = load_octet<std::uint8_t, false>(bytes, place_of_pairs(place));
+  for (std::size_t i = 0; i < octet_size; i += 2) {
+    const std::uint32_t pair = unpack_codes(pairs.at[i / 2]);
+    octet.at[i] = extend_sign_of_4_bits(pair & 0xffu);
+    octet.at[i + 1] = extend_sign_of_4_bits(shift_right<8>(pair));
+  }
+  return octet;
+}
+
+}  // namespace ballast::kernels
