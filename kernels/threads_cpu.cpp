@@ -9,7 +9,7 @@ struct Threads::Arena {
   mutable oneapi::tbb::task_arena tbb;
 };
 
-Threads::Threads(int count) : count_(count), arena_(std::make_unique<Arena>(oneapi::tbb::task_arena(count))) {}
+Threads::Threads(int count) : count_(count), arena_(new Arena{oneapi::tbb::task_arena(count)}) {}
 
 Threads::~Threads() = default;
 

@@ -38,15 +38,13 @@ void move_all(std::string_view call, const std::filesystem::path& path, std::uin
 
 File::File(const std::filesystem::path& path, int flags)
     : path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0600)) {
-  if (descriptor_ < 0)
-    fail_call("open", path_, 0, errno);
+  if (descriptor_ < 0) fail_call("open", path_, 0, errno);
 }
 
 File::File(File&& other) noexcept : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 File::~File() {
-  if (descriptor_ >= 0)
-    ::close(descriptor_);
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void File::read(std::uint64_t offset, std::span<std::byte> into) const {
@@ -62,8 +60,7 @@ void File::write(std::uint64_t offset, std::span<const std::byte> from) const {
 }
 
 void File::flush() const {
-  if (::fdatasync(descriptor_) != 0)
-    fail_call("fdatasync", path_, 0, errno);
+  if (::fdatasync(descriptor_) != 0) fail_call("fdatasync", path_, 0, errno);
 }
 
 }  // namespace ballast::offload

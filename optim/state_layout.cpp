@@ -19,16 +19,12 @@ StateLayout::StateLayout(const StateKind& kind, std::size_t elements) : kind_(ki
   if (kind.parameter != DType::fp32) {  // an fp32 parameter is itself the master
     add("master", elements * kernels::master_bytes(kind.format));
   }
-  if (has_momentum)
-    add("momentum", elements * kernels::moment_bytes(kind.format));
-  if (has_variance)
-    add("variance", elements * kernels::moment_bytes(kind.format));
+  if (has_momentum) add("momentum", elements * kernels::moment_bytes(kind.format));
+  if (has_variance) add("variance", elements * kernels::moment_bytes(kind.format));
   if (kind.format == kernels::StateFormat::compact) {
     const std::size_t scales = round_up(elements, kernels::group_size) / kernels::group_size * sizeof(float);
-    if (has_momentum)
-      add("momentum scales", scales);
-    if (has_variance)
-      add("variance scales", scales);
+    if (has_momentum) add("momentum scales", scales);
+    if (has_variance) add("variance scales", scales);
   }
 }
 

@@ -11,20 +11,16 @@ std::size_t Builder::slot(Slot slot) {
 }
 
 void Builder::reads(Op& op, const Piece& piece) {
-  if (piece.slot == none)
-    return;
+  if (piece.slot == none) return;
   History& history = history_[piece.slot];
-  if (history.writer != none)
-    op.after.push_back(history.writer);
+  if (history.writer != none) op.after.push_back(history.writer);
   history.readers_since.push_back(program_.ops.size());
 }
 
 void Builder::writes(Op& op, const Piece& piece) {
-  if (piece.slot == none)
-    return;
+  if (piece.slot == none) return;
   History& history = history_[piece.slot];
-  if (history.writer != none)
-    op.after.push_back(history.writer);
+  if (history.writer != none) op.after.push_back(history.writer);
   op.after.insert(op.after.end(), history.readers_since.begin(), history.readers_since.end());
   history = {.writer = program_.ops.size(), .readers_since = {}};
 }
@@ -35,7 +31,7 @@ std::size_t Builder::add(Op op) {
   writes(op, op.state);
   std::erase(op.after, program_.ops.size());
   std::ranges::sort(op.after);
-  op.after.erase(std::ranges::unique(op.after).begin(), op.after.end());
+  op.after.erase(std::unique(op.after.begin(), op.after.end()), op.after.end());
   program_.ops.push_back(std::move(op));
   return program_.ops.size() - 1;
 }

@@ -53,8 +53,7 @@ class Compiler {
     const Placement& placement = in_.placement;
     const DType dtype = in_.model.units.front().dtype;
     whole_ = slots("parameters", placement.whole_parameters, dtype, &UnitLayout::elements);
-    if (!placement.whole_parameters)
-      shard_ = slots("shard", true, dtype, &UnitLayout::shard);
+    if (!placement.whole_parameters) shard_ = slots("shard", true, dtype, &UnitLayout::shard);
     gradients_ = slots("gradients", placement.whole_gradients, dtype, &UnitLayout::elements);
     reduced_ = slots("reduced", true, DType::fp32, &UnitLayout::shard);
     make_state_slots();
@@ -96,10 +95,8 @@ class Compiler {
   void use(std::size_t unit, std::size_t micro, Phase phase) {
     const bool backward = phase == Phase::backward;
     const Piece gradients{gradients_[unit], 0, in_.layout.units[unit].elements};
-    if (!in_.placement.whole_parameters)
-      gather(unit, phase);
-    if (backward)
-      builder_.add({.kind = OpKind::clear, .phase = phase, .unit = unit, .to = gradients});
+    if (!in_.placement.whole_parameters) gather(unit, phase);
+    if (backward) builder_.add({.kind = OpKind::clear, .phase = phase, .unit = unit, .to = gradients});
     builder_.add({.kind = OpKind::use,
                   .phase = phase,
                   .unit = unit,
@@ -126,8 +123,7 @@ class Compiler {
       const Piece state = builder_.whole(state_[unit][tile]);
       const auto [first, count] = tiles[tile];
       const Piece own = own_parameters(unit);
-      if (on_drive)
-        builder_.add({.kind = OpKind::read, .unit = unit, .tile = tile, .to = state});
+      if (on_drive) builder_.add({.kind = OpKind::read, .unit = unit, .tile = tile, .to = state});
       builder_.add({.kind = OpKind::update,
                     .unit = unit,
                     .tile = tile,
@@ -139,8 +135,7 @@ class Compiler {
         writes_.push_back(builder_.add({.kind = OpKind::write, .unit = unit, .tile = tile, .from = state}));
       }
     }
-    if (in_.placement.whole_parameters)
-      gather(unit, Phase::step);
+    if (in_.placement.whole_parameters) gather(unit, Phase::step);
   }
 
   const CompileInput& in_;

@@ -83,8 +83,7 @@ void Engine::run(const Op& op) {
     case OpKind::update: return update(op);
     case OpKind::write: return parts_.records->write(record(op), view(op.from).as_bytes());
     case OpKind::commit:
-      if (parts_.records != nullptr)
-        parts_.records->commit();
+      if (parts_.records != nullptr) parts_.records->commit();
       return;
   }
 }
@@ -112,8 +111,7 @@ Stretch Engine::in_unit(const Op& op) const {
 }
 
 void Engine::update(const Op& op) {
-  if (decision_.skip)
-    return;
+  if (decision_.skip) return;
   const Stretch stretch = in_unit(op);
   kernels::UpdateTile tile = parts_.state.tile(view(op.state).data());
   tile.parameter = view(op.to).data();

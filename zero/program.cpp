@@ -23,18 +23,13 @@ std::string piece_text(const Program& program, std::string_view label, const Pie
 std::string op_text(const Program& program, std::size_t index) {
   const Op& op = program.ops[index];
   std::string text = fmt::format("%{} {}", index, kind_names[static_cast<std::size_t>(op.kind)]);
-  if (op.kind == OpKind::use)
-    text += fmt::format(" {}", phase_names[static_cast<std::size_t>(op.phase)]);
-  if (op.unit != none)
-    text += fmt::format(" unit={}", op.unit);
-  if (op.tile != none)
-    text += fmt::format(" tile={}", op.tile);
-  if (op.ranks == Ranks::replica_group)
-    text += " over=replicas";
+  if (op.kind == OpKind::use) text += fmt::format(" {}", phase_names[static_cast<std::size_t>(op.phase)]);
+  if (op.unit != none) text += fmt::format(" unit={}", op.unit);
+  if (op.tile != none) text += fmt::format(" tile={}", op.tile);
+  if (op.ranks == Ranks::replica_group) text += " over=replicas";
   text +=
       piece_text(program, "from", op.from) + piece_text(program, "to", op.to) + piece_text(program, "state", op.state);
-  if (!op.after.empty())
-    text += fmt::format(" after=%{}", fmt::join(op.after, ",%"));
+  if (!op.after.empty()) text += fmt::format(" after=%{}", fmt::join(op.after, ",%"));
   return text + "\n";
 }
 
