@@ -11,6 +11,7 @@ using simd::below;
 using simd::bits;
 using simd::fma;
 using simd::is_nan;
+using simd::is_number;
 using simd::max;
 using simd::min;
 using simd::none_of;

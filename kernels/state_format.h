@@ -12,6 +12,9 @@ enum class StateFormat : std::uint8_t { fp32, split, bf16, compact };
 inline constexpr StateFormat all_state_formats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
                                                     StateFormat::compact};
 
+// Elements that share a scale. Shards, tiles and runs start at multiples of it, so that a group has one owner.
+inline constexpr std::size_t group_size = 128;
+
 constexpr std::string_view name(StateFormat format) {
   constexpr std::string_view names[] = {"fp32", "split", "bf16", "compact"};
   return names[static_cast<std::size_t>(format)];

@@ -8,63 +8,71 @@
 #pragma once
 
 #include "kernels/number_math.h"
+#include "kernels/state_format.h"
 
 namespace ballast::kernels {
 
-// Elements that share a scale. Shards, tiles and runs start at multiples of it, so that a group has one owner.
-inline constexpr std::size_t group_size = 128;
-
 // --- The master parameter ---
 
-// Nearest, a tie away from zero. Together with the low half this is exact: the low half alone tells whether the upper
-// one was rounded up, which with ties to even it does not. One value in 65,536 is a tie, and the sign makes it fair.
+// The bf16 parameter, in the upper half: nearest, a tie away from zero. With the low half of the master this is exact: the
+// low half alone tells whether the upper one was rounded up, which with ties to even it does not. One value in 65,536 is
+// a tie, and the sign makes it fair.
+template <class F>
+constexpr BitsOf<F> rounded_parameter(F master) {
+  using U = BitsOf<F>;
+  return select(is_number(master), bits(master) + U(0x8000u), bits(master));
+}
+
 template <class F>
 constexpr BitsOf<F> to_bf16_parameter(F master) {
-  using U = BitsOf<F>;
-  const U pattern = bits(master);
-  return shift_right<16>(select(is_nan(master), pattern | U(0x400000u), pattern + U(0x8000u)));
+  return shift_right<16>(rounded_parameter(master));
 }
 
+// The bf16 parameter above, the remainder below: the low half as it is.
 template <class F>
-constexpr BitsOf<F> remainder16(F master) {
+constexpr BitsOf<F> split16(F master) {
   using U = BitsOf<F>;
-  return bits(master) & U(0xffffu);
+  return rounded_parameter(master) ^ U(0x8000u);  // undoes in the low half what rounding has added there
 }
 
-// The remainder comes with its sign extended to 32 bits.
+// Adds the remainder, a signed number, to the parameter above it.
 template <class U>
-constexpr auto join16(U parameter, U signed_remainder) {
-  return as_float(shift_left<16>(parameter) + signed_remainder);
+constexpr auto join16(U halves) {
+  return as_float((halves ^ U(0x8000u)) - U(0x8000u));
 }
 
 // Adds noise below the bits that are kept; cutting the rest off then rounds up as often as it should. NaN stays NaN.
 template <class F>
-constexpr F add_noise(F x, BitsOf<F> noise) {
-  return as_float(select(is_nan(x), bits(x), bits(x) + noise));
+constexpr BitsOf<F> add_noise(F x, BitsOf<F> noise) {
+  return select(is_number(x), bits(x) + noise, bits(x));
 }
 
-// A master of which the upper 24 bits are kept: they are exactly what join8 gives back.
+// A bf16 parameter in the upper half, and 8 bits more of the master in the low byte.
+template <class U>
+struct Split8 {
+  U parameter;
+  U remainder;
+};
+
 template <class F>
-constexpr F round_to_24_bits(F master, BitsOf<F> random) {
+constexpr Split8<BitsOf<F>> split8(F master, BitsOf<F> random) {
   using U = BitsOf<F>;
-  return add_noise(master, random & U(0xffu));
+  const U noisy = add_noise(master, random & U(0xffu));
+  return {select(is_number(master), noisy + U(0x8000u), noisy), shift_right<8>(noisy)};
 }
 
-template <class F>
-constexpr BitsOf<F> remainder8(F master) {
-  return shift_right<8>(bits(master));  // stored as a byte, which cuts the rest off
-}
-
+// The remainder comes with its sign extended to 32 bits.
 template <class U>
 constexpr auto join8(U parameter, U signed_remainder) {
-  return as_float(shift_left<16>(parameter) + shift_left<8>(signed_remainder));
+  return as_float(parameter + shift_left<8>(signed_remainder));
 }
 
 // --- Moments in bf16 ---
 
+// In the upper half.
 template <class F>
 constexpr BitsOf<F> to_bf16_stochastic(F x, BitsOf<F> random16) {
-  return shift_right<16>(bits(add_noise(x, random16)));
+  return add_noise(x, random16);
 }
 
 // --- Moments in 8 bits ---
@@ -97,14 +105,17 @@ template <class F>
 constexpr BitsOf<F> compand_momentum(F m, F factor, BitsOf<F> random) {
   using U = BitsOf<F>;
   const U size = compand<4>(magnitude(m), factor, shift_right<13>(random));
-  return (size & U(0x7fu)) | (shift_right<24>(bits(m)) & U(0x80u));
+  const U sign = shift_right<24>(bits(m));
+  return sign ^ ((sign ^ size) & U(0x7fu));
 }
 
+// The code comes with its sign extended to 32 bits.
 template <class F>
-constexpr F expand_momentum(BitsOf<F> code, F scale) {
+constexpr F expand_momentum(BitsOf<F> signed_code, F scale) {
   using U = BitsOf<F>;
-  const F size = expand<4>(code, scale);  // the sign lies where the base has a bit already
-  return as_float(bits(size) | (shift_left<24>(code) & U(0x80000000u)));
+  const U sum = (shift_left<19>(signed_code) | U(compand_base)) & U(0xbfffffffu);
+  const U base = bits(scale * F(-0x1p-7f)) ^ (sum & U(0x80000000u));
+  return fma(as_float(sum), scale, as_float(base));
 }
 
 // The root of the second moment: 8 bits; storing the byte cuts the upper bits of the exponent off. Code 0 is not used:

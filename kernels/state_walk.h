@@ -1,8 +1,8 @@
 // The CPU walk of the state formats: a group of elements is read as fp32 lanes and written back from them.
 //
-//   format    master           moments             A group's pointers all go to its first element. `random` holds 32 bits
-//   fp32      Fp32Master       Fp32Moments         for each of its elements; the masters and moments that round use other
-//   split     SplitMaster      Fp32Moments         bits of them.
+//   format    master           moments             Each is made for the group that begins at element `first` of the tile.
+//   fp32      Fp32Master       Fp32Moments         Where a master and moments round, they use other bits of an element's
+//   split     SplitMaster      Fp32Moments         random ones.
 //   bf16      SplitMaster      Bf16Moments
 //   compact   CompactMaster    CompactMoments
 #pragma once
@@ -14,14 +14,19 @@
 
 namespace ballast::kernels {
 
+// Element `first` of an array, or null where the tile has none.
 template <class T>
-T* as(std::byte* bytes) {
-  return reinterpret_cast<T*>(bytes);
+T* at(std::byte* array, std::size_t first) {
+  return array == nullptr ? nullptr : reinterpret_cast<T*>(array) + first;
 }
-template <class T>
-const T* as(const std::byte* bytes) {
-  return reinterpret_cast<const T*>(bytes);
-}
+
+// What the passes over a group hand on, in the innermost cache.
+struct Scratch {
+  alignas(64) float gradient[group_size];
+  alignas(64) std::uint32_t random[group_size];
+  alignas(64) float momentum[group_size];
+  alignas(64) float root[group_size];
+};
 
 // --- Masters ---
 
@@ -32,10 +37,10 @@ class Fp32Master {
  public:
   static constexpr bool rounds = false;
 
-  Fp32Master(const UpdateTile& group, const std::uint32_t*)
-      : master_(as<float>(group.parameter_dtype == DType::fp32 ? group.parameter : group.master)),
-        parameter_(as<std::uint16_t>(group.parameter)),
-        dtype_(group.parameter_dtype),
+  Fp32Master(const UpdateTile& tile, std::size_t first, const Scratch&)
+      : master_(at<float>(tile.parameter_dtype == DType::fp32 ? tile.parameter : tile.master, first)),
+        parameter_(at<std::uint16_t>(tile.parameter, first)),
+        dtype_(tile.parameter_dtype),
         aligned_(reinterpret_cast<std::uintptr_t>(parameter_) % (2 * S::width) == 0) {}
 
   F read(std::size_t i) const { return S::load(master_ + i); }
@@ -72,15 +77,12 @@ class SplitMaster {
  public:
   static constexpr bool rounds = false;
 
-  SplitMaster(const UpdateTile& group, const std::uint32_t*)
-      : parameter_(as<std::uint16_t>(group.parameter)), remainder_(as<std::uint16_t>(group.master)) {}
+  SplitMaster(const UpdateTile& tile, std::size_t first, const Scratch&)
+      : parameter_(at<std::uint16_t>(tile.parameter, first)), remainder_(at<std::uint16_t>(tile.master, first)) {}
 
-  F read(std::size_t i) const { return join16(S::load(parameter_ + i), S::load_signed(remainder_ + i)); }
+  F read(std::size_t i) const { return join16(S::load_halves(parameter_ + i, remainder_ + i)); }
 
-  void write(std::size_t i, F master) {
-    S::store(parameter_ + i, to_bf16_parameter(master));
-    S::store(remainder_ + i, remainder16(master));
-  }
+  void write(std::size_t i, F master) { S::store_halves(parameter_ + i, remainder_ + i, split16(master)); }
 
  private:
   std::uint16_t* parameter_;
@@ -94,15 +96,17 @@ class CompactMaster {
  public:
   static constexpr bool rounds = true;
 
-  CompactMaster(const UpdateTile& group, const std::uint32_t* random)
-      : parameter_(as<std::uint16_t>(group.parameter)), remainder_(as<std::uint8_t>(group.master)), random_(random) {}
+  CompactMaster(const UpdateTile& tile, std::size_t first, const Scratch& scratch)
+      : parameter_(at<std::uint16_t>(tile.parameter, first)),
+        remainder_(at<std::uint8_t>(tile.master, first)),
+        random_(scratch.random) {}
 
-  F read(std::size_t i) const { return join8(S::load(parameter_ + i), S::load_signed(remainder_ + i)); }
+  F read(std::size_t i) const { return join8(S::load_high(parameter_ + i), S::load_signed(remainder_ + i)); }
 
   void write(std::size_t i, F master) {
-    const F kept = round_to_24_bits(master, S::load(random_ + i));
-    S::store(parameter_ + i, to_bf16_parameter(kept));
-    S::store(remainder_ + i, remainder8(kept));
+    const auto parts = split8(master, S::load(random_ + i));
+    S::store_high(parameter_ + i, parts.parameter);
+    S::store(remainder_ + i, parts.remainder);
   }
 
  private:
@@ -120,15 +124,15 @@ class Fp32Moments {
  public:
   static constexpr bool rounds = false;
 
-  Fp32Moments(const UpdateTile& group, const std::uint32_t*)
-      : momenta_(as<float>(group.momentum)), variances_(as<float>(group.variance)) {}
+  Fp32Moments(const UpdateTile& tile, std::size_t first, const Scratch&)
+      : momenta_(at<float>(tile.momentum, first)), variances_(at<float>(tile.variance, first)) {}
 
   F momentum(std::size_t i) const { return S::load(momenta_ + i); }
   SecondMoment<F> variance(std::size_t i) const { return {S::load(variances_ + i), F{}}; }
   void write_momentum(std::size_t i, F m) { S::store(momenta_ + i, m); }
   void write_variance(std::size_t i, const SecondMoment<F>& v) { S::store(variances_ + i, v.value); }
-  void finish_momentum() {}
-  void finish_variance() {}
+  template <class Rule>
+  void finish() {}
 
  private:
   float* momenta_;
@@ -143,19 +147,21 @@ class Bf16Moments {
  public:
   static constexpr bool rounds = true;
 
-  Bf16Moments(const UpdateTile& group, const std::uint32_t* random)
-      : momenta_(as<std::uint16_t>(group.momentum)), variances_(as<std::uint16_t>(group.variance)), random_(random) {}
+  Bf16Moments(const UpdateTile& tile, std::size_t first, const Scratch& scratch)
+      : momenta_(at<std::uint16_t>(tile.momentum, first)),
+        variances_(at<std::uint16_t>(tile.variance, first)),
+        random_(scratch.random) {}
 
-  F momentum(std::size_t i) const { return from_bf16(S::load(momenta_ + i)); }
-  SecondMoment<F> variance(std::size_t i) const { return {from_bf16(S::load(variances_ + i)), F{}}; }
+  F momentum(std::size_t i) const { return as_float(S::load_high(momenta_ + i)); }
+  SecondMoment<F> variance(std::size_t i) const { return {as_float(S::load_high(variances_ + i)), F{}}; }
   void write_momentum(std::size_t i, F m) {
-    S::store(momenta_ + i, to_bf16_stochastic(m, S::load(random_ + i) & U(0xffffu)));
+    S::store_high(momenta_ + i, to_bf16_stochastic(m, S::load(random_ + i) & U(0xffffu)));
   }
   void write_variance(std::size_t i, const SecondMoment<F>& v) {
-    S::store(variances_ + i, to_bf16_stochastic(v.value, shift_right<16>(S::load(random_ + i))));
+    S::store_high(variances_ + i, to_bf16_stochastic(v.value, shift_right<16>(S::load(random_ + i))));
   }
-  void finish_momentum() {}
-  void finish_variance() {}
+  template <class Rule>
+  void finish() {}
 
  private:
   std::uint16_t* momenta_;
@@ -172,37 +178,48 @@ class CompactMoments {
  public:
   static constexpr bool rounds = true;
 
-  CompactMoments(const UpdateTile& group, const std::uint32_t* random) : group_(group), random_(random) {
-    if (group.momentum != nullptr) momentum_scale_ = F(*group.momentum_scales);
-    if (group.variance != nullptr) variance_scale_ = F(*group.variance_scales);
+  CompactMoments(const UpdateTile& tile, std::size_t first, Scratch& scratch)
+      : momenta_(at<std::uint8_t>(tile.momentum, first)),
+        roots_(at<std::uint8_t>(tile.variance, first)),
+        scratch_(scratch) {
+    if (momenta_ != nullptr) {
+      momentum_scale_ = tile.momentum_scales + first / group_size;
+      old_momentum_scale_ = F(*momentum_scale_);
+    }
+    if (roots_ != nullptr) {
+      root_scale_ = tile.variance_scales + first / group_size;
+      old_root_scale_ = F(*root_scale_);
+    }
   }
 
-  F momentum(std::size_t i) const {
-    return expand_momentum(S::load(as<std::uint8_t>(group_.momentum) + i), momentum_scale_);
-  }
+  F momentum(std::size_t i) const { return expand_momentum(S::load_signed(momenta_ + i), old_momentum_scale_); }
   SecondMoment<F> variance(std::size_t i) const {
-    const F root = expand_root(S::load(as<std::uint8_t>(group_.variance) + i), variance_scale_);
+    const F root = expand_root(S::load(roots_ + i), old_root_scale_);
     return {root * root, root};
   }
   void write_momentum(std::size_t i, F m) {
-    S::store(momenta_ + i, m);
+    S::store(scratch_.momentum + i, m);
     largest_momentum_ = max(largest_momentum_, bits(magnitude(m)));
   }
   void write_variance(std::size_t i, const SecondMoment<F>& v) {
-    S::store(roots_ + i, v.root);
+    S::store(scratch_.root + i, v.root);
     largest_root_ = max(largest_root_, bits(v.root));
   }
-  void finish_momentum() {
-    const F factor = new_scale(largest_momentum_, *group_.momentum_scales);
+
+  template <class Rule>
+  void finish() {
+    F momentum_factor{};
+    F root_factor{};
+    if constexpr (Rule::has_momentum) momentum_factor = new_scale(largest_momentum_, *momentum_scale_);
+    if constexpr (Rule::has_variance) root_factor = new_scale(largest_root_, *root_scale_);
     for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(as<std::uint8_t>(group_.momentum) + i,
-               compand_momentum(S::load(momenta_ + i), factor, S::load(random_ + i)));
-    }
-  }
-  void finish_variance() {
-    const F factor = new_scale(largest_root_, *group_.variance_scales);
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(as<std::uint8_t>(group_.variance) + i, compand_root(S::load(roots_ + i), factor, S::load(random_ + i)));
+      const U random = S::load(scratch_.random + i);
+      if constexpr (Rule::has_momentum) {
+        S::store(momenta_ + i, compand_momentum(S::load(scratch_.momentum + i), momentum_factor, random));
+      }
+      if constexpr (Rule::has_variance) {
+        S::store(roots_ + i, compand_root(S::load(scratch_.root + i), root_factor, random));
+      }
     }
   }
 
@@ -213,14 +230,15 @@ class CompactMoments {
     return F(compand_factor(largest));
   }
 
-  const UpdateTile group_;
-  const std::uint32_t* random_;
-  F momentum_scale_;
-  F variance_scale_;
+  std::uint8_t* momenta_;
+  std::uint8_t* roots_;
+  float* momentum_scale_ = nullptr;
+  float* root_scale_ = nullptr;
+  Scratch& scratch_;
+  F old_momentum_scale_{};
+  F old_root_scale_{};
   U largest_momentum_{0u};
   U largest_root_{0u};
-  alignas(64) float momenta_[group_size];
-  alignas(64) float roots_[group_size];
 };
 
 }  // namespace ballast::kernels

@@ -10,70 +10,65 @@
 namespace ballast::kernels {
 
 template <class S>
-void read_gradient(const UpdateTile& group, float factor, float* to) {
-  using F = typename S::F;
-  const auto* wide = as<float>(group.gradient);
-  const auto* half = as<std::uint16_t>(group.gradient);
+void read_gradient(const UpdateTile& tile, std::size_t first, float factor, float* to) {
   const auto read = [=](auto lanes_at) {
     for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(to + i, flush(lanes_at(i) * F(factor)));
+      S::store(to + i, lanes_at(i) * typename S::F(factor));
     }
   };
-  switch (group.gradient_dtype) {
+  const auto* wide = reinterpret_cast<const float*>(tile.gradient) + first;
+  const auto* half = reinterpret_cast<const std::uint16_t*>(tile.gradient) + first;
+  switch (tile.gradient_dtype) {
     case DType::fp32: return read([=](std::size_t i) { return S::load(wide + i); });
-    case DType::bf16: return read([=](std::size_t i) { return from_bf16(S::load(half + i)); });
+    case DType::bf16: return read([=](std::size_t i) { return as_float(S::load_high(half + i)); });
     default: return read([=](std::size_t i) { return from_fp16(S::load(half + i)); });
   }
 }
 
 template <class S>
-void draw_random_bits(const UpdateTile& group, std::uint32_t* to) {
+void draw_random_bits(const UpdateTile& tile, std::size_t first, std::uint32_t* to) {
   using U = typename S::U;
-  const RoundingKey key = rounding_key(group.rounding_stream, group.first_index);
-  const U first = S::lane_numbers() + U(static_cast<std::uint32_t>(group.first_index));
+  const std::uint64_t index = tile.first_index + first;
+  RoundingKey key = rounding_key(tile.rounding_stream, index);
+  key.first ^= static_cast<std::uint32_t>(index);  // a group begins at a multiple of its size: adding is setting bits
   for (std::size_t i = 0; i < group_size; i += S::width) {
-    S::store(to + i, random_bits(first + U(static_cast<std::uint32_t>(i)), key));
+    S::store(to + i, random_bits(S::lane_numbers() + U(static_cast<std::uint32_t>(i)), key));
   }
 }
 
 // The rule comes by value: its coefficients then stay in registers while the stores pass by.
 template <class S, class Master, class Moments, class Rule>
-void update_group(const UpdateTile& group, const Rule rule, float gradient_factor) {
+void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_factor) {
   using F = typename S::F;
-  alignas(64) float gradient[group_size];
-  alignas(64) std::uint32_t random[group_size];
-  read_gradient<S>(group, gradient_factor, gradient);
-  if constexpr (Master::rounds || Moments::rounds) draw_random_bits<S>(group, random);
-
-  Master master(group, random);
-  Moments moments(group, random);
-  for (std::size_t i = 0; i < group_size; i += S::width) {
-    F p = master.read(i);
-    F m{};
-    SecondMoment<F> v{};
-    if constexpr (Rule::has_momentum) m = moments.momentum(i);
-    if constexpr (Rule::has_variance) v = moments.variance(i);
-    rule(p, m, v, S::load(gradient + i));
-    master.write(i, p);
-    if constexpr (Rule::has_momentum) moments.write_momentum(i, m);
-    if constexpr (Rule::has_variance) moments.write_variance(i, v);
+  Scratch scratch;
+  for (std::size_t first = 0; first < tile.count; first += group_size) {
+    read_gradient<S>(tile, first, gradient_factor, scratch.gradient);
+    if constexpr (Master::rounds || Moments::rounds) draw_random_bits<S>(tile, first, scratch.random);
+    Master master(tile, first, scratch);
+    Moments moments(tile, first, scratch);
+    for (std::size_t i = 0; i < group_size; i += S::width) {
+      F p = master.read(i);
+      F m{};
+      SecondMoment<F> v{};
+      if constexpr (Rule::has_momentum) m = moments.momentum(i);
+      if constexpr (Rule::has_variance) v = moments.variance(i);
+      rule(p, m, v, S::load(scratch.gradient + i));
+      master.write(i, p);
+      if constexpr (Rule::has_momentum) moments.write_momentum(i, m);
+      if constexpr (Rule::has_variance) moments.write_variance(i, v);
+    }
+    moments.template finish<Rule>();
   }
-  if constexpr (Rule::has_momentum) moments.finish_momentum();
-  if constexpr (Rule::has_variance) moments.finish_variance();
 }
 
 template <class S, class Rule>
 void update_groups(const UpdateTile& tile, const Rule& rule, float gradient_factor) {
-  const auto each_group = [&]<class Master, class Moments>() {
-    for (std::size_t first = 0; first < tile.count; first += group_size) {
-      update_group<S, Master, Moments>(part(tile, first, group_size), rule, gradient_factor);
-    }
-  };
   switch (tile.format) {
-    case StateFormat::fp32: return each_group.template operator()<Fp32Master<S>, Fp32Moments<S>>();
-    case StateFormat::split: return each_group.template operator()<SplitMaster<S>, Fp32Moments<S>>();
-    case StateFormat::bf16: return each_group.template operator()<SplitMaster<S>, Bf16Moments<S>>();
-    case StateFormat::compact: return each_group.template operator()<CompactMaster<S>, CompactMoments<S>>();
+    case StateFormat::fp32: return update_each_group<S, Fp32Master<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
+    case StateFormat::split: return update_each_group<S, SplitMaster<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
+    case StateFormat::bf16: return update_each_group<S, SplitMaster<S>, Bf16Moments<S>>(tile, rule, gradient_factor);
+    case StateFormat::compact:
+      return update_each_group<S, CompactMaster<S>, CompactMoments<S>>(tile, rule, gradient_factor);
   }
 }
 
@@ -119,6 +114,7 @@ void update_run(const UpdateTile& tile, const GroupStep& step) {
         }
       },
       step.rule);
+  S::finish_streams();
 }
 
 }  // namespace ballast::kernels

@@ -16,7 +16,7 @@ struct Adagrad {
   template <class F>
   constexpr void operator()(F& p, F&, SecondMoment<F>& v, F g) const {
     g = fma(F(l2), p, g);
-    v.set(flush(fma(g, g, v.value)));
+    v.set(fma(g, g, v.value));
     p = fma(F(-step_size), g / (v.root + F(eps)), p);
   }
 };

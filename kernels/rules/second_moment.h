@@ -5,15 +5,17 @@
 
 namespace ballast::kernels {
 
-// The rules divide by the root, and format compact stores it: it is taken once.
+// The rules divide by the root, and format compact stores it: it is taken once. The value is at least the smallest normal
+// number: so it never decays into subnormal ones, and its root is never zero.
 template <class F>
 struct SecondMoment {
   F value;
   F root;
 
   constexpr void set(F new_value) {
-    value = new_value;
-    root = sqrt(new_value);
+    using U = BitsOf<F>;
+    value = as_float(max(bits(new_value), U(0x00800000u)));
+    root = sqrt(value);
   }
 };
 

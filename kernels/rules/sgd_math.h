@@ -26,7 +26,7 @@ struct SgdMomentum {
   float l2;
   float momentum;
   float one_minus_dampening;  // 1 at a parameter's first step, as torch has it
-  float from_momentum;        // the step is from_momentum * m + from_gradient * g: (1, 0), or (momentum, 1) for Nesterov
+  float from_momentum;  // the step is from_momentum * m + from_gradient * g: (1, 0), or (momentum, 1) for Nesterov
   float from_gradient;
 
   template <class F>

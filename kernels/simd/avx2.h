@@ -38,6 +38,7 @@ inline F sqrt(F x) { return _mm256_sqrt_ps(x.v); }
 inline F select(Mask take_a, F a, F b) { return _mm256_blendv_ps(b.v, a.v, take_a.v); }
 inline Mask below(F a, F b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 inline Mask is_nan(F x) { return {_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q)}; }
+inline Mask is_number(F x) { return {_mm256_cmp_ps(x.v, x.v, _CMP_ORD_Q)}; }
 
 inline U bits(F x) { return _mm256_castps_si256(x.v); }
 inline F as_float(U x) { return _mm256_castsi256_ps(x.v); }
@@ -87,9 +88,6 @@ struct Avx2 {
   static U load(const std::uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
-  static U load_signed(const std::uint16_t* from) {
-    return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  }
   static U load_signed(const std::uint8_t* from) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
@@ -103,6 +101,20 @@ struct Avx2 {
   static void stream(float* to, F x) { _mm256_stream_ps(to, x.v); }
   static void stream(std::uint16_t* to, U x) { _mm_stream_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
   static void finish_streams() { _mm_sfence(); }
+  static U load_high(const std::uint16_t* high) { return shift_left<16>(load(high)); }
+  static U load_halves(const std::uint16_t* high, const std::uint16_t* low) {
+    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(high));
+    const __m128i l = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
+    return _mm256_set_m128i(_mm_unpackhi_epi16(l, h), _mm_unpacklo_epi16(l, h));
+  }
+  static void store_high(std::uint16_t* high, U x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(halves_apart(x), 1));
+  }
+  static void store_halves(std::uint16_t* high, std::uint16_t* low, U x) {
+    const __m256i halves = halves_apart(x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(halves));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(halves, 1));
+  }
   static U lane_numbers() { return _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) {
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(x.v), _mm256_extracti128_si256(x.v, 1));
@@ -120,6 +132,12 @@ struct Avx2 {
   }
 
  private:
+  // All lower halves, then all upper ones.
+  static __m256i halves_apart(U x) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                           0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x.v, order), _MM_SHUFFLE(3, 1, 2, 0));
+  }
   static __m128i low_halves(U x) {
     const __m256i masked = _mm256_and_si256(x.v, _mm256_set1_epi32(0xffff));  // packus saturates signed numbers
     const __m256i packed = _mm256_packus_epi32(masked, masked);

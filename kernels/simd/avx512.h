@@ -37,6 +37,7 @@ inline F sqrt(F x) { return _mm512_sqrt_ps(x.v); }
 inline F select(Mask take_a, F a, F b) { return _mm512_mask_blend_ps(take_a.v, b.v, a.v); }
 inline Mask below(F a, F b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 inline Mask is_nan(F x) { return {_mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q)}; }
+inline Mask is_number(F x) { return {_mm512_cmp_ps_mask(x.v, x.v, _CMP_ORD_Q)}; }
 
 inline U bits(F x) { return _mm512_castps_si512(x.v); }
 inline F as_float(U x) { return _mm512_castsi512_ps(x.v); }
@@ -63,6 +64,21 @@ U shift_right(U x) {
   return _mm512_srli_epi32(x.v, Count);
 }
 
+// Where each 16-bit half of a result comes from, for the permutations below.
+struct alignas(64) Order {
+  std::uint16_t from[32];
+};
+template <class From>
+constexpr Order order(From from) {
+  Order made{};
+  for (unsigned i = 0; i < 32; ++i)
+    made.from[i] = static_cast<std::uint16_t>(from(i));
+  return made;
+}
+inline constexpr Order interleaved = order([](unsigned i) { return i / 2 + i % 2 * 32; });
+inline constexpr Order odd = order([](unsigned i) { return i % 16 * 2 + 1; });
+inline constexpr Order even_then_odd = order([](unsigned i) { return i % 16 * 2 + i / 16; });
+
 }  // namespace ballast::kernels::simd::avx512
 
 namespace ballast::kernels::simd {
@@ -81,9 +97,6 @@ struct Avx512 {
   static U load(const std::uint8_t* from) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
-  static U load_signed(const std::uint16_t* from) {
-    return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
   static U load_signed(const std::uint8_t* from) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
@@ -100,6 +113,21 @@ struct Avx512 {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));
   }
   static void finish_streams() { _mm_sfence(); }
+  static U load_high(const std::uint16_t* high) {
+    return _mm512_maskz_permutexvar_epi16(0xaaaaaaaa, take(avx512::interleaved), sixteen(high));
+  }
+  static U load_halves(const std::uint16_t* high, const std::uint16_t* low) {
+    return _mm512_permutex2var_epi16(sixteen(low), take(avx512::interleaved), sixteen(high));
+  }
+  static void store_high(std::uint16_t* high, U x) {
+    const __m512i halves = _mm512_permutexvar_epi16(take(avx512::odd), x.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_castsi512_si256(halves));
+  }
+  static void store_halves(std::uint16_t* high, std::uint16_t* low, U x) {
+    const __m512i halves = _mm512_permutexvar_epi16(take(avx512::even_then_odd), x.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(halves));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(halves, 1));
+  }
   static U lane_numbers() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
   static std::uint32_t max_of_lanes(U x) { return _mm512_reduce_max_epu32(x.v); }
   static Doubles load_doubles(const float* from) { return {_mm512_cvtps_pd(_mm256_loadu_ps(from))}; }
@@ -107,6 +135,12 @@ struct Avx512 {
     const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(x.v), _mm512_extractf64x4_pd(x.v, 1));
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+  }
+
+ private:
+  static __m512i take(const avx512::Order& order) { return _mm512_load_si512(&order); }
+  static __m512i sixteen(const std::uint16_t* from) {
+    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
 };
 

@@ -28,6 +28,7 @@ constexpr std::uint32_t min(std::uint32_t a, std::uint32_t b) { return a < b ? a
 constexpr bool above(std::uint32_t a, std::uint32_t b) { return a > b; }
 constexpr bool below(float a, float b) { return a < b; }
 constexpr bool is_nan(float x) { return x != x; }
+constexpr bool is_number(float x) { return x == x; }
 constexpr bool none_of(std::uint32_t x, std::uint32_t mask) { return (x & mask) == 0; }
 
 template <int Count>
@@ -69,7 +70,6 @@ struct Scalar {
   static U load(const std::uint32_t* from) { return *from; }
   static U load(const std::uint16_t* from) { return *from; }
   static U load(const std::uint8_t* from) { return *from; }
-  static U load_signed(const std::uint16_t* from) { return static_cast<U>(static_cast<std::int16_t>(*from)); }
   static U load_signed(const std::uint8_t* from) { return static_cast<U>(static_cast<std::int8_t>(*from)); }
   static void store(float* to, F x) { *to = x; }
   static void store(std::uint32_t* to, U x) { *to = x; }
@@ -79,6 +79,14 @@ struct Scalar {
   static void stream(float* to, F x) { store(to, x); }
   static void stream(std::uint16_t* to, U x) { store(to, x); }
   static void finish_streams() {}  // at the end of a walk that streams: orders its stores before later ones
+  // A pattern whose upper half lies at `high`; its lower half lies at `low`, or is zero.
+  static U load_high(const std::uint16_t* high) { return U{*high} << 16; }
+  static U load_halves(const std::uint16_t* high, const std::uint16_t* low) { return U{*high} << 16 | *low; }
+  static void store_high(std::uint16_t* high, U x) { *high = static_cast<std::uint16_t>(x >> 16); }
+  static void store_halves(std::uint16_t* high, std::uint16_t* low, U x) {
+    store_high(high, x);
+    store(low, x);
+  }
   static U lane_numbers() { return 0; }
   static std::uint32_t max_of_lanes(U x) { return x; }
   static Doubles load_doubles(const float* from) {
