@@ -24,7 +24,7 @@ struct Options {
   std::string compare{};
   std::string commit = "unknown";
   std::string command{};
-  double tolerance = 0.05;
+  double tolerance = 0.1;
 };
 
 void describe(CLI::App& app, Options& options) {
