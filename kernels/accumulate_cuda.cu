@@ -1,4 +1,3 @@
-#include "kernels/accumulate_math.h"
 #include "kernels/cuda_launch.cuh"
 #include "kernels/number_octet.h"
 
@@ -7,15 +6,8 @@ namespace {
 
 __global__ void __launch_bounds__(threads_per_chunk)
     accumulate_kernel(ConstNumbers from, float scale, Numbers into, Stretch all) {
-  each_chunk(all.chunks_end, [&](std::size_t chunk) {
-    const OctetPlace place = place_in(all, chunk, threadIdx.x);
-    const FloatOctet added = load_floats(from, place);
-    FloatOctet sum = load_floats({into.data, into.count, into.dtype}, place);
-    for (std::size_t i = 0; i < octet_size; ++i) {
-      sum.at[i] = accumulated(sum.at[i], added.at[i], scale);
-    }
-    store_floats(into, place, sum);
-  });
+  each_chunk(all.chunks_end,
+             [&](std::size_t chunk) { accumulate_octet(from, scale, into, place_in(all, chunk, threadIdx.x)); });
 }
 
 }  // namespace

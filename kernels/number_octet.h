@@ -2,6 +2,7 @@
 // than the choice.
 #pragma once
 
+#include "kernels/accumulate_math.h"
 #include "kernels/chunks.h"
 #include "kernels/number_format.h"
 #include "kernels/numbers.h"
@@ -93,6 +94,27 @@ constexpr void cast_octet(const ConstNumbers& from, const Numbers& to, const Oct
   } else {
     store_floats(to, place, load_floats(from, place));
   }
+}
+
+// What a fill writes: u8 takes whole numbers.
+constexpr Octet fill_octet(float value, DType dtype) {
+  Octet octet{};
+  for (std::uint32_t& element : octet.at) {
+    element = dtype == DType::u8     ? static_cast<std::uint32_t>(value)
+              : dtype == DType::bf16 ? to_bf16(value)
+              : dtype == DType::fp16 ? to_fp16(value)
+                                     : bits(value);
+  }
+  return octet;
+}
+
+constexpr void accumulate_octet(const ConstNumbers& from, float scale, const Numbers& into, const OctetPlace& place) {
+  const FloatOctet added = load_floats(from, place);
+  FloatOctet sum = load_floats({into.data, into.count, into.dtype}, place);
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    sum.at[i] = accumulated(sum.at[i], added.at[i], scale);
+  }
+  store_floats(into, place, sum);
 }
 
 }  // namespace ballast::kernels

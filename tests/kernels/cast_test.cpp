@@ -1,8 +1,9 @@
 #include <bit>
+#include <cstring>
 #include <numeric>
 
+#include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/kernels/test_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -114,6 +115,17 @@ void rounding_boundaries(TestBackend& on) {
   }
 }
 
+// std::fill, but fast under sanitizers too.
+void repeat(std::uint16_t value, std::span<std::uint16_t> to) {
+  std::size_t done = 0;
+  for (; done < std::min<std::size_t>(to.size(), 64); ++done) {
+    to[done] = value;
+  }
+  for (; done < to.size(); done *= 2) {
+    std::memcpy(to.data() + done, to.data(), std::min(done, to.size() - done) * sizeof value);
+  }
+}
+
 // Fills in what the fp32 patterns from `first` on round to: constant between one midpoint and the next.
 void expect_rounded(DType half, std::uint32_t first, std::span<std::uint16_t> expected) {
   const std::uint32_t infinity = half == DType::bf16 ? 0x7f80u : 0x7c00u;
@@ -129,8 +141,7 @@ void expect_rounded(DType half, std::uint32_t first, std::span<std::uint16_t> ex
       const std::uint32_t last = h % 2 == 0 ? midpoint : midpoint - 1;  // a tie goes to the even one
       end = std::min<std::size_t>(end, last - (first & 0x7fffffffu) + 1);
     }
-    std::fill(expected.begin() + static_cast<std::ptrdiff_t>(done), expected.begin() + static_cast<std::ptrdiff_t>(end),
-              static_cast<std::uint16_t>(sign | h));
+    repeat(static_cast<std::uint16_t>(sign | h), expected.subspan(done, end - done));
     done = end;
     ++h;
   }
@@ -144,6 +155,17 @@ TEST_CASE("casts past the caches give the same bits") { on_every_isa(casts_of_ve
 TEST_CASE("every bf16 and fp16 survives the way to fp32 and back") { on_every_isa(all_halves_survive); }
 TEST_CASE("fp32 is rounded to the nearest half, a tie to even, at every boundary") {
   on_every_isa(rounding_boundaries);
+}
+
+TEST_CASE("CUDA's threads cast as the CPU does") {
+  for (auto* const test : {casts_of_few, casts_of_many, all_halves_survive, rounding_boundaries}) {
+    on_octets(test);
+  }
+}
+TEST_CASE("CUDA casts as the CPU does", "[gpu]") {
+  for (auto* const test : {casts_of_few, casts_of_many, casts_of_very_many, all_halves_survive, rounding_boundaries}) {
+    on_cuda(test);
+  }
 }
 
 TEST_CASE("casts are what the formats' definitions say") {
@@ -166,18 +188,34 @@ TEST_CASE("all finite fp32 patterns are rounded correctly to bf16 and fp16") {
   std::vector<std::uint32_t> patterns(chunk);
   std::vector<std::uint16_t> result(chunk);
   std::vector<std::uint16_t> expected(chunk);
-  for (const DType half : {DType::bf16, DType::fp16}) {
-    for (std::uint64_t first = 0; first < 0x1'0000'0000u; first += chunk) {
-      if ((first & 0x7f800000u) == 0x7f800000u) {
-        continue;
-      }
-      std::iota(patterns.begin(), patterns.end(), static_cast<std::uint32_t>(first));
+  for (std::uint64_t first = 0; first < 0x1'0000'0000u; first += chunk) {
+    if ((first & 0x7f800000u) == 0x7f800000u) {
+      continue;
+    }
+    std::iota(patterns.begin(), patterns.end(), static_cast<std::uint32_t>(first));
+    for (const DType half : {DType::bf16, DType::fp16}) {
       best->cast({reinterpret_cast<const std::byte*>(patterns.data()), chunk, DType::fp32},
                  {reinterpret_cast<std::byte*>(result.data()), chunk, half});
       expect_rounded(half, static_cast<std::uint32_t>(first), expected);
-      if (result != expected) {
+      if (std::memcmp(result.data(), expected.data(), 2 * chunk) != 0) {
         FAIL(name(half) << " of the fp32 patterns from " << first << " on");
       }
+    }
+  }
+}
+
+TEST_CASE("every fp32 NaN becomes a NaN of the same sign") {
+  constexpr std::size_t chunk = 1 << 16;
+  Patterns patterns(chunk);
+  for (const DType half : {DType::bf16, DType::fp16}) {
+    const std::uint32_t infinity = half == DType::bf16 ? 0x7f80u : 0x7c00u;
+    for (std::uint32_t first = 0x7f800000u; first < 0x80000000u; first += chunk) {
+      std::iota(patterns.begin(), patterns.end(), first + 1);
+      patterns.back() = first | 0x80000001u;
+      const Patterns result = plain_cast(patterns, DType::fp32, half);
+      const auto is_nan = [=](std::uint32_t pattern) { return pattern > infinity && pattern < 0x8000; };
+      CHECK(std::all_of(result.begin(), result.end() - 1, is_nan));
+      CHECK(is_nan(result.back() - 0x8000));
     }
   }
 }

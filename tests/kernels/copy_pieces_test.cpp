@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "tests/kernels/test_backends.h"
+#include "tests/kernels/device_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -45,6 +45,9 @@ void packs_and_unpacks(TestBackend& on) {
 
 TEST_CASE("pieces of any size and format are copied") { on_every_cpu(packs_and_unpacks); }
 TEST_CASE("no pieces are no work") { plain_backend().copy_pieces({}); }
+
+TEST_CASE("CUDA's threads copy pieces of any size and format") { on_octets(packs_and_unpacks); }
+TEST_CASE("CUDA copies pieces of any size and format", "[gpu]") { on_cuda(packs_and_unpacks); }
 
 TEST_CASE("a plan of copies takes every element once, in parts of equal work") {
   std::vector<CopyPiece> pieces;

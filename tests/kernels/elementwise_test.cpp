@@ -1,8 +1,8 @@
 // fill and accumulate.
 #include <bit>
 
+#include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/kernels/test_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -88,6 +88,17 @@ TEST_CASE("fills give the same bits from any number of threads") { on_every_cpu(
 TEST_CASE("bytes are filled with whole numbers") { on_every_isa(bytes_are_filled); }
 TEST_CASE("sums of 0 to 1,100 elements give the same bits on every instruction set") { on_every_isa(sums_of_few); }
 TEST_CASE("sums give the same bits from any number of threads") { on_every_cpu(sums_of_many); }
+
+TEST_CASE("CUDA's threads fill and accumulate as the CPU does") {
+  for (auto* const test : {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many}) {
+    on_octets(test);
+  }
+}
+TEST_CASE("CUDA fills and accumulates as the CPU does", "[gpu]") {
+  for (auto* const test : {fills_of_few, fills_of_many, bytes_are_filled, sums_of_few, sums_of_many}) {
+    on_cuda(test);
+  }
+}
 
 TEST_CASE("a fill rounds its value once") {
   for (const DType dtype : floating_dtypes) {

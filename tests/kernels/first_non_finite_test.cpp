@@ -1,4 +1,4 @@
-#include "tests/kernels/test_backends.h"
+#include "tests/kernels/device_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -63,5 +63,16 @@ void agrees_with_definition(TestBackend& on) {
 TEST_CASE("the first NaN or infinity of 0 to 1,100 elements is found") { on_every_isa(searches_in_few); }
 TEST_CASE("the first NaN or infinity is found by any number of threads") { on_every_cpu(searches_in_many); }
 TEST_CASE("patterns are taken for NaN or infinity as their format says") { on_every_isa(agrees_with_definition); }
+
+TEST_CASE("CUDA's threads find the first NaN or infinity") {
+  for (auto* const test : {searches_in_few, searches_in_many, agrees_with_definition}) {
+    on_octets(test);
+  }
+}
+TEST_CASE("CUDA finds the first NaN or infinity", "[gpu]") {
+  for (auto* const test : {searches_in_few, searches_in_many, agrees_with_definition}) {
+    on_cuda(test);
+  }
+}
 
 }  // namespace ballast::kernels

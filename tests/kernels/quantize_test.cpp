@@ -1,7 +1,7 @@
 #include <bit>
 
+#include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/kernels/test_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -215,6 +215,18 @@ TEST_CASE("a quantized number is within half a step, a stochastic one within a s
 TEST_CASE("groups of zeros, of the smallest numbers, with NaN or infinity") { on_every_isa(special_groups); }
 TEST_CASE("whole numbers of steps are quantized exactly") { on_every_isa(exact_numbers); }
 TEST_CASE("stochastic codes do not depend on where an array is cut") { on_every_isa(parts_give_the_same); }
+
+TEST_CASE("CUDA's threads quantize as the CPU does") {
+  for (auto* const test : {few, many, errors_are_bounded, special_groups, exact_numbers, parts_give_the_same}) {
+    on_octets(test);
+  }
+}
+TEST_CASE("CUDA quantizes as the CPU does", "[gpu]") {
+  for (auto* const test :
+       {few, many, very_many, errors_are_bounded, special_groups, exact_numbers, parts_give_the_same}) {
+    on_cuda(test);
+  }
+}
 
 TEST_CASE("stochastic codes are right on average") {
   constexpr std::size_t count = 128 * 4'000;

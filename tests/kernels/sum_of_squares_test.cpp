@@ -1,8 +1,8 @@
 #include <bit>
 
 #include "kernels/state_math.h"
+#include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/kernels/test_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -100,6 +100,17 @@ TEST_CASE("sums of squares have the same bits from any number of threads") { on_
 TEST_CASE("sums of squares have the same bits however they are cut") { on_every_cpu(any_cut_gives_the_same); }
 TEST_CASE("sums of squares do not depend on the format of the same numbers") { on_every_isa(formats_agree); }
 TEST_CASE("sums of the least and the largest squares, of infinities and NaNs") { on_every_isa(extremes); }
+
+TEST_CASE("CUDA's threads sum squares as they should") {
+  for (auto* const test : {sums_of_few, sums_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
+    on_octets(test);
+  }
+}
+TEST_CASE("CUDA sums squares as it should", "[gpu]") {
+  for (auto* const test : {sums_of_few, sums_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
+    on_cuda(test);
+  }
+}
 
 TEST_CASE("a sum of squares is within 2^-46 of the true one") {
   const Patterns patterns = finite_patterns(DType::fp32, 100'000, 5);

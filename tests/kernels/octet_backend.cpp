@@ -1,0 +1,193 @@
+#include "kernels/cast_table.h"
+#include "kernels/non_finite_octet.h"
+#include "kernels/quantize_octet.h"
+#include "kernels/squares_octet.h"
+#include "kernels/update_octet.h"
+#include "tests/kernels/device_backends.h"
+
+namespace ballast::kernels {
+namespace {
+
+ConstNumbers numbers(const ConstView& view) { return {view.data(), view.count(), view.dtype()}; }
+Numbers numbers(const View& view) { return {view.data(), view.count(), view.dtype()}; }
+
+constexpr std::size_t groups_per_chunk = threads_per_chunk / threads_per_group;
+
+template <class Body>
+void each_thread(const Body& body) {
+  for (unsigned thread = 0; thread < threads_per_chunk; ++thread) {
+    body(thread);
+  }
+}
+
+template <class Body>
+void each_place(const Stretch& all, const Body& body) {
+  for (std::size_t chunk = 0; chunk < all.chunks_end; ++chunk) {
+    each_thread([&](unsigned thread) { body(place_in(all, chunk, thread)); });
+  }
+}
+
+template <StateFormat format, class Rule>
+void update_chunk(const UpdateTable<Rule>& table, std::size_t chunk) {
+  std::vector<OctetStep> steps(threads_per_chunk);
+  std::vector<Largest> largest(groups_per_chunk);
+  each_thread([&](unsigned thread) {
+    steps[thread] = begin_step<format>(table, chunk, thread);
+    Largest& of_group = largest[thread / threads_per_group];
+    of_group.momentum = max(of_group.momentum, steps[thread].largest.momentum);
+    of_group.root = max(of_group.root, steps[thread].largest.root);
+  });
+  each_thread(
+      [&](unsigned thread) { end_step<format>(table, steps[thread], thread, largest[thread / threads_per_group]); });
+}
+
+void quantize_chunk(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding,
+                    const Stretch& all, std::size_t chunk) {
+  std::vector<std::uint32_t> largest(groups_per_chunk);
+  each_thread([&](unsigned thread) {
+    std::uint32_t& of_group = largest[thread / threads_per_group];
+    of_group = max(of_group, largest_magnitude(load_floats(from, place_in(all, chunk, thread))));
+  });
+  each_thread([&](unsigned thread) {
+    const OctetPlace place = place_in(all, chunk, thread);
+    const GroupScale scale = group_scale(largest[thread / threads_per_group], to.bits);
+    if (place.count > 0) {
+      to.scales[place.first / group_size] = scale.scale;
+    }
+    const std::uint64_t index = rounding.first_index + place.first;
+    store_codes(to.codes, to.bits, place, to_codes(load_floats(from, place), scale, to.bits, rounding, index));
+  });
+}
+
+double squares_of_group(const float* group) {
+  double lanes[square_lanes];
+  for (unsigned lane = 0; lane < square_lanes; ++lane) {
+    lanes[lane] = squares_of_lane(group, lane);
+  }
+  for (unsigned distance = square_lanes / 2; distance > 0; distance /= 2) {
+    for (unsigned lane = 0; lane < distance; ++lane) {
+      lanes[lane] = lanes[lane] + lanes[lane + distance];
+    }
+  }
+  return lanes[0];
+}
+
+class OctetBackend : public Backend {
+ public:
+  void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
+    check_update(tile, runs, groups);
+    each_table(tile, runs, groups, [](const auto& table) {
+      for (std::size_t chunk = 0; chunk < chunks(table.runs); ++chunk) {
+        switch (table.tile.format) {
+          case StateFormat::fp32: update_chunk<StateFormat::fp32>(table, chunk); break;
+          case StateFormat::split: update_chunk<StateFormat::split>(table, chunk); break;
+          case StateFormat::bf16: update_chunk<StateFormat::bf16>(table, chunk); break;
+          case StateFormat::compact: update_chunk<StateFormat::compact>(table, chunk); break;
+        }
+      }
+    });
+  }
+
+  void cast(const ConstView& from, const View& to) override {
+    const CopyPiece piece{from, to};
+    copy_pieces({&piece, 1});
+  }
+
+  void copy_pieces(std::span<const CopyPiece> pieces) override {
+    std::vector<CastTask> tasks;
+    for (const CopyPiece& piece : pieces) {
+      tasks.push_back({numbers(piece.from), numbers(piece.to)});
+    }
+    each_cast_table(tasks, [](const auto& table) {
+      for (std::size_t chunk = 0; chunk < chunks(table.stretches); ++chunk) {
+        each_thread([&](unsigned thread) { cast_in_chunk(table, chunk, thread); });
+      }
+    });
+  }
+
+  void fill(const View& to, float value) override {
+    const Octet octet = fill_octet(value, to.dtype());
+    each_place(whole_array(to.count(), is_octet_aligned(numbers(to))),
+               [&](const OctetPlace& place) { store_octet(numbers(to), place, octet); });
+  }
+
+  void accumulate(const ConstView& from, float scale, const View& into) override {
+    const bool aligned = is_octet_aligned(numbers(from)) && is_octet_aligned(numbers(into));
+    each_place(whole_array(into.count(), aligned),
+               [&](const OctetPlace& place) { accumulate_octet(numbers(from), scale, numbers(into), place); });
+  }
+
+  void sum_of_squares(const ConstView& values, ExactSum* into) override {
+    const Stretch all = whole_array(values.count(), is_octet_aligned(numbers(values)));
+    for (std::size_t chunk = 0; chunk < all.chunks_end; ++chunk) {
+      std::vector<float> floats(chunk_size);
+      each_thread([&](unsigned thread) {
+        const FloatOctet octet = load_floats(numbers(values), place_in(all, chunk, thread));
+        std::copy_n(octet.at, octet_size, floats.begin() + static_cast<std::ptrdiff_t>(thread * octet_size));
+      });
+      for (std::size_t group = 0; group < groups_per_chunk; ++group) {
+        add(*into, squares_of_group(floats.data() + group * group_size));
+      }
+    }
+    carry(*into);
+  }
+
+  void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {
+    each_place(whole_array(values.count(), is_octet_aligned(numbers(values))), [&](const OctetPlace& place) {
+      const Octet patterns = load_octet(numbers(values), place);
+      *first = std::min(*first, first_non_finite_of(patterns, infinity_of(values.dtype()), first_index + place.first));
+    });
+  }
+
+  void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) override {
+    auto* codes = reinterpret_cast<std::uint8_t*>(to.codes.data());
+    auto* scales = reinterpret_cast<float*>(to.scales.data());
+    const Stretch all =
+        whole_array(from.count(), is_octet_aligned(numbers(from)) && is_octet_aligned(to.codes.data(), 1));
+    for (std::size_t chunk = 0; chunk < all.chunks_end; ++chunk) {
+      quantize_chunk(numbers(from), {to.bits, codes, scales}, rounding, all, chunk);
+    }
+  }
+
+  void dequantize(const ConstQuantized& from, const View& to) override {
+    const auto* codes = reinterpret_cast<const std::uint8_t*>(from.codes.data());
+    const auto* scales = reinterpret_cast<const float*>(from.scales.data());
+    const bool aligned = is_octet_aligned(numbers(to)) && is_octet_aligned(from.codes.data(), 1);
+    each_place(whole_array(to.count(), aligned), [&](const OctetPlace& place) {
+      if (place.count > 0) {
+        const Octet stored = load_codes(codes, from.bits, place);
+        store_floats(numbers(to), place, from_codes(stored, scales[place.first / group_size]));
+      }
+    });
+  }
+};
+
+class OctetsUnderTest : public TestBackend {
+ public:
+  std::string name() const override { return "octets"; }
+  Backend& kernels() override { return backend_; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    const std::align_val_t alignment{64};
+    return {static_cast<std::byte*>(::operator new(bytes, alignment)),
+            [=](std::byte* memory) { ::operator delete(memory, alignment); }};
+  }
+  void write(std::byte* to, const void* from, std::size_t bytes) override {
+    std::copy_n(static_cast<const std::byte*>(from), bytes, to);
+  }
+  void read(void* to, const std::byte* from, std::size_t bytes) override {
+    std::copy_n(from, bytes, static_cast<std::byte*>(to));
+  }
+
+ private:
+  OctetBackend backend_;
+};
+
+}  // namespace
+
+void on_octets(const BackendTest& test) {
+  OctetsUnderTest octets;
+  INFO("on " << octets.name());
+  test(octets);
+}
+
+}  // namespace ballast::kernels
