@@ -92,6 +92,18 @@ class UpdateMemory {
       fill(DType::fp32, tile.master, -1.0f, 1.0f);
     } else if (tile.master != nullptr) {
       fill_any(tile.master, shape_.count * master_bytes(tile.format));
+      clear_remainders_of_zero(tile);
+    }
+  }
+
+  // A zero with a negative remainder is no number, and arises from none.
+  void clear_remainders_of_zero(const UpdateTile& tile) {
+    for (std::size_t i = 0; i < shape_.count; ++i) {
+      std::uint16_t parameter;
+      std::memcpy(&parameter, tile.parameter + 2 * i, 2);
+      if ((parameter & 0x7fff) == 0) {
+        std::memset(tile.master + i * master_bytes(tile.format), 0, master_bytes(tile.format));
+      }
     }
   }
 

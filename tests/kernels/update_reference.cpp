@@ -1,0 +1,173 @@
+#include "tests/kernels/update_reference.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace ballast::kernels {
+namespace {
+
+template <class T>
+T read(const std::byte* array, std::size_t i) {
+  T value;
+  std::memcpy(&value, array + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+double number(const std::byte* array, DType dtype, std::size_t i) {
+  if (dtype == DType::fp32) return double{read<float>(array, i)};
+  const auto half = read<std::uint16_t>(array, i);
+  return dtype == DType::bf16 ? bf16_value(half) : fp16_value(half);
+}
+
+// The parameter and the bits below it make an integer: the pattern of the fp32 master.
+double joined(std::uint16_t parameter, int remainder) {
+  const std::int64_t pattern = std::int64_t{parameter} * 65536 + remainder;
+  return double{std::bit_cast<float>(static_cast<std::uint32_t>(pattern))};
+}
+
+double master_of(const UpdateTile& tile, std::size_t i) {
+  if (tile.parameter_dtype == DType::fp32) return number(tile.parameter, DType::fp32, i);
+  switch (tile.format) {
+    case StateFormat::fp32: return number(tile.master, DType::fp32, i);
+    case StateFormat::compact:
+      return joined(read<std::uint16_t>(tile.parameter, i), 256 * read<std::int8_t>(tile.master, i));
+    default: return joined(read<std::uint16_t>(tile.parameter, i), read<std::int16_t>(tile.master, i));
+  }
+}
+
+DType moment_dtype(StateFormat format) { return format == StateFormat::bf16 ? DType::bf16 : DType::fp32; }
+
+double square(double x) { return x * x; }
+
+// The terms of a gradient with L2 decay. A sum below the normal numbers is as coarse as one there.
+double size_with_decay(double g, double l2, double parameter) {
+  return std::max(std::abs(g) + l2 * std::abs(parameter), 0x1p-126);
+}
+
+// Moments are no subnormal numbers: a second moment is at least the smallest normal one, a smaller first one becomes zero.
+double kept(double variance) { return std::max(variance, 0x1p-126); }
+double flushed(double momentum) { return std::abs(momentum) < 0x1p-126 ? 0 : momentum; }
+
+ExactStep step(const AdamW& rule, const Element& old, double g, double g_size) {
+  ExactStep next;
+  next.value.momentum = flushed(old.momentum + rule.one_minus_beta1 * (g - old.momentum));
+  next.size.momentum = std::abs(old.momentum) + rule.one_minus_beta1 * (g_size + std::abs(old.momentum));
+  next.value.variance = kept(rule.beta2 * old.variance + rule.one_minus_beta2 * g * g);
+  next.size.variance = kept(rule.beta2 * old.variance + rule.one_minus_beta2 * square(g_size));
+  const double divisor = std::sqrt(next.value.variance) * rule.inverse_root_correction2 + rule.eps;
+  next.value.parameter = old.parameter * rule.decay - rule.step_size * next.value.momentum / divisor;
+  next.size.parameter = std::abs(old.parameter) + rule.step_size * next.size.momentum / divisor;
+  return next;
+}
+
+ExactStep step(const AdamW& rule, const Element& old, double g) { return step(rule, old, g, std::abs(g)); }
+
+ExactStep step(const Adam& rule, const Element& old, double g) {
+  return step(rule.without_decay, old, g + rule.l2 * old.parameter, size_with_decay(g, rule.l2, old.parameter));
+}
+
+ExactStep step(const Sgd& rule, const Element& old, double g) {
+  ExactStep next;
+  next.value.parameter = old.parameter - rule.lr * (g + rule.l2 * old.parameter);
+  next.size.parameter = std::abs(old.parameter) + rule.lr * size_with_decay(g, rule.l2, old.parameter);
+  return next;
+}
+
+ExactStep step(const SgdMomentum& rule, const Element& old, double g) {
+  const double g_size = size_with_decay(g, rule.l2, old.parameter);
+  g += rule.l2 * old.parameter;
+  ExactStep next;
+  next.value.momentum = flushed(rule.momentum * old.momentum + rule.one_minus_dampening * g);
+  next.size.momentum = rule.momentum * std::abs(old.momentum) + rule.one_minus_dampening * g_size;
+  const double down = rule.from_momentum * next.value.momentum + rule.from_gradient * g;
+  next.value.parameter = old.parameter - rule.lr * down;
+  next.size.parameter =
+      std::abs(old.parameter) + rule.lr * (rule.from_momentum * next.size.momentum + rule.from_gradient * g_size);
+  return next;
+}
+
+ExactStep step(const Lion& rule, const Element& old, double g) {
+  const double direction = old.momentum + rule.one_minus_beta1 * (g - old.momentum);
+  const double sign = direction > 0 ? 1.0 : direction < 0 ? -1.0 : 0.0;
+  ExactStep next;
+  next.value.parameter = old.parameter * rule.decay - rule.lr * sign;
+  next.size.parameter = std::abs(old.parameter) + rule.lr;
+  const bool clear = std::abs(direction) > 4 * ulp(std::abs(old.momentum) + std::abs(g));
+  next.doubt = clear || direction == 0 ? 0 : 2 * double{rule.lr};
+  next.value.momentum = flushed(old.momentum + rule.one_minus_beta2 * (g - old.momentum));
+  next.size.momentum = std::abs(old.momentum) + rule.one_minus_beta2 * (std::abs(g) + std::abs(old.momentum));
+  return next;
+}
+
+ExactStep step(const Adagrad& rule, const Element& old, double g) {
+  const double g_size = size_with_decay(g, rule.l2, old.parameter);
+  g += rule.l2 * old.parameter;
+  ExactStep next;
+  next.value.variance = kept(old.variance + g * g);
+  next.size.variance = kept(old.variance + square(g_size));
+  const double divisor = std::sqrt(next.value.variance) + rule.eps;
+  next.value.parameter = old.parameter - rule.step_size * g / divisor;
+  next.size.parameter = std::abs(old.parameter) + rule.step_size * g_size / divisor;
+  return next;
+}
+
+double ulp(double size, int mantissa_bits) {
+  return std::ldexp(1.0, std::max(size > 0 ? std::ilogb(size) : -126, -126) - mantissa_bits);
+}
+
+}  // namespace
+
+double gradient_of(const UpdateTile& tile, std::size_t i) { return number(tile.gradient, tile.gradient_dtype, i); }
+
+Element state_of(const UpdateTile& tile, std::size_t i, const Rule& rule) {
+  Element element{.parameter = master_of(tile, i)};
+  if (tile.format == StateFormat::compact) {
+    if (has_momentum(rule)) {
+      element.momentum = momentum_code(read<std::uint8_t>(tile.momentum, i)) * tile.momentum_scales[i / 128];
+    }
+    if (has_variance(rule)) {
+      element.variance = square(root_code(read<std::uint8_t>(tile.variance, i)) * tile.variance_scales[i / 128]);
+    }
+    return element;
+  }
+  if (has_momentum(rule)) element.momentum = number(tile.momentum, moment_dtype(tile.format), i);
+  if (has_variance(rule)) element.variance = number(tile.variance, moment_dtype(tile.format), i);
+  return element;
+}
+
+ExactStep exact_step(const Rule& rule, const Element& old, double gradient) {
+  return std::visit([&](const auto& r) { return step(r, old, gradient); }, rule);
+}
+
+double bf16_value(std::uint16_t pattern) { return double{std::bit_cast<float>(std::uint32_t{pattern} << 16)}; }
+
+double fp16_value(std::uint16_t pattern) {
+  const int exponent = pattern >> 10 & 31;
+  const int mantissa = pattern & 1023;
+  const double size = exponent == 31  ? (mantissa == 0 ? HUGE_VAL : NAN)
+                      : exponent == 0 ? std::ldexp(mantissa, -24)
+                                      : std::ldexp(1024 + mantissa, exponent - 25);
+  return pattern & 0x8000 ? -size : size;
+}
+
+double ulp(double size) { return ulp(size, 23); }
+double coarse_ulp(double size) { return ulp(size, 7); }
+
+// Eight segments, each twice as coarse as the one before.
+double momentum_code(std::uint8_t code) {
+  const int segment = code >> 4 & 7;
+  const double size = (std::ldexp(1 + (code & 15) / 16.0, segment) - 1) / 128;
+  return code & 0x80 ? -size : size;
+}
+
+double root_code(std::uint8_t code) { return (std::ldexp(1 + (code & 31) / 32.0, code >> 5) - 1) / 128; }
+
+bool has_momentum(const Rule& rule) {
+  return std::visit([](const auto& r) { return r.has_momentum; }, rule);
+}
+bool has_variance(const Rule& rule) {
+  return std::visit([](const auto& r) { return r.has_variance; }, rule);
+}
+
+}  // namespace ballast::kernels
