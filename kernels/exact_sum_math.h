@@ -1,7 +1,7 @@
 // A sum without rounding, so that its order does not matter: any threads, ranks or GPU atomics may add their part in any
 // order, and the result has the same bits.
 //
-// Made for sums of squares of 128 fp32 numbers (sum_of_squares_walk.h): doubles that are zero or lie in [2^-300, 2^288).
+// Made for sums of squares of 128 fp32 numbers (sum_of_squares_walk.h): doubles that are zero or lie in [2^-300, 2^276).
 // Such a sum is one long integer in units of 2^-352, kept as 20 bins of 32 bits each (a Kulisch accumulator). A bin is 64
 // bits wide, so carries can wait: an addition adds less than 2^32 to a bin, and 2^31 of them fit between two calls of
 // carry(), which are the squares of 2^38 elements. What carry() leaves counts as one addition again, so up to 2^31 ranks

@@ -89,7 +89,7 @@ TEST_CASE("a single number comes back from an exact sum") {
   for (const double x : numbers_of_every_size(10'000, 1)) {
     REQUIRE(value(sum_of({x})) == x);
   }
-  for (const double x : {0.0, 0x1p-300, 0x1p-298, 0x1.fffffffffffffp287, 128 * 0x1.fffffep127 * 0x1.fffffep127}) {
+  for (const double x : {0.0, 0x1p-300, 0x1p-298, 0x1.fffffffffffffp275, 128 * 0x1.fffffep127 * 0x1.fffffep127}) {
     CHECK(value(sum_of({x})) == x);
   }
 }
