@@ -1,24 +1,36 @@
 // The main() of every test program. Cases tagged [gpu] need a GPU; where there is none they are reported as skipped,
-// with the reason, never as passed. ctest runs each case in a process of its own.
+// with the reason, never as passed. ctest runs each case in a process of its own. What is used of Catch2 here is the same
+// in its versions 2 and 3, or `auto`.
 #define CATCH_CONFIG_RUNNER
 #include <algorithm>
+#include <array>
 #include <catch2/catch.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "kernels/runtime/device.h"
 #include "tests/skip.h"
 
 namespace {
 
-bool only_lists(const Catch::ConfigData& asked) {
-  return asked.showHelp || asked.listTests || asked.listTestNamesOnly || asked.listTags || asked.listReporters;
+// The arguments tell, because each version of ConfigData knows other lists.
+bool only_lists(std::span<char*> arguments) {
+  constexpr std::array<std::string_view, 5> others = {"-l", "-t", "-h", "-?", "--help"};
+  return std::ranges::any_of(arguments, [&](std::string_view argument) {
+    return argument.starts_with("--list-") || std::ranges::count(others, argument) > 0;
+  });
 }
 
-std::vector<Catch::TestCase> chosen_cases(const Catch::ConfigData& asked) {
+auto chosen_cases(const Catch::ConfigData& asked) {
   const Catch::Config config(asked);
   return Catch::filterTests(Catch::getAllTestCasesSorted(config), config.testSpec(), config);
 }
 
-bool needs_gpu(const Catch::TestCase& test) { return std::ranges::count(test.tags, "gpu") > 0; }
+constexpr auto needs_gpu = [](const auto& test) {
+  return test.getTestCaseInfo().tagsAsString().find("[gpu]") != std::string::npos;
+};
 
 }  // namespace
 
@@ -28,14 +40,14 @@ int main(int count, char** arguments) {
     return refused;
   }
   Catch::ConfigData asked = session.configData();
-  if (only_lists(asked)) {
+  if (only_lists({arguments, arguments + count})) {
     return session.run();
   }
   const bool everything = asked.testsOrTags.empty();
   if (everything) {
     asked.testsOrTags = {"~[.]"};
   }
-  const std::vector<Catch::TestCase> cases = chosen_cases(asked);
+  const auto cases = chosen_cases(asked);
   if (!std::ranges::any_of(cases, needs_gpu)) {
     return session.run();
   }

@@ -1,9 +1,10 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
+#include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/kernels/test_backends.h"
 
 namespace ballast::kernels {
 namespace {
@@ -155,6 +156,17 @@ TEST_CASE("casts past the caches give the same bits") { on_every_isa(casts_of_ve
 TEST_CASE("every bf16 and fp16 survives the way to fp32 and back") { on_every_isa(all_halves_survive); }
 TEST_CASE("fp32 is rounded to the nearest half, a tie to even, at every boundary") {
   on_every_isa(rounding_boundaries);
+}
+
+TEST_CASE("CUDA's threads cast as the CPU does") {
+  for (auto* const test : {casts_of_few, casts_of_many, all_halves_survive, rounding_boundaries}) {
+    on_octets(test);
+  }
+}
+TEST_CASE("CUDA casts as the CPU does", "[gpu]") {
+  for (auto* const test : {casts_of_few, casts_of_many, casts_of_very_many, all_halves_survive, rounding_boundaries}) {
+    on_cuda(test);
+  }
 }
 
 TEST_CASE("casts are what the formats' definitions say") {

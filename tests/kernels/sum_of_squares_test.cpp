@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 
 #include "kernels/state_math.h"
