@@ -8,20 +8,25 @@
 namespace ballast::kernels {
 namespace {
 
-void need(const void* pointer, std::string_view part, StateFormat format) {
+void need(const void* pointer, std::size_t element_bytes, std::string_view part, StateFormat format) {
   require(pointer != nullptr, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("an update got no {}", part),
                    .needed = fmt::format("memory for the {} in format {}", part, name(format))};
+  });
+  require(reinterpret_cast<std::uintptr_t>(pointer) % element_bytes == 0, Code::unaligned, [&] {
+    return Problem{.what = fmt::format("the {} of an update begins inside an element", part),
+                   .needed = fmt::format("an address that is a multiple of {}", element_bytes),
+                   .available = fmt::format("{}", pointer)};
   });
 }
 
 void check_formats(const UpdateTile& tile) {
   const bool fp32_format = tile.format == StateFormat::fp32;
   require(tile.gradient_dtype != DType::u8 && tile.parameter_dtype != DType::u8, Code::wrong_dtype, [&] {
-    return Problem{.what = "gradients and parameters must be floating-point numbers",
-                   .needed = "fp32, bf16 or fp16",
-                   .available = fmt::format("gradient {}, parameter {}", name(tile.gradient_dtype),
-                                            name(tile.parameter_dtype))};
+    return Problem{
+        .what = "gradients and parameters must be floating-point numbers",
+        .needed = "fp32, bf16 or fp16",
+        .available = fmt::format("gradient {}, parameter {}", name(tile.gradient_dtype), name(tile.parameter_dtype))};
   });
   require(fp32_format || tile.parameter_dtype == DType::bf16, Code::unsupported, [&] {
     return Problem{.what = fmt::format("state format {} stores the lower bits of a bf16 parameter", name(tile.format)),
@@ -32,18 +37,19 @@ void check_formats(const UpdateTile& tile) {
 }
 
 void check_memory(const UpdateTile& tile, const Rule& rule) {
-  need(tile.parameter, "parameter", tile.format);
-  need(tile.gradient, "gradient", tile.format);
+  need(tile.parameter, byte_size(tile.parameter_dtype), "parameter", tile.format);
+  need(tile.gradient, byte_size(tile.gradient_dtype), "gradient", tile.format);
   if (tile.parameter_dtype != DType::fp32) {
-    need(tile.master, "master", tile.format);
+    need(tile.master, master_bytes(tile.format), "master", tile.format);
   }
   const auto [momentum, variance] =
       std::visit([](const auto& r) { return std::pair(r.has_momentum, r.has_variance); }, rule);
-  if (momentum) need(tile.momentum, "momentum", tile.format);
-  if (variance) need(tile.variance, "variance", tile.format);
+  const std::size_t moment = moment_bytes(tile.format);
+  if (momentum) need(tile.momentum, moment, "momentum", tile.format);
+  if (variance) need(tile.variance, moment, "variance", tile.format);
   if (tile.format == StateFormat::compact) {
-    if (momentum) need(tile.momentum_scales, "momentum scales", tile.format);
-    if (variance) need(tile.variance_scales, "variance scales", tile.format);
+    if (momentum) need(tile.momentum_scales, sizeof(float), "momentum scales", tile.format);
+    if (variance) need(tile.variance_scales, sizeof(float), "variance scales", tile.format);
   }
 }
 
@@ -58,11 +64,26 @@ void check_run(const UpdateTile& tile, const Run& run, std::size_t groups) {
                    .available = fmt::format("{} groups", groups)};
   });
   const bool rounds_by_index = tile.format == StateFormat::bf16 || tile.format == StateFormat::compact;
-  require(!rounds_by_index || (run.begin % group_size == 0 && tile.first_index % group_size == 0), Code::unaligned, [&] {
-    return Problem{.what = fmt::format("state format {} needs runs that start at a group of elements", name(tile.format)),
-                   .needed = fmt::format("multiples of {} elements", group_size),
-                   .available = fmt::format("a run at {} of a tile at {}", run.begin, tile.first_index)};
-  });
+  require(!rounds_by_index || (run.begin % group_size == 0 && tile.first_index % group_size == 0), Code::unaligned,
+          [&] {
+            return Problem{
+                .what = fmt::format("state format {} needs runs that start at a group of elements", name(tile.format)),
+                .needed = fmt::format("multiples of {} elements", group_size),
+                .available = fmt::format("a run at {} of a tile at {}", run.begin, tile.first_index)};
+          });
+}
+
+// Threads take runs at the same time: no element may belong to two.
+void check_order(std::span<const Run> runs) {
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    const Run& before = runs[i - 1];
+    require(before.begin + before.count <= runs[i].begin, Code::bad_argument, [&] {
+      return Problem{.what = "the runs of an update overlap, or are not in order",
+                     .where = fmt::format("run {}", i),
+                     .needed = fmt::format("a beginning at {} or later", before.begin + before.count),
+                     .available = fmt::format("{}", runs[i].begin)};
+    });
+  }
 }
 
 }  // namespace
@@ -92,6 +113,7 @@ void check_update(const UpdateTile& tile, std::span<const Run> runs, std::span<c
       check_memory(tile, groups[run.group].rule);
     }
   }
+  check_order(runs);
 }
 
 }  // namespace ballast::kernels

@@ -17,9 +17,9 @@ struct UpdateTile {
   DType gradient_dtype = DType::bf16;
   std::byte* parameter = nullptr;
   const std::byte* gradient = nullptr;
-  std::byte* master = nullptr;    // null where the parameter is the master
-  std::byte* momentum = nullptr;  // null where the rule has none
-  std::byte* variance = nullptr;  // null where the rule has none
+  std::byte* master = nullptr;       // null where the parameter is the master
+  std::byte* momentum = nullptr;     // null where the rule has none
+  std::byte* variance = nullptr;     // null where the rule has none
   float* momentum_scales = nullptr;  // format compact: one for each group of elements
   float* variance_scales = nullptr;
   std::size_t count = 0;
@@ -33,7 +33,8 @@ struct GroupStep {
   float gradient_factor = 1.0f;  // unscaling, averaging and clipping in one; negative to maximise
 };
 
-// A stretch of the piece that belongs to one parameter group. Elements outside every run stay as they are.
+// A stretch of the piece that belongs to one parameter group. Runs come in order and do not overlap; elements outside all
+// of them stay as they are.
 struct Run {
   std::size_t begin = 0;
   std::size_t count = 0;

@@ -1,0 +1,107 @@
+// Counts and indices above 2^31, in sparse memory: only the pages at the ends come to exist.
+#include <sys/mman.h>
+
+#include <catch2/catch.hpp>
+
+#include "kernels/backend.h"
+#include "tests/kernels/update_memory.h"
+#include "tests/skip.h"
+
+using namespace ballast::kernels;
+using ballast::DType;
+
+namespace {
+
+// Address space for an array of many elements. Pages that nobody touches take no memory.
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+    void* const memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory != MAP_FAILED) memory_ = static_cast<std::byte*>(memory);
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+  ~SparseMemory() {
+    if (memory_ != nullptr) munmap(memory_, bytes_);
+  }
+  std::byte* get() const { return memory_; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* memory_ = nullptr;
+};
+
+struct Array {
+  std::byte* from;
+  std::byte* to;
+  std::size_t element_bytes;
+};
+
+// The arrays of a small tile, and where they lie from element `first` of a huge one.
+std::vector<Array> arrays_of(const UpdateTile& small, const UpdateTile& huge, std::size_t first) {
+  const UpdateTile at = part(huge, first, small.count);
+  const std::size_t master = master_bytes(small.format);
+  const std::size_t moment = moment_bytes(small.format);
+  return {{small.parameter, at.parameter, 2},
+          {const_cast<std::byte*>(small.gradient), const_cast<std::byte*>(at.gradient), 2},
+          {small.master, at.master, master},
+          {small.momentum, at.momentum, moment},
+          {small.variance, at.variance, moment}};
+}
+
+void copy_scales(float* to, const float* from, std::size_t elements) {
+  if (from != nullptr) std::memcpy(to, from, (elements + group_size - 1) / group_size * sizeof(float));
+}
+
+}  // namespace
+
+TEST_CASE("the first and last elements of a tile of more than 2^32 are updated as those of a small one") {
+  constexpr std::size_t count = (std::size_t{1} << 32) + 3 * group_size;
+  constexpr std::size_t end = 1000;
+  constexpr std::size_t last = (count - end) / group_size * group_size;
+  const std::vector<GroupStep> groups{{.rule = sample_rules().front()}, {.rule = sample_rules()[3]}};
+  for (const StateFormat format : all_state_formats) {
+    SparseMemory parameter(2 * count), gradient(2 * count), master(4 * count), momentum(4 * count), variance(4 * count);
+    SparseMemory momentum_scales(count / 16), variance_scales(count / 16);
+    if (variance.get() == nullptr || master.get() == nullptr || momentum.get() == nullptr) {
+      ballast::skip("no address space for 70 GB of sparse memory");
+      return;
+    }
+    const UpdateTile huge{.format = format,
+                          .parameter = parameter.get(),
+                          .gradient = gradient.get(),
+                          .master = master.get(),
+                          .momentum = momentum.get(),
+                          .variance = variance.get(),
+                          .momentum_scales = reinterpret_cast<float*>(momentum_scales.get()),
+                          .variance_scales = reinterpret_cast<float*>(variance_scales.get()),
+                          .count = count,
+                          .first_index = (std::uint64_t{1} << 40) - group_size};
+    UpdateMemory low({.format = format, .count = end, .first_index = huge.first_index}, 1);
+    UpdateMemory high({.format = format, .count = count - last, .first_index = huge.first_index + last}, 2);
+    for (auto [small, first] : {std::pair{&low, std::size_t{0}}, std::pair{&high, last}}) {
+      const UpdateTile tile = small->tile();
+      for (const Array& array : arrays_of(tile, huge, first)) {
+        std::memcpy(array.to, array.from, tile.count * array.element_bytes);
+      }
+      copy_scales(huge.momentum_scales + first / group_size, tile.momentum_scales, tile.count);
+      copy_scales(huge.variance_scales + first / group_size, tile.variance_scales, tile.count);
+    }
+    const auto step = [](const UpdateTile& tile, const std::vector<Run>& runs, const std::vector<GroupStep>& steps) {
+      UpdateTile of_one_stream = tile;
+      of_one_stream.rounding_stream = 99;
+      cpu_backend({.threads = 2})->update(of_one_stream, runs, steps);
+    };
+    step(huge, {{0, end, 0}, {last, count - last, 1}}, groups);
+    step(low.tile(), {{0, end, 0}}, groups);
+    step(high.tile(), {{0, count - last, 1}}, groups);
+    INFO(name(format));
+    for (auto [small, first] : {std::pair{&low, std::size_t{0}}, std::pair{&high, last}}) {
+      const UpdateTile tile = small->tile();
+      for (const Array& array : arrays_of(tile, huge, first)) {
+        CHECK(std::memcmp(array.to, array.from, tile.count * array.element_bytes) == 0);
+      }
+    }
+  }
+}
