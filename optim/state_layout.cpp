@@ -2,14 +2,13 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/round_up.h"
 #include "kernels/state_math.h"
 
 namespace ballast::optim {
 namespace {
 
 constexpr std::size_t part_alignment = 64;  // a cache line, and four of CUDA's widest accesses
-
-constexpr std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace
 

@@ -14,14 +14,13 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/numa.h"
+#include "kernels/runtime/round_up.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast {
 namespace {
 
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
-
-std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 [[noreturn]] void refuse(std::size_t bytes, std::string_view owner, const HostLimits& limits) {
   const std::string reason = std::generic_category().message(errno);
