@@ -1,5 +1,6 @@
 #include "kernels/runtime/numa.h"
 
+#include <fmt/format.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <array>
 #include <string>
 
+#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_files.h"
 
 namespace ballast {
@@ -43,10 +45,15 @@ bool place_on_nodes(std::byte* pages, std::size_t bytes, std::span<const int> no
     return true;
   }
   constexpr std::size_t word_bits = 8 * sizeof(unsigned long);
-  std::array<unsigned long, 16> mask{};  // the kernel's own maximum of 1,024 nodes
+  std::array<unsigned long, 16> mask{};
+  constexpr std::size_t most_nodes = word_bits * mask.size();  // the kernel's own limit
   for (const int node : nodes) {
+    require(node >= 0 && static_cast<std::size_t>(node) < most_nodes, Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("memory was asked for on NUMA node {}", node),
+                     .needed = fmt::format("a node from 0 to {}", most_nodes - 1)};
+    });
     const auto bit = static_cast<std::size_t>(node);
-    mask.at(bit / word_bits) |= 1UL << (bit % word_bits);
+    mask[bit / word_bits] |= 1UL << (bit % word_bits);
   }
   const int policy = nodes.size() == 1 ? MPOL_PREFERRED : MPOL_INTERLEAVE;
   return syscall(SYS_mbind, pages, bytes, policy, mask.data(), mask.size() * word_bits + 1, 0) == 0;

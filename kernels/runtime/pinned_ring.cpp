@@ -23,12 +23,13 @@ void require_pinned(const Buffer& buffer) {
 
 PinnedRing::PinnedRing(MemoryAccounts& accounts, std::string owner, Shape shape, int gpu)
     : shape_(shape), gpu_(gpu), last_use_(shape.slots), current_(shape.slots - 1) {
-  require(shape.slots > 0 && shape.slot_bytes > 0, Code::bad_argument, [&] {
-    return Problem{.what = "a pinned ring without slots",
-                   .where = owner,
-                   .needed = "at least one slot of one byte",
-                   .available = fmt::format("{} slots of {}", shape.slots, human_bytes(shape.slot_bytes))};
-  });
+  require(
+      shape.slots > 0 && shape.slot_bytes > 0 && shape.slot_bytes <= SIZE_MAX / shape.slots, Code::bad_argument, [&] {
+        return Problem{.what = "a pinned ring cannot have this shape",
+                       .where = owner,
+                       .needed = "at least one slot of one byte, and no more bytes in all than memory has addresses",
+                       .available = fmt::format("{} slots of {}", shape.slots, human_bytes(shape.slot_bytes))};
+      });
   buffer_ = allocate(
       accounts,
       {.kind = MemoryKind::pinned, .bytes = shape.slots * shape.slot_bytes, .owner = std::move(owner), .gpu = gpu});

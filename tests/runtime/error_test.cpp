@@ -2,9 +2,23 @@
 
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <iterator>
+#include <regex>
 #include <sstream>
 
 using namespace ballast;
+
+namespace {
+
+const char* const errors_md = BALLAST_SOURCE_DIR "/kernels/runtime/ERRORS.md";
+
+std::string text_of(const char* file) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+}  // namespace
 
 TEST_CASE("an error says what, where, needed, available, remedy and call site") {
   try {
@@ -42,7 +56,11 @@ TEST_CASE("a requirement that holds builds no message") {
   require(true, Code::internal, []() -> Problem { throw std::logic_error("built a message"); });
 }
 
-TEST_CASE("every code describes itself") {
+TEST_CASE("every code of error_codes.h stands in the table and describes itself") {
+  const std::string header = text_of(BALLAST_SOURCE_DIR "/kernels/runtime/error_codes.h");
+  const std::regex enumerator(" = [1-9][0-9]{3},");
+  const std::sregex_iterator first(header.begin(), header.end(), enumerator);
+  CHECK(std::distance(first, std::sregex_iterator()) == std::ssize(all_codes()));
   for (const CodeInfo& info : all_codes()) {
     CHECK(describe(info.code).name == info.name);
     CHECK_FALSE(info.meaning.empty());
@@ -50,14 +68,8 @@ TEST_CASE("every code describes itself") {
   }
 }
 
-namespace {
-const char* const errors_md = BALLAST_SOURCE_DIR "/kernels/runtime/ERRORS.md";
-}
-
 TEST_CASE("ERRORS.md is what the code says (mend it with: test_runtime '[write-errors-md]')") {
-  std::stringstream written;
-  written << std::ifstream(errors_md).rdbuf();
-  CHECK(written.str() == codes_as_markdown());
+  CHECK(text_of(errors_md) == codes_as_markdown());
 }
 
 TEST_CASE("write ERRORS.md", "[.][write-errors-md]") { CHECK(std::ofstream(errors_md) << codes_as_markdown()); }

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/runtime/cores.h"
+#include "kernels/runtime/error.h"
 #include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/numa.h"
 #include "kernels/runtime/system_files.h"
@@ -54,6 +55,8 @@ TEST_CASE("pages can be placed on a node that exists") {
     skip("this container forbids mbind");
   }
   CHECK_FALSE(place_on_nodes(pages.get(), 8192, std::array{1000}));
+  CHECK_THROWS_AS(place_on_nodes(pages.get(), 8192, std::array{1024}), UsageError);
+  CHECK_THROWS_AS(place_on_nodes(pages.get(), 8192, std::array{-1}), UsageError);
 }
 
 TEST_CASE("the affinity mask decides how many cores there are, OMP_NUM_THREADS does not") {

@@ -23,6 +23,7 @@ TEST_CASE("a ring needs slots") {
   MemoryAccounts accounts;
   CHECK_THROWS_AS(PinnedRing(accounts, "staging", {.slots = 0, .slot_bytes = 4096}), UsageError);
   CHECK_THROWS_AS(PinnedRing(accounts, "staging", {.slots = 2, .slot_bytes = 0}), UsageError);
+  CHECK_THROWS_AS(PinnedRing(accounts, "staging", {.slots = 4, .slot_bytes = SIZE_MAX / 4 + 1}), UsageError);
 }
 
 TEST_CASE("a ring carries pageable memory to the GPU without overwriting what is under way", "[gpu]") {
