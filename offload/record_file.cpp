@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 
 #include "kernels/runtime/error.h"
 
@@ -84,7 +85,17 @@ std::uint64_t RecordFile::checksum(std::size_t tile, std::uint64_t generation,
   return XXH3_64bits_withSeed(payload.data(), payload.size(), XXH3_64bits(identity.data(), sizeof(identity)));
 }
 
+// Bytes past a record's end would be the next record's.
+void RecordFile::check(std::size_t tile, std::size_t payload_bytes) const {
+  require(tile < shape_.tiles && payload_bytes == shape_.payload_bytes, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("tile {} was to be read or written with {} bytes", tile, payload_bytes),
+                   .where = file_.path().string(),
+                   .needed = fmt::format("one of {} tiles of {} bytes", shape_.tiles, shape_.payload_bytes)};
+  });
+}
+
 void RecordFile::read(std::size_t tile, std::span<std::byte> payload) const {
+  check(tile, payload.size());
   const std::uint64_t at = place(tile, generation_);
   RecordHeader header{};
   file_.read(at, bytes_of(header));
@@ -98,6 +109,7 @@ void RecordFile::read(std::size_t tile, std::span<std::byte> payload) const {
 }
 
 void RecordFile::write(std::size_t tile, std::span<const std::byte> payload) {
+  check(tile, payload.size());
   const std::uint64_t next = generation_ + 1;
   RecordHeader header{magic, tile, next, checksum(tile, next, payload)};
   file_.write(place(tile, next), bytes_of(header));

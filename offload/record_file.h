@@ -31,6 +31,7 @@ class RecordFile {
  private:
   RecordFile(const std::filesystem::path& path, const RecordShape& shape, int flags);
 
+  void check(std::size_t tile, std::size_t payload_bytes) const;
   std::uint64_t place(std::size_t tile, std::uint64_t generation) const;
   std::uint64_t checksum(std::size_t tile, std::uint64_t generation, std::span<const std::byte> payload) const;
 

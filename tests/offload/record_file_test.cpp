@@ -79,6 +79,20 @@ TEST_CASE("a generation is not committed before all its tiles are written") {
   CHECK_THROWS_WITH(records.commit(), Catch::Contains("B1999"));
 }
 
+TEST_CASE("a tile that is not there, or of another size, is refused before it touches the others") {
+  TemporaryFile file;
+  RecordFile records = RecordFile::create(file.path(), shape);
+  write_generation(records, 2);
+  std::vector<std::byte> longer(shape.payload_bytes + 1);
+  const std::span<std::byte> exact(longer.data(), shape.payload_bytes);
+  CHECK_THROWS_WITH(records.write(1, longer), Catch::Contains("B1001") && Catch::Contains("3 tiles of 1000 bytes"));
+  CHECK_THROWS_AS(records.read(1, longer), UsageError);
+  CHECK_THROWS_AS(records.write(3, exact), UsageError);
+  CHECK_THROWS_AS(records.read(3, exact), UsageError);
+  records.commit();
+  check_generation(records, 2);
+}
+
 TEST_CASE("every flipped bit of the bytes in use is found and named") {
   TemporaryFile file;
   {
