@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "kernels/runtime/error.h"
 
 namespace ballast::optim {
@@ -18,7 +20,9 @@ void require_range(bool holds, Option option, std::string_view range) {
 
 }  // namespace
 
-void require_not_negative(Option option) { require_range(option.value >= 0.0, option, "a number of at least 0"); }
+void require_not_negative(Option option) {
+  require_range(option.value >= 0.0 && std::isfinite(option.value), option, "a finite number of at least 0");
+}
 
 void require_below_one(Option option) {
   require_range(option.value >= 0.0 && option.value < 1.0, option, "at least 0 and less than 1");

@@ -10,20 +10,20 @@
 namespace ballast::optim {
 namespace {
 
-void require_scale(double scale) {
-  require(std::isfinite(scale) && scale > 0.0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("a loss scale of {} was given", scale), .needed = "a finite number above 0"};
-  });
-}
-
 // The largest fp32 power of two that losses can still be multiplied by without care.
 constexpr double largest_scale = 0x1p100;
+
+void require_scale(double scale, double smallest) {
+  require(smallest > 0.0 && scale >= smallest && scale <= largest_scale, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("a loss scale of {} was given, with {} as the smallest", scale, smallest),
+                   .needed = fmt::format("a smallest one above 0, and one between it and {}", largest_scale)};
+  });
+}
 
 }  // namespace
 
 LossScale::LossScale(const LossScaleOptions& options) : options_(options), scale_(options.initial) {
-  require_scale(options.initial);
-  require_scale(options.smallest);
+  require_scale(options.initial, options.smallest);
   require(options.growth >= 1.0 && options.backoff > 0.0 && options.backoff <= 1.0 && options.growth_interval > 0,
           Code::bad_argument, [&] {
             return Problem{.what = fmt::format("loss scaling was given growth = {}, backoff = {}, growth_interval = {}",
@@ -43,7 +43,7 @@ void LossScale::after_step(bool finite) {
 }
 
 void LossScale::restore(double scale, std::uint64_t finite_steps) {
-  require_scale(scale);
+  require_scale(scale, options_.smallest);
   scale_ = scale;
   finite_steps_ = finite_steps;
 }

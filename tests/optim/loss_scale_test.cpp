@@ -60,6 +60,9 @@ TEST_CASE("a run continues with the scale it stopped at") {
 
 TEST_CASE("options that cannot work are refused") {
   CHECK_THROWS_AS(LossScale({.initial = -1.0}), ballast::UsageError);
+  CHECK_THROWS_AS(LossScale({.initial = 1e300}), ballast::UsageError);
+  CHECK_THROWS_AS(LossScale({.initial = 1.0, .smallest = 2.0}), ballast::UsageError);
+  CHECK_THROWS_AS(LossScale({.smallest = 0.0}), ballast::UsageError);
   CHECK_THROWS_AS(LossScale({.backoff = 2.0}), ballast::UsageError);
   CHECK_THROWS_AS(LossScale({.growth_interval = 0}), ballast::UsageError);
 }

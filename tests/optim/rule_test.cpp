@@ -47,6 +47,7 @@ TEST_CASE("options that cannot work are refused with the rule, the option and th
   CHECK_THROWS_WITH(check(AdamW{.beta2 = 1.0}), Catch::Contains("AdamW was given beta2 = 1"));
   CHECK_THROWS_WITH(check(Adam{.lr = -1.0}), Catch::Contains("Adam was given lr = -1"));
   CHECK_THROWS_WITH(check(Lion{.weight_decay = std::nan("")}), Catch::Contains("Lion was given weight_decay = nan"));
+  CHECK_THROWS_WITH(check(AdamW{.lr = INFINITY}), Catch::Contains("AdamW was given lr = inf"));
   CHECK_THROWS_WITH(check(Adagrad{.eps = -1e-3}), Catch::Contains("Adagrad was given eps"));
   CHECK_THROWS_WITH(check(Sgd{.weight_decay = -1.0}), Catch::Contains("SGD was given weight_decay"));
   CHECK_THROWS_WITH(check(SgdMomentum{.momentum = 0.0, .nesterov = true}), Catch::Contains("Nesterov"));
