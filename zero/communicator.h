@@ -23,7 +23,7 @@ class Communicator {
   virtual void all_reduce(std::span<std::int64_t> values) = 0;
   virtual void barrier() = 0;
 
-  // Every other rank's pending and later call throws.
+  // Every rank's pending and later call throws B3301. Any thread may call.
   virtual void abort() = 0;
 };
 

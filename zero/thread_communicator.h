@@ -17,14 +17,20 @@ class ThreadGroup {
   explicit ThreadGroup(std::size_t size) : shown_(size) {}
   std::size_t size() const { return shown_.size(); }
 
-  // Shows this rank's memory and waits until all ranks have shown theirs.
-  void show(std::size_t rank, ConstView memory);
-  ConstView shown_by(std::size_t rank) const { return shown_[rank]; }
-  // Waits for all ranks: after it, what was shown may change.
+  // Waits for all ranks. Throws B3301 once the group was aborted.
   void meet();
   void abort();
 
+  // Shows this rank's memory and waits, as meet() does, until all ranks have shown theirs. Each show() is followed by a
+  // hide(), which waits until all ranks have looked. It does so in an aborted group too, where the others are still
+  // looking, so that memory never goes while it is looked at.
+  void show(std::size_t rank, ConstView memory);
+  ConstView shown_by(std::size_t rank) const { return shown_[rank]; }
+  void hide() noexcept;
+
  private:
+  std::size_t arrive();  // at which meeting; called with the lock held
+
   std::vector<ConstView> shown_;
   std::mutex mutex_;
   std::condition_variable changed_;
