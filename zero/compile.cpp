@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/runtime/error.h"
 #include "zero/builder.h"
 
 namespace ballast {
@@ -16,20 +17,25 @@ class Compiler {
       builder_.add({.kind = OpKind::clear, .unit = unit, .to = builder_.whole(reduced_[unit])});
     }
     for (std::size_t micro = 0; micro < in_.micro_steps; ++micro) {
-      for (std::size_t unit = 0; unit < units_; ++unit)
-        use(unit, micro, Phase::forward);
-      for (std::size_t unit = units_; unit-- > 0;)
-        use(unit, micro, Phase::backward);
+      for (std::size_t unit = 0; unit < units_; ++unit) {
+        use(unit, Phase::forward);
+      }
+      for (std::size_t unit = units_; unit-- > 0;) {
+        use(unit, Phase::backward);
+      }
     }
     std::vector<std::size_t> norms;
     for (std::size_t unit = 0; unit < units_; ++unit) {
       norms.push_back(builder_.add({.kind = OpKind::norm, .unit = unit, .from = builder_.whole(reduced_[unit])}));
     }
     agreed_ = builder_.add({.kind = OpKind::agree, .after = norms});
-    for (std::size_t unit = 0; unit < units_; ++unit)
+    for (std::size_t unit = 0; unit < units_; ++unit) {
       update(unit);
+    }
     builder_.add({.kind = OpKind::commit, .after = std::move(writes_)});
-    return std::move(builder_).finish();
+    Program program = std::move(builder_).finish();
+    program.micro_steps = in_.micro_steps;
+    return program;
   }
 
  private:
@@ -38,14 +44,16 @@ class Compiler {
     std::vector<std::size_t> result;
     const std::size_t turns = one_each ? units_ : std::min(units_, in_.placement.gathered_units);
     std::size_t largest = 0;
-    for (const UnitLayout& unit : in_.layout.units)
+    for (const UnitLayout& unit : in_.layout.units) {
       largest = std::max(largest, unit.*elements);
+    }
     for (std::size_t i = 0; i < turns; ++i) {
       const std::size_t count = one_each ? in_.layout.units[i].*elements : largest;
       result.push_back(builder_.slot({fmt::format("{}.{}", what, i), dtype, count}));
     }
-    for (std::size_t i = turns; i < units_; ++i)
+    for (std::size_t i = turns; i < units_; ++i) {
       result.push_back(result[i - turns]);
+    }
     return result;
   }
 
@@ -92,7 +100,7 @@ class Compiler {
     }
   }
 
-  void use(std::size_t unit, std::size_t micro, Phase phase) {
+  void use(std::size_t unit, Phase phase) {
     const bool backward = phase == Phase::backward;
     const Piece gradients{gradients_[unit], 0, in_.layout.units[unit].elements};
     if (!in_.placement.whole_parameters) gather(unit, phase);
@@ -100,7 +108,6 @@ class Compiler {
     builder_.add({.kind = OpKind::use,
                   .phase = phase,
                   .unit = unit,
-                  .micro_step = micro,
                   .from = whole_parameters(unit),
                   .to = backward ? gradients : Piece{}});
     if (!in_.placement.whole_parameters) {
@@ -147,8 +154,37 @@ class Compiler {
   std::vector<std::size_t> writes_;
 };
 
+void check(const CompileInput& input) {
+  const std::vector<Unit>& units = input.model.units;
+  const auto refuse = [](std::string what, std::string needed) {
+    fail(Code::bad_argument, {.what = std::move(what), .needed = std::move(needed)});
+  };
+  if (units.empty()) {
+    refuse("a model without units was to be trained", "at least one unit");
+  }
+  if (units.size() != input.layout.units.size()) {
+    refuse(fmt::format("a model of {} units came with a layout of {}", units.size(), input.layout.units.size()),
+           "the layout that make_layout() gives for this model");
+  }
+  for (const Unit& unit : units) {
+    if (unit.dtype != units.front().dtype) {
+      refuse(fmt::format("unit {} is in {}, unit {} in {}", units.front().name, name(units.front().dtype), unit.name,
+                         name(unit.dtype)),
+             "one number format for all units");
+    }
+  }
+  if (input.placement.gathered_units == 0 || input.micro_steps == 0) {
+    refuse(fmt::format("{} gathered units and {} micro-steps were asked for", input.placement.gathered_units,
+                       input.micro_steps),
+           "at least one of each");
+  }
+}
+
 }  // namespace
 
-Program compile(const CompileInput& input) { return Compiler(input).run(); }
+Program compile(const CompileInput& input) {
+  check(input);
+  return Compiler(input).run();
+}
 
 }  // namespace ballast

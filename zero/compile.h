@@ -13,11 +13,11 @@ struct CompileInput {
   const Layout& layout;
   Placement placement;
   std::size_t rank_in_shard_group = 0;
-  std::size_t replicas = 1;
   std::size_t micro_steps = 1;
   std::size_t state_bytes_per_tile = 0;
 };
 
+// The model has at least one unit, and one number format.
 Program compile(const CompileInput& input);
 
 }  // namespace ballast

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
+#include <algorithm>
 #include <limits>
 
 #include "kernels/random_math.h"
@@ -10,11 +10,18 @@
 namespace ballast {
 namespace {
 
-constexpr std::string_view phase_names[] = {"forward", "backward", "step"};
+void require_records(const Program& program, const offload::RecordFile* records) {
+  const bool needed = std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::read; });
+  require(records != nullptr || !needed, Code::bad_argument, [] {
+    return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
+                   .needed = "EngineParts::records"};
+  });
+}
 
 }  // namespace
 
 Engine::Engine(const EngineParts& parts) : parts_(parts) {
+  require_records(parts.program, parts.records);
   for (const Slot& slot : parts.program.slots) {
     slots_.push_back(allocate(parts.accounts, {.bytes = slot.bytes(), .owner = slot.name}));
   }
@@ -38,33 +45,58 @@ std::size_t Engine::record(const Op& op) const { return first_record_[op.unit] +
 // Up to the trainer's next turn, which must be the one it takes.
 Lease Engine::use(std::size_t unit, Phase phase) {
   const std::vector<Op>& ops = parts_.program.ops;
+  const std::vector<Unit>& units = parts_.model.units;
+  require(unit < units.size(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("the trainer asked for unit {}", unit),
+                   .needed = fmt::format("a unit below {}", units.size())};
+  });
   while (ops[next_].kind != OpKind::use && ops[next_].kind != OpKind::agree) {
-    run(ops[next_++]);
+    run_next();
   }
   const Op& op = ops[next_];
   require(op.kind == OpKind::use && op.unit == unit && op.phase == phase, Code::out_of_order, [&] {
-    return Problem{.what = fmt::format("the trainer asked for unit {} in {}", parts_.model.units[unit].name,
-                                       phase_names[static_cast<std::size_t>(phase)]),
-                   .needed = op.kind == OpKind::use ? fmt::format("unit {} in {}", parts_.model.units[op.unit].name,
-                                                                  phase_names[static_cast<std::size_t>(op.phase)])
+    return Problem{.what = fmt::format("the trainer asked for unit {} in {}", units[unit].name, name(phase)),
+                   .needed = op.kind == OpKind::use ? fmt::format("unit {} in {}", units[op.unit].name, name(op.phase))
                                                     : "a step, as all units have been used"};
   });
   ++next_;
   return {view(op.from), op.to.slot == none ? View{} : view(op.to)};
 }
 
+// Before anything changes: past the agreement a rank that stops would leave the others a step ahead.
+void Engine::check(const StepOptions& options) const {
+  for (const Unit& unit : parts_.model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      require(tensor.group < options.groups.size(), Code::bad_argument, [&] {
+        return Problem{.what = fmt::format("a step was asked for with {} parameter groups", options.groups.size()),
+                       .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
+                       .needed = fmt::format("group {}", tensor.group)};
+      });
+    }
+  }
+  for (const optim::Rule& rule : options.groups) {
+    optim::check(rule);
+  }
+}
+
 optim::Decision Engine::step(const StepOptions& options) {
   const std::vector<Op>& ops = parts_.program.ops;
+  check(options);
   options_ = options;
   while (next_ < ops.size()) {
     require(ops[next_].kind != OpKind::use, Code::out_of_order, [&] {
       return Problem{.what = "a step was asked for before every unit was used",
                      .needed = fmt::format("unit {} first", parts_.model.units[ops[next_].unit].name)};
     });
-    run(ops[next_++]);
+    run_next();
   }
   next_ = 0;
   return decision_;
+}
+
+void Engine::run_next() {
+  run(parts_.program.ops[next_]);
+  ++next_;
 }
 
 void Engine::run(const Op& op) {
@@ -90,15 +122,17 @@ void Engine::run(const Op& op) {
 
 void Engine::agree() {
   kernels::carry(norm_);
-  parts_.shard_group.all_reduce({reinterpret_cast<std::int64_t*>(&norm_), kernels::exact_sum_words});
+  kernels::ExactSum of_all = norm_;
+  parts_.shard_group.all_reduce({reinterpret_cast<std::int64_t*>(&of_all), kernels::exact_sum_words});
   const double ranks = static_cast<double>(parts_.shard_group.size() * parts_.replica_group.size());
-  decision_ = optim::decide({.sum_of_squares = kernels::value(norm_),
+  decision_ = optim::decide({.sum_of_squares = kernels::value(of_all),
                              .loss_scale = options_.loss_scale,
-                             .averaged_over = ranks * static_cast<double>(options_.micro_steps)},
+                             .averaged_over = ranks * static_cast<double>(parts_.program.micro_steps)},
                             options_.max_norm);
   norm_ = {};
-  steps_ += decision_.skip ? 0 : 1;
   group_steps_.clear();
+  if (decision_.skip) return;
+  ++steps_;
   for (const optim::Rule& rule : options_.groups) {
     group_steps_.push_back(optim::at(rule, {.number = steps_, .gradient_factor = decision_.gradient_factor}));
   }
@@ -125,6 +159,11 @@ void Engine::update(const Op& op) {
 }
 
 void Engine::initialise(std::span<const ConstView> units) {
+  require(units.size() == parts_.model.units.size(), Code::wrong_size, [&] {
+    return Problem{.what = "the first parameters of another number of units were given",
+                   .needed = fmt::format("{} units", parts_.model.units.size()),
+                   .available = fmt::format("{} units", units.size())};
+  });
   for (const Op& op : parts_.program.ops) {
     switch (op.kind) {
       case OpKind::use: parts_.backend.cast(units[op.unit], view(op.from)); break;

@@ -31,8 +31,7 @@ struct EngineParts {
 struct StepOptions {
   std::span<const optim::Rule> groups;  // by parameter group
   double max_norm = optim::no_clipping;
-  double loss_scale = 1.0;
-  std::size_t micro_steps = 1;
+  double loss_scale = 1.0;  // the one that the step's gradients were made with
 };
 
 // Memory that the trainer may use until its next call.
@@ -41,10 +40,11 @@ struct Lease {
   View gradients;  // in backward: zeroed, to be added to
 };
 
-// Used by one thread, its rank's.
+// Used by one thread, its rank's. An operation that throws is not passed over: the same call, made again, begins with
+// it, so that nothing is ever trained on a tile that could not be read.
 class Engine {
  public:
-  explicit Engine(const EngineParts& parts);  // reserves every slot
+  explicit Engine(const EngineParts& parts);  // reserves every slot; a program that reads tiles needs records
 
   // The units' first parameters, laid out with their padding. State begins at zero.
   void initialise(std::span<const ConstView> units);
@@ -57,6 +57,8 @@ class Engine {
 
  private:
   Lease use(std::size_t unit, Phase phase);
+  void check(const StepOptions& options) const;
+  void run_next();
   void run(const Op& op);
   void agree();
   void update(const Op& op);
@@ -69,7 +71,7 @@ class Engine {
   EngineParts parts_;
   std::vector<Buffer> slots_;
   std::vector<std::size_t> first_record_;  // of each unit
-  std::size_t next_ = 0;                   // operation
+  std::size_t next_ = 0;                   // operation to run
   std::uint64_t steps_ = 0;                // updates made
   kernels::ExactSum norm_;
   StepOptions options_;

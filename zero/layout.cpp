@@ -7,12 +7,11 @@
 #include <numeric>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/round_up.h"
 #include "kernels/state_math.h"
 
 namespace ballast {
 namespace {
-
-constexpr std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 std::vector<Stretch> cut(std::size_t elements, std::size_t tile_elements) {
   std::vector<Stretch> tiles;
@@ -46,6 +45,8 @@ Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elem
     return Problem{.what = fmt::format("tiles of {} elements were asked for", tile_elements),
                    .needed = fmt::format("a multiple of {}", kernels::group_size)};
   });
+  require(shards > 0, Code::bad_argument,
+          [] { return Problem{.what = "a layout for no ranks was asked for", .needed = "at least one shard"}; });
   Layout layout{.shards = shards, .tile_elements = tile_elements, .units = {}};
   for (const Unit& unit : model.units) {
     layout.units.push_back(lay_out(unit, shards, tile_elements));

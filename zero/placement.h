@@ -4,9 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/state_format.h"
-#include "optim/rule.h"
-
 namespace ballast {
 
 enum class Tier : std::uint8_t { host, nvme };

@@ -8,7 +8,6 @@ namespace {
 
 constexpr std::string_view kind_names[] = {"clear", "gather", "use",    "release", "reduce", "norm",
                                            "agree", "read",   "update", "write",   "commit"};
-constexpr std::string_view phase_names[] = {"forward", "backward", "step"};
 
 std::string piece_text(const Program& program, std::string_view label, const Piece& piece) {
   if (piece.slot == none) {
@@ -23,7 +22,7 @@ std::string piece_text(const Program& program, std::string_view label, const Pie
 std::string op_text(const Program& program, std::size_t index) {
   const Op& op = program.ops[index];
   std::string text = fmt::format("%{} {}", index, kind_names[static_cast<std::size_t>(op.kind)]);
-  if (op.kind == OpKind::use) text += fmt::format(" {}", phase_names[static_cast<std::size_t>(op.phase)]);
+  if (op.kind == OpKind::use) text += fmt::format(" {}", name(op.phase));
   if (op.unit != none) text += fmt::format(" unit={}", op.unit);
   if (op.tile != none) text += fmt::format(" tile={}", op.tile);
   if (op.ranks == Ranks::replica_group) text += " over=replicas";
@@ -34,6 +33,11 @@ std::string op_text(const Program& program, std::size_t index) {
 }
 
 }  // namespace
+
+std::string_view name(Phase phase) {
+  constexpr std::string_view names[] = {"forward", "backward", "step"};
+  return names[static_cast<std::size_t>(phase)];
+}
 
 std::size_t memory_bytes(const Program& program) {
   std::size_t bytes = 0;

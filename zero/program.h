@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/runtime/dtype.h"
@@ -32,6 +33,8 @@ enum class Ranks : std::uint8_t { shard_group, replica_group };
 
 enum class Phase : std::uint8_t { forward, backward, step };
 
+std::string_view name(Phase phase);
+
 // Elements of a slot (bytes, where the slot holds optimizer state).
 struct Piece {
   std::size_t slot = none;
@@ -44,7 +47,6 @@ struct Op {
   Phase phase = Phase::step;
   std::size_t unit = none;
   std::size_t tile = none;
-  std::size_t micro_step = 0;
   Ranks ranks = Ranks::shard_group;
   Piece from{};
   Piece to{};
@@ -64,6 +66,7 @@ struct Slot {
 struct Program {
   std::vector<Slot> slots;
   std::vector<Op> ops;
+  std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
 };
 
 std::size_t memory_bytes(const Program& program);  // the ledger: what the engine will reserve

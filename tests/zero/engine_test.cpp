@@ -1,6 +1,12 @@
 #include "zero/engine.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
 #include <thread>
 
 #include "zero/compile.h"
@@ -12,8 +18,12 @@ namespace {
 
 // An engine of one rank for two units.
 struct Rig {
+  explicit Rig(Tier tier = Tier::host, offload::RecordFile* records_of_tiles = nullptr)
+      : placement(placement_of_stage(0, 1, tier)), records(records_of_tiles) {}
+
   Model model{.units = {{.name = "first", .tensors = {{"w", {10}}}}, {.name = "second", .tensors = {{"w", {10}}}}}};
-  Placement placement = placement_of_stage(0, 1, Tier::host);
+  Placement placement;
+  offload::RecordFile* records;
   Layout layout = make_layout(model, 1, 128);
   optim::StateLayout state{{kernels::StateFormat::split, DType::bf16, optim::AdamW::state}, 128};
   Program program =
@@ -22,7 +32,7 @@ struct Rig {
   ThreadGroup alone{1};
   std::unique_ptr<Communicator> self = thread_communicator(alone, 0, *backend);
   MemoryAccounts accounts;
-  Engine engine{{model, layout, program, state, *self, *self, *backend, accounts}};
+  Engine engine{{model, layout, program, state, *self, *self, *backend, accounts, records}};
   std::vector<optim::Rule> rules{optim::AdamW{}};
 
   void use_all(float gradient) {
@@ -63,12 +73,85 @@ TEST_CASE("a step on gradients that are not finite changes nothing and does not 
   CHECK(bits() != before);
 }
 
-TEST_CASE("a rank that gives up ends the others' waiting") {
+TEST_CASE("what cannot be run is refused before anything changes") {
+  CHECK_THROWS_WITH(Rig(Tier::nvme), Catch::Contains("B1001") && Catch::Contains("records"));
+  Rig rig;
+  CHECK_THROWS_WITH(rig.engine.forward(2), Catch::Contains("B1001") && Catch::Contains("unit below 2"));
+  const std::vector<bf16> values(rig.layout.units[0].elements);
+  const std::vector<ConstView> too_few{std::span(values)};
+  CHECK_THROWS_WITH(rig.engine.initialise(too_few), Catch::Contains("2 units"));
+
+  rig.use_all(1.0f);
+  CHECK_THROWS_WITH(rig.engine.step({}), Catch::Contains("B1001") && Catch::Contains("unit first, tensor w"));
+  const std::vector<optim::Rule> wrong{optim::AdamW{.lr = -1.0}};
+  CHECK_THROWS_WITH(rig.engine.step({.groups = wrong}), Catch::Contains("AdamW was given lr = -1"));
+  CHECK_THROWS_AS(rig.engine.step({.groups = rig.rules, .max_norm = -1.0}), UsageError);
+  CHECK_THROWS_AS(rig.engine.step({.groups = rig.rules, .loss_scale = 0.0}), UsageError);
+  CHECK(rig.engine.steps() == 0);
+
+  const optim::Decision decision = rig.engine.step({.groups = rig.rules});  // as if nothing had been asked before
+  CHECK(decision.norm == Approx(std::sqrt(20.0)));
+  CHECK(rig.engine.steps() == 1);
+}
+
+TEST_CASE("a record that cannot be read stops the step, and asking again does not pass it over") {
+  const auto path = std::filesystem::temp_directory_path() / ("ballast-engine-" + std::to_string(::getpid()));
+  std::filesystem::remove(path);
+  const std::size_t bytes =
+      optim::StateLayout({kernels::StateFormat::split, DType::bf16, optim::AdamW::state}, 128).bytes();
+  offload::RecordFile records = offload::RecordFile::create(path, {.run_id = 1, .tiles = 2, .payload_bytes = bytes});
+  Rig rig(Tier::nvme, &records);
+  rig.use_all(1.0f);
+  std::filesystem::resize_file(path, 8192);  // the commits are left, the tiles are gone
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    CHECK_THROWS_WITH(rig.engine.step({.groups = rig.rules}), Catch::Contains("B3201"));
+  }
+  CHECK(records.generation() == 1);
+  std::filesystem::remove(path);
+}
+
+TEST_CASE("a rank that gives up ends the others' waiting, and every later call") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   ThreadGroup group(2);
   const auto first = thread_communicator(group, 0, *backend);
   const auto second = thread_communicator(group, 1, *backend);
   std::thread other([&] { second->abort(); });
-  CHECK_THROWS_WITH(first->barrier(), Catch::Contains("B3301"));
+  for (int call = 0; call < 3; ++call) {
+    CHECK_THROWS_WITH(first->barrier(), Catch::Contains("B3301"));
+  }
   other.join();
+  CHECK_THROWS_WITH(second->barrier(), Catch::Contains("B3301"));
+}
+
+TEST_CASE("memory that a rank has shown is not given back while another looks at it, though the group is aborted") {
+  ThreadGroup group(2);
+  std::atomic<bool> looking = true;
+  bool given_back_too_early = true;
+  std::thread shows([&] {
+    const std::vector<std::byte> memory(1 << 20);
+    group.show(0, ConstView(memory.data(), memory.size(), DType::u8));
+    group.hide();
+    given_back_too_early = looking;
+  });
+  group.show(1, {});
+  group.abort();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  looking = false;
+  group.hide();
+  shows.join();
+  CHECK_FALSE(given_back_too_early);
+  CHECK_THROWS_WITH(group.meet(), Catch::Contains("B3301"));
+}
+
+TEST_CASE("collectives refuse sizes that do not belong together") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  ThreadGroup group(2);
+  const auto rank = thread_communicator(group, 0, *backend);
+  std::vector<float> values(10);
+  const View three = View(std::span(values)).part(0, 3);
+  const View five = View(std::span(values)).part(5, 5);
+  CHECK_THROWS_WITH(rank->all_gather(three, five), Catch::Contains("B1003") && Catch::Contains("6 elements"));
+  CHECK_THROWS_WITH(rank->reduce_scatter(five, three), Catch::Contains("B1003"));
+  CHECK_THROWS_WITH(rank->all_reduce(five, three), Catch::Contains("B1003"));
+  CHECK_THROWS_WITH(thread_communicator(group, 2, *backend), Catch::Contains("a rank below 2"));
 }

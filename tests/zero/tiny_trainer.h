@@ -31,24 +31,27 @@ class TinyTrainer {
   // Forward and backward of one micro-step; returns the loss.
   float run(Engine& engine, std::size_t step) {
     hidden_.assign(1, input(step));
-    for (std::size_t unit = 0; unit < unit_count; ++unit)
+    for (std::size_t unit = 0; unit < unit_count; ++unit) {
       forward(unit, engine.forward(unit));
+    }
     std::vector<float> gradient(width);
     float loss = 0;
     for (std::size_t i = 0; i < width; ++i) {
       gradient[i] = hidden_.back()[i] - std::sin(static_cast<float>(i));
       loss += 0.5f * gradient[i] * gradient[i];
     }
-    for (std::size_t unit = unit_count; unit-- > 0;)
+    for (std::size_t unit = unit_count; unit-- > 0;) {
       gradient = backward(unit, engine.backward(unit), gradient);
+    }
     return loss;
   }
 
  private:
   std::vector<float> input(std::size_t step) const {
     std::vector<float> values(width);
-    for (std::size_t i = 0; i < width; ++i)
+    for (std::size_t i = 0; i < width; ++i) {
       values[i] = std::cos(static_cast<float>(1 + i * (step * ranks_ + rank_ + 1)));
+    }
     return values;
   }
 
@@ -67,8 +70,9 @@ class TinyTrainer {
     std::vector<float> out(width);
     for (std::size_t i = 0; i < width; ++i) {
       float sum = value(parameters, begin[2] + i);
-      for (std::size_t k = 0; k < width; ++k)
+      for (std::size_t k = 0; k < width; ++k) {
         sum += value(parameters, begin[0] + i * width + k) * in[k];
+      }
       out[i] = std::tanh(sum);
     }
     hidden_.push_back(std::move(out));

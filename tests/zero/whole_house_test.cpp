@@ -87,8 +87,9 @@ Outcome train_rank(const Setup& setup, std::size_t rank, ThreadGroup& everybody)
   std::optional<offload::RecordFile> records;
   if (setup.state == Tier::nvme) {
     std::size_t tiles = 0;
-    for (const UnitLayout& unit : layout.units)
+    for (const UnitLayout& unit : layout.units) {
       tiles += unit.tiles.size();
+    }
     records.emplace(offload::RecordFile::create(records_path.path(), {1 + rank, tiles, state.bytes()}));
   }
   Engine engine({model, layout, program, state, sharded ? *all : *self, sharded ? *self : *all, *backend, accounts,
@@ -96,8 +97,9 @@ Outcome train_rank(const Setup& setup, std::size_t rank, ThreadGroup& everybody)
 
   std::vector<std::vector<bf16>> first = first_parameters(model, layout);
   std::vector<ConstView> units;
-  for (std::vector<bf16>& unit : first)
+  for (std::vector<bf16>& unit : first) {
     units.push_back(View(std::span(unit)));
+  }
   engine.initialise(units);
   const std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}};
   Outcome outcome{.reserved_bytes = accounts.total(MemoryKind::pageable).now, .planned_bytes = memory_bytes(program)};
@@ -106,8 +108,7 @@ Outcome train_rank(const Setup& setup, std::size_t rank, ThreadGroup& everybody)
     for (std::size_t micro = 0; micro < setup.micro_steps; ++micro) {
       outcome.losses.push_back(trainer.run(engine, step * setup.micro_steps + micro));
     }
-    outcome.norms.push_back(
-        engine.step({.groups = rules, .max_norm = setup.max_norm, .micro_steps = setup.micro_steps}).norm);
+    outcome.norms.push_back(engine.step({.groups = rules, .max_norm = setup.max_norm}).norm);
   }
   for (std::size_t unit = 0; unit < unit_count; ++unit) {
     const auto values = engine.forward(unit).parameters.as<bf16>();
@@ -124,11 +125,21 @@ std::vector<Outcome> train(const Setup& setup) {
   ThreadGroup everybody(setup.ranks);
   std::vector<Outcome> outcomes(setup.ranks);
   std::vector<std::thread> threads;
+  std::vector<std::string> failures(setup.ranks);
   for (std::size_t rank = 0; rank < setup.ranks; ++rank) {
-    threads.emplace_back([&, rank] { outcomes[rank] = train_rank(setup, rank, everybody); });
+    threads.emplace_back([&, rank] {
+      try {
+        outcomes[rank] = train_rank(setup, rank, everybody);
+      } catch (const std::exception& failure) {
+        failures[rank] = failure.what();
+        everybody.abort();
+      }
+    });
   }
-  for (std::thread& thread : threads)
+  for (std::thread& thread : threads) {
     thread.join();
+  }
+  REQUIRE(failures == std::vector<std::string>(setup.ranks));
   return outcomes;
 }
 
