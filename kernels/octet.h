@@ -65,6 +65,9 @@ constexpr PackedOctet<T> pack(const Octet& octet) {
   return packed;
 }
 
+// A stored byte as a signed number.
+constexpr std::uint32_t sign_extended(std::uint32_t byte) { return (byte ^ 0x80u) - 0x80u; }
+
 // Reads an octet of `T`s; elements that are not there read as zero.
 template <class T, bool Whole>
 constexpr Octet load_octet(const std::byte* array, const OctetPlace& place) {

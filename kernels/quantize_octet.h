@@ -77,7 +77,7 @@ constexpr Octet load_codes(const Byte* codes, CodeBits code_bits, const OctetPla
   if (code_bits == CodeBits::eight) {
     octet = load_octet_of<std::uint8_t>(bytes, place);
     for (std::uint32_t& code : octet.at) {
-      code = static_cast<std::uint32_t>(static_cast<std::int8_t>(code));
+      code = sign_extended(code);
     }
     return octet;
   }

@@ -95,10 +95,6 @@ constexpr void write_stored(const UpdateTile& tile, const OctetPlace& place, con
 
 // --- Numbers ---
 
-constexpr std::uint32_t sign_extended(std::uint32_t byte) {
-  return static_cast<std::uint32_t>(static_cast<std::int8_t>(byte));
-}
-
 constexpr float decode_gradient(std::uint32_t stored, DType dtype, float factor) {
   const float gradient = dtype == DType::fp32   ? as_float(stored)
                          : dtype == DType::bf16 ? from_bf16(stored)
