@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "benchmarks/harness/stream_copy.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -55,6 +57,12 @@ Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threa
 
 template <class Walk>
 Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) {
+  require(bytes <= 2 * buffers_[0].bytes(), Code::bad_argument, [&] {
+    return Problem{.what = "a limit was to move more bytes than its buffers hold",
+                   .needed = human_bytes(bytes),
+                   .available = human_bytes(2 * buffers_[0].bytes()),
+                   .remedy = "Raise --elements: some cases have a smallest size of their own."};
+  });
   const std::size_t count = bytes / (sizeof(float) * accesses);
   const auto run = [this, count, walk] {
     for_slices(*threads_, count, page_of_floats,

@@ -18,7 +18,7 @@ inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming}
 std::string_view name(Copy way);
 
 // One run of a subject moves `bytes`, read and written ones counted alike; its work is in gigabytes. The subjects share
-// the buffers of their Limits and must not outlive it.
+// the buffers of their Limits, must not outlive it, and cannot move more than it was made for.
 class Limits {
  public:
   Limits(std::size_t most_bytes, const Threads& threads);

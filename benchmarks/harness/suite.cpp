@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "benchmarks/harness/record.h"
 #include "kernels/runtime/cores.h"
@@ -23,7 +24,8 @@ struct Options {
 
 void describe(CLI::App& app, Options& options) {
   app.add_option("--elements", options.elements, "Elements of the large cases (64 million)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40));
   app.add_option("--threads", options.threads, "Threads; by default the cores that this process may use")
       ->check(CLI::Range(1, 4096));
   app.add_option("--rounds", options.rounds.count, "Timed rounds of each case (15)")->check(CLI::Range(1, 100000));
@@ -77,16 +79,26 @@ Measurement measure(const std::string& suite, const Case& item, const Setting& s
           .spread = summary.spread};
 }
 
+std::vector<Case> chosen(const Suite& suite, const std::string& part_of_name) {
+  std::vector<Case> cases;
+  std::ranges::copy_if(suite.cases, std::back_inserter(cases),
+                       [&](const Case& item) { return item.name.find(part_of_name) != std::string::npos; });
+  require(!cases.empty(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("no case of suite {} has \"{}\" in its name", suite.name, part_of_name),
+                   .remedy = "--list names the cases"};
+  });
+  return cases;
+}
+
 void run(const Suite& suite, const Options& options) {
+  const auto cases = chosen(suite, options.only);
   const Threads threads(options.threads);
   const std::size_t bytes = options.elements * suite.most_bytes_of_an_element;
   Limits limits(bytes, threads);
   const Copy copy = measure_limits(suite.name, limits, bytes / 2, options.rounds);
   const Setting setting{threads, limits, options.elements, copy};
-  for (const auto& item : suite.cases) {
-    if (item.name.find(options.only) != std::string::npos) {
-      emit(measure(suite.name, item, setting, options.rounds));
-    }
+  for (const auto& item : cases) {
+    emit(measure(suite.name, item, setting, options.rounds));
   }
 }
 
@@ -108,7 +120,7 @@ int run_suite(const Suite& suite, int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const Error& problem) {
+  } catch (const std::exception& problem) {
     fmt::print(stderr, "{}\n", problem.what());
     return 2;
   }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "benchmarks/harness/stream_copy.h"
+#include "kernels/runtime/error.h"
 
 using namespace ballast::benchmarks;
 
@@ -47,4 +48,12 @@ TEST_CASE("the work of a limit is what it reads and writes") {
   CHECK(limits.scale(bytes / 2).work == Approx(bytes / 2e9));
   limits.triad(bytes).run();
   limits.scale(bytes).run();
+}
+
+TEST_CASE("a limit does not reach past its buffers") {
+  Threads threads(1);
+  Limits limits(8192, threads);
+  CHECK_THROWS_AS(limits.copy(Copy::memcpy, 8200), ballast::UsageError);
+  CHECK_THROWS_AS(limits.triad(8200), ballast::UsageError);
+  CHECK_THROWS_AS(limits.scale(8200), ballast::UsageError);
 }
