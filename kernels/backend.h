@@ -48,7 +48,7 @@ class Backend {
 inline constexpr std::uint64_t no_index = UINT64_MAX;  // what a search that found nothing leaves in *first
 
 struct CpuOptions {
-  int threads = 0;                                    // 0: the cores this process may use
+  int threads = 0;  // 0: the cores this process may use
   simd::Isa isa = simd::usable_isas().front();
 };
 
