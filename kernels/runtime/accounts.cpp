@@ -12,9 +12,15 @@ namespace {
 
 constexpr std::array kinds{MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable};
 
-void add(MemoryAccounts::Usage& usage, std::size_t bytes) {
-  usage.now += bytes;
-  usage.peak = std::max(usage.peak, usage.now);
+// The peak is brought up to date when something is given back or asked for: a reservation whose memory could not be had
+// is cancelled before that, and leaves no trace.
+MemoryAccounts::Usage up_to_date(const MemoryAccounts::Usage& usage) {
+  return {usage.now, std::max(usage.peak, usage.now)};
+}
+
+void give_back(MemoryAccounts::Usage& usage, std::size_t bytes) {
+  usage = up_to_date(usage);
+  usage.now -= bytes;
 }
 
 std::string row(std::string_view kind, std::string_view owner, const MemoryAccounts::Usage& usage) {
@@ -34,6 +40,8 @@ Reservation::~Reservation() {
   }
 }
 
+void Reservation::cancel() noexcept { std::exchange(accounts_, nullptr)->cancel(*this); }
+
 void Reservation::swap(Reservation& other) noexcept {
   std::swap(accounts_, other.accounts_);
   std::swap(owner_, other.owner_);
@@ -52,8 +60,8 @@ Reservation MemoryAccounts::reserve(MemoryKind kind, std::size_t bytes, std::str
   if (booked.limit && (booked.total.now > *booked.limit || bytes > *booked.limit - booked.total.now)) {
     refuse(kind, bytes, owner);
   }
-  add(booked.owners[owner], bytes);
-  add(booked.total, bytes);
+  booked.owners[owner].now += bytes;
+  booked.total.now += bytes;
   Reservation reservation;
   reservation.accounts_ = this;
   reservation.owner_ = std::move(owner);
@@ -63,6 +71,13 @@ Reservation MemoryAccounts::reserve(MemoryKind kind, std::size_t bytes, std::str
 }
 
 void MemoryAccounts::release(const Reservation& reservation) noexcept {
+  const std::lock_guard lock(mutex_);
+  Book& booked = book(reservation.kind());
+  give_back(booked.owners.find(reservation.owner())->second, reservation.bytes());
+  give_back(booked.total, reservation.bytes());
+}
+
+void MemoryAccounts::cancel(const Reservation& reservation) noexcept {
   const std::lock_guard lock(mutex_);
   Book& booked = book(reservation.kind());
   booked.owners.find(reservation.owner())->second.now -= reservation.bytes();
@@ -91,13 +106,13 @@ void MemoryAccounts::refuse(MemoryKind kind, std::size_t bytes, const std::strin
 
 MemoryAccounts::Usage MemoryAccounts::total(MemoryKind kind) const {
   const std::lock_guard lock(mutex_);
-  return book(kind).total;
+  return up_to_date(book(kind).total);
 }
 
 MemoryAccounts::Usage MemoryAccounts::usage(MemoryKind kind, const std::string& owner) const {
   const std::lock_guard lock(mutex_);
   const auto found = book(kind).owners.find(owner);
-  return found == book(kind).owners.end() ? Usage{} : found->second;
+  return found == book(kind).owners.end() ? Usage{} : up_to_date(found->second);
 }
 
 std::vector<MemoryAccounts::Entry> MemoryAccounts::entries() const {
@@ -105,7 +120,7 @@ std::vector<MemoryAccounts::Entry> MemoryAccounts::entries() const {
   std::vector<Entry> all;
   for (const MemoryKind kind : kinds) {
     for (const auto& [owner, usage] : book(kind).owners) {
-      all.push_back({kind, owner, usage});
+      all.push_back({kind, owner, up_to_date(usage)});
     }
   }
   std::ranges::stable_sort(all, [](const Entry& a, const Entry& b) {

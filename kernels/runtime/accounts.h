@@ -30,6 +30,8 @@ class Reservation {
   }
   ~Reservation();
 
+  void cancel() noexcept;  // the memory could not be had: as if it had never been booked
+
   std::size_t bytes() const { return bytes_; }
   MemoryKind kind() const { return kind_; }
   const std::string& owner() const { return owner_; }
@@ -81,6 +83,7 @@ class MemoryAccounts {
   };
 
   void release(const Reservation& reservation) noexcept;
+  void cancel(const Reservation& reservation) noexcept;
   [[noreturn]] void refuse(MemoryKind kind, std::size_t bytes, const std::string& owner) const;
   Book& book(MemoryKind kind) { return books_[static_cast<std::size_t>(kind)]; }
   const Book& book(MemoryKind kind) const { return books_[static_cast<std::size_t>(kind)]; }

@@ -30,10 +30,7 @@ View Buffer::view(DType dtype) const {
   return {data(), bytes() / byte_size(dtype), dtype};
 }
 
-Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request) {
-  FreeMemory free;
-  free.booked = accounts.reserve(request.kind, request.bytes, request.owner);
-  free.gpu = request.gpu;
+Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
   Buffer buffer;
   if (request.kind == MemoryKind::device) {
     std::byte* const memory = request.bytes > 0 ? device::allocate(request.bytes, request.gpu, request.owner) : nullptr;
@@ -51,6 +48,18 @@ Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request) {
   }
   buffer.memory_ = {pages.release(), std::move(free)};
   return buffer;
+}
+
+Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request) {
+  FreeMemory free;
+  free.booked = accounts.reserve(request.kind, request.bytes, request.owner);
+  free.gpu = request.gpu;
+  try {
+    return Buffer::get(request, free);
+  } catch (...) {
+    free.booked.cancel();
+    throw;
+  }
 }
 
 }  // namespace ballast

@@ -49,6 +49,7 @@ class Buffer {
  private:
   friend Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request);
 
+  static Buffer get(const BufferRequest& request, FreeMemory& free);  // takes `free` over if it succeeds
   const Reservation& booked() const { return memory_.get_deleter().booked; }
 
   std::unique_ptr<std::byte[], FreeMemory> memory_;

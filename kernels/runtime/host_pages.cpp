@@ -27,7 +27,7 @@ std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)
   const std::string address_space = limits.address_space_bytes ? fmt::format("; RLIMIT_AS is {} (`ulimit -v`)",
                                                                              human_bytes(*limits.address_space_bytes))
                                                                : "";
-  fail(Code::host_memory, {.what = fmt::format("the kernel refused a mapping: {}", reason),
+  fail(Code::host_memory, {.what = fmt::format("the kernel did not give the memory: {}", reason),
                            .where = std::string(owner),
                            .needed = human_bytes(bytes),
                            .available = human_bytes(limits.available_bytes) + address_space});
@@ -52,13 +52,18 @@ void* map_aligned(std::size_t bytes, std::size_t alignment) {
   return aligned;
 }
 
-void make_resident(std::byte* pages, std::size_t bytes) {
+// False, with errno, where there is not enough memory.
+bool make_resident(std::byte* pages, std::size_t bytes) {
   if (madvise(pages, bytes, MADV_POPULATE_WRITE) == 0) {
-    return;
+    return true;
+  }
+  if (errno != EINVAL) {
+    return false;
   }
   for (std::size_t offset = 0; offset < bytes; offset += page_bytes()) {  // kernels before 5.14
     *const_cast<volatile std::byte*>(pages + offset) = std::byte{0};
   }
+  return true;
 }
 
 }  // namespace
@@ -81,10 +86,16 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   if (huge) {
     madvise(pages.get(), mapped_bytes, MADV_HUGEPAGE);  // EINVAL where the kernel has none: small pages then
   }
-  const std::vector<int> near =
-      nodes.empty() ? nodes_of_cores(allowed_cores()) : std::vector<int>(nodes.begin(), nodes.end());
-  place_on_nodes(pages.get(), mapped_bytes, near);
-  make_resident(pages.get(), mapped_bytes);
+  if (nodes.empty()) {
+    place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have
+  } else if (!place_on_nodes(pages.get(), mapped_bytes, nodes)) {
+    fail(Code::host_memory, {.what = "the kernel does not let this process choose memory nodes",
+                             .where = std::string(owner),
+                             .remedy = "name no nodes, or allow mbind (Docker: --cap-add SYS_NICE)"});
+  }
+  if (!make_resident(pages.get(), mapped_bytes)) {
+    refuse(bytes, owner, limits);
+  }
   return pages;
 }
 

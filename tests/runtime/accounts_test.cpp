@@ -95,3 +95,12 @@ TEST_CASE("threads book at once without losing a byte or passing the budget") {
     CHECK(entry.usage.now == 0);
   }
 }
+
+TEST_CASE("a booking that is cancelled leaves no trace, not even in the peak") {
+  MemoryAccounts accounts;
+  const Reservation kept = accounts.reserve(MemoryKind::pageable, 100, "kept");
+  accounts.reserve(MemoryKind::pageable, 1000, "not to be had").cancel();
+  CHECK(accounts.total(MemoryKind::pageable).now == 100);
+  CHECK(accounts.total(MemoryKind::pageable).peak == 100);
+  CHECK(accounts.usage(MemoryKind::pageable, "not to be had").peak == 0);
+}
