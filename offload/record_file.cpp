@@ -110,6 +110,7 @@ void RecordFile::read(std::size_t tile, std::span<std::byte> payload) const {
 
 void RecordFile::write(std::size_t tile, std::span<const std::byte> payload) {
   check(tile, payload.size());
+  require_known_state();
   const std::uint64_t next = generation_ + 1;
   RecordHeader header{magic, tile, next, checksum(tile, next, payload)};
   file_.write(place(tile, next), bytes_of(header));
@@ -124,12 +125,25 @@ void RecordFile::commit() {
     return Problem{.what = "a generation was committed before all of its tiles were written",
                    .where = file_.path().string()};
   });
+  require_known_state();
+  commit_failed_ = true;  // until it has not
   file_.flush();
   CommitRecord record = commit_record(shape_, generation_ + 1);
   file_.write(record.generation % 2 * commit_slot_bytes, bytes_of(record));
   file_.flush();
+  commit_failed_ = false;
   generation_ = record.generation;
   written_.assign(shape_.tiles, false);
+}
+
+// A failed flush is final. The drive may hold the new generation as the current one, and writing another over it, in the
+// places that this object takes for free, would mix the two.
+void RecordFile::require_known_state() const {
+  require(!commit_failed_, Code::file_call, [&] {
+    return Problem{.what = "a commit has failed before: which generation the drive holds is not known",
+                   .where = file_.path().string(),
+                   .remedy = "open the file again: that finds its newest committed generation"};
+  });
 }
 
 }  // namespace ballast::offload

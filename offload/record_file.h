@@ -32,6 +32,7 @@ class RecordFile {
   RecordFile(const std::filesystem::path& path, const RecordShape& shape, int flags);
 
   void check(std::size_t tile, std::size_t payload_bytes) const;
+  void require_known_state() const;
   std::uint64_t place(std::size_t tile, std::uint64_t generation) const;
   std::uint64_t checksum(std::size_t tile, std::uint64_t generation, std::span<const std::byte> payload) const;
 
@@ -39,6 +40,7 @@ class RecordFile {
   File file_;
   std::uint64_t generation_ = 0;
   std::vector<bool> written_;
+  bool commit_failed_ = false;
 };
 
 }  // namespace ballast::offload

@@ -24,6 +24,34 @@ class TemporaryFile {
   std::filesystem::path path_;
 };
 
+// While it lives, the descriptor under which this process has a file open is a pipe's.
+class DescriptorOfPipe {
+ public:
+  explicit DescriptorOfPipe(const std::filesystem::path& path) {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code none;
+      if (std::filesystem::read_symlink(entry.path(), none) == path) {
+        descriptor_ = std::stoi(entry.path().filename());
+      }
+    }
+    REQUIRE(descriptor_ >= 0);
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    saved_ = ::dup(descriptor_);
+    ::dup2(ends[1], descriptor_);
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  ~DescriptorOfPipe() {
+    ::dup2(saved_, descriptor_);
+    ::close(saved_);
+  }
+
+ private:
+  int descriptor_ = -1;
+  int saved_ = -1;
+};
+
 constexpr offload::RecordShape shape{.run_id = 7, .tiles = 3, .payload_bytes = 1000};
 
 std::vector<std::byte> pattern(std::size_t tile, std::uint64_t generation) {
@@ -138,4 +166,21 @@ TEST_CASE("files that are not ours are refused") {
   CHECK_THROWS_WITH(RecordFile::create(file.path(), shape), Catch::Contains("B3201"));  // exists already
   std::filesystem::resize_file(file.path(), 100);
   CHECK_THROWS_WITH(RecordFile::open(file.path(), shape), Catch::Contains("B3201"));
+}
+
+TEST_CASE("after a commit that failed, nothing is written until the file is opened again") {
+  TemporaryFile file;
+  RecordFile records = RecordFile::create(file.path(), shape);
+  write_generation(records, 2);
+  {
+    const DescriptorOfPipe in_its_place(file.path());  // which cannot be flushed
+    CHECK_THROWS_WITH(records.commit(), Catch::Contains("fdatasync"));
+  }
+  CHECK_THROWS_WITH(records.write(0, pattern(0, 3)), Catch::Contains("a commit has failed before"));
+  CHECK_THROWS_WITH(records.commit(), Catch::Contains("open the file again"));
+  RecordFile again = RecordFile::open(file.path(), shape);
+  CHECK(again.generation() == 1);
+  write_generation(again, 2);
+  again.commit();
+  check_generation(again, 2);
 }
