@@ -1,14 +1,10 @@
 #include <vector>
 
 #include "kernels/cpu.h"
-#include "kernels/state_math.h"
+#include "kernels/pieces.h"
 
 namespace ballast::kernels {
 namespace {
-
-// Small enough to balance the threads, large enough that memory is read in long stretches.
-constexpr std::size_t elements_per_task = 64 * 1024;
-static_assert(elements_per_task % group_size == 0);
 
 std::vector<Run> cut(std::span<const Run> runs) {
   std::vector<Run> pieces;

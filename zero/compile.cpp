@@ -124,7 +124,7 @@ class Compiler {
   }
 
   void update(std::size_t unit) {
-    const std::vector<Stretch>& tiles = in_.layout.units[unit].tiles;
+    const std::vector<Range>& tiles = in_.layout.units[unit].tiles;
     const bool on_drive = in_.placement.state == Tier::nvme;
     for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
       const Piece state = builder_.whole(state_[unit][tile]);

@@ -139,23 +139,22 @@ void Engine::agree() {
 }
 
 // Where a tile of this rank's shard lies in its unit.
-Stretch Engine::in_unit(const Op& op) const {
+Range Engine::in_unit(const Op& op) const {
   const UnitLayout& layout = parts_.layout.units[op.unit];
   return {parts_.shard_group.rank() * layout.shard + layout.tiles[op.tile].first, op.to.count};
 }
 
 void Engine::update(const Op& op) {
   if (decision_.skip) return;
-  const Stretch stretch = in_unit(op);
+  const Range range = in_unit(op);
   kernels::UpdateTile tile = parts_.state.tile(view(op.state).data());
   tile.parameter = view(op.to).data();
   tile.gradient = view(op.from).data();
   tile.gradient_dtype = parts_.program.slots[op.from.slot].dtype;
-  tile.count = stretch.count;
-  tile.first_index = stretch.first;
+  tile.count = range.count;
+  tile.first_index = range.first;
   tile.rounding_stream = kernels::rounding_stream(0, op.unit, steps_);
-  parts_.backend.update(tile, runs_in(parts_.model.units[op.unit], parts_.layout.units[op.unit], stretch),
-                        group_steps_);
+  parts_.backend.update(tile, runs_in(parts_.model.units[op.unit], parts_.layout.units[op.unit], range), group_steps_);
 }
 
 void Engine::initialise(std::span<const ConstView> units) {
@@ -177,11 +176,11 @@ void Engine::initialise(std::span<const ConstView> units) {
 }
 
 void Engine::set_parameters(const Op& op, const ConstView& unit) {
-  const Stretch stretch = in_unit(op);
-  parts_.backend.cast(unit.part(stretch.first, stretch.count), view(op.to));
+  const Range range = in_unit(op);
+  parts_.backend.cast(unit.part(range.first, range.count), view(op.to));
   const kernels::UpdateTile tile = parts_.state.tile(view(op.state).data());
   if (tile.format == kernels::StateFormat::fp32 && tile.master != nullptr) {
-    parts_.backend.cast(view(op.to), View(tile.master, stretch.count, DType::fp32));
+    parts_.backend.cast(view(op.to), View(tile.master, range.count, DType::fp32));
   }
 }
 

@@ -66,7 +66,7 @@ class Engine {
   View view(const Piece& piece);
   Communicator& ranks(const Op& op);
   std::size_t record(const Op& op) const;
-  Stretch in_unit(const Op& op) const;
+  Range in_unit(const Op& op) const;
 
   EngineParts parts_;
   std::vector<Buffer> slots_;

@@ -13,8 +13,8 @@
 namespace ballast {
 namespace {
 
-std::vector<Stretch> cut(std::size_t elements, std::size_t tile_elements) {
-  std::vector<Stretch> tiles;
+std::vector<Range> cut(std::size_t elements, std::size_t tile_elements) {
+  std::vector<Range> tiles;
   for (std::size_t first = 0; first < elements; first += tile_elements) {
     tiles.push_back({first, std::min(tile_elements, elements - first)});
   }
@@ -54,14 +54,14 @@ Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elem
   return layout;
 }
 
-std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Stretch stretch) {
+std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range) {
   std::vector<kernels::Run> runs;
-  const std::size_t end = stretch.first + stretch.count;
+  const std::size_t end = range.first + range.count;
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
-    const std::size_t from = std::max(layout.tensor_begin[i], stretch.first);
+    const std::size_t from = std::max(layout.tensor_begin[i], range.first);
     const std::size_t to = std::min(layout.tensor_begin[i] + unit.tensors[i].elements(), end);
     if (from < to) {
-      runs.push_back({from - stretch.first, to - from, unit.tensors[i].group});
+      runs.push_back({from - range.first, to - from, unit.tensors[i].group});
     }
   }
   return runs;

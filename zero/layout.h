@@ -9,7 +9,7 @@
 
 namespace ballast {
 
-struct Stretch {
+struct Range {
   std::size_t first = 0;
   std::size_t count = 0;
 };
@@ -18,7 +18,7 @@ struct UnitLayout {
   std::vector<std::size_t> tensor_begin;  // multiples of the group size, so that no group has two owners
   std::size_t elements = 0;               // with padding: shards * shard
   std::size_t shard = 0;
-  std::vector<Stretch> tiles;  // of a shard, relative to its beginning
+  std::vector<Range> tiles;  // of a shard, relative to its beginning
 };
 
 struct Layout {
@@ -29,7 +29,7 @@ struct Layout {
 
 Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements);
 
-// Which parameter groups lie in a stretch of a unit, as runs relative to its beginning. Padding is in none.
-std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Stretch stretch);
+// Which parameter groups lie in a range of a unit, as runs relative to its beginning. Padding is in none.
+std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range);
 
 }  // namespace ballast
