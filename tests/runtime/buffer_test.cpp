@@ -114,6 +114,7 @@ TEST_CASE("an allocation that fails leaves nothing booked") {
   MemoryAccounts accounts;
   CHECK_THROWS_AS(allocate(accounts, {.bytes = std::size_t{1} << 50, .owner = "a"}), ResourceError);
   CHECK(accounts.total(MemoryKind::pageable).now == 0);
+  CHECK(accounts.total(MemoryKind::pageable).peak == 0);
   accounts.limit(MemoryKind::pageable, mib);
   CHECK_THROWS_WITH(allocate(accounts, {.bytes = 2 * mib, .owner = "a"}), Catch::Contains("B2004"));
   CHECK_NOTHROW(allocate(accounts, {.bytes = mib, .owner = "a"}));
