@@ -30,7 +30,7 @@ void describe(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 4096));
   app.add_option("--rounds", options.rounds.count, "Timed rounds of each case (15)")->check(CLI::Range(1, 100000));
   app.add_option("--warm-up", options.rounds.warm_up, "Rounds before them (2)");
-  app.add_option("--only", options.only, "Only the cases whose name contains this text");
+  app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
   app.add_flag("--list", options.list, "Name the cases and stop");
 }
 
@@ -79,12 +79,14 @@ Measurement measure(const std::string& suite, const Case& item, const Setting& s
           .spread = summary.spread};
 }
 
-std::vector<Case> chosen(const Suite& suite, const std::string& part_of_name) {
+std::string line(const Case& item) { return fmt::format("{}, beside {}", item.name, item.against); }
+
+std::vector<Case> chosen(const Suite& suite, const std::string& part_of_line) {
   std::vector<Case> cases;
   std::ranges::copy_if(suite.cases, std::back_inserter(cases),
-                       [&](const Case& item) { return item.name.find(part_of_name) != std::string::npos; });
+                       [&](const Case& item) { return line(item).find(part_of_line) != std::string::npos; });
   require(!cases.empty(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("no case of suite {} has \"{}\" in its name", suite.name, part_of_name),
+    return Problem{.what = fmt::format("no case of suite {} has \"{}\" in its line", suite.name, part_of_line),
                    .remedy = "--list names the cases"};
   });
   return cases;
@@ -104,7 +106,7 @@ void run(const Suite& suite, const Options& options) {
 
 void list(const Suite& suite) {
   for (const auto& item : suite.cases) {
-    fmt::print("{}, beside {}\n", item.name, item.against);
+    fmt::print("{}\n", line(item));
   }
 }
 

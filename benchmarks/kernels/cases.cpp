@@ -35,8 +35,8 @@ auto in_format(Make make, StateFormat format) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const StateFormat format : kernels::all_state_formats) {
-    beside_copy(all, fmt::format("adamw {}", name(format)), in_format(adamw, format));
-    beside_scale(all, fmt::format("adamw {}", name(format)), in_format(adamw, format));
+    beside_copy(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
+    beside_scale(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
     beside_copy(all, fmt::format("adamw {}, 2^n elements", name(format)), in_format(adamw_power_of_two, format));
     beside_copy(all, fmt::format("adamw {}, tiles", name(format)), in_format(adamw_tiles, format));
     beside_copy(all, fmt::format("adamw {}, from cache", name(format)), in_format(adamw_from_cache, format));

@@ -95,6 +95,10 @@ def measure(case: Case, library: Library, options: argparse.Namespace) -> dict:
     }
 
 
+def line(case: Case) -> str:
+    return f"{case.name}, beside {case.against}"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="peers", description=__doc__.split("\n")[0])
     parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
@@ -102,19 +106,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--only", default="", help="only the cases whose name or peer contains this text")
+    parser.add_argument("--only", default="", help="only the cases whose line in --list contains this text")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
     options = parser.parse_args()
-    options.cases = [case for case in CASES if options.only in f"{case.name} {case.against}"]
+    options.cases = [case for case in CASES if options.only in line(case)]
     if not options.cases:
-        parser.error(f'no case has "{options.only}" in its name or its peer\'s; --list names them')
+        parser.error(f'no case has "{options.only}" in its line; --list names them')
     return options
 
 
 def main() -> None:
     options = arguments()
     if options.list:
-        print("\n".join(f"{case.name}, beside {case.against}" for case in CASES))
+        print("\n".join(line(case) for case in CASES))
         return
     records = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
