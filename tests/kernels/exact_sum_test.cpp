@@ -115,6 +115,17 @@ TEST_CASE("ties in an exact sum go to even, and the least bit below breaks them"
   CHECK(value(sum_of({0x1.fffffffffffffp52, 0.5})) == 0x1p53);
 }
 
+TEST_CASE("any bit below a tie in an exact sum breaks it") {
+  for (int exponent = 0; exponent < 64; ++exponent) {
+    const double large = std::ldexp(1.0, exponent);
+    const double half = std::ldexp(1.0, exponent - 53);
+    REQUIRE(value(sum_of({large, half})) == large);
+    for (int bit = exponent - 54; bit >= -300; --bit) {
+      REQUIRE(value(sum_of({large, half, std::ldexp(1.0, bit)})) == std::nextafter(large, inf));
+    }
+  }
+}
+
 TEST_CASE("the order of an exact sum does not matter, nor how it is cut") {
   std::vector<double> numbers = numbers_of_every_size(5'000, 3);
   const ExactSum sum = sum_of(numbers);

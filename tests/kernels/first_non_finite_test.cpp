@@ -46,6 +46,21 @@ void searches_in_many(TestBackend& on) {
   }
 }
 
+// Two threads that find something at the same time: the first position has to win.
+void races(TestBackend& on) {
+  constexpr std::size_t task = 65'536;
+  Patterns patterns(4 * task);
+  for (std::size_t end = task; end <= patterns.size(); end += task) {
+    patterns[end - 1] = 0x7f80;
+  }
+  const Placed values(on, patterns, DType::bf16);
+  for (int i = 0; i < 100; ++i) {
+    const PlacedValue<std::uint64_t> first(on, no_index);
+    on.kernels().first_non_finite(values.view(), 0, first.get());
+    REQUIRE(first.read() == task - 1);
+  }
+}
+
 void agrees_with_definition(TestBackend& on) {
   for (const DType dtype : floating_dtypes) {
     for (std::uint32_t pattern = 0; pattern < 0x10000; pattern += 3) {
@@ -62,6 +77,7 @@ void agrees_with_definition(TestBackend& on) {
 
 TEST_CASE("the first NaN or infinity of 0 to 1,100 elements is found") { on_every_isa(searches_in_few); }
 TEST_CASE("the first NaN or infinity is found by any number of threads") { on_every_cpu(searches_in_many); }
+TEST_CASE("the first NaN or infinity wins over those that other threads find") { on_every_cpu(races); }
 TEST_CASE("patterns are taken for NaN or infinity as their format says") { on_every_isa(agrees_with_definition); }
 
 TEST_CASE("CUDA's threads find the first NaN or infinity") {
