@@ -6,6 +6,8 @@
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators_all.hpp>
+#include <catch2/matchers/catch_matchers_floating_point.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #ifdef CATCH_CONFIG_RUNNER  // main.cpp says so, for version 2
 #include <catch2/catch_session.hpp>
@@ -31,8 +33,12 @@
 using Catch::Approx;
 
 namespace Catch {
+namespace Matchers {
 
-using Matchers::StartsWith;
-inline auto Contains(const std::string& part) { return Matchers::ContainsSubstring(part); }
+inline auto Contains(const std::string& part) { return ContainsSubstring(part); }
+
+}  // namespace Matchers
+
+using namespace Matchers;
 
 }  // namespace Catch
