@@ -22,27 +22,26 @@ class Backend {
   virtual void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) = 0;
 
   // Any of fp32, bf16 and fp16 to any, rounded to nearest, a tie to even; equal formats, u8 too, are copied.
-  virtual void cast(const ConstView& from, const View& to);
+  virtual void cast(const ConstView& from, const View& to) = 0;
 
   // Many casts and copies in one call: packing and unpacking. No piece may write what another reads or writes.
-  virtual void copy_pieces(std::span<const CopyPiece> pieces);
+  virtual void copy_pieces(std::span<const CopyPiece> pieces) = 0;
 
-  virtual void fill(const View& to, float value);
+  virtual void fill(const View& to, float value) = 0;
 
   // into += scale * from, in fp32, then rounded to the format of `into`.
-  virtual void accumulate(const ConstView& from, float scale, const View& into);
+  virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 
-  // Adds the squares to *into, which begins as {} and has gone through carry() since others added to it. Order does not
-  // matter, see exact_sum_math.h: calls on the parts of an array, cut at multiples of the group size, give what one call
-  // on the whole gives.
-  virtual void sum_of_squares(const ConstView& values, ExactSum* into);
+  // Adds the squares to *into, which begins as {} or comes from an earlier call. Order does not matter, see
+  // exact_sum_math.h: calls on the parts of an array, cut at multiples of the group size, give what one on the whole gives.
+  virtual void sum_of_squares(const ConstView& values, ExactSum* into) = 0;
 
   // *first = min(*first, index of the first NaN or infinity), where the first element has the index `first_index`.
-  virtual void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first);
+  virtual void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) = 0;
 
   // See quantize_math.h.
-  virtual void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding);
-  virtual void dequantize(const ConstQuantized& from, const View& to);
+  virtual void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) = 0;
+  virtual void dequantize(const ConstQuantized& from, const View& to) = 0;
 };
 
 inline constexpr std::uint64_t no_index = UINT64_MAX;  // what a search that found nothing leaves in *first

@@ -69,11 +69,4 @@ TEST_CASE("quantization refuses what it cannot do") {
   CHECK(code_of([&] { on.dequantize({eight, codes, scales}, at(0, 199, DType::fp32)); }) == Code::wrong_size);
 }
 
-TEST_CASE("an operation that a backend lacks says so") {
-  struct Bare : Backend {
-    void update(const UpdateTile&, std::span<const Run>, std::span<const GroupStep>) override {}
-  } bare;
-  CHECK(code_of([&] { bare.fill(at(0, 10, DType::fp32), 1); }) == Code::unsupported);
-}
-
 }  // namespace ballast::kernels
