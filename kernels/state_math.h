@@ -85,8 +85,9 @@ constexpr BitsOf<F> to_bf16_stochastic(F x, BitsOf<F> random16) {
 inline constexpr std::uint32_t compand_base = 0x3c000000u;  // the pattern of 1/128, whose exponent is 120
 
 // The largest of a group comes just below 31/16, the value of the highest code of 7 bits, so that nothing overflows.
-constexpr float compand_factor(float largest) { return largest > 0.0f ? 0x1.edfff0p+0f / largest : 0.0f; }
-constexpr float compand_scale(float largest) { return largest * (128.0f / 247.0f); }
+// A group of none but subnormal numbers becomes zero.
+constexpr float compand_factor(float largest) { return largest >= 0x1p-126f ? 0x1.edfff0p+0f / largest : 0.0f; }
+constexpr float compand_scale(float largest) { return largest < 0x1p-126f ? 0.0f : largest * (128.0f / 247.0f); }
 
 // The sum's pattern with noise below the `KeptBits` of the mantissa that are stored. `noise` has 23 - KeptBits bits.
 template <int KeptBits, class F>

@@ -129,10 +129,12 @@ class Fp32Moments {
 
   F momentum(std::size_t i) const { return S::load(momenta_ + i); }
   SecondMoment<F> variance(std::size_t i) const { return {S::load(variances_ + i), F{}}; }
-  void write_momentum(std::size_t i, F m) { S::store(momenta_ + i, m); }
+  void write_momentum(std::size_t i, F m) { S::store(momenta_ + i, flush(m)); }
   void write_variance(std::size_t i, const SecondMoment<F>& v) { S::store(variances_ + i, v.value); }
   template <class Rule>
-  void finish() {}
+  void find_scales() {}
+  template <class Rule>
+  void encode() {}
 
  private:
   float* momenta_;
@@ -155,13 +157,15 @@ class Bf16Moments {
   F momentum(std::size_t i) const { return as_float(S::load_high(momenta_ + i)); }
   SecondMoment<F> variance(std::size_t i) const { return {as_float(S::load_high(variances_ + i)), F{}}; }
   void write_momentum(std::size_t i, F m) {
-    S::store_high(momenta_ + i, to_bf16_stochastic(m, S::load(random_ + i) & U(0xffffu)));
+    S::store_high(momenta_ + i, to_bf16_stochastic(flush(m), S::load(random_ + i) & U(0xffffu)));
   }
   void write_variance(std::size_t i, const SecondMoment<F>& v) {
     S::store_high(variances_ + i, to_bf16_stochastic(v.value, shift_right<16>(S::load(random_ + i))));
   }
   template <class Rule>
-  void finish() {}
+  void find_scales() {}
+  template <class Rule>
+  void encode() {}
 
  private:
   std::uint16_t* momenta_;
@@ -207,18 +211,19 @@ class CompactMoments {
   }
 
   template <class Rule>
-  void finish() {
-    F momentum_factor{};
-    F root_factor{};
-    if constexpr (Rule::has_momentum) momentum_factor = new_scale(largest_momentum_, *momentum_scale_);
-    if constexpr (Rule::has_variance) root_factor = new_scale(largest_root_, *root_scale_);
+  void find_scales() {
+    if constexpr (Rule::has_momentum) momentum_factor_ = new_scale(largest_momentum_, *momentum_scale_);
+    if constexpr (Rule::has_variance) root_factor_ = new_scale(largest_root_, *root_scale_);
+  }
+  template <class Rule>
+  void encode() {
     for (std::size_t i = 0; i < group_size; i += S::width) {
       const U random = S::load(scratch_.random + i);
       if constexpr (Rule::has_momentum) {
-        S::store(momenta_ + i, compand_momentum(S::load(scratch_.momentum + i), momentum_factor, random));
+        S::store(momenta_ + i, compand_momentum(S::load(scratch_.momentum + i), momentum_factor_, random));
       }
       if constexpr (Rule::has_variance) {
-        S::store(roots_ + i, compand_root(S::load(scratch_.root + i), root_factor, random));
+        S::store(roots_ + i, compand_root(S::load(scratch_.root + i), root_factor_, random));
       }
     }
   }
@@ -237,6 +242,8 @@ class CompactMoments {
   Scratch& scratch_;
   F old_momentum_scale_{};
   F old_root_scale_{};
+  F momentum_factor_{};
+  F root_factor_{};
   U largest_momentum_{0u};
   U largest_root_{0u};
 };

@@ -219,10 +219,10 @@ constexpr StoredOctet encode_octet(const NewOctet& updated, const UpdateTile& ti
       stored.parameter.at[i] = tile.parameter_dtype == DType::fp16 ? to_fp16(master) : to_bf16_parameter(master);
       stored.master.at[i] = format == StateFormat::fp32 ? bits(master) : split16(master);
       if constexpr (format == StateFormat::bf16) {
-        stored.momentum.at[i] = shift_right<16>(to_bf16_stochastic(momentum, random & 0xffffu));
+        stored.momentum.at[i] = shift_right<16>(to_bf16_stochastic(flush(momentum), random & 0xffffu));
         stored.variance.at[i] = shift_right<16>(to_bf16_stochastic(variance.value, shift_right<16>(random)));
       } else {
-        stored.momentum.at[i] = bits(momentum);
+        stored.momentum.at[i] = bits(flush(momentum));
         stored.variance.at[i] = bits(variance.value);
       }
     }

@@ -9,8 +9,9 @@
 
 namespace ballast::kernels {
 
+// Inlined, for a call would move all coefficients from registers to memory and back.
 template <class S>
-void read_gradient(const UpdateTile& tile, std::size_t first, float factor, float* to) {
+[[gnu::always_inline]] inline void read_gradient(const UpdateTile& tile, std::size_t first, float factor, float* to) {
   const auto read = [=](auto lanes_at) {
     for (std::size_t i = 0; i < group_size; i += S::width) {
       S::store(to + i, lanes_at(i) * typename S::F(factor));
@@ -40,10 +41,16 @@ void draw_random_bits(const UpdateTile& tile, std::size_t first, std::uint32_t* 
 template <class S, class Master, class Moments, class Rule>
 void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_factor) {
   using F = typename S::F;
-  Scratch scratch;
+  Scratch scratches[2];
+  const auto scratch_of = [&](std::size_t first) -> Scratch& { return scratches[first / group_size % 2]; };
+  const auto prepare = [&](std::size_t first) {
+    if (first >= tile.count) return;
+    read_gradient<S>(tile, first, gradient_factor, scratch_of(first).gradient);
+    if constexpr (Master::rounds || Moments::rounds) draw_random_bits<S>(tile, first, scratch_of(first).random);
+  };
+  prepare(0);
   for (std::size_t first = 0; first < tile.count; first += group_size) {
-    read_gradient<S>(tile, first, gradient_factor, scratch.gradient);
-    if constexpr (Master::rounds || Moments::rounds) draw_random_bits<S>(tile, first, scratch.random);
+    Scratch& scratch = scratch_of(first);
     Master master(tile, first, scratch);
     Moments moments(tile, first, scratch);
     for (std::size_t i = 0; i < group_size; i += S::width) {
@@ -57,7 +64,9 @@ void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_f
       if constexpr (Rule::has_momentum) moments.write_momentum(i, m);
       if constexpr (Rule::has_variance) moments.write_variance(i, v);
     }
-    moments.template finish<Rule>();
+    moments.template find_scales<Rule>();
+    prepare(first + group_size);  // while the scales are on their way, a long chain of operations
+    moments.template encode<Rule>();
   }
 }
 

@@ -19,7 +19,7 @@ struct AdamW {
 
   template <class F>
   constexpr void operator()(F& p, F& m, SecondMoment<F>& v, F g) const {
-    m = flush(fma(F(one_minus_beta1), g - m, m));
+    m = fma(F(one_minus_beta1), g - m, m);
     v.set(fma(F(one_minus_beta2) * g, g, F(beta2) * v.value));
     const F denominator = fma(v.root, F(inverse_root_correction2), F(eps));
     p = fma(F(-step_size), m / denominator, p * F(decay));

@@ -20,7 +20,7 @@ struct Lion {
     const F zero(0.0f);
     const F sign = select(below(zero, direction), F(1.0f), select(below(direction, zero), F(-1.0f), zero));
     p = fma(F(-lr), sign, p * F(decay));
-    m = flush(fma(F(one_minus_beta2), g - m, m));
+    m = fma(F(one_minus_beta2), g - m, m);
   }
 };
 

@@ -32,7 +32,7 @@ struct SgdMomentum {
   template <class F>
   constexpr void operator()(F& p, F& m, SecondMoment<F>&, F g) const {
     g = fma(F(l2), p, g);
-    m = flush(fma(F(momentum), m, F(one_minus_dampening) * g));
+    m = fma(F(momentum), m, F(one_minus_dampening) * g);
     p = fma(F(-lr), fma(F(from_momentum), m, F(from_gradient) * g), p);
   }
 };

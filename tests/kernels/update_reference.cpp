@@ -40,19 +40,17 @@ DType moment_dtype(StateFormat format) { return format == StateFormat::bf16 ? DT
 
 double square(double x) { return x * x; }
 
-// The terms of a gradient with L2 decay. A sum below the normal numbers is as coarse as one there.
-double size_with_decay(double g, double l2, double parameter) {
-  return std::max(std::abs(g) + l2 * std::abs(parameter), 0x1p-126);
-}
+// A sum below the normal numbers is as coarse as one there.
+double size_of(double a, double b) { return std::max(std::abs(a) + std::abs(b), 0x1p-126); }
 
-// Moments are no subnormal numbers: a second moment is at least the smallest normal one, a smaller first one becomes zero.
+// Moments are no subnormal numbers: a second moment is at least the smallest normal one, a smaller first one is stored as zero.
 double kept(double variance) { return std::max(variance, 0x1p-126); }
 double flushed(double momentum) { return std::abs(momentum) < 0x1p-126 ? 0 : momentum; }
 
 ExactStep step(const AdamW& rule, const Element& old, double g, double g_size) {
   ExactStep next;
-  next.value.momentum = flushed(old.momentum + rule.one_minus_beta1 * (g - old.momentum));
-  next.size.momentum = std::abs(old.momentum) + rule.one_minus_beta1 * (g_size + std::abs(old.momentum));
+  next.value.momentum = old.momentum + rule.one_minus_beta1 * (g - old.momentum);
+  next.size.momentum = size_of(old.momentum, rule.one_minus_beta1 * (g_size + std::abs(old.momentum)));
   next.value.variance = kept(rule.beta2 * old.variance + rule.one_minus_beta2 * g * g);
   next.size.variance = kept(rule.beta2 * old.variance + rule.one_minus_beta2 * square(g_size));
   const double divisor = std::sqrt(next.value.variance) * rule.inverse_root_correction2 + rule.eps;
@@ -64,22 +62,22 @@ ExactStep step(const AdamW& rule, const Element& old, double g, double g_size) {
 ExactStep step(const AdamW& rule, const Element& old, double g) { return step(rule, old, g, std::abs(g)); }
 
 ExactStep step(const Adam& rule, const Element& old, double g) {
-  return step(rule.without_decay, old, g + rule.l2 * old.parameter, size_with_decay(g, rule.l2, old.parameter));
+  return step(rule.without_decay, old, g + rule.l2 * old.parameter, size_of(g, rule.l2 * old.parameter));
 }
 
 ExactStep step(const Sgd& rule, const Element& old, double g) {
   ExactStep next;
   next.value.parameter = old.parameter - rule.lr * (g + rule.l2 * old.parameter);
-  next.size.parameter = std::abs(old.parameter) + rule.lr * size_with_decay(g, rule.l2, old.parameter);
+  next.size.parameter = std::abs(old.parameter) + rule.lr * size_of(g, rule.l2 * old.parameter);
   return next;
 }
 
 ExactStep step(const SgdMomentum& rule, const Element& old, double g) {
-  const double g_size = size_with_decay(g, rule.l2, old.parameter);
+  const double g_size = size_of(g, rule.l2 * old.parameter);
   g += rule.l2 * old.parameter;
   ExactStep next;
-  next.value.momentum = flushed(rule.momentum * old.momentum + rule.one_minus_dampening * g);
-  next.size.momentum = rule.momentum * std::abs(old.momentum) + rule.one_minus_dampening * g_size;
+  next.value.momentum = rule.momentum * old.momentum + rule.one_minus_dampening * g;
+  next.size.momentum = size_of(rule.momentum * old.momentum, rule.one_minus_dampening * g_size);
   const double down = rule.from_momentum * next.value.momentum + rule.from_gradient * g;
   next.value.parameter = old.parameter - rule.lr * down;
   next.size.parameter =
@@ -95,13 +93,13 @@ ExactStep step(const Lion& rule, const Element& old, double g) {
   next.size.parameter = std::abs(old.parameter) + rule.lr;
   const bool clear = std::abs(direction) > 4 * ulp(std::abs(old.momentum) + std::abs(g));
   next.doubt = clear || direction == 0 ? 0 : 2 * double{rule.lr};
-  next.value.momentum = flushed(old.momentum + rule.one_minus_beta2 * (g - old.momentum));
-  next.size.momentum = std::abs(old.momentum) + rule.one_minus_beta2 * (std::abs(g) + std::abs(old.momentum));
+  next.value.momentum = old.momentum + rule.one_minus_beta2 * (g - old.momentum);
+  next.size.momentum = size_of(old.momentum, rule.one_minus_beta2 * (std::abs(g) + std::abs(old.momentum)));
   return next;
 }
 
 ExactStep step(const Adagrad& rule, const Element& old, double g) {
-  const double g_size = size_with_decay(g, rule.l2, old.parameter);
+  const double g_size = size_of(g, rule.l2 * old.parameter);
   g += rule.l2 * old.parameter;
   ExactStep next;
   next.value.variance = kept(old.variance + g * g);
@@ -137,7 +135,9 @@ Element state_of(const UpdateTile& tile, std::size_t i, const Rule& rule) {
 }
 
 ExactStep exact_step(const Rule& rule, const Element& old, double gradient) {
-  return std::visit([&](const auto& r) { return step(r, old, gradient); }, rule);
+  ExactStep exact = std::visit([&](const auto& r) { return step(r, old, gradient); }, rule);
+  exact.value.momentum = flushed(exact.value.momentum);
+  return exact;
 }
 
 double bf16_value(std::uint16_t pattern) { return double{std::bit_cast<float>(std::uint32_t{pattern} << 16)}; }
