@@ -2,8 +2,6 @@
 
 #include <catch2/catch.hpp>
 #include <fstream>
-#include <iterator>
-#include <regex>
 #include <sstream>
 
 using namespace ballast;
@@ -57,10 +55,12 @@ TEST_CASE("a requirement that holds builds no message") {
 }
 
 TEST_CASE("every code of error_codes.h stands in the table and describes itself") {
-  const std::string header = text_of(BALLAST_SOURCE_DIR "/kernels/runtime/error_codes.h");
-  const std::regex enumerator(" = [1-9][0-9]{3},");
-  const std::sregex_iterator first(header.begin(), header.end(), enumerator);
-  CHECK(std::distance(first, std::sregex_iterator()) == std::ssize(all_codes()));
+  std::stringstream header(text_of(BALLAST_SOURCE_DIR "/kernels/runtime/error_codes.h"));
+  std::size_t enumerators = 0;
+  for (std::string line; std::getline(header, line);) {
+    enumerators += line.find(" = ") != std::string::npos && line.back() == ',' ? 1 : 0;
+  }
+  CHECK(enumerators == all_codes().size());
   for (const CodeInfo& info : all_codes()) {
     CHECK(describe(info.code).name == info.name);
     CHECK_FALSE(info.meaning.empty());
