@@ -58,7 +58,7 @@ TEST_CASE("every code of error_codes.h stands in the table and describes itself"
   std::stringstream header(text_of(BALLAST_SOURCE_DIR "/kernels/runtime/error_codes.h"));
   std::size_t enumerators = 0;
   for (std::string line; std::getline(header, line);) {
-    enumerators += line.find(" = ") != std::string::npos && line.back() == ',' ? 1 : 0;
+    enumerators += line.find(" = ") != std::string::npos && line.back() == ',' ? 1u : 0u;
   }
   CHECK(enumerators == all_codes().size());
   for (const CodeInfo& info : all_codes()) {
