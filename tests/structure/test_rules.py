@@ -90,7 +90,7 @@ const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullpt
     "zero/values.h": "constexpr int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8};\nauto made = make(1, 2, 3, 4, 5, 6, 7, 8);\n",
     "tests/zero/engine_test.cpp": 'TEMPLATE_TEST_CASE("x", "[y]", int, long, short, char, float, double) {}\n',
     "tests/CMakeLists.txt": "# zero knows: ballast_tests(zero SOURCES nothing.cpp)\n" + CLEAN["tests/CMakeLists.txt"],
-    "docs/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/work/x\n",
+    "docs/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 
 
