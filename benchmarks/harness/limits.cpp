@@ -1,5 +1,7 @@
 #include "benchmarks/harness/limits.h"
 
+#include <bit>
+#include <cstdint>
 #include <cstring>
 
 #include "benchmarks/harness/stream_copy.h"
@@ -30,6 +32,15 @@ constexpr std::size_t page_of_floats = 4096 / sizeof(float);
   for (std::size_t i = 0; i < count; ++i) {
     data[i] = 0.999f * data[i];
   }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void read_loop(const float* data,
+                                                                                     std::size_t count) {
+  std::uint32_t mixed = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    mixed ^= std::bit_cast<std::uint32_t>(data[i]);
+  }
+  asm volatile("" : : "r"(mixed));  // a result that nobody uses would not be computed
 }
 
 void memcpy_floats(float* to, const float* from, std::size_t count) { std::memcpy(to, from, count * sizeof(float)); }
@@ -86,6 +97,10 @@ Subject Limits::triad(std::size_t bytes) {
 
 Subject Limits::scale(std::size_t bytes) {
   return walking(bytes, 2, [this](std::size_t first, std::size_t count) { scale_loop(data(0) + first, count); });
+}
+
+Subject Limits::read(std::size_t bytes) {
+  return walking(bytes, 1, [this](std::size_t first, std::size_t count) { read_loop(data(0) + first, count); });
 }
 
 }  // namespace ballast::benchmarks

@@ -28,6 +28,7 @@ class Limits {
   // a = s * a: the limit of an update in place. Every line written was wanted, where a copy may fetch lines to
   // overwrite them.
   Subject scale(std::size_t bytes);
+  Subject read(std::size_t bytes);  // the limit of a sum or a search
 
  private:
   float* data(std::size_t buffer) const { return buffers_[buffer].as<float>().data(); }

@@ -51,6 +51,8 @@ Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes,
   names.push_back("triad");
   subjects.push_back(limits.scale(bytes));
   names.push_back("scale in place");
+  subjects.push_back(limits.read(bytes));
+  names.push_back("read");
 
   std::vector<double> medians;
   for (const auto& runs : alternate(subjects, rounds)) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "benchmarks/kernels/adamw.h"
+#include "benchmarks/kernels/elementwise.h"
 
 namespace ballast::benchmarks {
 namespace {
@@ -27,13 +28,20 @@ void beside_scale(std::vector<Case>& cases, std::string name, std::function<Subj
   cases.push_back({std::move(name), "scale in place", std::move(make), scale_of_the_same_bytes});
 }
 
+Subject read_of_the_same_bytes(const Setting& setting, double gigabytes) {
+  return setting.limits.read(static_cast<std::size_t>(gigabytes * 1e9));
+}
+
+void beside_read(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
+  cases.push_back({std::move(name), "read", std::move(make), read_of_the_same_bytes});
+}
+
 auto in_format(Make make, StateFormat format) {
   return [=](const Setting& setting) { return make(format, setting); };
 }
 
-// The table: a new case is a line here.
-std::vector<Case> cases() {
-  std::vector<Case> all;
+// The tables: a new case is a line in one of them.
+void optimizer_steps(std::vector<Case>& all) {
   for (const StateFormat format : kernels::all_state_formats) {
     beside_copy(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
     beside_scale(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
@@ -41,6 +49,30 @@ std::vector<Case> cases() {
     beside_copy(all, fmt::format("adamw {}, tiles", name(format)), in_format(adamw_tiles, format));
     beside_copy(all, fmt::format("adamw {}, from cache", name(format)), in_format(adamw_from_cache, format));
   }
+}
+
+void elementwise(std::vector<Case>& all) {
+  using kernels::CodeBits;
+  using enum DType;
+  beside_copy(all, "cast fp32 to bf16", [](const Setting& s) { return cast(fp32, bf16, s); });
+  beside_copy(all, "cast bf16 to fp32", [](const Setting& s) { return cast(bf16, fp32, s); });
+  beside_copy(all, "cast fp32 to fp16", [](const Setting& s) { return cast(fp32, fp16, s); });
+  beside_copy(all, "accumulate bf16 into fp32", [](const Setting& s) { return accumulate(bf16, fp32, s); });
+  beside_copy(all, "accumulate bf16 into bf16", [](const Setting& s) { return accumulate(bf16, bf16, s); });
+  beside_copy(all, "fill fp32", [](const Setting& s) { return fill(fp32, s); });
+  beside_copy(all, "pack 300 pieces of bf16", [](const Setting& s) { return pack(300, s); });
+  beside_read(all, "sum of squares of fp32", [](const Setting& s) { return sum_of_squares(fp32, s); });
+  beside_read(all, "sum of squares of bf16", [](const Setting& s) { return sum_of_squares(bf16, s); });
+  beside_read(all, "first non-finite of bf16", [](const Setting& s) { return first_non_finite(bf16, s); });
+  beside_copy(all, "quantize bf16 to 8 bits", [](const Setting& s) { return quantize(bf16, CodeBits::eight, s); });
+  beside_copy(all, "quantize bf16 to 4 bits", [](const Setting& s) { return quantize(bf16, CodeBits::four, s); });
+  beside_copy(all, "dequantize 8 bits to bf16", [](const Setting& s) { return dequantize(CodeBits::eight, bf16, s); });
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  optimizer_steps(all);
+  elementwise(all);
   return all;
 }
 
