@@ -11,7 +11,7 @@ namespace ballast {
 
 void FreeMemory::operator()(std::byte* memory) const noexcept {
   if (booked.kind() == MemoryKind::device) {
-    device::release(memory, gpu);
+    device::release(memory);
     return;
   }
   if (pinned) {

@@ -32,7 +32,7 @@ std::string absence();      // why the list is empty; empty if it is not
 void require_gpu(int gpu);  // B2101 or B2102
 
 std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner);
-void release(std::byte* memory, int gpu) noexcept;  // waits for the GPU's work on it
+void release(std::byte* memory) noexcept;  // waits for the GPU's work on it
 std::size_t available_bytes(int gpu);
 
 std::string pin(std::byte* memory, std::size_t bytes, int gpu);  // why it could not be pinned; empty if it is

@@ -16,7 +16,7 @@ std::string absence() { return "this build has no CUDA backend"; }
 void require_gpu(int) { refuse("a GPU"); }
 
 std::byte* allocate(std::size_t, int, std::string_view) { refuse("device memory"); }
-void release(std::byte*, int) noexcept {}
+void release(std::byte*) noexcept {}
 std::size_t available_bytes(int) { refuse("a GPU's free memory"); }
 
 std::string pin(std::byte*, std::size_t, int) { return "no GPU: " + absence(); }

@@ -107,7 +107,7 @@ std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner) {
   return static_cast<std::byte*>(memory);
 }
 
-void release(std::byte* memory, int) noexcept { ignore(cudaFree(memory)); }
+void release(std::byte* memory) noexcept { ignore(cudaFree(memory)); }
 
 std::size_t available_bytes(int gpu) {
   const Current current(gpu);
