@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-void require_records(const Program& program, const offload::RecordFile* records) {
+void require_records(const Program& program, const offload::RecordStore* records) {
   const bool needed = std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::read; });
   require(records != nullptr || !needed, Code::bad_argument, [] {
     return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
@@ -24,6 +24,9 @@ Engine::Engine(const EngineParts& parts) : parts_(parts) {
   require_records(parts.program, parts.records);
   for (const Slot& slot : parts.program.slots) {
     slots_.push_back(allocate(parts.accounts, {.bytes = slot.bytes(), .owner = slot.name}));
+  }
+  if (parts.records != nullptr) {
+    staging_.emplace(parts.accounts, "records", offload::StagingPool::Shape{1, parts.records->record_bytes()});
   }
   std::size_t records = 0;
   for (const UnitLayout& unit : parts.layout.units) {
@@ -111,13 +114,25 @@ void Engine::run(const Op& op) {
                                             : ranks(op).all_reduce(view(op.from), view(op.to));
     case OpKind::norm: return parts_.backend.sum_of_squares(view(op.from), &norm_);
     case OpKind::agree: return agree();
-    case OpKind::read: return parts_.records->read(record(op), view(op.to).as_bytes());
+    case OpKind::read: return read(op);
     case OpKind::update: return update(op);
-    case OpKind::write: return parts_.records->write(record(op), view(op.from).as_bytes());
+    case OpKind::write: return write(op);
     case OpKind::commit:
-      if (parts_.records != nullptr) parts_.records->commit();
+      if (parts_.records != nullptr) parts_.records->commit(steps_);
       return;
   }
+}
+
+void Engine::read(const Op& op) {
+  const auto record_of_tile = staging_->take("read");
+  const auto payload = parts_.records->read(record(op), record_of_tile.bytes()).payload();
+  std::ranges::copy(payload, view(op.to).as_bytes().begin());
+}
+
+void Engine::write(const Op& op) {
+  const auto record_of_tile = staging_->take("write");
+  std::ranges::copy(view(op.from).as_bytes(), parts_.records->payload(record_of_tile.bytes()).begin());
+  parts_.records->write(record(op), record_of_tile.bytes()).wait();
 }
 
 void Engine::agree() {

@@ -1,12 +1,14 @@
 // Runs a program: walks its list, one operation after the other. It knows neither stages nor tiers.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/runtime/buffer.h"
-#include "offload/record_file.h"
+#include "offload/record_store.h"
+#include "offload/staging_pool.h"
 #include "optim/decision.h"
 #include "optim/state_layout.h"
 #include "zero/communicator.h"
@@ -25,7 +27,7 @@ struct EngineParts {
   Communicator& replica_group;
   kernels::Backend& backend;
   MemoryAccounts& accounts;
-  offload::RecordFile* records = nullptr;  // where the program reads and writes tiles
+  offload::RecordStore* records = nullptr;  // where the program reads and writes tiles
 };
 
 struct StepOptions {
@@ -61,7 +63,9 @@ class Engine {
   void run_next();
   void run(const Op& op);
   void agree();
+  void read(const Op& op);
   void update(const Op& op);
+  void write(const Op& op);
   void set_parameters(const Op& op, const ConstView& unit);
   View view(const Piece& piece);
   Communicator& ranks(const Op& op);
@@ -70,9 +74,10 @@ class Engine {
 
   EngineParts parts_;
   std::vector<Buffer> slots_;
-  std::vector<std::size_t> first_record_;  // of each unit
-  std::size_t next_ = 0;                   // operation to run
-  std::uint64_t steps_ = 0;                // updates made
+  std::optional<offload::StagingPool> staging_;  // through which records pass
+  std::vector<std::size_t> first_record_;        // of each unit
+  std::size_t next_ = 0;                         // operation to run
+  std::uint64_t steps_ = 0;                      // updates made
   kernels::ExactSum norm_;
   StepOptions options_;
   optim::Decision decision_;

@@ -1,7 +1,5 @@
 #include "zero/engine.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -9,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "tests/temporary_directory.h"
 #include "zero/compile.h"
 #include "zero/thread_communicator.h"
 
@@ -18,12 +17,12 @@ namespace {
 
 // An engine of one rank for two units.
 struct Rig {
-  explicit Rig(Tier tier = Tier::host, offload::RecordFile* records_of_tiles = nullptr)
+  explicit Rig(Tier tier = Tier::host, offload::RecordStore* records_of_tiles = nullptr)
       : placement(placement_of_stage(0, 1, tier)), records(records_of_tiles) {}
 
   Model model{.units = {{.name = "first", .tensors = {{"w", {10}}}}, {.name = "second", .tensors = {{"w", {10}}}}}};
   Placement placement;
-  offload::RecordFile* records;
+  offload::RecordStore* records;
   Layout layout = make_layout(model, 1, 128);
   optim::StateLayout state{{kernels::StateFormat::split, DType::bf16, optim::AdamW::state}, 128};
   Program program =
@@ -95,19 +94,19 @@ TEST_CASE("what cannot be run is refused before anything changes") {
 }
 
 TEST_CASE("a record that cannot be read stops the step, and asking again does not pass it over") {
-  const auto path = std::filesystem::temp_directory_path() / ("ballast-engine-" + std::to_string(::getpid()));
-  std::filesystem::remove(path);
+  const TemporaryDirectory directory;
+  const auto queue = offload::open_queue();
+  const offload::Drive drive{directory.path(), queue.get()};
   const std::size_t bytes =
       optim::StateLayout({kernels::StateFormat::split, DType::bf16, optim::AdamW::state}, 128).bytes();
-  offload::RecordFile records = offload::RecordFile::create(path, {.run_id = 1, .tiles = 2, .payload_bytes = bytes});
+  auto records = offload::RecordStore::create({.run_id = 1, .tiles = 2, .payload_bytes = bytes}, {&drive, 1});
   Rig rig(Tier::nvme, &records);
   rig.use_all(1.0f);
-  std::filesystem::resize_file(path, 8192);  // the commits are left, the tiles are gone
+  std::filesystem::resize_file(directory.path() / "state.records", 8192);  // the tiles are gone
   for (int attempt = 0; attempt < 3; ++attempt) {
     CHECK_THROWS_WITH(rig.engine.step({.groups = rig.rules}), Catch::Contains("B3201"));
   }
   CHECK(records.generation() == 1);
-  std::filesystem::remove(path);
 }
 
 TEST_CASE("a rank that gives up ends the others' waiting, and every later call") {

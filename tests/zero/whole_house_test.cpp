@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "tests/temporary_directory.h"
 #include "tests/zero/tiny_trainer.h"
 #include "zero/compile.h"
 #include "zero/thread_communicator.h"
@@ -32,20 +33,6 @@ struct Outcome {
   std::vector<std::uint16_t> parameters{};
   std::size_t reserved_bytes = 0;
   std::size_t planned_bytes = 0;
-};
-
-class RecordPath {
- public:
-  explicit RecordPath(std::size_t rank)
-      : path_(std::filesystem::temp_directory_path() /
-              ("ballast-house-" + std::to_string(::getpid()) + "-" + std::to_string(rank))) {
-    std::filesystem::remove(path_);
-  }
-  ~RecordPath() { std::filesystem::remove(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
 };
 
 std::vector<std::vector<bf16>> first_parameters(const Model& model, const Layout& layout) {
@@ -83,14 +70,16 @@ Outcome train_rank(const Setup& setup, std::size_t rank, ThreadGroup& everybody)
   const auto self = thread_communicator(alone, 0, *backend);
   const auto all = thread_communicator(everybody, rank, *backend);
   MemoryAccounts accounts;
-  const RecordPath records_path(rank);
-  std::optional<offload::RecordFile> records;
+  const TemporaryDirectory directory;
+  const auto queue = offload::open_queue({.depth = 2});
+  const offload::Drive drive{directory.path(), queue.get()};
+  std::optional<offload::RecordStore> records;
   if (setup.state == Tier::nvme) {
     std::size_t tiles = 0;
     for (const UnitLayout& unit : layout.units) {
       tiles += unit.tiles.size();
     }
-    records.emplace(offload::RecordFile::create(records_path.path(), {1 + rank, tiles, state.bytes()}));
+    records.emplace(offload::RecordStore::create({1 + rank, tiles, state.bytes()}, {&drive, 1}));
   }
   Engine engine({model, layout, program, state, sharded ? *all : *self, sharded ? *self : *all, *backend, accounts,
                  records ? &*records : nullptr});

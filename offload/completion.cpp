@@ -1,0 +1,103 @@
+#include "offload/completion.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast::offload {
+
+struct Completion::State {
+  std::mutex mutex{};
+  std::condition_variable ended{};
+  bool done = false;
+  std::exception_ptr error{};
+
+  void rethrow() const {
+    if (error) std::rethrow_exception(error);
+  }
+};
+
+Completion::Completion(std::shared_ptr<Event> event) : event_(std::move(event)) {}
+
+bool Completion::is_done() const {
+  if (event_ != nullptr) return event_->is_done();
+  if (state_ == nullptr) return true;
+  const std::lock_guard lock(state_->mutex);
+  return state_->done;
+}
+
+void Completion::wait() const {
+  if (event_ != nullptr) return event_->synchronize();
+  if (state_ == nullptr) return;
+  std::unique_lock lock(state_->mutex);
+  state_->ended.wait(lock, [&] { return state_->done; });
+  state_->rethrow();
+}
+
+bool Completion::wait_for(std::chrono::nanoseconds patience) const {
+  if (event_ != nullptr) {  // CUDA has no wait with an end
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (!event_->is_done() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return event_->is_done();
+  }
+  if (state_ == nullptr) return true;
+  std::unique_lock lock(state_->mutex);
+  if (!state_->ended.wait_for(lock, patience, [&] { return state_->done; })) return false;
+  state_->rethrow();
+  return true;
+}
+
+void Completion::order(const Stream& stream) const { event_ != nullptr ? stream.wait_for(*event_) : wait(); }
+
+void InFlight::wait() {
+  std::exception_ptr first;
+  for (const Completion& completion : completions_) {
+    try {
+      completion.wait();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  completions_.clear();
+  if (first) std::rethrow_exception(first);
+}
+
+InFlight::~InFlight() {
+  try {
+    wait();
+  } catch (...) {
+    // Who wanted to know has called wait().
+  }
+}
+
+Promise::Promise() : state_(std::make_shared<Completion::State>()) {}
+
+Promise::~Promise() {
+  if (state_ == nullptr) return;  // moved from
+  const std::lock_guard lock(state_->mutex);
+  if (state_->done) return;
+  state_->done = true;
+  state_->error = std::make_exception_ptr(
+      Error(Code::internal, {.what = "something that others wait for was given up without a result"}, Site::here()));
+  state_->ended.notify_all();
+}
+
+Completion Promise::completion() const {
+  Completion completion;
+  completion.state_ = state_;
+  return completion;
+}
+
+void Promise::end(std::exception_ptr error) {
+  const std::lock_guard lock(state_->mutex);
+  require(!state_->done, Code::internal, [] { return Problem{.what = "a completion was completed twice"}; });
+  state_->done = true;
+  state_->error = std::move(error);
+  state_->ended.notify_all();  // with the lock held: the last waiter may free the state as soon as it has it
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,50 @@
+// Reads, writes and flushes that go on while their caller does something else. One interface; what is done with an answer
+// of the system is the same in all implementations, see transfer.h.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "kernels/runtime/log.h"
+#include "offload/completion.h"
+#include "offload/transfer.h"
+
+namespace ballast::offload {
+
+// Any thread may call. A queue ends when what is in flight is done.
+class IoQueue {
+ public:
+  virtual ~IoQueue() = default;
+
+  // Ends with all bytes moved, or with an error that names operation, file, offset and cause. File and memory stay until
+  // then. Waits while as many requests are in flight as the queue is deep. Requests have no order among each other.
+  virtual Completion submit(const IoRequest& request) = 0;
+
+  // Memory and files that many requests will use; forgotten before they go. Using them is then cheaper, that is all.
+  virtual void remember(std::span<std::byte> memory) = 0;
+  virtual void forget(std::span<std::byte> memory) = 0;
+  virtual void remember(const File& file) = 0;
+  virtual void forget(const File& file) = 0;
+
+  virtual std::string_view kind() const = 0;  // "io_uring", "threads"
+};
+
+struct IoOptions {
+  std::size_t depth = 16;
+  Log* log = nullptr;  // outlives the queue
+};
+
+// The best that this machine has: io_uring, or threads, which says why.
+std::unique_ptr<IoQueue> open_queue(const IoOptions& options = {});
+
+// Where the kernel, a container or this build has none: B2201.
+std::unique_ptr<IoQueue> uring_queue(const IoOptions& options = {});
+
+// One system call: the answer to a request, as Transfer takes it.
+using IoCall = std::function<std::int64_t(const IoRequest& request)>;
+std::int64_t system_call(const IoRequest& request);
+
+// As many threads as the queue is deep, each in blocking calls. Tests give it calls that fail.
+std::unique_ptr<IoQueue> thread_queue(const IoOptions& options = {}, IoCall call = system_call);
+
+}  // namespace ballast::offload

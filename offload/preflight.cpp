@@ -1,0 +1,94 @@
+#include "offload/preflight.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/host_pages.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast::offload {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A file of requests that go through the queue as fast as it takes them.
+class Runway {
+ public:
+  Runway(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe)
+      : queue_(&queue),
+        requests_(std::max<std::size_t>(2, probe.bytes / probe.request_bytes)),
+        request_bytes_(probe.request_bytes),
+        memory_(map_host_pages(requests_ * request_bytes_, "preflight")),
+        file_(File::nameless(directory, probe.file)) {
+    std::fill_n(memory_.get(), requests_ * request_bytes_, std::byte{0x5a});  // a drive may pass over zeros
+  }
+
+  // Bytes a second of all requests, each of the kind that kind_of() gives it.
+  template <class KindOf>
+  double run(KindOf kind_of) {
+    const auto start = Clock::now();
+    InFlight requests;
+    for (std::size_t i = 0; i < requests_; ++i) {
+      const std::size_t first = i * request_bytes_;
+      requests.add(queue_->submit({kind_of(i), &file_, first, {memory_.get() + first, request_bytes_}}));
+    }
+    requests.wait();
+    queue_->submit({IoKind::flush, &file_, 0, {}}).wait();
+    const std::chrono::duration<double> took = Clock::now() - start;
+    return static_cast<double>(requests_ * request_bytes_) / took.count();
+  }
+
+  const File& file() const { return file_; }
+
+ private:
+  IoQueue* queue_;
+  std::size_t requests_;
+  std::size_t request_bytes_;
+  HostPages memory_;
+  File file_;
+};
+
+std::string rate(double bytes_per_second) { return fmt::format("{:.2f} GB/s", bytes_per_second / 1e9); }
+
+}  // namespace
+
+DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe) {
+  Runway runway(directory, queue, probe);
+  DriveReport report{.directory = directory,
+                     .file_system = file_system_of(directory),
+                     .free_bytes = std::filesystem::space(directory).available,
+                     .buffered_because = runway.file().buffered_because(),
+                     .queue = std::string(queue.kind())};
+  runway.run([](std::size_t) { return IoKind::write; });  // the file gets its extents
+  report.write_bytes_per_second = runway.run([](std::size_t) { return IoKind::write; });
+  report.read_bytes_per_second = runway.run([](std::size_t) { return IoKind::read; });
+  report.both_bytes_per_second = runway.run([](std::size_t i) { return i % 2 == 0 ? IoKind::read : IoKind::write; });
+  return report;
+}
+
+Wear wear(const Load& load) {
+  const double steps_per_day = 24 * 60 * 60 / load.seconds_per_step;
+  const double bytes_per_day = static_cast<double>(load.written_per_step) * steps_per_day;
+  return {bytes_per_day, 1e15 / bytes_per_day};
+}
+
+std::string describe(const DriveReport& report, const std::optional<Load>& load) {
+  std::string text = fmt::format(
+      "{}\n  file system  {}, {} free\n  direct I/O   {}\n  requests     {}\n  speed        read {}, write {}, both at "
+      "once {}\n",
+      report.directory.string(), report.file_system, human_bytes(report.free_bytes),
+      report.buffered_because.empty() ? "yes" : fmt::format("no: {}", report.buffered_because), report.queue,
+      rate(report.read_bytes_per_second), rate(report.write_bytes_per_second), rate(report.both_bytes_per_second));
+  if (!load.has_value()) return text;
+  const double step_bytes = 2.0 * static_cast<double>(load->written_per_step);  // read once, written once
+  const Wear worn = wear(*load);
+  text += fmt::format("  state        {}, {}\n", human_bytes(load->state_bytes),
+                      load->state_bytes <= report.free_bytes ? "which fits" : "WHICH DOES NOT FIT");
+  text += fmt::format("  a step       reads and writes for {:.1f} s at this speed\n",
+                      step_bytes / report.both_bytes_per_second);
+  text +=
+      fmt::format("  wear         {:.1f} TB a day at {:.1f} s a step: a drive rated for 1,000 TB lasts {:.0f} days\n",
+                  worn.bytes_per_day / 1e12, load->seconds_per_step, worn.days_of_1000_tbw);
+  return text;
+}
+
+}  // namespace ballast::offload

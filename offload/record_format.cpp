@@ -1,0 +1,211 @@
+#include "offload/record_format.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <array>
+#include <cstring>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/round_up.h"
+
+namespace ballast::offload {
+namespace {
+
+// "BLST" and what kind of block it is, as they stand in the file of a little-endian machine.
+enum class Kind : std::uint32_t { identity = 0x31, record = 0x32, commit = 0x33 };
+constexpr std::uint32_t magic = 0x54534c42;
+
+// Every block begins with this; the seal covers all bytes of the block but itself.
+struct BlockHead {
+  std::uint64_t seal = 0;
+  std::uint32_t magic = offload::magic;
+  Kind kind{};
+  std::uint32_t version = format_version;
+  std::uint32_t reserved = 0;
+  std::uint64_t run_id = 0;
+};
+
+struct IdentityBlock {
+  BlockHead head{.kind = Kind::identity};
+  std::uint64_t file = 0;
+  std::uint64_t files = 0;
+  std::uint64_t tiles = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint64_t first_bytes = 0;
+};
+
+struct RecordBlock {
+  BlockHead head{.kind = Kind::record};
+  std::uint64_t tile = 0;
+  std::uint64_t generation = 0;
+  Seals seals{};
+};
+
+struct CommitBlock {
+  BlockHead head{.kind = Kind::commit};
+  std::uint64_t generation = 0;
+  std::uint64_t step = 0;
+  std::uint64_t seals_hash = 0;
+  std::uint64_t user_bytes = 0;
+};
+static_assert(sizeof(CommitBlock) + most_user_bytes == commit_bytes);
+
+std::uint64_t seal_of(std::span<const std::byte> block) {
+  const auto sealed = block.subspan(sizeof(BlockHead::seal));
+  return XXH3_64bits(sealed.data(), sealed.size());
+}
+
+// The rest of the block may hold more, behind T, before it is sealed.
+template <class T>
+void put(std::span<std::byte> block, T content, std::uint64_t run_id) {
+  content.head.run_id = run_id;
+  std::memcpy(block.data(), &content, sizeof content);
+  const std::uint64_t seal = seal_of(block);
+  std::memcpy(block.data(), &seal, sizeof seal);
+}
+
+template <class T>
+T get(std::span<const std::byte> block) {
+  T content;
+  std::memcpy(&content, block.data(), sizeof content);
+  return content;
+}
+
+bool is_sealed(std::span<const std::byte> block, const BlockHead& head, Kind kind) {
+  return head.magic == magic && head.kind == kind && head.seal == seal_of(block);
+}
+
+// Of a region of a record: it holds only for this run, tile, generation and region.
+std::uint64_t region_seal(const RecordShape& shape, RecordName name, std::uint64_t region,
+                          std::span<const std::byte> bytes) {
+  const std::array<std::uint64_t, 4> identity{shape.run_id, name.tile, name.generation, region};
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), XXH3_64bits(identity.data(), sizeof identity));
+}
+
+Seals seals_of(const RecordShape& shape, RecordName name, std::span<const std::byte> payload) {
+  return {region_seal(shape, name, 0, payload.first(shape.first_bytes)),
+          region_seal(shape, name, 1, payload.subspan(shape.first_bytes))};
+}
+
+[[noreturn]] void refuse(Code code, const std::filesystem::path& path, std::string what) {
+  fail(code, {.what = std::move(what), .where = path.string()});
+}
+
+}  // namespace
+
+RecordPlaces::RecordPlaces(const RecordShape& shape, std::size_t files)
+    : tiles_(shape.tiles),
+      files_(files),
+      record_bytes_(block_bytes + round_up(shape.payload_bytes, block_bytes)),
+      first_record_bytes_(block_bytes + round_up(shape.first_bytes, block_bytes)) {}
+
+std::uint64_t RecordPlaces::offset_of(std::size_t tile, std::uint64_t generation) const {
+  return block_bytes + 2 * commit_bytes + (2 * (tile / files_) + generation % 2) * record_bytes_;
+}
+
+std::uint64_t RecordPlaces::file_bytes(std::size_t file) const {
+  const std::size_t tiles = tiles_ / files_ + (file < tiles_ % files_ ? 1 : 0);
+  return block_bytes + 2 * commit_bytes + 2 * tiles * record_bytes_;
+}
+
+std::span<std::byte> payload_of(const RecordShape& shape, std::span<std::byte> record) {
+  return record.subspan(block_bytes, shape.payload_bytes);
+}
+
+Seals seal_record(const RecordShape& shape, RecordName name, std::span<std::byte> record) {
+  const Seals seals = seals_of(shape, name, payload_of(shape, record));
+  const auto padding = record.subspan(block_bytes + shape.payload_bytes);
+  std::memset(record.data(), 0, block_bytes);
+  std::memset(padding.data(), 0, padding.size());
+  put(record.first(block_bytes), RecordBlock{.tile = name.tile, .generation = name.generation, .seals = seals},
+      shape.run_id);
+  return seals;
+}
+
+HeadCheck check_head(const RecordShape& shape, RecordName name, std::span<const std::byte> head) {
+  const auto found = get<RecordBlock>(head);
+  if (!is_sealed(head, found.head, Kind::record)) return {"its head is damaged"};
+  if (found.head.run_id != shape.run_id) {
+    return {fmt::format("it belongs to run {:#x}, not {:#x}", found.head.run_id, shape.run_id)};
+  }
+  if (found.tile != name.tile) return {fmt::format("it is tile {}, written to the wrong place", found.tile)};
+  if (found.generation != name.generation) {
+    return {fmt::format("it is of generation {}, so a later write never reached the drive", found.generation)};
+  }
+  return {{}, found.seals};
+}
+
+std::string check_record(const RecordShape& shape, RecordName name, const Seals& expected,
+                         std::span<std::byte> record) {
+  const HeadCheck head = check_head(shape, name, record.first(block_bytes));
+  if (!head.problem.empty()) return head.problem;
+  if (head.seals != expected) return "it is whole, but not what was written last";
+  const auto first = record.subspan(block_bytes, shape.first_bytes);
+  if (region_seal(shape, name, 0, first) != expected.first) return "its first region is damaged";
+  if (record.size() < block_bytes + shape.payload_bytes) return {};
+  const auto rest = payload_of(shape, record).subspan(shape.first_bytes);
+  return region_seal(shape, name, 1, rest) == expected.rest ? "" : "its payload is damaged";
+}
+
+void write_commit(const RecordShape& shape, const Commit& commit, std::span<std::byte> slot) {
+  std::memset(slot.data(), 0, slot.size());
+  std::ranges::copy(commit.user, slot.begin() + sizeof(CommitBlock));
+  put(slot,
+      CommitBlock{.generation = commit.generation,
+                  .step = commit.step,
+                  .seals_hash = commit.seals_hash,
+                  .user_bytes = commit.user.size()},
+      shape.run_id);
+}
+
+std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std::byte> slot) {
+  const auto found = get<CommitBlock>(slot);
+  if (!is_sealed(slot, found.head, Kind::commit) || found.head.run_id != shape.run_id) return {};
+  return Commit{found.generation, found.step, found.seals_hash, slot.subspan(sizeof found, found.user_bytes)};
+}
+
+std::uint64_t hash_of(std::span<const Seals> seals) { return XXH3_64bits(seals.data(), seals.size_bytes()); }
+
+void write_identity(const RecordShape& shape, FileName name, std::span<std::byte> block) {
+  std::memset(block.data(), 0, block.size());
+  put(block,
+      IdentityBlock{.file = name.file,
+                    .files = name.files,
+                    .tiles = shape.tiles,
+                    .payload_bytes = shape.payload_bytes,
+                    .first_bytes = shape.first_bytes},
+      shape.run_id);
+}
+
+void check_identity(const RecordShape& shape, FileName name, std::span<const std::byte> block,
+                    const std::filesystem::path& path) {
+  const auto found = get<IdentityBlock>(block);
+  if (found.head.magic != magic) refuse(Code::bad_record, path, "this is not a record file of Ballast");
+  if (found.head.version > format_version) {  // before the seal, which may be another one by then
+    fail(Code::newer_format, {.what = "the record file is in a newer format than this version of Ballast reads",
+                              .where = path.string(),
+                              .needed = fmt::format("format {}", found.head.version),
+                              .available = fmt::format("format {}", format_version)});
+  }
+  if (!is_sealed(block, found.head, Kind::identity))
+    refuse(Code::bad_record, path, "the file's first block is damaged");
+  if (found.head.run_id != shape.run_id) {
+    refuse(Code::bad_record, path,
+           fmt::format("the file belongs to run {:#x}, not {:#x}", found.head.run_id, shape.run_id));
+  }
+  if (found.file != name.file || found.files != name.files) {
+    refuse(Code::bad_record, path,
+           fmt::format("this is file {} of {}, where file {} of {} should be: were directories swapped?",
+                       found.file + 1, found.files, name.file + 1, name.files));
+  }
+  if (found.tiles != shape.tiles || found.payload_bytes != shape.payload_bytes ||
+      found.first_bytes != shape.first_bytes) {
+    refuse(Code::bad_record, path,
+           fmt::format("the file holds {} tiles of {} bytes (first region {}), where {} of {} ({}) were expected",
+                       found.tiles, found.payload_bytes, found.first_bytes, shape.tiles, shape.payload_bytes,
+                       shape.first_bytes));
+  }
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,378 @@
+#include "offload/record_store.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
+#include "offload/scratch.h"
+#include "offload/watchdog.h"
+
+namespace ballast::offload {
+namespace {
+
+constexpr std::size_t records_of_filling = 8;  // in flight while the files are made
+
+std::filesystem::path path_in(const Drive& drive, const StoreOptions& options) {
+  return drive.directory / (options.name + ".records");
+}
+
+dev_t device_of(const std::filesystem::path& directory) {
+  struct stat found {};
+  if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, 0, errno);
+  return found.st_dev;
+}
+
+// A process that writes past this limit is killed.
+void require_allowed(std::uint64_t file_bytes, const Drive& drive) {
+  struct rlimit limit {};
+  ::getrlimit(RLIMIT_FSIZE, &limit);
+  require(limit.rlim_cur == RLIM_INFINITY || file_bytes <= limit.rlim_cur, Code::drive_full, [&] {
+    return Problem{.what = "the limit on the size of files is lower than the state needs",
+                   .where = drive.directory.string(),
+                   .needed = human_bytes(file_bytes),
+                   .available = human_bytes(limit.rlim_cur),
+                   .remedy = "raise it (`ulimit -f`), or name more directories"};
+  });
+}
+
+// Directories may share a drive.
+void require_space(const RecordPlaces& places, std::span<const Drive> drives) {
+  std::map<dev_t, std::uint64_t> needed;
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    std::uint64_t& of_drive = needed[device_of(drives[i].directory)];
+    of_drive += places.file_bytes(i);
+    require_allowed(places.file_bytes(i), drives[i]);
+    const std::uint64_t available = std::filesystem::space(drives[i].directory).available;
+    require(of_drive <= available, Code::drive_full, [&] {
+      return Problem{.what = "the state does not fit on the drive",
+                     .where = drives[i].directory.string(),
+                     .needed = human_bytes(of_drive),
+                     .available = human_bytes(available)};
+    });
+  }
+}
+
+// Takes the files away again, unless the store comes to be.
+class NewFiles {
+ public:
+  ~NewFiles() {
+    for (const auto& path : paths_) {
+      std::error_code gone_already;
+      std::filesystem::remove(path, gone_already);
+    }
+  }
+  void add(const std::filesystem::path& path) { paths_.push_back(path); }
+  void keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
+
+}  // namespace
+
+std::span<std::byte> PendingRead::payload() const {
+  const auto name = [&] {
+    return fmt::format("{}, tile {}, generation {}", file_->path().string(), name_.tile, name_.generation);
+  };
+  wait_watched(completion_, log_, [&] { return fmt::format("the read of {}", name()); });
+  const std::string problem = check_record(shape_, name_, expected_, record_);
+  require(problem.empty(), Code::bad_record, [&] {
+    return Problem{.what = fmt::format("a record is not what was written: {}", problem), .where = name()};
+  });
+  const bool whole = record_.size() >= block_bytes + shape_.payload_bytes;
+  return record_.subspan(block_bytes, whole ? shape_.payload_bytes : shape_.first_bytes);
+}
+
+RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options)
+    : shape_(shape),
+      places_(shape, drives.size()),
+      log_(options.log),
+      control_(map_host_pages(commit_bytes, "control blocks of record files")),
+      current_(shape.tiles),
+      next_(shape.tiles),
+      written_(shape.tiles) {
+  require(!drives.empty() && shape.tiles > 0 && shape.first_bytes <= shape.payload_bytes, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("records of {} tiles with {} bytes of {} first, on {} drives, cannot be",
+                                       shape.tiles, shape.first_bytes, shape.payload_bytes, drives.size())};
+  });
+}
+
+RecordStore::RecordStore(RecordStore&&) noexcept = default;
+
+RecordStore::~RecordStore() {
+  abandon();  // it was not committed, so nobody counts on it
+  for (const auto& stripe : stripes_) {
+    stripe->queue->forget(stripe->file);
+  }
+}
+
+void RecordStore::add(File file, IoQueue& queue) {
+  stripes_.push_back(std::make_unique<Stripe>(Stripe{std::move(file), &queue}));
+  const File& added = stripes_.back()->file;
+  queue.remember(added);
+  if (!added.direct() && log_ != nullptr) {
+    log_->write_once(Level::warning, "buffered " + added.path().string(),
+                     fmt::format("{} is written through the page cache, at a fraction of the drive's speed: {}",
+                                 added.path().string(), added.buffered_because()));
+  }
+}
+
+RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
+  RecordStore store(shape, drives, options);
+  require_space(store.places_, drives);
+  NewFiles files;
+  FileOptions with_name = options.file;
+  with_name.create = true;
+  for (const Drive& drive : drives) {
+    store.add(File(path_in(drive, options), with_name), *drive.queue);
+    files.add(path_in(drive, options));
+  }
+  store.fill_with_zeros();
+  for (const Drive& drive : drives) {
+    flush_directory(drive.directory);
+  }
+  files.keep();
+  return store;
+}
+
+RecordStore RecordStore::scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
+  RecordStore store(shape, drives, options);
+  for (const Drive& drive : drives) {
+    remove_stale_scratch(drive.directory);
+  }
+  require_space(store.places_, drives);
+  for (const Drive& drive : drives) {
+    store.add(File::nameless(drive.directory, options.file), *drive.queue);
+  }
+  store.fill_with_zeros();
+  return store;
+}
+
+// Zeros everywhere, which are written and not only reserved: extents that were never written cost a third of the speed
+// later, and a drive that is too full shows it now.
+void RecordStore::fill_with_zeros() {
+  for (std::size_t i = 0; i < stripes_.size(); ++i) {
+    const Stripe& stripe = *stripes_[i];
+    write_identity(shape_, {i, stripes_.size()}, control().first(block_bytes));
+    stripe.queue->submit({IoKind::write, &stripe.file, 0, control().first(block_bytes)}).wait();
+  }
+  write_commit_record({});  // no generation yet, in the slot of even ones
+  const std::size_t bytes = record_bytes();
+  const HostPages memory = map_host_pages((records_of_filling + 1) * bytes, "first records");
+  const std::span<std::byte> zeros{memory.get() + records_of_filling * bytes, bytes};
+  for (std::size_t begin = 0; begin < shape_.tiles; begin += records_of_filling) {
+    InFlight batch;
+    for (std::size_t tile = begin; tile < std::min(begin + records_of_filling, shape_.tiles); ++tile) {
+      const Stripe& stripe = *stripes_[places_.file_of(tile)];
+      batch.add(write(tile, {memory.get() + (tile - begin) * bytes, bytes}));
+      batch.add(stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, 0), zeros}));
+    }
+    batch.wait();
+  }
+  commit(0);
+}
+
+RecordStore RecordStore::open(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
+  RecordStore store(shape, drives, options);
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    store.add(File(path_in(drives[i], options), options.file), *drives[i].queue);
+    const File& file = store.stripes_[i]->file;
+    const auto block = store.control().first(block_bytes);
+    require(file.bytes() >= block_bytes, Code::bad_record,
+            [&] { return Problem{.what = "this is not a record file of Ballast", .where = file.path().string()}; });
+    drives[i].queue->submit({IoKind::read, &file, 0, block}).wait();
+    check_identity(shape, {i, drives.size()}, block, file.path());
+    require(file.bytes() >= store.places_.file_bytes(i), Code::bad_record, [&] {
+      return Problem{.what = "the file was cut off",
+                     .where = file.path().string(),
+                     .needed = fmt::format("{} bytes", store.places_.file_bytes(i)),
+                     .available = fmt::format("{} bytes", file.bytes())};
+    });
+  }
+  store.find_generation();
+  return store;
+}
+
+void RecordStore::find_generation() {
+  struct Candidate {
+    Commit commit;
+    std::vector<std::byte> user;
+  };
+  std::vector<Candidate> candidates;
+  const Stripe& first = *stripes_.front();
+  for (const std::uint64_t slot : {0u, 1u}) {
+    first.queue->submit({IoKind::read, &first.file, RecordPlaces::commit_offset(slot), control()}).wait();
+    if (const auto found = read_commit(shape_, control()); found.has_value() && found->generation > 0) {
+      candidates.push_back({*found, {found->user.begin(), found->user.end()}});
+    }
+  }
+  std::ranges::sort(candidates, std::ranges::greater{}, [](const Candidate& c) { return c.commit.generation; });
+  for (Candidate& candidate : candidates) {
+    if (load(candidate.commit)) {
+      generation_ = candidate.commit.generation;
+      step_ = candidate.commit.step;
+      user_ = std::move(candidate.user);
+      return;
+    }
+  }
+  fail(Code::bad_record, {.what = candidates.empty() ? "the file holds no committed generation"
+                                                     : "no generation is there with all its records",
+                          .where = first.file.path().string()});
+}
+
+// Reads the head of every record. False where they are not those that were committed.
+bool RecordStore::load(const Commit& commit) {
+  constexpr std::size_t at_once = commit_bytes / block_bytes;
+  const auto head = [&](std::size_t i) { return control().subspan(i * block_bytes, block_bytes); };
+  for (std::size_t begin = 0; begin < shape_.tiles; begin += at_once) {
+    const std::size_t count = std::min(at_once, shape_.tiles - begin);
+    InFlight reads;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Stripe& stripe = *stripes_[places_.file_of(begin + i)];
+      reads.add(
+          stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(begin + i, commit.generation), head(i)}));
+    }
+    reads.wait();
+    for (std::size_t i = 0; i < count; ++i) {
+      const HeadCheck found = check_head(shape_, {begin + i, commit.generation}, head(i));
+      if (!found.problem.empty()) {
+        say_unusable(commit, fmt::format("tile {}: {}", begin + i, found.problem));
+        return false;
+      }
+      current_[begin + i] = found.seals;
+    }
+  }
+  if (hash_of(current_) == commit.seals_hash) return true;
+  say_unusable(commit, "its records are whole, but not all of them are those that were committed");
+  return false;
+}
+
+void RecordStore::say_unusable(const Commit& commit, std::string_view reason) const {
+  if (log_ == nullptr) return;
+  log_->warning(fmt::format("{}: generation {} (step {}) cannot be used: {}", stripes_.front()->file.path().string(),
+                            commit.generation, commit.step, reason));
+}
+
+// Bytes past a record's end would be the next record's.
+void RecordStore::check(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(record.data()) % block_bytes == 0;
+  require(tile < shape_.tiles && record.size() >= bytes && aligned, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("tile {} was to be read or written with {} bytes at {}", tile, record.size(),
+                                       static_cast<const void*>(record.data())),
+                   .where = stripes_.front()->file.path().string(),
+                   .needed = fmt::format("one of {} tiles, and {} bytes that begin at a multiple of {}", shape_.tiles,
+                                         bytes, block_bytes)};
+  });
+}
+
+PendingRead RecordStore::read(std::size_t tile, std::span<std::byte> record) const {
+  return start_read(tile, record, record_bytes());
+}
+
+PendingRead RecordStore::read_first(std::size_t tile, std::span<std::byte> record) const {
+  return start_read(tile, record, first_record_bytes());
+}
+
+PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const {
+  check(tile, record, bytes);
+  const Stripe& stripe = *stripes_[places_.file_of(tile)];
+  PendingRead read;
+  read.shape_ = shape_;
+  read.name_ = {tile, generation_};
+  read.expected_ = current_[tile];
+  read.record_ = record.first(bytes);
+  read.file_ = &stripe.file;
+  read.log_ = log_;
+  read.completion_ =
+      stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(tile, generation_), read.record_});
+  return read;
+}
+
+Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
+  check(tile, record, record_bytes());
+  require_known_state();
+  const RecordName name{tile, generation_ + 1};
+  const auto bytes = record.first(record_bytes());
+  next_[tile] = seal_record(shape_, name, bytes);
+  const Stripe& stripe = *stripes_[places_.file_of(tile)];
+  written_[tile] = {
+      true, stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, name.generation), bytes})};
+  return written_[tile].completion;
+}
+
+void RecordStore::wait(const Completion& completion, std::string_view what) const {
+  wait_watched(completion, log_, [&] { return fmt::format("{} of {}", what, stripes_.front()->file.path().string()); });
+}
+
+// The records reach the drives before the commit record is written, and that one before this returns: at any moment in
+// between, one of the two commit slots names a generation of which everything is there.
+void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
+  require_known_state();
+  for (std::size_t tile = 0; tile < shape_.tiles; ++tile) {
+    require(written_[tile].started, Code::out_of_order, [&] {
+      return Problem{.what = "a generation was to be committed before all of its tiles were written",
+                     .where = stripes_.front()->file.path().string(),
+                     .needed = fmt::format("tile {}", tile)};
+    });
+    wait(written_[tile].completion, "a write");
+  }
+  const Commit next{generation_ + 1, step, hash_of(next_), user};
+  require(user.size() <= most_user_bytes, Code::wrong_size, [&] {
+    return Problem{.what = "a commit was given more of the user's bytes than its record holds",
+                   .needed = human_bytes(user.size()),
+                   .available = human_bytes(most_user_bytes),
+                   .remedy = "Keep them in a file of their own, and commit its name."};
+  });
+  commit_failed_ = true;  // until it has not
+  flush();
+  write_commit_record(next);
+  flush();
+  commit_failed_ = false;
+  generation_ = next.generation;
+  step_ = step;
+  user_.assign(user.begin(), user.end());
+  current_.swap(next_);
+  written_.assign(shape_.tiles, {});
+}
+
+void RecordStore::write_commit_record(const Commit& commit) {
+  write_commit(shape_, commit, control());
+  const Stripe& first = *stripes_.front();
+  wait(first.queue->submit({IoKind::write, &first.file, RecordPlaces::commit_offset(commit.generation), control()}),
+       "the commit");
+}
+
+void RecordStore::flush() {
+  InFlight flushes;
+  for (const auto& stripe : stripes_) {
+    flushes.add(stripe->queue->submit({IoKind::flush, &stripe->file, 0, {}}));
+  }
+  flushes.wait();
+}
+
+void RecordStore::abandon() {
+  {
+    InFlight unwanted;
+    for (const Written& written : written_) {
+      unwanted.add(written.completion);
+    }
+  }
+  written_.assign(shape_.tiles, {});
+}
+
+// A failed flush is final. The drive may hold the new generation as the current one, and writing another over it, in the
+// places that this object takes for free, would mix the two.
+void RecordStore::require_known_state() const {
+  require(!commit_failed_, Code::file_call, [&] {
+    return Problem{.what = "a commit has failed before: which generation the drive holds is not known",
+                   .where = stripes_.front()->file.path().string(),
+                   .remedy = "open the store again: that finds its newest committed generation"};
+  });
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,32 @@
+#include "offload/scratch.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string_view>
+
+namespace ballast::offload {
+namespace {
+
+constexpr std::string_view prefix = ".ballast-scratch-";
+
+}  // namespace
+
+std::string scratch_name() {
+  static std::atomic<unsigned> made{0};
+  return fmt::format("{}{}-{}", prefix, ::getpid(), made++);
+}
+
+std::size_t remove_stale_scratch(const std::filesystem::path& directory) {
+  std::size_t removed = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    std::error_code gone_already;
+    if (entry.path().filename().string().starts_with(prefix) && std::filesystem::remove(entry.path(), gone_already)) {
+      ++removed;
+    }
+  }
+  return removed;
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,57 @@
+#include "offload/transfer.h"
+
+#include <cerrno>
+#include <exception>
+
+namespace ballast::offload {
+namespace {
+
+constexpr int most_refusals = 100;  // in a row
+
+}  // namespace
+
+std::string_view name(IoKind kind) {
+  constexpr std::string_view names[] = {"read", "write", "flush"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+IoRequest Transfer::rest() const {
+  IoRequest rest = request_;
+  rest.offset += done_;
+  rest.memory = rest.memory.subspan(done_);
+  return rest;
+}
+
+Transfer::Next Transfer::take(std::int64_t answer) {
+  if (answer == -EINTR) return Next::again;
+  if (answer == -EAGAIN) return refuse(EAGAIN);
+  if (answer < 0) return fail(static_cast<int>(-answer));
+  if (request_.kind == IoKind::flush) return Next::finished;
+  const auto moved = static_cast<std::size_t>(answer);
+  if (done_ + moved == request_.memory.size()) return Next::finished;
+  // A file that has ended, or a drive that is gone, answers 0 for ever.
+  if (moved == 0) return fail(ENODATA);
+  // Direct I/O goes on at a whole block only.
+  const std::size_t kept = request_.file->direct() ? (done_ + moved) / block_bytes * block_bytes : done_ + moved;
+  if (kept == done_) return refuse(ENODATA);
+  done_ = kept;
+  refusals_ = 0;
+  return Next::again;
+}
+
+Transfer::Next Transfer::refuse(int error) { return ++refusals_ < most_refusals ? Next::again : fail(error); }
+
+Transfer::Next Transfer::fail(int error) {
+  error_ = error;
+  return Next::failed;
+}
+
+std::exception_ptr Transfer::error() const {
+  try {
+    fail_file(name(request_.kind), request_.file->path(), request_.offset + done_, error_);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,155 @@
+// Processes that are killed and drives that lose power, at any moment: afterwards the store is exactly what some committed
+// step left, never a mixture.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include "tests/offload/faulty_calls.h"
+#include "tests/offload/store_rig.h"
+#include "tests/offload/test_queues.h"
+
+using namespace ballast;
+using namespace ballast::offload;
+
+namespace {
+
+constexpr RecordShape shape{.run_id = 5, .tiles = 7, .payload_bytes = 9000, .first_bytes = 4000};
+
+std::uint64_t key(std::uint64_t step, std::size_t tile) { return 1000 * step + tile; }
+
+// Reads every tile, and requires that it is what the store's step wrote; step 0 wrote zeros.
+bool is_one_step(const RecordStore& store, std::span<std::byte> record) {
+  for (std::size_t tile = 0; tile < shape.tiles; ++tile) {
+    const auto payload = store.read(tile, record).payload();
+    const bool holds = store.step() == 0 ? std::ranges::all_of(payload, [](std::byte b) { return b == std::byte{0}; })
+                                         : holds_pattern(payload, key(store.step(), tile));
+    if (!holds) return false;
+  }
+  return store.user().size() == store.step() % 100;
+}
+
+// Read, change, write; several records at once are on their way.
+void train_a_step(RecordStore& store, std::span<std::byte> memory) {
+  const std::uint64_t next = store.step() + 1;
+  InFlight writes;
+  for (std::size_t tile = 0; tile < shape.tiles; ++tile) {
+    const auto record = memory.subspan(tile * store.record_bytes(), store.record_bytes());
+    store.read(tile, record).payload();
+    fill_pattern(store.payload(record), key(next, tile));
+    writes.add(store.write(tile, record));
+  }
+  writes.wait();
+  store.commit(next, std::vector<std::byte>(next % 100));
+}
+
+std::unique_ptr<IoQueue> queue_of(std::size_t round) {
+  const auto kinds = queue_kinds();
+  return kinds[round % kinds.size()].make({.depth = 4});
+}
+
+// The child: trains until it is killed. Its exit code says what went wrong, should it get that far.
+[[noreturn]] void train_for_ever(std::span<const std::filesystem::path> directories, std::size_t round, int started) {
+  try {
+    const auto queue = queue_of(round);
+    std::vector<Drive> drives;
+    for (const auto& directory : directories) {
+      drives.push_back({directory, queue.get()});
+    }
+    RecordStore store = RecordStore::open(shape, drives);
+    const Aligned memory(shape.tiles * store.record_bytes());
+    if (::write(started, "!", 1) != 1) ::_exit(3);
+    while (true) {
+      train_a_step(store, memory.span());
+    }
+  } catch (const std::exception&) {
+    ::_exit(2);
+  }
+}
+
+void kill_at_random(std::size_t kills, unsigned seed) {
+  const TemporaryDirectory one;
+  const TemporaryDirectory two;
+  const std::vector<std::filesystem::path> directories{one.path(), two.path()};
+  std::mt19937 random(seed);
+  std::uint64_t last_step = 0;
+  {
+    const auto queue = thread_queue();
+    const std::vector<Drive> drives{{one.path(), queue.get()}, {two.path(), queue.get()}};
+    RecordStore::create(shape, drives);
+  }
+  for (std::size_t round = 0; round < kills; ++round) {
+    int started[2];
+    REQUIRE(::pipe(started) == 0);
+    const pid_t child = ::fork();  // no threads here: queues live for a moment only
+    if (child == 0) train_for_ever(directories, round, started[1]);
+    ::close(started[1]);
+    char byte = 0;
+    REQUIRE(::read(started[0], &byte, 1) == 1);
+    ::close(started[0]);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 6000));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    REQUIRE(WIFSIGNALED(status));
+
+    const auto queue = thread_queue({.depth = 2});
+    const std::vector<Drive> drives{{one.path(), queue.get()}, {two.path(), queue.get()}};
+    const RecordStore store = RecordStore::open(shape, drives);
+    const Aligned record(store.record_bytes());
+    REQUIRE(is_one_step(store, record.span()));
+    REQUIRE(store.step() >= last_step);
+    last_step = store.step();
+  }
+  CHECK(last_step > kills / 10);  // they did train in between
+}
+
+// Dies after `calls` calls, loses what was not flushed, and comes back.
+void lose_power_after(std::size_t calls, ForgetfulDrive::Forgets forgets) {
+  const TemporaryDirectory directory;
+  const auto drive = std::make_shared<ForgetfulDrive>();
+  const auto queue = thread_queue({.depth = 3}, [drive](const IoRequest& request) { return (*drive)(request); });
+  const Drive drives[] = {{directory.path(), queue.get()}};
+  std::uint64_t committed = 0;
+  {
+    RecordStore store = RecordStore::create(shape, drives);
+    const Aligned memory(shape.tiles * store.record_bytes());
+    drive->die_after(calls);
+    try {
+      while (true) {
+        train_a_step(store, memory.span());
+        committed = store.step();
+      }
+    } catch (const std::exception&) {
+      store.abandon();
+      drive->lose_power(forgets, static_cast<unsigned>(calls));
+    }
+  }
+  const auto later = thread_queue({.depth = 2});
+  const Drive same[] = {{directory.path(), later.get()}};
+  const RecordStore store = RecordStore::open(shape, same);
+  const Aligned record(store.record_bytes());
+  CHECK(is_one_step(store, record.span()));
+  // What was acknowledged is there; a commit that was on its way may have arrived.
+  CHECK(store.step() >= committed);
+  CHECK(store.step() <= committed + 1);
+  if (forgets == ForgetfulDrive::Forgets::everything) CHECK(store.step() == committed);
+}
+
+}  // namespace
+
+TEST_CASE("after kill -9 at any moment the store is what a committed step left") { kill_at_random(150, 1); }
+
+TEST_CASE("the same, five thousand times", "[.thousands]") { kill_at_random(5000, 2); }
+
+TEST_CASE("after power loss at any moment the store is what a committed step left") {
+  // A step takes 7 reads, 7 writes, a flush, a commit and a flush.
+  for (std::size_t calls = 0; calls < 60; ++calls) {
+    INFO("after " << calls << " calls");
+    lose_power_after(calls, ForgetfulDrive::Forgets::everything);
+    lose_power_after(calls, ForgetfulDrive::Forgets::at_random);
+  }
+}

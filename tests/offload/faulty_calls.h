@@ -1,0 +1,70 @@
+// System calls that fail on command, for a queue of threads; and a drive that forgets what was not flushed.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "offload/io_queue.h"
+
+namespace ballast::offload {
+
+// One thing that goes wrong with one call.
+struct Fault {
+  enum class What { error, short_transfer, flipped_bit, delay, torn_write } what = What::error;
+  int error = 0;             // of error
+  std::uint64_t amount = 0;  // bytes of a short transfer or a torn write, bit to flip, milliseconds of delay
+};
+
+// Any thread may call.
+class FaultyCalls {
+ public:
+  // The next calls of this kind meet these, in order.
+  void plan(IoKind kind, std::deque<Fault> faults);
+  void plan_error(IoKind kind, int error, std::size_t times = 1);
+
+  // Every so many calls is interrupted, refused, cut short or delayed: what a queue has to hide.
+  void disturb(unsigned seed);
+
+  std::int64_t operator()(const IoRequest& request);
+
+  std::size_t calls(IoKind kind) const;
+  std::size_t left(IoKind kind) const;  // faults that were planned and have not happened
+
+ private:
+  bool next_fault(IoKind kind, Fault& fault);
+
+  mutable std::mutex mutex_;
+  std::map<IoKind, std::deque<Fault>> planned_;
+  std::map<IoKind, std::size_t> calls_;
+  std::mt19937 random_;
+  bool disturbing_ = false;
+};
+
+// Keeps what writes since the last flush of their file have overwritten, and puts it back when the power goes: of each
+// block, or not, as the random generator has it. Any thread may call; nothing is in flight when the power goes.
+class ForgetfulDrive {
+ public:
+  std::int64_t operator()(const IoRequest& request);
+
+  // After so many more calls the power is gone: every call fails.
+  void die_after(std::size_t calls);
+
+  // What the drive holds when it comes back.
+  enum class Forgets { everything, at_random };
+  void lose_power(Forgets forgets, unsigned seed = 0);
+
+ private:
+  struct Overwritten {
+    const File* file;
+    std::uint64_t offset;
+    std::vector<std::byte> bytes;
+  };
+  std::mutex mutex_;
+  std::vector<Overwritten> unflushed_;
+  std::size_t calls_left_ = SIZE_MAX;
+};
+
+}  // namespace ballast::offload

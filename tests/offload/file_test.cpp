@@ -1,0 +1,82 @@
+#include "offload/file.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+
+#include "kernels/runtime/error.h"
+#include "offload/run_directory.h"
+#include "offload/scratch.h"
+#include "tests/temporary_directory.h"
+
+using namespace ballast;
+using namespace ballast::offload;
+
+TEST_CASE("a new file is its user's alone, and an existing one is not touched") {
+  const TemporaryDirectory directory;
+  const auto path = directory.path() / "file";
+  const File file(path, {.create = true});
+  struct stat found {};
+  REQUIRE(::stat(path.c_str(), &found) == 0);
+  CHECK((found.st_mode & 0777) == 0600);
+  CHECK_THROWS_WITH(File(path, {.create = true}), Catch::Contains("B3201") && Catch::Contains(path.string()));
+  CHECK_THROWS_WITH(File(directory.path() / "other"), Catch::Contains("No such file"));
+}
+
+TEST_CASE("a file without a name leaves nothing") {
+  const TemporaryDirectory directory;
+  const File file = File::nameless(directory.path());
+  CHECK(file.descriptor() >= 0);
+  CHECK(std::filesystem::is_empty(directory.path()));
+  CHECK_THROWS_WITH(File::nameless(directory.path() / "missing"), Catch::Contains("B3201"));
+}
+
+TEST_CASE("buffered files say why") {
+  const TemporaryDirectory directory;
+  const File file(directory.path() / "file", {.create = true, .direct = false});
+  CHECK_FALSE(file.direct());
+  CHECK(file.buffered_because() == "it was asked for");
+}
+
+TEST_CASE("file systems without direct I/O are found out and named") {
+  CHECK_FALSE(File("/proc/self/coredump_filter").direct());
+  CHECK(file_system_of("/proc").starts_with("file system 0x"));
+}
+
+TEST_CASE("a run's directory is one process's at a time, which is named to others, and a dead one's lock is gone") {
+  const TemporaryDirectory base;
+  const auto path = base.path() / "runs" / "seven";
+  int held[2];
+  REQUIRE(::pipe(held) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const RunDirectory mine(path);
+    if (::write(held[1], "!", 1) == 1) ::pause();
+    ::_exit(1);
+  }
+  char byte = 0;
+  REQUIRE(::read(held[0], &byte, 1) == 1);
+  ::close(held[0]);
+  ::close(held[1]);
+  CHECK_THROWS_WITH(RunDirectory(path), Catch::Contains("B2204") && Catch::Contains(path.string()) &&
+                                            Catch::Contains("process " + std::to_string(child) + " on "));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  const RunDirectory ours(path);
+  CHECK_THROWS_WITH(RunDirectory(path), Catch::Contains("process " + std::to_string(::getpid())));
+  struct stat found {};
+  REQUIRE(::stat(path.c_str(), &found) == 0);
+  CHECK((found.st_mode & 0777) == 0700);
+}
+
+TEST_CASE("stale scratch files are removed, and nothing else is") {
+  const TemporaryDirectory directory;
+  { const File stale(directory.path() / scratch_name(), {.create = true}); }
+  { const File other(directory.path() / "precious", {.create = true}); }
+  CHECK(remove_stale_scratch(directory.path()) == 1);
+  CHECK(remove_stale_scratch(directory.path()) == 0);
+  CHECK(std::filesystem::exists(directory.path() / "precious"));
+}

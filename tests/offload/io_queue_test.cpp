@@ -1,0 +1,197 @@
+// What holds for every queue.
+#include "offload/io_queue.h"
+
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <thread>
+
+#include "kernels/runtime/error.h"
+#include "tests/offload/aligned.h"
+#include "tests/offload/faulty_calls.h"
+#include "tests/offload/test_queues.h"
+#include "tests/temporary_directory.h"
+
+using namespace ballast;
+using namespace ballast::offload;
+
+namespace {
+
+constexpr std::size_t piece = 8 * block_bytes;
+
+}  // namespace
+
+TEST_CASE("every queue moves all bytes of many requests at once") {
+  for (const QueueKind& kind : queue_kinds()) {
+    for (const bool direct : {true, false}) {
+      for (const bool remembered : {true, false}) {
+        INFO(kind.name << ", direct " << direct << ", remembered " << remembered);
+        const TemporaryDirectory directory;
+        const File file(directory.path() / "file", {.create = true, .direct = direct});
+        constexpr std::size_t pieces = 40;
+        const Aligned written(pieces * piece);
+        const Aligned read(pieces * piece);
+        const auto queue = kind.make({.depth = 5});
+        if (remembered) {
+          queue->remember(written.span());
+          queue->remember(read.span());
+          queue->remember(file);
+        }
+        InFlight requests;
+        for (std::size_t i = 0; i < pieces; ++i) {
+          const auto memory = written.span().subspan(i * piece, piece);
+          fill_pattern(memory, i);
+          requests.add(queue->submit({IoKind::write, &file, i * piece, memory}));
+        }
+        requests.wait();
+        queue->submit({IoKind::flush, &file, 0, {}}).wait();
+        CHECK(file.bytes() == pieces * piece);
+        for (std::size_t i = 0; i < pieces; ++i) {
+          requests.add(queue->submit({IoKind::read, &file, i * piece, read.span().subspan(i * piece, piece)}));
+        }
+        requests.wait();
+        for (std::size_t i = 0; i < pieces; ++i) {
+          CHECK(holds_pattern(read.span().subspan(i * piece, piece), i));
+        }
+        if (remembered) {
+          queue->forget(file);
+          queue->forget(read.span());
+          queue->forget(written.span());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every queue takes requests from several threads") {
+  for (const QueueKind& kind : queue_kinds()) {
+    INFO(kind.name);
+    const TemporaryDirectory directory;
+    const File file(directory.path() / "file", {.create = true});
+    const auto queue = kind.make({.depth = 3});
+    constexpr std::size_t threads = 4;
+    constexpr std::size_t rounds = 30;
+    const Aligned memory(threads * piece);
+    std::vector<int> wrong(threads);
+    std::vector<std::thread> workers;
+    for (std::size_t thread = 0; thread < threads; ++thread) {
+      workers.emplace_back([&, thread] {
+        const auto mine = memory.span().subspan(thread * piece, piece);
+        for (std::size_t round = 0; round < rounds; ++round) {
+          fill_pattern(mine, thread + round * threads);
+          queue->submit({IoKind::write, &file, thread * piece, mine}).wait();
+          fill_pattern(mine, 999);
+          queue->submit({IoKind::read, &file, thread * piece, mine}).wait();
+          if (!holds_pattern(mine, thread + round * threads)) ++wrong[thread];
+        }
+      });
+    }
+    for (std::thread& worker : workers) {
+      worker.join();
+    }
+    CHECK(wrong == std::vector<int>(threads));
+  }
+}
+
+TEST_CASE("every queue ends what is in flight before it ends") {
+  for (const QueueKind& kind : queue_kinds()) {
+    INFO(kind.name);
+    const TemporaryDirectory directory;
+    const File file(directory.path() / "file", {.create = true});
+    const Aligned memory(8 * piece);
+    std::vector<Completion> completions;
+    {
+      const auto queue = kind.make({.depth = 8});
+      for (std::size_t i = 0; i < 8; ++i) {
+        completions.push_back(
+            queue->submit({IoKind::write, &file, i * piece, memory.span().subspan(i * piece, piece)}));
+      }
+    }
+    for (const Completion& completion : completions) {
+      CHECK(completion.is_done());
+      CHECK_NOTHROW(completion.wait());
+    }
+  }
+}
+
+TEST_CASE("every queue names the end of a file and a file that cannot be written, and goes on") {
+  for (const QueueKind& kind : queue_kinds()) {
+    INFO(kind.name);
+    const TemporaryDirectory directory;
+    const File file(directory.path() / "file", {.create = true});
+    const File device("/dev/full", {.direct = false});
+    const Aligned memory(2 * piece);
+    const auto queue = kind.make({});
+    queue->submit({IoKind::write, &file, 0, memory.span().first(piece)}).wait();
+    CHECK_THROWS_WITH(queue->submit({IoKind::read, &file, 0, memory.span()}).wait(),
+                      Catch::Contains("read failed") && Catch::Contains(file.path().string()) &&
+                          Catch::Contains(std::to_string(piece)));
+    CHECK_THROWS_WITH(queue->submit({IoKind::write, &device, 0, memory.span()}).wait(), Catch::Contains("B2202"));
+    CHECK_NOTHROW(queue->submit({IoKind::read, &file, 0, memory.span().first(piece)}).wait());
+  }
+}
+
+TEST_CASE("every queue can be opened and closed ten thousand times over, files too") {
+  const TemporaryDirectory directory;
+  const auto open_descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator{});
+  };
+  const auto before = open_descriptors();
+  {
+    const File file(directory.path() / "file", {.create = true});
+    for (int i = 0; i < 10000; ++i) {
+      REQUIRE(File(file.path()).descriptor() >= 0);
+      REQUIRE(File::nameless(directory.path()).descriptor() >= 0);
+    }
+    for (const QueueKind& kind : queue_kinds()) {
+      for (int i = 0; i < 100; ++i) {
+        const auto queue = kind.make({.depth = 2});
+        queue->remember(file);
+      }
+    }
+  }
+  CHECK(open_descriptors() == before);
+}
+
+TEST_CASE("planned faults happen, and those that can be hidden are") {
+  const TemporaryDirectory directory;
+  const File file(directory.path() / "file", {.create = true});
+  const auto calls = std::make_shared<FaultyCalls>();
+  const auto queue = thread_queue({.depth = 2}, [calls](const IoRequest& request) { return (*calls)(request); });
+  const Aligned memory(piece);
+  fill_pattern(memory.span(), 1);
+  using What = Fault::What;
+  calls->plan(IoKind::write, {{What::error, EINTR, 0},
+                              {What::short_transfer, 0, block_bytes},
+                              {What::error, EAGAIN, 0},
+                              {What::short_transfer, 0, 3 * block_bytes},
+                              {What::delay, 0, 5}});
+  queue->submit({IoKind::write, &file, 0, memory.span()}).wait();
+  CHECK(calls->left(IoKind::write) == 0);
+  CHECK(calls->calls(IoKind::write) == 5);
+  fill_pattern(memory.span(), 2);
+  queue->submit({IoKind::read, &file, 0, memory.span()}).wait();
+  CHECK(holds_pattern(memory.span(), 1));
+
+  for (const int error : {EIO, ENODATA, EROFS}) {
+    calls->plan_error(IoKind::read, error);
+    CHECK_THROWS_WITH(queue->submit({IoKind::read, &file, 0, memory.span()}).wait(), Catch::Contains("B3201"));
+  }
+  calls->plan_error(IoKind::flush, EIO);
+  CHECK_THROWS_WITH(queue->submit({IoKind::flush, &file, 0, {}}).wait(), Catch::Contains("flush failed"));
+  CHECK_NOTHROW(queue->submit({IoKind::flush, &file, 0, {}}).wait());
+}
+
+TEST_CASE("where there is no io_uring the threads take over, and it is said once") {
+  std::vector<std::string> lines;
+  Log log([&](Level, std::string_view line) { lines.emplace_back(line); });
+  bool has_uring = true;
+  try {
+    uring_queue();
+  } catch (const ResourceError& error) {
+    has_uring = false;
+    CHECK(error.code() == Code::no_io_uring);
+  }
+  CHECK(open_queue({.log = &log})->kind() == (has_uring ? "io_uring" : "threads"));
+  open_queue({.log = &log});
+  CHECK(lines.size() == (has_uring ? 0 : 1));
+}

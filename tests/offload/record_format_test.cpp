@@ -1,0 +1,162 @@
+#include "offload/record_format.h"
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "kernels/runtime/error.h"
+#include "tests/offload/aligned.h"
+
+using namespace ballast;
+using namespace ballast::offload;
+
+namespace {
+
+constexpr RecordShape shape{.run_id = 7, .tiles = 5, .payload_bytes = 10000, .first_bytes = 3000};
+constexpr RecordName name_of_tile{.tile = 3, .generation = 9};
+
+void flip(std::span<std::byte> bytes, std::size_t bit) { bytes[bit / 8] ^= std::byte{1} << (bit % 8); }
+
+struct Sealed {
+  Sealed() {
+    fill_pattern(payload_of(shape, record), 1);
+    seals = seal_record(shape, name_of_tile, record);
+  }
+  std::string check(RecordName name = name_of_tile) { return check_record(shape, name, seals, record); }
+
+  Aligned memory{RecordPlaces(shape, 1).record_bytes()};
+  std::span<std::byte> record = memory.span();
+  Seals seals;
+};
+
+}  // namespace
+
+TEST_CASE("records do not overlap, whatever the number of files, and fit the file") {
+  for (std::size_t files = 1; files <= 6; ++files) {
+    const RecordPlaces places(shape, files);
+    CHECK(places.record_bytes() == 4 * block_bytes);
+    CHECK(places.first_record_bytes() == 2 * block_bytes);
+    std::set<std::pair<std::size_t, std::uint64_t>> begins;
+    for (std::size_t tile = 0; tile < shape.tiles; ++tile) {
+      for (const std::uint64_t generation : {4u, 5u}) {
+        const std::uint64_t begin = places.offset_of(tile, generation);
+        const std::size_t file = places.file_of(tile);
+        CHECK(begin == places.offset_of(tile, generation + 2));
+        CHECK(begin >= block_bytes + 2 * commit_bytes);
+        CHECK((begin - block_bytes) % block_bytes == 0);
+        CHECK(begin + places.record_bytes() <= places.file_bytes(file));
+        for (std::uint64_t at = begin; at < begin + places.record_bytes(); at += block_bytes) {
+          CHECK(begins.insert({file, at}).second);
+        }
+      }
+    }
+    std::uint64_t blocks = 0;
+    for (std::size_t file = 0; file < files; ++file) {
+      blocks += (places.file_bytes(file) - block_bytes - 2 * commit_bytes) / block_bytes;
+    }
+    CHECK(begins.size() == blocks);
+  }
+}
+
+TEST_CASE("every flipped bit of a head is found") {
+  Sealed sealed;
+  REQUIRE(sealed.check().empty());
+  for (std::size_t bit = 0; bit < 8 * block_bytes; ++bit) {
+    flip(sealed.record, bit);
+    REQUIRE_FALSE(sealed.check().empty());
+    flip(sealed.record, bit);
+  }
+  CHECK(sealed.check().empty());
+}
+
+TEST_CASE("every flipped bit of a payload is found, in the region that holds it") {
+  Sealed sealed;
+  for (std::size_t bit = 0; bit < 8 * shape.payload_bytes; bit += bit < 64 ? 1 : 61) {
+    flip(payload_of(shape, sealed.record), bit);
+    REQUIRE(sealed.check() == (bit < 8 * shape.first_bytes ? "its first region is damaged" : "its payload is damaged"));
+    flip(payload_of(shape, sealed.record), bit);
+  }
+}
+
+TEST_CASE("the first region is checked alone when only it was read") {
+  Sealed sealed;
+  sealed.record = sealed.record.first(RecordPlaces(shape, 1).first_record_bytes());
+  CHECK(sealed.check().empty());
+  sealed.record[block_bytes + shape.first_bytes - 1] ^= std::byte{1};
+  CHECK(sealed.check() == "its first region is damaged");
+}
+
+TEST_CASE("whole records in the wrong place, or from another time or run, are named") {
+  Sealed sealed;
+  CHECK(sealed.check({.tile = 4, .generation = 9}) == "it is tile 3, written to the wrong place");
+  CHECK(sealed.check({.tile = 3, .generation = 11}) ==
+        "it is of generation 9, so a later write never reached the drive");
+  RecordShape other = shape;
+  other.run_id = 8;
+  CHECK(check_record(other, name_of_tile, sealed.seals, sealed.record) == "it belongs to run 0x7, not 0x8");
+  Sealed rewritten;
+  fill_pattern(payload_of(shape, rewritten.record), 2);
+  seal_record(shape, name_of_tile, rewritten.record);
+  CHECK(rewritten.check() == "it is whole, but not what was written last");
+}
+
+TEST_CASE("seals differ by run, tile, generation and region") {
+  Sealed sealed;
+  std::set<std::uint64_t> seen{sealed.seals.first, sealed.seals.rest};
+  RecordShape other = shape;
+  other.run_id = 8;
+  for (const auto& [of, name] :
+       {std::pair{other, name_of_tile}, std::pair{shape, RecordName{4, 9}}, std::pair{shape, RecordName{3, 10}}}) {
+    const Seals seals = seal_record(of, name, sealed.record);
+    CHECK(seen.insert(seals.first).second);
+    CHECK(seen.insert(seals.rest).second);
+  }
+}
+
+TEST_CASE("a commit brings back what was committed, and a torn one is none") {
+  const Aligned slot(commit_bytes);
+  std::vector<std::byte> user(most_user_bytes);
+  fill_pattern(user, 3);
+  write_commit(shape, {.generation = 4, .step = 17, .seals_hash = 99, .user = user}, slot.span());
+  const auto found = read_commit(shape, slot.span());
+  REQUIRE(found.has_value());
+  CHECK(found->generation == 4);
+  CHECK(found->step == 17);
+  CHECK(found->seals_hash == 99);
+  CHECK(std::ranges::equal(found->user, user));
+  for (std::size_t bit = 0; bit < 8 * commit_bytes; bit += bit < 1024 ? 1 : 997) {
+    flip(slot.span(), bit);
+    REQUIRE_FALSE(read_commit(shape, slot.span()).has_value());
+    flip(slot.span(), bit);
+  }
+  RecordShape other = shape;
+  other.run_id = 8;
+  CHECK_FALSE(read_commit(other, slot.span()).has_value());
+}
+
+TEST_CASE("files of others, of other shapes, swapped, damaged or newer ones are refused with the reason") {
+  const Aligned memory(block_bytes);
+  const auto block = memory.span();
+  const auto refusal = [&](const RecordShape& expected, FileName name) -> std::string {
+    try {
+      check_identity(expected, name, block, "/drive/state.records");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  CHECK_THAT(refusal(shape, {0, 1}), Catch::Contains("not a record file of Ballast") && Catch::Contains("B3202"));
+  write_identity(shape, {1, 2}, block);
+  CHECK(refusal(shape, {1, 2}).empty());
+  CHECK_THAT(refusal(shape, {0, 2}), Catch::Contains("file 2 of 2, where file 1 of 2") && Catch::Contains("swapped"));
+  RecordShape other = shape;
+  other.run_id = 8;
+  CHECK_THAT(refusal(other, {1, 2}), Catch::Contains("belongs to run 0x7, not 0x8"));
+  other = shape;
+  other.tiles = 6;
+  CHECK_THAT(refusal(other, {1, 2}), Catch::Contains("5 tiles of 10000 bytes"));
+  block[100] ^= std::byte{1};
+  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("damaged"));
+  block[100] ^= std::byte{1};
+  block[16] = std::byte{2};  // the version
+  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1008") && Catch::Contains("format 2"));
+}

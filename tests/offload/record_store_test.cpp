@@ -1,0 +1,242 @@
+#include "offload/record_store.h"
+
+#include <sys/resource.h>
+#include <catch2/catch.hpp>
+
+#include <cerrno>
+#include <fstream>
+
+#include "kernels/runtime/error.h"
+#include "tests/offload/faulty_calls.h"
+#include "tests/offload/store_rig.h"
+
+using namespace ballast;
+using namespace ballast::offload;
+
+namespace {
+
+// Changes a file behind the store's back.
+void flip_byte(const std::filesystem::path& path, std::uint64_t offset) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(offset));
+  const int byte = file.get();
+  file.seekp(static_cast<std::streamoff>(offset));
+  file.put(static_cast<char>(byte ^ 4));
+}
+
+}  // namespace
+
+TEST_CASE("a committed generation is read back, by this store and by another, on one drive and on several") {
+  for (const std::size_t drives : {1u, 2u, 4u}) {
+    StoreRig rig(drives);
+    RecordStore store = rig.create();
+    CHECK(store.generation() == 1);
+    CHECK(store.step() == 0);
+    for (std::uint64_t step = 1; step < 6; ++step) {
+      rig.write_step(store, step);
+      CHECK(store.generation() == step + 1);
+      CHECK(rig.holds_step(store, step));
+      const RecordStore again = rig.open();
+      CHECK(again.step() == step);
+      CHECK(rig.holds_step(again, step));
+      CHECK(std::ranges::equal(again.user(), rig.user(step)));
+    }
+  }
+}
+
+TEST_CASE("a new store is all zeros") {
+  StoreRig rig;
+  const RecordStore store = rig.create();
+  for (std::size_t tile = 0; tile < rig.shape.tiles; ++tile) {
+    const auto payload = store.read(tile, rig.record()).payload();
+    CHECK(std::ranges::count(payload, std::byte{0}) == static_cast<std::ptrdiff_t>(rig.shape.payload_bytes));
+  }
+}
+
+TEST_CASE("the first region is read alone, from less memory") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  const auto whole = store.read(2, rig.record()).payload();
+  const std::vector<std::byte> expected(whole.begin(), whole.begin() + static_cast<int>(rig.shape.first_bytes));
+  const auto first = store.read_first(2, rig.record().first(store.first_record_bytes())).payload();
+  CHECK(std::ranges::equal(first, expected));
+}
+
+TEST_CASE("writes without a commit, and those that are abandoned, change nothing") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  rig.write_tiles(store, 2);
+  CHECK(rig.holds_step(store, 1));
+  CHECK(rig.holds_step(rig.open(), 1));
+  store.abandon();
+  CHECK_THROWS_WITH(store.commit(2), Catch::Contains("B1007") && Catch::Contains("tile 0"));
+  rig.write_step(store, 3);
+  CHECK(rig.holds_step(rig.open(), 3));
+}
+
+TEST_CASE("what does not fit a record is refused before it touches others") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  rig.write_tiles(store, 2);
+  CHECK_THROWS_WITH(store.write(rig.shape.tiles, rig.record()), Catch::Contains("B1001"));
+  CHECK_THROWS_AS(store.read(rig.shape.tiles, rig.record()), UsageError);
+  CHECK_THROWS_AS(store.read(0, rig.record().first(store.record_bytes() - 1)), UsageError);
+  CHECK_THROWS_AS(store.write(0, rig.record().subspan(1)), UsageError);
+  const std::vector<std::byte> much(most_user_bytes + 1);
+  CHECK_THROWS_WITH(store.commit(2, much), Catch::Contains("B1003"));
+  store.commit(2);
+  CHECK(rig.holds_step(store, 2));
+}
+
+TEST_CASE("a flipped bit on the drive is found and named, and the other tiles are still there") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  const RecordPlaces places(rig.shape, 1);
+  const std::uint64_t begin = places.offset_of(1, store.generation());
+  for (const std::uint64_t byte : {0ul, 50ul, 4095ul, 4096ul, 4096 + rig.shape.payload_bytes - 1}) {
+    flip_byte(rig.file(0), begin + byte);
+    CHECK_THROWS_WITH(store.read(1, rig.record()).payload(),
+                      Catch::Contains("B3202") && Catch::Contains("tile 1, generation 2"));
+    CHECK_NOTHROW(store.read(0, rig.record()).payload());
+    CHECK_NOTHROW(store.read(2, rig.record()).payload());
+    flip_byte(rig.file(0), begin + byte);
+  }
+  CHECK(rig.holds_step(store, 1));
+}
+
+TEST_CASE("a bit that flips on the way, a torn write and a lost write are found") {
+  StoreRig rig;
+  const auto calls = std::make_shared<FaultyCalls>();
+  rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  calls->plan(IoKind::read, {{Fault::What::flipped_bit, 0, 8 * 9000}});
+  CHECK_THROWS_WITH(store.read(1, rig.record()).payload(), Catch::Contains("its payload is damaged"));
+  CHECK_NOTHROW(store.read(1, rig.record()).payload());
+
+  for (const std::uint64_t reached : {0u, 2u}) {  // blocks of tile 0's new record
+    calls->plan(IoKind::write, {{Fault::What::torn_write, 0, reached * block_bytes}});
+    rig.write_step(store, 2 + reached);
+    CHECK_THROWS_WITH(store.read(0, rig.record()).payload(), Catch::Contains("tile 0"));
+    CHECK_NOTHROW(store.read(1, rig.record()).payload());
+  }
+}
+
+TEST_CASE("a torn commit record leaves the generation before it") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  rig.write_step(store, 2);
+  flip_byte(rig.file(0), RecordPlaces::commit_offset(store.generation()) + 60000);
+  CHECK(rig.holds_step(rig.open(), 1));
+}
+
+TEST_CASE("a committed generation whose records are not there is passed over, and that is said") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  rig.write_step(store, 2);
+  flip_byte(rig.file(0), RecordPlaces(rig.shape, 1).offset_of(3, store.generation()) + 20);
+  const RecordStore again = rig.open();
+  CHECK(rig.holds_step(again, 1));
+  CHECK_THAT(rig.said(), Catch::Contains("step 2") && Catch::Contains("tile 3: its head is damaged"));
+}
+
+TEST_CASE("files that are cut off, swapped, missing or there already are refused") {
+  StoreRig rig(2);
+  { RecordStore store = rig.create(); }
+  CHECK_THROWS_WITH(rig.create(), Catch::Contains("B3201") && Catch::Contains("File exists"));
+  CHECK(std::filesystem::exists(rig.file(0)));
+  std::filesystem::rename(rig.file(0), rig.file(0).string() + "x");
+  CHECK_THROWS_WITH(rig.open(), Catch::Contains("No such file"));
+  std::filesystem::rename(rig.file(1), rig.file(0));
+  std::filesystem::rename(rig.file(0).string() + "x", rig.file(1));
+  CHECK_THROWS_WITH(rig.open(), Catch::Contains("swapped"));
+  std::filesystem::rename(rig.file(0), rig.file(0).string() + "x");
+  std::filesystem::rename(rig.file(1), rig.file(0));
+  std::filesystem::rename(rig.file(0).string() + "x", rig.file(1));
+  const auto bytes = std::filesystem::file_size(rig.file(1));
+  std::filesystem::resize_file(rig.file(1), bytes - 1);
+  CHECK_THROWS_WITH(rig.open(), Catch::Contains("cut off"));
+  std::filesystem::resize_file(rig.file(1), 100);
+  CHECK_THROWS_WITH(rig.open(), Catch::Contains("not a record file"));
+}
+
+TEST_CASE("a write that fails is told, can be made again, and the commit waits for it") {
+  StoreRig rig;
+  const auto calls = std::make_shared<FaultyCalls>();
+  rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  calls->plan_error(IoKind::write, EIO);
+  CHECK_THROWS_WITH(rig.write_step(store, 2), Catch::Contains("write failed: Input/output error"));
+  CHECK_THROWS_WITH(store.commit(2), Catch::Contains("write failed"));
+  CHECK(rig.holds_step(store, 1));
+  rig.write_step(store, 2);
+  CHECK(rig.holds_step(rig.open(), 2));
+}
+
+TEST_CASE("a failed read is told and changes nothing") {
+  StoreRig rig;
+  const auto calls = std::make_shared<FaultyCalls>();
+  rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  calls->plan_error(IoKind::read, ENODATA);
+  CHECK_THROWS_WITH(store.read(4, rig.record()).payload(), Catch::Contains("read failed"));
+  CHECK(rig.holds_step(store, 1));
+}
+
+TEST_CASE("after a commit that failed, nothing is written until the store is opened again") {
+  StoreRig rig;
+  const auto calls = std::make_shared<FaultyCalls>();
+  rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
+  RecordStore store = rig.create();
+  rig.write_step(store, 1);
+  rig.write_tiles(store, 2);
+  calls->plan_error(IoKind::flush, EIO);
+  CHECK_THROWS_WITH(store.commit(2), Catch::Contains("flush failed"));
+  CHECK_THROWS_WITH(store.write(0, rig.record()), Catch::Contains("a commit has failed before"));
+  CHECK_THROWS_WITH(store.commit(2), Catch::Contains("open the store again"));
+  RecordStore again = rig.open();
+  CHECK(rig.holds_step(again, 1));
+  rig.write_step(again, 2);
+  CHECK(rig.holds_step(rig.open(), 2));
+}
+
+TEST_CASE("a store without names leaves nothing behind, and cleans up what a crash has left") {
+  StoreRig rig;
+  std::ofstream(rig.directory(0) / ".ballast-scratch-1-0") << "stale";
+  RecordStore store = rig.scratch();
+  rig.write_step(store, 1);
+  CHECK(rig.holds_step(store, 1));
+  CHECK(std::filesystem::is_empty(rig.directory(0)));
+}
+
+TEST_CASE("a store that cannot be made leaves no files, and says what is missing") {
+  StoreRig rig;
+  const auto calls = std::make_shared<FaultyCalls>();
+  rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
+  calls->plan(IoKind::write, {{Fault::What::delay, 0, 0}, {Fault::What::delay, 0, 0}, {Fault::What::error, ENOSPC, 0}});
+  CHECK_THROWS_WITH(rig.create(), Catch::Contains("B2202"));
+  CHECK(std::filesystem::is_empty(rig.directory(0)));
+  CHECK_THROWS_WITH(
+      RecordStore::create({.run_id = 1, .tiles = 1 << 20, .payload_bytes = std::size_t{1} << 40}, rig.drives()),
+      Catch::Contains("does not fit on the drive"));
+  CHECK(std::filesystem::is_empty(rig.directory(0)));
+}
+
+TEST_CASE("a limit on the size of files is found before it kills") {
+  StoreRig rig;
+  struct rlimit before {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const struct rlimit low { 100000, before.rlim_max };
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &low) == 0);
+  CHECK_THROWS_WITH(rig.create(), Catch::Contains("B2202") && Catch::Contains("ulimit -f"));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  CHECK(rig.create().generation() == 1);
+}

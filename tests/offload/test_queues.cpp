@@ -1,0 +1,30 @@
+#include "tests/offload/test_queues.h"
+
+#include "kernels/runtime/error.h"
+#include "tests/offload/faulty_calls.h"
+
+namespace ballast::offload {
+namespace {
+
+std::unique_ptr<IoQueue> threads(const IoOptions& options) { return thread_queue(options); }
+
+std::unique_ptr<IoQueue> disturbed(const IoOptions& options) {
+  const auto calls = std::make_shared<FaultyCalls>();
+  calls->disturb(7);
+  return thread_queue(options, [calls](const IoRequest& request) { return (*calls)(request); });
+}
+
+}  // namespace
+
+std::vector<QueueKind> queue_kinds() {
+  std::vector<QueueKind> kinds{{"threads", threads}, {"threads, disturbed", disturbed}};
+  try {
+    uring_queue();
+    kinds.push_back({"io_uring", uring_queue});
+  } catch (const ResourceError&) {
+    // A container without it: the threads carry on, and so do their tests.
+  }
+  return kinds;
+}
+
+}  // namespace ballast::offload
