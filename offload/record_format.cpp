@@ -1,13 +1,13 @@
 #include "offload/record_format.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <array>
 #include <cstring>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/round_up.h"
+#include "offload/checksum.h"
 
 namespace ballast::offload {
 namespace {
@@ -51,10 +51,7 @@ struct CommitBlock {
 };
 static_assert(sizeof(CommitBlock) + most_user_bytes == commit_bytes);
 
-std::uint64_t seal_of(std::span<const std::byte> block) {
-  const auto sealed = block.subspan(sizeof(BlockHead::seal));
-  return XXH3_64bits(sealed.data(), sealed.size());
-}
+std::uint64_t seal_of(std::span<const std::byte> block) { return checksum(block.subspan(sizeof(BlockHead::seal))); }
 
 // The rest of the block may hold more, behind T, before it is sealed.
 template <class T>
@@ -80,7 +77,7 @@ bool is_sealed(std::span<const std::byte> block, const BlockHead& head, Kind kin
 std::uint64_t region_seal(const RecordShape& shape, RecordName name, std::uint64_t region,
                           std::span<const std::byte> bytes) {
   const std::array<std::uint64_t, 4> identity{shape.run_id, name.tile, name.generation, region};
-  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), XXH3_64bits(identity.data(), sizeof identity));
+  return checksum(bytes, checksum(std::as_bytes(std::span(identity))));
 }
 
 Seals seals_of(const RecordShape& shape, RecordName name, std::span<const std::byte> payload) {
@@ -165,7 +162,7 @@ std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std:
   return Commit{found.generation, found.step, found.seals_hash, slot.subspan(sizeof found, found.user_bytes)};
 }
 
-std::uint64_t hash_of(std::span<const Seals> seals) { return XXH3_64bits(seals.data(), seals.size_bytes()); }
+std::uint64_t hash_of(std::span<const Seals> seals) { return checksum(std::as_bytes(seals)); }
 
 void write_identity(const RecordShape& shape, FileName name, std::span<std::byte> block) {
   std::memset(block.data(), 0, block.size());

@@ -11,6 +11,6 @@ namespace ballast::offload {
 
 // As completion.wait(). `what` is called only when there is something to say; no log, nothing is said.
 void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,
-                  std::chrono::seconds patience = std::chrono::seconds(30));
+                  std::chrono::milliseconds patience = std::chrono::seconds(30));
 
 }  // namespace ballast::offload

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "kernels/runtime/error.h"
+#include "tests/offload/descriptors.h"
 #include "tests/offload/faulty_calls.h"
 #include "tests/offload/store_rig.h"
 
@@ -239,4 +240,25 @@ TEST_CASE("a limit on the size of files is found before it kills") {
   CHECK_THROWS_WITH(rig.create(), Catch::Contains("B2202") && Catch::Contains("ulimit -f"));
   ::setrlimit(RLIMIT_FSIZE, &before);
   CHECK(rig.create().generation() == 1);
+}
+
+TEST_CASE("ten thousand opens leave no descriptor and no memory behind") {
+  const auto resident_pages = [] {
+    std::size_t all = 0;
+    std::size_t resident = 0;
+    std::ifstream("/proc/self/statm") >> all >> resident;
+    return resident;
+  };
+  StoreRig rig(2);
+  { RecordStore store = rig.create(); }
+  for (int i = 0; i < 100; ++i) {
+    rig.open();  // what is kept for the next one is kept by now
+  }
+  const std::size_t descriptors = open_descriptors();
+  const std::size_t pages = resident_pages();
+  for (int i = 0; i < 10000; ++i) {
+    rig.open();
+  }
+  CHECK(open_descriptors() == descriptors);
+  CHECK(resident_pages() < pages + 500);  // 2 MiB; a page lost with each would be 40
 }

@@ -33,7 +33,7 @@ class Vendor(NamedTuple):
 
 VENDORS = [
     Vendor("liburing", r"liburing(\.h|/.*)", ["offload/*.cpp"], one_file=True),
-    Vendor("xxHash", r"xxhash\.h|xxh3\.h", ["offload/*.cpp"], one_file=True),
+    Vendor("xxHash", r"xxhash\.h|xxh3\.h", ["offload/checksum_walk.h"]),
     Vendor("libnuma", r"numa(if)?\.h", ["kernels/runtime/*.cpp"], one_file=True),
     Vendor("NCCL", r"nccl.*\.h", ["zero/*nccl*.cpp"], one_file=True),
     Vendor("Gloo", r"gloo/.*", ["zero/*gloo*"]),

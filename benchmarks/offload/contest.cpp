@@ -1,0 +1,64 @@
+#include "benchmarks/offload/contest.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "benchmarks/harness/record.h"
+#include "benchmarks/harness/statistics.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+double cpu_seconds() {
+  struct rusage used {};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+void emit(const Contest& contest, const std::string& suffix, const std::string& unit, const Summary& summary) {
+  fmt::print("{}\n", to_json(Measurement{.record = {.suite = "offload",
+                                                    .name = contest.name + suffix,
+                                                    .value = summary.value,
+                                                    .unit = unit,
+                                                    .against = contest.theirs.name,
+                                                    .ratio = summary.ratio},
+                                         .against_value = summary.against_value,
+                                         .spread = summary.spread}));
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+Sample timed(const std::function<void()>& run) {
+  const double cpu = cpu_seconds();
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  return {took.count(), cpu_seconds() - cpu};
+}
+
+void hold(const Contest& contest, std::size_t rounds) {
+  Runs ours{.work = contest.gigabytes};
+  Runs theirs{.work = contest.gigabytes};
+  Runs our_cpu{.work = contest.gigabytes};
+  Runs their_cpu{.work = contest.gigabytes};
+  for (std::size_t round = 0; round <= rounds; ++round) {
+    const Sample us = contest.ours.run();
+    const Sample them = contest.theirs.run();
+    if (round == 0) continue;  // to warm up
+    ours.seconds.push_back(us.seconds);
+    theirs.seconds.push_back(them.seconds);
+    our_cpu.seconds.push_back(us.cpu_seconds);
+    their_cpu.seconds.push_back(them.cpu_seconds);
+  }
+  emit(contest, "", "GB/s", summarise(ours, theirs));
+  if (contest.compares_cpu) emit(contest, ", by CPU time", "GB/s", summarise(our_cpu, their_cpu));
+}
+
+}  // namespace ballast::benchmarks

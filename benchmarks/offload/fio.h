@@ -1,0 +1,27 @@
+// fio, the measure of what a drive can do: the same file, block size and depth, direct I/O.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "benchmarks/offload/contest.h"
+
+namespace ballast::benchmarks {
+
+struct FioJob {
+  std::vector<std::filesystem::path> files;
+  std::string direction;  // "read", "write", "rw"
+  std::size_t block_bytes = 0;
+  std::size_t depth = 0;
+  std::size_t bytes = 0;  // of all files together
+};
+
+bool has_fio();
+
+// The engine that is the fastest for the job here: io_uring with registered buffers and files, libaio, or threads.
+std::string best_engine(const FioJob& job);
+
+Sample run_fio(const FioJob& job, const std::string& engine);
+
+}  // namespace ballast::benchmarks

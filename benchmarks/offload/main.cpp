@@ -1,0 +1,147 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "benchmarks/offload/fio.h"
+#include "benchmarks/offload/moving.h"
+#include "benchmarks/offload/update.h"
+#include "kernels/runtime/error.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+struct Options {
+  std::filesystem::path directory = std::filesystem::current_path();
+  std::size_t bytes = std::size_t{1} << 30;
+  std::size_t depth = 8;
+  std::size_t rounds = 9;
+  std::string only{};
+  std::string deepspeed{};
+  bool list = false;
+};
+
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
+
+// A comparison, made when its turn comes: only one holds space on the drive at a time.
+struct Case {
+  std::string name;
+  std::string against;
+  std::function<void(const Options&)> run;
+  std::string line() const { return fmt::format("{}, beside {}", name, against); }
+};
+
+struct Tiles {
+  std::size_t bytes;
+  Stretch::Direction direction;
+  std::size_t directories = 1;
+
+  std::string name() const {
+    constexpr std::string_view directions[] = {"read", "write", "read and write"};
+    return fmt::format("{} tiles of {} MiB{}", directions[static_cast<std::size_t>(direction)], bytes / mebibyte,
+                       directories == 1 ? "" : fmt::format(", {} directories", directories));
+  }
+};
+
+void beside_fio(const Tiles& tiles, const Options& options) {
+  constexpr std::string_view directions[] = {"read", "write", "rw"};
+  std::vector<std::filesystem::path> directories;
+  for (std::size_t i = 0; i < tiles.directories; ++i) {
+    directories.push_back(options.directory / fmt::format("ballast-benchmark-{}", i));
+  }
+  {
+    Stretch stretch(directories, options.bytes, options.depth);
+    const FioJob job{.files = stretch.files(),
+                     .direction = std::string(directions[static_cast<std::size_t>(tiles.direction)]),
+                     .block_bytes = tiles.bytes,
+                     .depth = options.depth * tiles.directories,
+                     .bytes = stretch.bytes()};
+    const std::string engine = best_engine(job);
+    hold({.name = tiles.name(),
+          .gigabytes = static_cast<double>(stretch.bytes()) / 1e9,
+          .ours = {"ballast", [&] { return timed([&] { stretch.move(tiles.direction, tiles.bytes); }); }},
+          .theirs = {"fio, " + engine, [&] { return run_fio(job, engine); }},
+          .compares_cpu = true},
+         options.rounds);
+  }
+  for (const auto& directory : directories) {
+    std::filesystem::remove(directory);
+  }
+}
+
+void beside(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
+            void (OffloadedUpdate::*theirs)(), const Options& options) {
+  OffloadedUpdate update({.directory = options.directory,
+                          .state_bytes = options.bytes,
+                          .elements_of_tile = 131072,
+                          .depth = options.depth});
+  hold({.name = name,
+        .gigabytes = update.gigabytes(),
+        .ours = {"ballast", [&] { return timed([&] { (update.*ours)(); }); }},
+        .theirs = {against, [&] { return timed([&] { (update.*theirs)(); }); }}},
+       options.rounds);
+}
+
+// The tables: a new case is a line here.
+std::vector<Case> cases() {
+  using enum Stretch::Direction;
+  std::vector<Case> all;
+  for (const Tiles& tiles : {Tiles{1 * mebibyte, read}, Tiles{4 * mebibyte, read}, Tiles{16 * mebibyte, read},
+                             Tiles{1 * mebibyte, write}, Tiles{4 * mebibyte, write}, Tiles{16 * mebibyte, write},
+                             Tiles{4 * mebibyte, both}, Tiles{4 * mebibyte, read, 2}, Tiles{4 * mebibyte, write, 2},
+                             Tiles{4 * mebibyte, read, 4}, Tiles{4 * mebibyte, write, 4}}) {
+    all.push_back({tiles.name(), "fio", [tiles](const Options& options) { beside_fio(tiles, options); }});
+  }
+  using Update = OffloadedUpdate;
+  const auto add = [&](const std::string& name, const std::string& against, void (Update::*ours)(),
+                       void (Update::*theirs)()) {
+    all.push_back({name, against, [=](const Options& options) { beside(name, against, ours, theirs, options); }});
+  };
+  add("adamw split from the drive", "drive alone", &Update::pipeline, &Update::drive_alone);
+  add("adamw split from the drive", "no checksums", &Update::pipeline, &Update::without_seals);
+  add("adamw split from the drive", "drained queue", &Update::pipeline, &Update::drained);
+  return all;
+}
+
+void describe(CLI::App& app, Options& options) {
+  app.add_option("--directory", options.directory, "Where to read and write; by default the current one")
+      ->check(CLI::ExistingDirectory);
+  app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB)")->transform(CLI::AsSizeValue(false));
+  app.add_option("--depth", options.depth, "Requests at once, of each directory (8)")->check(CLI::Range(2, 1024));
+  app.add_option("--rounds", options.rounds, "Timed rounds of each case (9)")->check(CLI::Range(1, 10000));
+  app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
+  app.add_flag("--list", options.list, "Name the cases and stop");
+}
+
+void run(const Options& options) {
+  const bool fio = has_fio();
+  for (const Case& item : cases()) {
+    if (item.line().find(options.only) == std::string::npos) continue;
+    if (options.list) {
+      fmt::print("{}\n", item.line());
+    } else if (item.against == "fio" && !fio) {
+      fmt::print(stderr, "offload: skipped {}: fio is not installed\n", item.line());
+    } else {
+      item.run(options);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ballast::benchmarks
+
+int main(int argc, char** argv) {
+  CLI::App app{"The drive tier beside what the drive can do"};
+  ballast::benchmarks::Options options;
+  ballast::benchmarks::describe(app, options);
+  try {
+    app.parse(argc, argv);
+    ballast::benchmarks::run(options);
+    return 0;
+  } catch (const CLI::ParseError& problem) {
+    return app.exit(problem) == 0 ? 0 : 2;
+  } catch (const std::exception& problem) {
+    fmt::print(stderr, "{}\n", problem.what());
+    return 2;
+  }
+}

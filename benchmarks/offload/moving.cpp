@@ -1,0 +1,65 @@
+#include "benchmarks/offload/moving.h"
+
+#include <deque>
+
+#include "kernels/runtime/round_up.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+constexpr std::size_t largest_tile = std::size_t{16} << 20;
+
+}  // namespace
+
+Stretch::Stretch(const std::vector<std::filesystem::path>& directories, std::size_t bytes, std::size_t depth)
+    : file_bytes_(round_up(bytes / directories.size(), largest_tile)),
+      depth_(depth),
+      memory_(directories.size() * depth * largest_tile) {
+  for (const auto& directory : directories) {
+    std::filesystem::create_directories(directory);
+    files_.push_back(
+        std::make_unique<offload::File>(directory / "ballast-benchmark", offload::FileOptions{.create = true}));
+    queues_.push_back(offload::open_queue({.depth = depth}));
+    queues_.back()->remember(memory_.as<std::byte>());
+    queues_.back()->remember(*files_.back());
+  }
+  move(Direction::write, largest_tile);
+}
+
+Stretch::~Stretch() {
+  for (const auto& file : files_) {
+    std::error_code gone_already;
+    std::filesystem::remove(file->path(), gone_already);
+  }
+}
+
+std::vector<std::filesystem::path> Stretch::files() const {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& file : files_) {
+    paths.push_back(file->path());
+  }
+  return paths;
+}
+
+// Each place in memory is used again when its last tile has been moved; tiles go to the files in turn.
+void Stretch::move(Direction direction, std::size_t tile_bytes) {
+  const std::size_t places = depth_ * files_.size();
+  std::deque<offload::Completion> under_way;
+  for (std::size_t tile = 0; tile < bytes() / tile_bytes; ++tile) {
+    if (under_way.size() == places) {
+      under_way.front().wait();
+      under_way.pop_front();
+    }
+    const std::size_t file = tile % files_.size();
+    const std::size_t of_file = tile / files_.size();
+    const bool reads = direction == Direction::read || (direction == Direction::both && of_file % 2 == 0);
+    under_way.push_back(queues_[file]->submit(
+        {reads ? offload::IoKind::read : offload::IoKind::write, files_[file].get(), of_file * tile_bytes,
+         memory_.as<std::byte>().subspan(tile % places * tile_bytes, tile_bytes)}));
+  }
+  for (const offload::Completion& completion : under_way) {
+    completion.wait();
+  }
+}
+
+}  // namespace ballast::benchmarks

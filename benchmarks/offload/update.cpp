@@ -1,0 +1,161 @@
+#include "benchmarks/offload/update.h"
+
+#include <deque>
+
+#include "kernels/random_math.h"
+#include "kernels/runtime/round_up.h"
+#include "optim/adamw.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+using offload::IoKind;
+
+constexpr auto format = kernels::StateFormat::split;
+constexpr std::size_t parts_of_tile =
+    4;  // parameter, remainder and two moments: a file each, where each tensor has one
+
+offload::RecordShape shape_of(std::size_t tiles, std::size_t parameter_bytes, std::size_t state_bytes) {
+  return {.run_id = 1, .tiles = tiles, .payload_bytes = parameter_bytes + state_bytes, .first_bytes = parameter_bytes};
+}
+
+}  // namespace
+
+OffloadedUpdate::OffloadedUpdate(const UpdateSetting& setting)
+    : setting_(setting),
+      layout_({.format = format, .parameter = DType::bf16, .names = optim::AdamW::state}, setting.elements_of_tile),
+      parameter_bytes_(round_up(2 * setting.elements_of_tile, 64)),
+      tiles_(setting.state_bytes / (parameter_bytes_ + layout_.bytes())),
+      queue_(offload::open_queue({.depth = setting.depth})),
+      drive_{setting.directory, queue_.get()},
+      store_(offload::RecordStore::scratch(shape_of(tiles_, parameter_bytes_, layout_.bytes()), {&drive_, 1})),
+      plain_(offload::File::nameless(setting.directory)),
+      pool_(accounts_, "staging", {.slots = setting.depth + 2, .slot_bytes = store_.record_bytes()}, {queue_.get()}),
+      gradients_(tiles_ * 2 * setting.elements_of_tile),
+      backend_(kernels::cpu_backend({.threads = 1})) {  // one is enough for a drive, and its neighbour serves the ring
+  queue_->remember(plain_);
+  for (int time = 0; time < 2; ++time) {  // both places
+    drive_alone();
+  }
+}
+
+double OffloadedUpdate::gigabytes() const { return 2.0 * static_cast<double>(tiles_ * store_.record_bytes()) / 1e9; }
+
+void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
+  kernels::UpdateTile state = layout_.tile(payload.data() + parameter_bytes_);
+  state.parameter = payload.data();
+  state.gradient = gradients_.data() + tile * 2 * setting_.elements_of_tile;
+  state.gradient_dtype = DType::bf16;
+  state.count = setting_.elements_of_tile;
+  state.first_index = tile * setting_.elements_of_tile;
+  state.rounding_stream = kernels::rounding_stream(0, 0, steps_);
+  const kernels::Run run{.begin = 0, .count = state.count, .group = 0};
+  const kernels::GroupStep group = optim::AdamW{}.at({.number = steps_});
+  backend_->update(state, {&run, 1}, {&group, 1});
+}
+
+// One thread. Half of the slots are being read into, the rest is updated or written.
+void OffloadedUpdate::run(const Way& way) {
+  struct Reading {
+    offload::Staging slot;
+    Payload payload;
+  };
+  struct Writing {
+    offload::Completion done;
+    offload::Staging slot;
+  };
+  ++steps_;
+  std::deque<Reading> reading;
+  std::deque<Writing> writing;
+  const std::size_t ahead = setting_.depth / 2;
+  std::size_t next = 0;
+  for (std::size_t tile = 0; tile < tiles_; ++tile) {
+    for (; next < tiles_ && next < tile + ahead; ++next) {
+      while (pool_.free_slots() == 0) {
+        writing.front().done.wait();
+        writing.pop_front();
+      }
+      auto slot = pool_.take("read");
+      Payload payload = way.read(next, slot.bytes());
+      reading.push_back({std::move(slot), std::move(payload)});
+    }
+    Reading& current = reading.front();
+    const auto payload = current.payload();
+    if (way.updates) update(tile, payload);
+    writing.push_back({way.write(tile, current.slot.bytes()), std::move(current.slot)});
+    reading.pop_front();
+  }
+  for (const Writing& last : writing) {
+    last.done.wait();
+  }
+}
+
+void OffloadedUpdate::pipeline() {
+  run({.read = [&](std::size_t tile, std::span<std::byte> slot) -> Payload {
+         return [read = store_.read(tile, slot)] { return read.payload(); };
+       },
+       .write = [&](std::size_t tile, std::span<std::byte> slot) { return store_.write(tile, slot); }});
+  store_.commit(steps_);
+}
+
+std::uint64_t OffloadedUpdate::place(std::size_t tile, bool other) const {
+  return (2 * tile + (other ? 1 : 0)) * store_.record_bytes();
+}
+
+OffloadedUpdate::Way OffloadedUpdate::unchecked(bool updates) {
+  other_ = !other_;
+  const std::size_t bytes = store_.record_bytes();
+  return {.read = [=, this](std::size_t tile, std::span<std::byte> slot) -> Payload {
+            const auto record = slot.first(bytes);
+            const auto done = queue_->submit({IoKind::read, &plain_, place(tile, !other_), record});
+            return [=, this] {
+              done.wait();
+              return store_.payload(record);
+            };
+          },
+          .write =
+              [=, this](std::size_t tile, std::span<std::byte> slot) {
+                return queue_->submit({IoKind::write, &plain_, place(tile, other_), slot.first(bytes)});
+              },
+          .updates = updates};
+}
+
+void OffloadedUpdate::without_seals() {
+  run(unchecked(true));
+  queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
+}
+
+void OffloadedUpdate::drive_alone() {
+  if (plain_.bytes() == 0) {  // written once, so that every place has its extents
+    const auto slot = pool_.take("first");
+    for (std::size_t place = 0; place < 2 * tiles_; ++place) {
+      queue_->submit({IoKind::write, &plain_, place * store_.record_bytes(), slot.bytes()}).wait();
+    }
+  }
+  run(unchecked(false));
+  queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
+}
+
+void OffloadedUpdate::drained() {
+  ++steps_;
+  other_ = !other_;
+  const auto slot = pool_.take("drained");
+  const std::size_t part = store_.record_bytes() / parts_of_tile / offload::block_bytes * offload::block_bytes;
+  const auto move = [&](IoKind kind, std::size_t tile, bool other) {
+    offload::InFlight under_way;
+    for (std::size_t i = 0; i < parts_of_tile; ++i) {
+      const std::size_t first = i * part;
+      const std::size_t bytes = i + 1 < parts_of_tile ? part : store_.record_bytes() - first;
+      under_way.add(queue_->submit({kind, &plain_, place(tile, other) + first, slot.bytes().subspan(first, bytes)}));
+    }
+    under_way.wait();
+  };
+  for (std::size_t tile = 0; tile < tiles_; ++tile) {
+    move(IoKind::read, tile, !other_);
+    update(tile, store_.payload(slot.bytes()));
+    move(IoKind::write, tile, other_);
+  }
+  queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
+}
+
+}  // namespace ballast::benchmarks

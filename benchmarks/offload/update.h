@@ -1,0 +1,63 @@
+// The optimizer step of a state that lies on a drive: read a tile, AdamW, write it to its other place.
+#pragma once
+
+#include <memory>
+
+#include "benchmarks/harness/buffer.h"
+#include "kernels/backend.h"
+#include "offload/record_store.h"
+#include "offload/staging_pool.h"
+#include "optim/state_layout.h"
+
+namespace ballast::benchmarks {
+
+struct UpdateSetting {
+  std::filesystem::path directory;
+  std::size_t state_bytes = 0;
+  std::size_t elements_of_tile = 0;
+  std::size_t depth = 0;
+};
+
+class OffloadedUpdate {
+ public:
+  explicit OffloadedUpdate(const UpdateSetting& setting);
+
+  double gigabytes() const;  // read and written by a run
+
+  void pipeline();       // as the library does it: sealed records, a commit at the end
+  void without_seals();  // the same bytes and arithmetic, nothing checked
+  void drive_alone();    // the same bytes, no arithmetic either
+
+  // What an optimizer that keeps a file for each tensor does: its files are read, all that is under way is waited for,
+  // the tile is updated, its files are written, and again all of that is waited for.
+  void drained();
+
+ private:
+  using Payload = std::function<std::span<std::byte>()>;  // waits for a read
+  struct Way {
+    std::function<Payload(std::size_t tile, std::span<std::byte> slot)> read;
+    std::function<offload::Completion(std::size_t tile, std::span<std::byte> slot)> write;
+    bool updates = true;
+  };
+  void run(const Way& way);
+  Way unchecked(bool updates);
+  void update(std::size_t tile, std::span<std::byte> payload);
+  std::uint64_t place(std::size_t tile, bool other) const;
+
+  UpdateSetting setting_;
+  optim::StateLayout layout_;
+  std::size_t parameter_bytes_;
+  std::size_t tiles_;
+  std::unique_ptr<offload::IoQueue> queue_;
+  offload::Drive drive_;
+  offload::RecordStore store_;
+  offload::File plain_;  // for what is done without records: two places for each tile as well
+  MemoryAccounts accounts_;
+  offload::StagingPool pool_;
+  Buffer gradients_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::uint64_t steps_ = 0;
+  bool other_ = false;
+};
+
+}  // namespace ballast::benchmarks
