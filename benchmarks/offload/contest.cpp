@@ -58,7 +58,7 @@ void hold(const Contest& contest, std::size_t rounds) {
     their_cpu.seconds.push_back(them.cpu_seconds);
   }
   emit(contest, "", "GB/s", summarise(ours, theirs));
-  if (contest.compares_cpu) emit(contest, ", by CPU time", "GB/s", summarise(our_cpu, their_cpu));
+  if (contest.compares_cpu) emit(contest, ", by CPU time", "GB/CPU s", summarise(our_cpu, their_cpu));
 }
 
 }  // namespace ballast::benchmarks

@@ -3,14 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
+#include "benchmarks/offload/program.h"
 #include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
@@ -21,19 +18,6 @@ const std::map<std::string, std::string> engines{
     {"libaio", "--ioengine=libaio"},
     {"threads", "--ioengine=psync --thread=1"},
 };
-
-std::string output_of(const std::string& command) {
-  struct Close {
-    void operator()(std::FILE* pipe) const { ::pclose(pipe); }
-  };
-  const std::unique_ptr<std::FILE, Close> pipe(::popen(command.c_str(), "r"));
-  std::string text;
-  std::array<char, 4096> part{};
-  while (const std::size_t read = std::fread(part.data(), 1, part.size(), pipe.get())) {
-    text.append(part.data(), read);
-  }
-  return text;
-}
 
 std::string command(const FioJob& job, const std::string& engine) {
   std::vector<std::string> names;
@@ -47,8 +31,8 @@ std::string command(const FioJob& job, const std::string& engine) {
                                : fmt::format("--iodepth={} --size={}", job.depth, job.bytes);
   // Huge pages under its buffers too: drives take fewer and longer requests from them.
   return fmt::format(
-      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=job --filename={} --rw={} --bs={} {} {} --direct=1 --overwrite=1 --allow_file_create=0 "
-      "--fallocate=none --group_reporting --output-format=json 2>/dev/null",
+      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=job --filename={} --rw={} --bs={} {} {} --direct=1 "
+      "--overwrite=1 --allow_file_create=0 --fallocate=none --group_reporting --output-format=json 2>/dev/null",
       fmt::join(names, ":"), job.direction, job.block_bytes, engines.at(engine), work);
 }
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "benchmarks/offload/deepspeed.h"
 #include "benchmarks/offload/fio.h"
 #include "benchmarks/offload/moving.h"
 #include "benchmarks/offload/update.h"
@@ -14,7 +15,7 @@ namespace {
 struct Options {
   std::filesystem::path directory = std::filesystem::current_path();
   std::size_t bytes = std::size_t{1} << 30;
-  std::size_t depth = 8;
+  std::size_t depth = 16;
   std::size_t rounds = 9;
   std::string only{};
   std::string deepspeed{};
@@ -69,12 +70,27 @@ void beside_fio(const Tiles& tiles, const Options& options) {
   }
 }
 
+UpdateSetting setting(const Options& options) {
+  return {.directory = options.directory,
+          .state_bytes = options.bytes,
+          .elements_of_tile = 128 * 1024,
+          .depth = options.depth};
+}
+
+void beside_deepspeed(const Options& options) {
+  OffloadedUpdate update(setting(options));
+  const TensorFiles files(options.directory / "ballast-benchmark-tensors", update.tiles(), update.tile_bytes());
+  hold({.name = "tiles read and written",
+        .gigabytes = update.gigabytes(),
+        .ours = {"ballast", [&] { return timed([&] { update.drive_alone(); }); }},
+        .theirs = {"DeepSpeed async_io", [&] { return run_deepspeed(options.deepspeed, files); }},
+        .compares_cpu = true},
+       options.rounds);
+}
+
 void beside(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
             void (OffloadedUpdate::*theirs)(), const Options& options) {
-  OffloadedUpdate update({.directory = options.directory,
-                          .state_bytes = options.bytes,
-                          .elements_of_tile = 131072,
-                          .depth = options.depth});
+  OffloadedUpdate update(setting(options));
   hold({.name = name,
         .gigabytes = update.gigabytes(),
         .ours = {"ballast", [&] { return timed([&] { (update.*ours)(); }); }},
@@ -100,16 +116,19 @@ std::vector<Case> cases() {
   add("adamw split from the drive", "drive alone", &Update::pipeline, &Update::drive_alone);
   add("adamw split from the drive", "no checksums", &Update::pipeline, &Update::without_seals);
   add("adamw split from the drive", "drained queue", &Update::pipeline, &Update::drained);
+  all.push_back({"tiles read and written", "DeepSpeed async_io", beside_deepspeed});
   return all;
 }
 
 void describe(CLI::App& app, Options& options) {
-  app.add_option("--directory", options.directory, "Where to read and write; by default the current one")
-      ->check(CLI::ExistingDirectory);
+  app.add_option("--directory", options.directory, "Where to read and write; by default the build folder")
+      ->check(CLI::ExistingDirectory)
+      ->take_last();
   app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB)")->transform(CLI::AsSizeValue(false));
-  app.add_option("--depth", options.depth, "Requests at once, of each directory (8)")->check(CLI::Range(2, 1024));
+  app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
   app.add_option("--rounds", options.rounds, "Timed rounds of each case (9)")->check(CLI::Range(1, 10000));
   app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
+  app.add_option("--deepspeed", options.deepspeed, "How to start DeepSpeed's side; without it, it is left out");
   app.add_flag("--list", options.list, "Name the cases and stop");
 }
 
@@ -121,6 +140,8 @@ void run(const Options& options) {
       fmt::print("{}\n", item.line());
     } else if (item.against == "fio" && !fio) {
       fmt::print(stderr, "offload: skipped {}: fio is not installed\n", item.line());
+    } else if (item.against == "DeepSpeed async_io" && options.deepspeed.empty()) {
+      fmt::print(stderr, "offload: skipped {}: no --deepspeed\n", item.line());
     } else {
       item.run(options);
     }

@@ -23,6 +23,8 @@ class OffloadedUpdate {
   explicit OffloadedUpdate(const UpdateSetting& setting);
 
   double gigabytes() const;  // read and written by a run
+  std::size_t tiles() const { return tiles_; }
+  std::size_t tile_bytes() const { return store_.record_bytes(); }
 
   void pipeline();       // as the library does it: sealed records, a commit at the end
   void without_seals();  // the same bytes and arithmetic, nothing checked

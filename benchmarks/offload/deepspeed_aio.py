@@ -1,0 +1,72 @@
+"""DeepSpeed's async_io, used as its optimizer swapper uses it: a file for each tensor; the reads of a tile's tensors are
+started and waited for, then its writes. Prints the seconds of the second pass as JSON."""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from deepspeed.ops.op_builder import AsyncIOBuilder
+
+TENSORS = 4  # of a tile: parameter, remainder, two moments
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--tiles", type=int, required=True)
+    parser.add_argument("--tile-bytes", type=int, required=True)
+    return parser.parse_args()
+
+
+class Swapper:
+    def __init__(self, options: argparse.Namespace):
+        # DeepSpeed's default block size, queue depth, single_submit, overlap_events and intra_op_parallelism.
+        self._handle = AsyncIOBuilder().load(verbose=False).aio_handle(1 << 20, 8, False, True, 1)
+        bytes_of_tensor = options.tile_bytes // TENSORS // 4096 * 4096
+        self._tensors = [
+            self._handle.new_cpu_locked_tensor(bytes_of_tensor, torch.empty(0, dtype=torch.uint8)) for _ in range(TENSORS)
+        ]
+        self._files = [
+            [str(options.folder / f"tile-{tile}-{tensor}") for tensor in range(TENSORS)] for tile in range(options.tiles)
+        ]
+
+    def _wait(self) -> None:
+        if self._handle.wait() != TENSORS:
+            raise RuntimeError("DeepSpeed's async_io failed")
+
+    def write(self, tile: int) -> None:
+        for tensor, file in zip(self._tensors, self._files[tile]):
+            self._handle.async_pwrite(tensor, file)
+        self._wait()
+
+    def step(self) -> None:
+        for tile, files in enumerate(self._files):
+            for tensor, file in zip(self._tensors, files):
+                self._handle.async_pread(tensor, file)
+            self._wait()
+            self.write(tile)
+
+
+def cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def main() -> None:
+    options = arguments()
+    records = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
+    swapper = Swapper(options)
+    for tile in range(options.tiles):
+        swapper.write(tile)
+    swapper.step()
+    cpu, start = cpu_seconds(), time.perf_counter()
+    swapper.step()
+    print(json.dumps({"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu}), file=records)
+
+
+if __name__ == "__main__":
+    main()
