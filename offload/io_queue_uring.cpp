@@ -13,6 +13,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/runtime/error.h"
@@ -134,6 +135,7 @@ class UringQueue : public IoQueue {
     {
       const std::lock_guard lock(mutex_);
       change();
+      if (!std::exchange(may_sleep_, false)) return;  // it looks again before it sleeps
     }
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written =
@@ -207,6 +209,7 @@ class UringQueue : public IoQueue {
       calls.swap(calls_);
       jobs.swap(jobs_);
       closing = closing_ && in_flight_ == 0;
+      may_sleep_ = true;
     }
     for (auto& call : calls) {
       call();
@@ -301,12 +304,13 @@ class UringQueue : public IoQueue {
   Log* const log_;
   const int wake_ = ::eventfd(0, EFD_CLOEXEC);
 
-  std::mutex mutex_;  // of the next five
+  std::mutex mutex_;  // of the next six
   std::condition_variable room_;
   std::vector<std::unique_ptr<Job>> jobs_;
   std::vector<std::packaged_task<void()>> calls_;
   std::size_t in_flight_ = 0;
   bool closing_ = false;
+  bool may_sleep_ = true;
 
   io_uring ring_{};  // the thread's own, like all that follows
   bool tables_ = false;

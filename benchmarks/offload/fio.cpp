@@ -32,7 +32,7 @@ std::string command(const FioJob& job, const std::string& engine) {
   // Huge pages under its buffers too: drives take fewer and longer requests from them.
   return fmt::format(
       "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --name=job --filename={} --rw={} --bs={} {} {} --direct=1 "
-      "--overwrite=1 --allow_file_create=0 --fallocate=none --group_reporting --output-format=json 2>/dev/null",
+      "--overwrite=1 --scramble_buffers=0 --allow_file_create=0 --fallocate=none --group_reporting --output-format=json 2>/dev/null",
       fmt::join(names, ":"), job.direction, job.block_bytes, engines.at(engine), work);
 }
 
