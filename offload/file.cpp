@@ -2,63 +2,35 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <system_error>
 #include <utility>
 
 #include "kernels/runtime/error.h"
+#include "offload/file_system.h"
 #include "offload/scratch.h"
 
 namespace ballast::offload {
 namespace {
 
-struct KnownFileSystem {
-  std::uint32_t magic;
-  std::string_view name;
-  bool network;
-};
-
-// Of the others nothing needs to be known.
-constexpr std::array known_file_systems{
-    KnownFileSystem{EXT4_SUPER_MAGIC, "ext4", false},
-    KnownFileSystem{XFS_SUPER_MAGIC, "xfs", false},
-    KnownFileSystem{BTRFS_SUPER_MAGIC, "btrfs", false},
-    KnownFileSystem{TMPFS_MAGIC, "tmpfs", false},
-    KnownFileSystem{OVERLAYFS_SUPER_MAGIC, "overlay", false},
-    KnownFileSystem{FUSE_SUPER_MAGIC, "fuse", false},
-    KnownFileSystem{0x2fc12fc1, "zfs", false},
-    KnownFileSystem{NFS_SUPER_MAGIC, "nfs", true},
-    KnownFileSystem{0xff534d42, "cifs", true},
-    KnownFileSystem{0xfe534d42, "smb2", true},
-    KnownFileSystem{V9FS_MAGIC, "9p", true},
-    KnownFileSystem{CEPH_SUPER_MAGIC, "ceph", true},
-    KnownFileSystem{0x0bd00bd0, "lustre", true},
-    KnownFileSystem{0x47504653, "gpfs", true},
-    KnownFileSystem{AFS_SUPER_MAGIC, "afs", true},
-};
-
-const KnownFileSystem* known(std::uint32_t magic) {
-  const auto* found = std::ranges::find(known_file_systems, magic, &KnownFileSystem::magic);
-  return found == known_file_systems.end() ? nullptr : found;
-}
-
-std::uint32_t magic_of(const std::filesystem::path& path) {
-  struct statfs found {};
-  if (::statfs(path.c_str(), &found) != 0) fail_file("statfs", path, 0, errno);
-  return static_cast<std::uint32_t>(found.f_type);
-}
-
 int open_or_fail(const std::filesystem::path& path, int flags) {
   const int descriptor = ::open(path.c_str(), flags | O_RDWR | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_file("open", path, 0, errno);
   return descriptor;
+}
+
+// Before a file is made there.
+void check_place(const std::filesystem::path& directory, const FileOptions& options) {
+  const std::filesystem::path place = directory.empty() ? "." : directory;
+  if (!options.allow_network) require_local(file_system_of(place), place);
+}
+
+int open_file(const std::filesystem::path& path, const FileOptions& options) {
+  check_place(path.parent_path(), options);
+  return open_or_fail(path, options.create ? O_CREAT | O_EXCL : 0);
 }
 
 // Why direct I/O in our blocks is impossible on the file; empty if it is not.
@@ -67,7 +39,6 @@ std::string no_direct_io(int descriptor) {
   if (::fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) {
     return fmt::format("the file system has no direct I/O ({})", std::generic_category().message(errno));
   }
-#ifdef STATX_DIOALIGN
   struct statx asked {};
   const bool told =
       ::statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &asked) == 0 && (asked.stx_mask & STATX_DIOALIGN) != 0;
@@ -77,7 +48,6 @@ std::string no_direct_io(int descriptor) {
     return too_coarse ? fmt::format("direct I/O needs blocks of {} bytes here", asked.stx_dio_offset_align)
                       : "the file system has no direct I/O on this file";
   }
-#endif
   return {};
 }
 
@@ -90,18 +60,12 @@ void fail_file(std::string_view operation, const std::filesystem::path& path, st
         .where = fmt::format("{}, byte {}", path.string(), offset)});
 }
 
-std::string file_system_of(const std::filesystem::path& path) {
-  const std::uint32_t magic = magic_of(path);
-  const KnownFileSystem* found = known(magic);
-  return found != nullptr ? std::string(found->name) : fmt::format("file system {:#x}", magic);
-}
-
-File::File(const std::filesystem::path& path, const FileOptions& options)
-    : File(path, open_or_fail(path, options.create ? O_CREAT | O_EXCL : 0)) {
-  settle(options);
+File::File(const std::filesystem::path& path, const FileOptions& options) : File(path, open_file(path, options)) {
+  if (options.direct) buffered_because_ = no_direct_io(descriptor_);
 }
 
 File File::nameless(const std::filesystem::path& directory, const FileOptions& options) {
+  check_place(directory, options);
   const int descriptor = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (descriptor < 0 && errno != EOPNOTSUPP && errno != EISDIR) fail_file("open", directory, 0, errno);
   File file(directory / "(no name)", descriptor);
@@ -110,18 +74,8 @@ File File::nameless(const std::filesystem::path& directory, const FileOptions& o
     file.descriptor_ = open_or_fail(name, O_CREAT | O_EXCL);
     ::unlink(name.c_str());
   }
-  file.settle(options);
+  if (options.direct) file.buffered_because_ = no_direct_io(file.descriptor_);
   return file;
-}
-
-void File::settle(const FileOptions& options) {
-  const KnownFileSystem* found = known(magic_of(path_.parent_path().empty() ? "." : path_.parent_path()));
-  require(found == nullptr || !found->network || options.allow_network, Code::network_drive, [&] {
-    return Problem{.what = fmt::format("the directory lies on a network file system ({})", found->name),
-                   .where = path_.parent_path().string(),
-                   .needed = "a drive of this machine"};
-  });
-  buffered_because_ = options.direct ? no_direct_io(descriptor_) : "it was asked for";
 }
 
 File::File(File&& other) noexcept
@@ -131,6 +85,11 @@ File::File(File&& other) noexcept
 
 File::~File() {
   if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void File::rename(const std::filesystem::path& to) {
+  if (::rename(path_.c_str(), to.c_str()) != 0) fail_file("rename", path_, 0, errno);
+  path_ = to;
 }
 
 std::uint64_t File::bytes() const {

@@ -31,6 +31,7 @@ class File {
   const std::filesystem::path& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   std::uint64_t bytes() const;  // now
+  void rename(const std::filesystem::path& to);
 
   // Direct I/O moves whole blocks of block_bytes, to and from memory that begins at a multiple of it.
   bool direct() const { return buffered_because_.empty(); }
@@ -38,18 +39,14 @@ class File {
 
  private:
   File(std::filesystem::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
-  void settle(const FileOptions& options);
 
   std::filesystem::path path_;
   int descriptor_ = -1;
-  std::string buffered_because_;
+  std::string buffered_because_ = "it was asked for";
 };
 
 // A new or removed name is on the drive when this returns.
 void flush_directory(const std::filesystem::path& directory);
-
-// "ext4", "nfs", or the number that statfs gives.
-std::string file_system_of(const std::filesystem::path& path);
 
 // Throws B3201, or B2202 where the drive is full; `error` is an errno.
 [[noreturn]] void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset,

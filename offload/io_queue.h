@@ -30,9 +30,11 @@ class IoQueue {
 };
 
 struct IoOptions {
-  std::size_t depth = 16;
-  Log* log = nullptr;  // outlives the queue
+  std::size_t depth = 16;  // requests at once, at least 1
+  Log* log = nullptr;      // outlives the queue
 };
+
+const IoOptions& checked(const IoOptions& options);  // throws what is wrong with them
 
 // The best that this machine has: io_uring, or threads, which says why.
 std::unique_ptr<IoQueue> open_queue(const IoOptions& options = {});

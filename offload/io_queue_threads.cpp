@@ -108,7 +108,7 @@ std::int64_t system_call(const IoRequest& request) {
 }
 
 std::unique_ptr<IoQueue> thread_queue(const IoOptions& options, IoCall call) {
-  return std::make_unique<ThreadQueue>(options, std::move(call));
+  return std::make_unique<ThreadQueue>(checked(options), std::move(call));
 }
 
 }  // namespace ballast::offload

@@ -322,6 +322,8 @@ class UringQueue : public IoQueue {
 
 }  // namespace
 
-std::unique_ptr<IoQueue> uring_queue(const IoOptions& options) { return std::make_unique<UringQueue>(options); }
+std::unique_ptr<IoQueue> uring_queue(const IoOptions& options) {
+  return std::make_unique<UringQueue>(checked(options));
+}
 
 }  // namespace ballast::offload

@@ -4,6 +4,7 @@
 
 #include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/sizes.h"
+#include "offload/file_system.h"
 
 namespace ballast::offload {
 namespace {
@@ -54,7 +55,7 @@ std::string rate(double bytes_per_second) { return fmt::format("{:.2f} GB/s", by
 DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe) {
   Runway runway(directory, queue, probe);
   DriveReport report{.directory = directory,
-                     .file_system = file_system_of(directory),
+                     .file_system = file_system_of(directory).name,
                      .free_bytes = std::filesystem::space(directory).available,
                      .buffered_because = runway.file().buffered_because(),
                      .queue = std::string(queue.kind())};

@@ -21,6 +21,12 @@ std::filesystem::path path_in(const Drive& drive, const StoreOptions& options) {
   return drive.directory / (options.name + ".records");
 }
 
+// Waits; how it ended does not matter.
+void settle(const Completion& completion) {
+  InFlight one;
+  one.add(completion);
+}
+
 dev_t device_of(const std::filesystem::path& directory) {
   struct stat found {};
   if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, 0, errno);
@@ -57,19 +63,23 @@ void require_space(const RecordPlaces& places, std::span<const Drive> drives) {
   }
 }
 
+// A store that is being made. A crash leaves files of this name, which the next attempt takes away.
+std::filesystem::path unfinished(const std::filesystem::path& path) { return path.string() + ".unfinished"; }
+
 // Takes the files away again, unless the store comes to be.
-class NewFiles {
+class Unfinished {
  public:
-  ~NewFiles() {
-    for (const auto& path : paths_) {
-      std::error_code gone_already;
-      std::filesystem::remove(path, gone_already);
-    }
-  }
-  void add(const std::filesystem::path& path) { paths_.push_back(path); }
-  void keep() { paths_.clear(); }
+  explicit Unfinished(std::span<const std::filesystem::path> paths) : paths_(paths.begin(), paths.end()) { remove(); }
+  Unfinished(const Unfinished&) = delete;
+  ~Unfinished() { remove(); }
 
  private:
+  void remove() const {
+    for (const auto& path : paths_) {
+      std::error_code none_there;
+      std::filesystem::remove(unfinished(path), none_there);
+    }
+  }
   std::vector<std::filesystem::path> paths_;
 };
 
@@ -123,20 +133,28 @@ void RecordStore::add(File file, IoQueue& queue) {
 }
 
 RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
+  std::vector<std::filesystem::path> paths;
+  for (const Drive& drive : drives) {
+    paths.push_back(path_in(drive, options));
+    require(!std::filesystem::exists(paths.back()), Code::file_call, [&] {
+      return Problem{.what = "there are records already, and they are not overwritten",
+                     .where = paths.back().string(),
+                     .remedy = "open them to go on with them; otherwise remove them, or name another directory"};
+    });
+  }
+  const Unfinished cleanup(paths);
   RecordStore store(shape, drives, options);
   require_space(store.places_, drives);
-  NewFiles files;
   FileOptions with_name = options.file;
   with_name.create = true;
-  for (const Drive& drive : drives) {
-    store.add(File(path_in(drive, options), with_name), *drive.queue);
-    files.add(path_in(drive, options));
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    store.add(File(unfinished(paths[i]), with_name), *drives[i].queue);
   }
   store.fill_with_zeros();
-  for (const Drive& drive : drives) {
-    flush_directory(drive.directory);
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    store.stripes_[i]->file.rename(paths[i]);
+    flush_directory(drives[i].directory);
   }
-  files.keep();
   return store;
 }
 
@@ -296,6 +314,7 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
 Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   check(tile, record, record_bytes());
   require_known_state();
+  if (written_[tile].started) settle(written_[tile].completion);  // two writes to one place have no order
   const RecordName name{tile, generation_ + 1};
   const auto bytes = record.first(record_bytes());
   next_[tile] = seal_record(shape_, name, bytes);
@@ -356,11 +375,8 @@ void RecordStore::flush() {
 }
 
 void RecordStore::abandon() {
-  {
-    InFlight unwanted;
-    for (const Written& written : written_) {
-      unwanted.add(written.completion);
-    }
+  for (const Written& written : written_) {
+    settle(written.completion);
   }
   written_.assign(shape_.tiles, {});
 }

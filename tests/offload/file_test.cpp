@@ -8,6 +8,7 @@
 #include <csignal>
 
 #include "kernels/runtime/error.h"
+#include "offload/file_system.h"
 #include "offload/run_directory.h"
 #include "offload/scratch.h"
 #include "tests/temporary_directory.h"
@@ -43,7 +44,19 @@ TEST_CASE("buffered files say why") {
 
 TEST_CASE("file systems without direct I/O are found out and named") {
   CHECK_FALSE(File("/proc/self/coredump_filter").direct());
-  CHECK(file_system_of("/proc").starts_with("file system 0x"));
+}
+
+TEST_CASE("network file systems are known by their numbers, and refused unless they are allowed") {
+  CHECK(file_system_of("/proc").name.starts_with("file system 0x"));
+  for (const std::uint32_t local : {0xef53u, 0x58465342u, 0x01021994u, 0x794c7630u, 0x12345u}) {
+    CHECK_FALSE(file_system(local).network);
+    CHECK_NOTHROW(require_local(file_system(local), "/scratch"));
+  }
+  for (const std::uint32_t network : {0x6969u, 0xff534d42u, 0xfe534d42u, 0x01021997u, 0x00c36400u, 0x0bd00bd0u}) {
+    CHECK_THROWS_WITH(require_local(file_system(network), "/scratch"),
+                      Catch::Contains("B2203") && Catch::Contains("/scratch") &&
+                          Catch::Contains("(" + file_system(network).name + ")"));
+  }
 }
 
 TEST_CASE("a run's directory is one process's at a time, which is named to others, and a dead one's lock is gone") {

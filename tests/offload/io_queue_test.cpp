@@ -134,6 +134,12 @@ TEST_CASE("every queue names the end of a file and a file that cannot be written
   }
 }
 
+TEST_CASE("no queue is made that could never take a request") {
+  for (const QueueKind& kind : queue_kinds()) {
+    CHECK_THROWS_WITH(kind.make({.depth = 0}), Catch::Contains("B1001"));
+  }
+}
+
 TEST_CASE("files and queues that are closed leave no descriptor") {
   const TemporaryDirectory directory;
   const std::size_t before = open_descriptors();
