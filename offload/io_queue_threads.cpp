@@ -32,7 +32,7 @@ class ThreadQueue : public IoQueue {
   }
 
   Completion submit(const IoRequest& request) override {
-    Job job{Transfer(request), Promise()};
+    Job job(request);
     Completion completion = job.promise.completion();
     std::unique_lock lock(mutex_);
     room_.wait(lock, [&] { return in_flight_ < depth_; });
@@ -50,8 +50,9 @@ class ThreadQueue : public IoQueue {
 
  private:
   struct Job {
+    explicit Job(const IoRequest& request) : transfer(request) {}
     Transfer transfer;
-    Promise promise;
+    Promise promise{};
   };
 
   void work() {

@@ -65,8 +65,9 @@ std::vector<Piece> pieces_of(std::span<std::byte> memory) {
 }
 
 struct Job {
+  explicit Job(const IoRequest& request) : transfer(request) {}
   Transfer transfer;
-  Promise promise;
+  Promise promise{};
 };
 
 class UringQueue : public IoQueue {
@@ -92,7 +93,7 @@ class UringQueue : public IoQueue {
   }
 
   Completion submit(const IoRequest& request) override {
-    auto job = std::make_unique<Job>(Transfer(request), Promise());
+    auto job = std::make_unique<Job>(request);
     Completion completion = job->promise.completion();
     {
       std::unique_lock lock(mutex_);
