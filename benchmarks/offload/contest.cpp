@@ -12,6 +12,8 @@
 namespace ballast::benchmarks {
 namespace {
 
+constexpr std::size_t renewals = 3;
+
 double cpu_seconds() {
   struct rusage used {};
   ::getrusage(RUSAGE_SELF, &used);
@@ -48,10 +50,12 @@ void hold(const Contest& contest, std::size_t rounds) {
   Runs theirs{.work = contest.gigabytes};
   Runs our_cpu{.work = contest.gigabytes};
   Runs their_cpu{.work = contest.gigabytes};
-  for (std::size_t round = 0; round <= rounds; ++round) {
+  const std::size_t in_a_row = rounds / renewals + 1;  // and one before them, to warm up
+  for (std::size_t round = 0; round < rounds + renewals; ++round) {
+    if (contest.renew && round > 0 && round % in_a_row == 0) contest.renew();
     const Sample us = contest.ours.run();
     const Sample them = contest.theirs.run();
-    if (round == 0) continue;  // to warm up
+    if (round % in_a_row == 0) continue;
     ours.seconds.push_back(us.seconds);
     theirs.seconds.push_back(them.seconds);
     our_cpu.seconds.push_back(us.cpu_seconds);

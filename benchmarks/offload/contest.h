@@ -25,7 +25,10 @@ struct Contest {
   double gigabytes;  // moved by one run of each
   Contender ours;
   Contender theirs;
-  bool compares_cpu = false;  // a second line, with the processor time for each MiB
+  bool compares_cpu = false;  // a second line, with what a second of processor time moves
+  // Called now and then between rounds: where a file happens to lie on the drive makes a tenth of its speed, so it is made
+  // anew.
+  std::function<void()> renew{};
 };
 
 // In turn, round by round; a line of JSON, or two, on stdout.

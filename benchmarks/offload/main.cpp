@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <optional>
 
 #include "benchmarks/offload/deepspeed.h"
 #include "benchmarks/offload/fio.h"
@@ -16,7 +17,7 @@ struct Options {
   std::filesystem::path directory = std::filesystem::current_path();
   std::size_t bytes = std::size_t{1} << 30;
   std::size_t depth = 16;
-  std::size_t rounds = 9;
+  std::size_t rounds = 12;
   std::string only{};
   std::string deepspeed{};
   bool list = false;
@@ -90,11 +91,16 @@ void beside_deepspeed(const Options& options) {
 
 void beside(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
             void (OffloadedUpdate::*theirs)(), const Options& options) {
-  OffloadedUpdate update(setting(options));
+  std::optional<OffloadedUpdate> update(std::in_place, setting(options));
   hold({.name = name,
-        .gigabytes = update.gigabytes(),
-        .ours = {"ballast", [&] { return timed([&] { (update.*ours)(); }); }},
-        .theirs = {against, [&] { return timed([&] { (update.*theirs)(); }); }}},
+        .gigabytes = update->gigabytes(),
+        .ours = {"ballast", [&] { return timed([&] { ((*update).*ours)(); }); }},
+        .theirs = {against, [&] { return timed([&] { ((*update).*theirs)(); }); }},
+        .renew =
+            [&] {
+              update.reset();
+              update.emplace(setting(options));
+            }},
        options.rounds);
 }
 
@@ -126,7 +132,7 @@ void describe(CLI::App& app, Options& options) {
       ->take_last();
   app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB)")->transform(CLI::AsSizeValue(false));
   app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
-  app.add_option("--rounds", options.rounds, "Timed rounds of each case (9)")->check(CLI::Range(1, 10000));
+  app.add_option("--rounds", options.rounds, "Timed rounds of each case (12)")->check(CLI::Range(1, 10000));
   app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
   app.add_option("--deepspeed", options.deepspeed, "How to start DeepSpeed's side; without it, it is left out");
   app.add_flag("--list", options.list, "Name the cases and stop");

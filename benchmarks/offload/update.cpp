@@ -12,6 +12,8 @@ namespace {
 using offload::IoKind;
 
 constexpr auto format = kernels::StateFormat::split;
+constexpr const char* name_of_store = "ballast-benchmark";
+constexpr const char* name_of_plain = "ballast-benchmark-plain";
 constexpr std::size_t parts_of_tile =
     4;  // parameter, remainder and two moments: a file each, where each tensor has one
 
@@ -28,15 +30,25 @@ OffloadedUpdate::OffloadedUpdate(const UpdateSetting& setting)
       tiles_(setting.state_bytes / (parameter_bytes_ + layout_.bytes())),
       queue_(offload::open_queue({.depth = setting.depth})),
       drive_{setting.directory, queue_.get()},
-      store_(offload::RecordStore::scratch(shape_of(tiles_, parameter_bytes_, layout_.bytes()), {&drive_, 1})),
-      plain_(offload::File::nameless(setting.directory)),
+      store_(offload::RecordStore::create(shape_of(tiles_, parameter_bytes_, layout_.bytes()), {&drive_, 1},
+                                          {.name = name_of_store})),
+      plain_(file_of_another_store()),
       pool_(accounts_, "staging", {.slots = setting.depth + 2, .slot_bytes = store_.record_bytes()}, {queue_.get()}),
       gradients_(tiles_ * 2 * setting.elements_of_tile),
       backend_(kernels::cpu_backend({.threads = 1})) {  // one is enough for a drive, and its neighbour serves the ring
   queue_->remember(plain_);
-  for (int time = 0; time < 2; ++time) {  // both places
-    drive_alone();
+}
+
+OffloadedUpdate::~OffloadedUpdate() {
+  for (const char* name : {name_of_store, name_of_plain}) {
+    std::error_code gone_already;
+    std::filesystem::remove(setting_.directory / (std::string(name) + ".records"), gone_already);
   }
+}
+
+offload::File OffloadedUpdate::file_of_another_store() const {
+  offload::RecordStore::create(store_.shape(), {&drive_, 1}, {.name = name_of_plain});
+  return offload::File(setting_.directory / (std::string(name_of_plain) + ".records"));
 }
 
 double OffloadedUpdate::gigabytes() const { return 2.0 * static_cast<double>(tiles_ * store_.record_bytes()) / 1e9; }
@@ -99,7 +111,7 @@ void OffloadedUpdate::pipeline() {
 }
 
 std::uint64_t OffloadedUpdate::place(std::size_t tile, bool other) const {
-  return (2 * tile + (other ? 1 : 0)) * store_.record_bytes();
+  return offload::RecordPlaces(store_.shape(), 1).offset_of(tile, other ? 1 : 0);
 }
 
 OffloadedUpdate::Way OffloadedUpdate::unchecked(bool updates) {
@@ -126,12 +138,6 @@ void OffloadedUpdate::without_seals() {
 }
 
 void OffloadedUpdate::drive_alone() {
-  if (plain_.bytes() == 0) {  // written once, so that every place has its extents
-    const auto slot = pool_.take("first");
-    for (std::size_t place = 0; place < 2 * tiles_; ++place) {
-      queue_->submit({IoKind::write, &plain_, place * store_.record_bytes(), slot.bytes()}).wait();
-    }
-  }
   run(unchecked(false));
   queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
 }

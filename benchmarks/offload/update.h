@@ -21,6 +21,8 @@ struct UpdateSetting {
 class OffloadedUpdate {
  public:
   explicit OffloadedUpdate(const UpdateSetting& setting);
+  OffloadedUpdate(OffloadedUpdate&&) = delete;
+  ~OffloadedUpdate();
 
   double gigabytes() const;  // read and written by a run
   std::size_t tiles() const { return tiles_; }
@@ -44,6 +46,7 @@ class OffloadedUpdate {
   void run(const Way& way);
   Way unchecked(bool updates);
   void update(std::size_t tile, std::span<std::byte> payload);
+  offload::File file_of_another_store() const;
   std::uint64_t place(std::size_t tile, bool other) const;
 
   UpdateSetting setting_;
@@ -53,7 +56,8 @@ class OffloadedUpdate {
   std::unique_ptr<offload::IoQueue> queue_;
   offload::Drive drive_;
   offload::RecordStore store_;
-  offload::File plain_;  // for what is done without records: two places for each tile as well
+  offload::File
+      plain_;  // another store's file, for what is done without records: it lies on the drive as the first does
   MemoryAccounts accounts_;
   offload::StagingPool pool_;
   Buffer gradients_;
