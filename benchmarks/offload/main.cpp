@@ -75,7 +75,7 @@ UpdateSetting setting(const Options& options) {
   return {.directory = options.directory,
           .state_bytes = options.bytes,
           .elements_of_tile = 128 * 1024,
-          .depth = options.depth};
+          .depth = 2 * options.depth};  // half of them read while the others are written
 }
 
 void beside_deepspeed(const Options& options) {
