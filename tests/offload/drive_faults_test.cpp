@@ -59,7 +59,7 @@ class SmallDrive {
   bool mounted_ = false;
 };
 
-constexpr std::string_view no_mount = "mounting a small file system needs root";
+constexpr std::string_view no_mount = "mounting a small file system needs root, mkfs.ext4 and loop devices";
 
 struct Rig {
   explicit Rig(const SmallDrive& small) : queue(open_queue()), drives{{small.path(), queue.get()}} {}
