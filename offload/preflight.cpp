@@ -84,8 +84,7 @@ std::string describe(const DriveReport& report, const std::optional<Load>& load)
   const Wear worn = wear(*load);
   text += fmt::format("  state        {}, {}\n", human_bytes(load->state_bytes),
                       load->state_bytes <= report.free_bytes ? "which fits" : "WHICH DOES NOT FIT");
-  text += fmt::format("  a step       {:.1f} s of reading and writing\n",
-                      step_bytes / report.both_bytes_per_second);
+  text += fmt::format("  a step       {:.1f} s of reading and writing\n", step_bytes / report.both_bytes_per_second);
   text +=
       fmt::format("  wear         {:.1f} TB a day at {:.1f} s a step: a drive rated for 1,000 TB lasts {:.0f} days\n",
                   worn.bytes_per_day / 1e12, load->seconds_per_step, worn.days_of_1000_tbw);
