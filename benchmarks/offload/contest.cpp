@@ -50,8 +50,8 @@ void hold(const Contest& contest, std::size_t rounds) {
   Runs theirs{.work = contest.gigabytes};
   Runs our_cpu{.work = contest.gigabytes};
   Runs their_cpu{.work = contest.gigabytes};
-  const std::size_t in_a_row = rounds / renewals + 1;  // and one before them, to warm up
-  for (std::size_t round = 0; round < rounds + renewals; ++round) {
+  const std::size_t in_a_row = (rounds + renewals - 1) / renewals + 1;  // one of them to warm up
+  for (std::size_t round = 0; round < renewals * in_a_row; ++round) {
     if (contest.renew && round > 0 && round % in_a_row == 0) contest.renew();
     const Sample us = contest.ours.run();
     const Sample them = contest.theirs.run();

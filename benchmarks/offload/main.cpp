@@ -132,7 +132,8 @@ void describe(CLI::App& app, Options& options) {
       ->take_last();
   app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB)")->transform(CLI::AsSizeValue(false));
   app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
-  app.add_option("--rounds", options.rounds, "Timed rounds of each case (12)")->check(CLI::Range(1, 10000));
+  app.add_option("--rounds", options.rounds, "Timed rounds of each case, a multiple of 3 (12)")
+      ->check(CLI::Range(1, 10000));
   app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
   app.add_option("--deepspeed", options.deepspeed, "How to start DeepSpeed's side; without it, it is left out");
   app.add_flag("--list", options.list, "Name the cases and stop");

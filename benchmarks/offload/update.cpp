@@ -14,8 +14,7 @@ using offload::IoKind;
 constexpr auto format = kernels::StateFormat::split;
 constexpr const char* name_of_store = "ballast-benchmark";
 constexpr const char* name_of_plain = "ballast-benchmark-plain";
-constexpr std::size_t parts_of_tile =
-    4;  // parameter, remainder and two moments: a file each, where each tensor has one
+constexpr std::size_t parts_of_tile = 4;  // parameter, remainder and two moments
 
 offload::RecordShape shape_of(std::size_t tiles, std::size_t parameter_bytes, std::size_t state_bytes) {
   return {.run_id = 1, .tiles = tiles, .payload_bytes = parameter_bytes + state_bytes, .first_bytes = parameter_bytes};

@@ -32,8 +32,8 @@ class OffloadedUpdate {
   void without_seals();  // the same bytes and arithmetic, nothing checked
   void drive_alone();    // the same bytes, no arithmetic either
 
-  // What an optimizer that keeps a file for each tensor does: its files are read, all that is under way is waited for,
-  // the tile is updated, its files are written, and again all of that is waited for.
+  // As an optimizer waits that swaps tensor by tensor: the four parts of a tile are read, all that is under way is waited
+  // for, the tile is updated, its parts are written and waited for. They lie in one file, not in one for each tensor.
   void drained();
 
  private:
@@ -56,8 +56,7 @@ class OffloadedUpdate {
   std::unique_ptr<offload::IoQueue> queue_;
   offload::Drive drive_;
   offload::RecordStore store_;
-  offload::File
-      plain_;  // another store's file, for what is done without records: it lies on the drive as the first does
+  offload::File plain_;  // another store's, for what is done without records: made as the first one was
   MemoryAccounts accounts_;
   offload::StagingPool pool_;
   Buffer gradients_;
