@@ -2,7 +2,6 @@
 // records. Exit codes: 0 fine, 1 something is worse than recorded, 2 used wrongly.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 
 #include "benchmarks/harness/baseline.h"
 #include "benchmarks/harness/machine.h"
+#include "benchmarks/harness/run_program.h"
 #include "benchmarks/harness/table.h"
 #include "kernels/runtime/error.h"
 
@@ -101,13 +101,7 @@ int main(int argc, char** argv) {
   CLI::App app{"Prints, records and compares the measurements that a benchmark suite writes"};
   Options options;
   describe(app, options);
-  try {
-    app.parse(argc, argv);
-    return report(options);
-  } catch (const CLI::ParseError& problem) {
-    return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const std::exception& problem) {
-    fmt::print(stderr, "{}\n", problem.what());
-    return 2;
-  }
+  int exit_code = 0;
+  const int failed = ballast::benchmarks::run_program(app, argc, argv, [&] { exit_code = report(options); });
+  return failed != 0 ? failed : exit_code;
 }

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
 
 #include "benchmarks/harness/record.h"
+#include "benchmarks/harness/run_program.h"
 #include "kernels/runtime/cores.h"
 #include "kernels/runtime/error.h"
 
@@ -118,16 +118,7 @@ int run_suite(const Suite& suite, int argc, char** argv) {
   CLI::App app{suite.description};
   Options options;
   describe(app, options);
-  try {
-    app.parse(argc, argv);
-    options.list ? list(suite) : run(suite, options);
-    return 0;
-  } catch (const CLI::ParseError& problem) {
-    return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const std::exception& problem) {
-    fmt::print(stderr, "{}\n", problem.what());
-    return 2;
-  }
+  return run_program(app, argc, argv, [&] { options.list ? list(suite) : run(suite, options); });
 }
 
 }  // namespace ballast::benchmarks

@@ -12,7 +12,7 @@
 namespace ballast::benchmarks {
 namespace {
 
-constexpr std::size_t renewals = 3;
+constexpr std::size_t layouts = 4;  // of files; an even number, half of them each way round
 
 double cpu_seconds() {
   struct rusage used {};
@@ -50,8 +50,8 @@ void hold(const Contest& contest, std::size_t rounds) {
   Runs theirs{.work = contest.gigabytes};
   Runs our_cpu{.work = contest.gigabytes};
   Runs their_cpu{.work = contest.gigabytes};
-  const std::size_t in_a_row = (rounds + renewals - 1) / renewals + 1;  // one of them to warm up
-  for (std::size_t round = 0; round < renewals * in_a_row; ++round) {
+  const std::size_t in_a_row = (rounds + layouts - 1) / layouts + 1;  // one of them to warm up
+  for (std::size_t round = 0; round < layouts * in_a_row; ++round) {
     if (contest.renew && round > 0 && round % in_a_row == 0) contest.renew();
     const Sample us = contest.ours.run();
     const Sample them = contest.theirs.run();

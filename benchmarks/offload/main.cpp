@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <optional>
 
+#include "benchmarks/harness/run_program.h"
 #include "benchmarks/offload/deepspeed.h"
 #include "benchmarks/offload/fio.h"
 #include "benchmarks/offload/moving.h"
@@ -80,7 +80,7 @@ UpdateSetting setting(const Options& options) {
 
 void beside_deepspeed(const Options& options) {
   OffloadedUpdate update(setting(options));
-  const TensorFiles files(options.directory / "ballast-benchmark-tensors", update.tiles(), update.tile_bytes());
+  const TensorFiles files(options.directory / "ballast-benchmark-deepspeed", update.tiles(), update.tile_bytes());
   hold({.name = "tiles read and written",
         .gigabytes = update.gigabytes(),
         .ours = {"ballast", [&] { return timed([&] { update.drive_alone(); }); }},
@@ -91,7 +91,9 @@ void beside_deepspeed(const Options& options) {
 
 void beside(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
             void (OffloadedUpdate::*theirs)(), const Options& options) {
-  std::optional<OffloadedUpdate> update(std::in_place, setting(options));
+  UpdateSetting made = setting(options);
+  made.tensor_files = theirs == &OffloadedUpdate::drained;
+  std::optional<OffloadedUpdate> update(std::in_place, made);
   hold({.name = name,
         .gigabytes = update->gigabytes(),
         .ours = {"ballast", [&] { return timed([&] { ((*update).*ours)(); }); }},
@@ -99,7 +101,8 @@ void beside(const std::string& name, const std::string& against, void (Offloaded
         .renew =
             [&] {
               update.reset();
-              update.emplace(setting(options));
+              made.ours_is_second = !made.ours_is_second;
+              update.emplace(made);
             }},
        options.rounds);
 }
@@ -132,7 +135,7 @@ void describe(CLI::App& app, Options& options) {
       ->take_last();
   app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB)")->transform(CLI::AsSizeValue(false));
   app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
-  app.add_option("--rounds", options.rounds, "Timed rounds of each case, a multiple of 3 (12)")
+  app.add_option("--rounds", options.rounds, "Timed rounds of each case, a multiple of 4 (12)")
       ->check(CLI::Range(1, 10000));
   app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
   app.add_option("--deepspeed", options.deepspeed, "How to start DeepSpeed's side; without it, it is left out");
@@ -162,14 +165,5 @@ int main(int argc, char** argv) {
   CLI::App app{"The drive tier beside what the drive can do"};
   ballast::benchmarks::Options options;
   ballast::benchmarks::describe(app, options);
-  try {
-    app.parse(argc, argv);
-    ballast::benchmarks::run(options);
-    return 0;
-  } catch (const CLI::ParseError& problem) {
-    return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const std::exception& problem) {
-    fmt::print(stderr, "{}\n", problem.what());
-    return 2;
-  }
+  return ballast::benchmarks::run_program(app, argc, argv, [&] { ballast::benchmarks::run(options); });
 }

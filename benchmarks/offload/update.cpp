@@ -1,5 +1,7 @@
 #include "benchmarks/offload/update.h"
 
+#include <fmt/format.h>
+
 #include <deque>
 
 #include "kernels/random_math.h"
@@ -12,9 +14,7 @@ namespace {
 using offload::IoKind;
 
 constexpr auto format = kernels::StateFormat::split;
-constexpr const char* name_of_store = "ballast-benchmark";
-constexpr const char* name_of_plain = "ballast-benchmark-plain";
-constexpr std::size_t parts_of_tile = 4;  // parameter, remainder and two moments
+constexpr const char* names[] = {"ballast-benchmark-first", "ballast-benchmark-second"};
 
 offload::RecordShape shape_of(std::size_t tiles, std::size_t parameter_bytes, std::size_t state_bytes) {
   return {.run_id = 1, .tiles = tiles, .payload_bytes = parameter_bytes + state_bytes, .first_bytes = parameter_bytes};
@@ -29,25 +29,38 @@ OffloadedUpdate::OffloadedUpdate(const UpdateSetting& setting)
       tiles_(setting.state_bytes / (parameter_bytes_ + layout_.bytes())),
       queue_(offload::open_queue({.depth = setting.depth})),
       drive_{setting.directory, queue_.get()},
-      store_(offload::RecordStore::create(shape_of(tiles_, parameter_bytes_, layout_.bytes()), {&drive_, 1},
-                                          {.name = name_of_store})),
-      plain_(file_of_another_store()),
+      store_(make_two_and_open_one()),
+      plain_(file_of(names[setting.ours_is_second ? 0 : 1])),
       pool_(accounts_, "staging", {.slots = setting.depth + 2, .slot_bytes = store_.record_bytes()}, {queue_.get()}),
       gradients_(tiles_ * 2 * setting.elements_of_tile),
-      backend_(kernels::cpu_backend({.threads = 1})) {  // one is enough for a drive, and its neighbour serves the ring
+      backend_(kernels::cpu_backend({.threads = 1})),  // one is enough for a drive, and its neighbour serves the ring
+      tensors_(setting.directory / "ballast-benchmark-tensors", tiles_, store_.record_bytes()) {
   queue_->remember(plain_);
-}
-
-OffloadedUpdate::~OffloadedUpdate() {
-  for (const char* name : {name_of_store, name_of_plain}) {
-    std::error_code gone_already;
-    std::filesystem::remove(setting_.directory / (std::string(name) + ".records"), gone_already);
+  if (!setting.tensor_files) return;
+  tensors_.create();
+  const auto zeros = pool_.take("first");
+  for (std::size_t tile = 0; tile < tiles_; ++tile) {
+    tensors_.move(IoKind::write, tile, zeros.bytes(), *queue_);
   }
 }
 
-offload::File OffloadedUpdate::file_of_another_store() const {
-  offload::RecordStore::create(store_.shape(), {&drive_, 1}, {.name = name_of_plain});
-  return offload::File(setting_.directory / (std::string(name_of_plain) + ".records"));
+OffloadedUpdate::~OffloadedUpdate() {
+  for (const char* name : names) {
+    std::error_code gone_already;
+    std::filesystem::remove(file_of(name), gone_already);
+  }
+}
+
+std::filesystem::path OffloadedUpdate::file_of(const char* name) const {
+  return setting_.directory / fmt::format("{}.records", name);
+}
+
+offload::RecordStore OffloadedUpdate::make_two_and_open_one() const {
+  const auto shape = shape_of(tiles_, parameter_bytes_, layout_.bytes());
+  for (const char* name : names) {
+    offload::RecordStore::create(shape, {&drive_, 1}, {.name = name});
+  }
+  return offload::RecordStore::open(shape, {&drive_, 1}, {.name = names[setting_.ours_is_second ? 1 : 0]});
 }
 
 double OffloadedUpdate::gigabytes() const { return 2.0 * static_cast<double>(tiles_ * store_.record_bytes()) / 1e9; }
@@ -131,36 +144,30 @@ OffloadedUpdate::Way OffloadedUpdate::unchecked(bool updates) {
           .updates = updates};
 }
 
+void OffloadedUpdate::flush() { queue_->submit({IoKind::flush, &plain_, 0, {}}).wait(); }
+
 void OffloadedUpdate::without_seals() {
   run(unchecked(true));
-  queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
+  flush();
+  const auto commit = pool_.take("commit");
+  const std::uint64_t offset = offload::RecordPlaces::commit_offset(steps_);
+  queue_->submit({IoKind::write, &plain_, offset, commit.bytes().first(offload::commit_bytes)}).wait();
+  flush();
 }
 
 void OffloadedUpdate::drive_alone() {
   run(unchecked(false));
-  queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
+  flush();
 }
 
 void OffloadedUpdate::drained() {
   ++steps_;
-  other_ = !other_;
   const auto slot = pool_.take("drained");
-  const std::size_t part = store_.record_bytes() / parts_of_tile / offload::block_bytes * offload::block_bytes;
-  const auto move = [&](IoKind kind, std::size_t tile, bool other) {
-    offload::InFlight under_way;
-    for (std::size_t i = 0; i < parts_of_tile; ++i) {
-      const std::size_t first = i * part;
-      const std::size_t bytes = i + 1 < parts_of_tile ? part : store_.record_bytes() - first;
-      under_way.add(queue_->submit({kind, &plain_, place(tile, other) + first, slot.bytes().subspan(first, bytes)}));
-    }
-    under_way.wait();
-  };
   for (std::size_t tile = 0; tile < tiles_; ++tile) {
-    move(IoKind::read, tile, !other_);
+    tensors_.move(IoKind::read, tile, slot.bytes(), *queue_);
     update(tile, store_.payload(slot.bytes()));
-    move(IoKind::write, tile, other_);
+    tensors_.move(IoKind::write, tile, slot.bytes(), *queue_);
   }
-  queue_->submit({IoKind::flush, &plain_, 0, {}}).wait();
 }
 
 }  // namespace ballast::benchmarks

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "benchmarks/harness/buffer.h"
+#include "benchmarks/offload/tensor_files.h"
 #include "kernels/backend.h"
 #include "offload/record_store.h"
 #include "offload/staging_pool.h"
@@ -16,6 +17,8 @@ struct UpdateSetting {
   std::size_t state_bytes = 0;
   std::size_t elements_of_tile = 0;
   std::size_t depth = 0;
+  bool ours_is_second = false;  // of the two files that are made: which one the library's way gets
+  bool tensor_files = false;    // those that drained() moves; all others leave them alone
 };
 
 class OffloadedUpdate {
@@ -29,11 +32,11 @@ class OffloadedUpdate {
   std::size_t tile_bytes() const { return store_.record_bytes(); }
 
   void pipeline();       // as the library does it: sealed records, a commit at the end
-  void without_seals();  // the same bytes and arithmetic, nothing checked
-  void drive_alone();    // the same bytes, no arithmetic either
+  void without_seals();  // the same bytes, arithmetic and commit, nothing checked
+  void drive_alone();    // the same bytes flushed once; no arithmetic, no commit
 
-  // As an optimizer waits that swaps tensor by tensor: the four parts of a tile are read, all that is under way is waited
-  // for, the tile is updated, its parts are written and waited for. They lie in one file, not in one for each tensor.
+  // As an optimizer waits that swaps tensor by tensor: the files of a tile are opened, read and waited for, the tile is
+  // updated, they are written and waited for.
   void drained();
 
  private:
@@ -46,8 +49,10 @@ class OffloadedUpdate {
   void run(const Way& way);
   Way unchecked(bool updates);
   void update(std::size_t tile, std::span<std::byte> payload);
-  offload::File file_of_another_store() const;
+  std::filesystem::path file_of(const char* name) const;
+  offload::RecordStore make_two_and_open_one() const;
   std::uint64_t place(std::size_t tile, bool other) const;
+  void flush();
 
   UpdateSetting setting_;
   optim::StateLayout layout_;
@@ -56,11 +61,12 @@ class OffloadedUpdate {
   std::unique_ptr<offload::IoQueue> queue_;
   offload::Drive drive_;
   offload::RecordStore store_;
-  offload::File plain_;  // another store's, for what is done without records: made as the first one was
+  offload::File plain_;  // the other one's, for what is done without records
   MemoryAccounts accounts_;
   offload::StagingPool pool_;
   Buffer gradients_;
   std::unique_ptr<kernels::Backend> backend_;
+  TensorFiles tensors_;
   std::uint64_t steps_ = 0;
   bool other_ = false;
 };

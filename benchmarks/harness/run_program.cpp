@@ -1,0 +1,22 @@
+#include "benchmarks/harness/run_program.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+namespace ballast::benchmarks {
+
+int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& run) {
+  try {
+    app.parse(argc, argv);
+    run();
+    return 0;
+  } catch (const CLI::ParseError& problem) {
+    return app.exit(problem) == 0 ? 0 : 2;
+  } catch (const std::exception& problem) {
+    fmt::print(stderr, "{}\n", problem.what());
+    return 2;
+  }
+}
+
+}  // namespace ballast::benchmarks
