@@ -24,6 +24,7 @@ struct Options {
 };
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
+constexpr std::size_t tiles_of_a_run = 256;  // at least
 
 // A comparison, made when its turn comes: only one holds space on the drive at a time.
 struct Case {
@@ -52,7 +53,8 @@ void beside_fio(const Tiles& tiles, const Options& options) {
     directories.push_back(options.directory / fmt::format("ballast-benchmark-{}", i));
   }
   {
-    Stretch stretch(directories, options.bytes, options.depth);
+    // Of large tiles more: the last requests of a run, and the start of fio's threads, would be much of a short one.
+    Stretch stretch(directories, std::max(options.bytes, tiles_of_a_run * tiles.bytes), options.depth);
     const FioJob job{.files = stretch.files(),
                      .direction = std::string(directions[static_cast<std::size_t>(tiles.direction)]),
                      .block_bytes = tiles.bytes,
@@ -133,7 +135,7 @@ void describe(CLI::App& app, Options& options) {
   app.add_option("--directory", options.directory, "Where to read and write; by default the build folder")
       ->check(CLI::ExistingDirectory)
       ->take_last();
-  app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB)")->transform(CLI::AsSizeValue(false));
+  app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB; of large tiles more)")->transform(CLI::AsSizeValue(false));
   app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
   app.add_option("--rounds", options.rounds, "Timed rounds of each case, a multiple of 4 (12)")
       ->check(CLI::Range(1, 10000));
