@@ -13,18 +13,30 @@ struct Tensor {
   std::string name;
   std::vector<std::size_t> shape;
   std::size_t group = 0;  // of parameters with the same options
+  bool frozen = false;    // has neither gradient nor optimizer state
 
   std::size_t elements() const;
+};
+
+// A tensor of another unit that a unit uses too, such as an embedding that is also the last layer's weight.
+struct Tie {
+  std::string name;
+  std::size_t unit = 0;
+  std::size_t tensor = 0;
 };
 
 struct Unit {
   std::string name;
   DType dtype = DType::bf16;
   std::vector<Tensor> tensors{};
+  std::vector<Tie> ties{};
 };
 
 struct Model {
   std::vector<Unit> units;
 };
+
+// Names what does not hold together: no units, an unknown unit in a tie, two units or tensors of one name.
+void check(const Model& model);
 
 }  // namespace ballast

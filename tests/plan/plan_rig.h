@@ -1,0 +1,64 @@
+// A compiled program with everything that it was compiled from.
+#pragma once
+
+#include "optim/rule.h"
+#include "zero/plan/compile.h"
+
+namespace ballast::testing {
+
+struct PlanSetup {
+  Model model;
+  Placement placement;
+  std::size_t rank = 0;
+  std::size_t tile_elements = 256;
+  std::size_t micro_steps = 1;
+  Schedule schedule{};
+  Trace trace{};
+  kernels::StateFormat format = kernels::StateFormat::split;
+};
+
+struct Plan {
+  explicit Plan(const PlanSetup& setup)
+      : model(setup.model),
+        layout(make_layout(model, setup.placement.shards, setup.tile_elements)),
+        blocks(model, layout, setup.format, optim::AdamW::state),
+        input{.model = model,
+              .layout = layout,
+              .blocks = blocks,
+              .placement = setup.placement,
+              .rank_in_shard_group = setup.rank,
+              .micro_steps = setup.micro_steps,
+              .trace = setup.trace,
+              .schedule = setup.schedule},
+        program(compile(input)) {}
+  Plan(Plan&&) = delete;
+
+  Model model;
+  Layout layout;
+  Blocks blocks;
+  CompileInput input;
+  Program program;
+};
+
+// Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty, and
+// the last is tied to the first.
+inline Model odd_model() {
+  return {{
+      {.name = "embedding", .tensors = {{"weight", {30, 29}}}},
+      {.name = "h.0", .tensors = {{"w", {700}}, {"frozen", {450}, 0, true}, {"b", {3}, 1}}},
+      {.name = "frozen", .tensors = {{"w", {333}, 0, true}}},
+      {.name = "nothing", .tensors = {{"w", {0}}}},
+      {.name = "norm", .dtype = DType::fp32, .tensors = {{"w", {5}, 1}}},
+      {.name = "head", .tensors = {{"b", {29}, 1}}, .ties = {{"weight", 0, 0}}},
+  }};
+}
+
+inline Model plain_model(std::size_t units, std::size_t elements = 300) {
+  Model model;
+  for (std::size_t i = 0; i < units; ++i) {
+    model.units.push_back({.name = "h." + std::to_string(i), .tensors = {{"weight", {elements}}}});
+  }
+  return model;
+}
+
+}  // namespace ballast::testing

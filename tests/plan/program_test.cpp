@@ -1,0 +1,119 @@
+#include "zero/plan/program.h"
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "kernels/runtime/error.h"
+#include "tests/plan/plan_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+PlanSetup setup_of(int stage, std::size_t ranks, const Spread& state) {
+  PlanSetup setup{.model = plain_model(3), .placement = placement_of_stage(stage, ranks), .tile_elements = 128};
+  setup.placement.state = state;
+  setup.schedule.staging_slots = 4;
+  return setup;
+}
+
+PlanSetup all_on_drives() {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::nvme));
+  setup.placement.parameters = all_in(Tier::nvme);
+  setup.schedule.update_in_backward = true;
+  return setup;
+}
+
+PlanSetup mesh_on_host() {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
+  setup.placement.replicas = 2;
+  setup.placement.gradients = all_in(Tier::host);
+  setup.micro_steps = 2;
+  return setup;
+}
+
+const std::map<std::string, PlanSetup> characteristic{
+    {"stage0_alone", setup_of(0, 1, all_in(Tier::device))}, {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
+    {"stage3_nvme", setup_of(3, 2, all_in(Tier::nvme))},    {"all_on_drives_update_in_backward", all_on_drives()},
+    {"mesh_on_host_two_micro_steps", mesh_on_host()},
+};
+
+std::string read_file(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+std::string path_of(const std::string& name) { return BALLAST_SOURCE_DIR "/tests/plan/golden/" + name + ".txt"; }
+
+}  // namespace
+
+TEST_CASE("characteristic programs read as they are kept (mend them with: test_plan '[write-golden]')") {
+  for (const auto& [name, setup] : characteristic) {
+    CAPTURE(name);
+    CHECK(to_text(Plan(setup).program) == read_file(path_of(name)));
+  }
+}
+
+TEST_CASE("write the golden programs", "[.][write-golden]") {
+  for (const auto& [name, setup] : characteristic) {
+    CHECK(std::ofstream(path_of(name)) << to_text(Plan(setup).program));
+  }
+}
+
+TEST_CASE("what cannot be compiled is refused with what is wrong") {
+  const auto refuses = [](const auto& change) {
+    PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
+    change(setup);
+    return [setup] { Plan plan(setup); };
+  };
+  const auto message = [](const auto& compile) {
+    try {
+      compile();
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    } catch (const ResourceError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing is wrong");
+  };
+  const auto problem = [&](const auto& change) { return message(refuses(change)); };
+  using Catch::Contains;
+  CHECK_THAT(problem([](PlanSetup&) {}), Contains("nothing is wrong"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.model.units.clear(); }), Contains("at least one unit"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.model.units[1].name = "h.0"; }), Contains("two units are called h.0"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.model.units[1].dtype = DType::u8; }), Contains("unit h.1"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.model.units[1].ties = {{"w", 1, 0}};
+             }),
+             Contains("w is tied to tensor 0 of unit 1"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.model.units[0].tensors.push_back({"weight", {1}});
+             }),
+             Contains("two tensors are called weight"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.micro_steps = 0; }), Contains("no micro-steps"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.rank = 2; }), Contains("a rank below 2"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.schedule.staging_slots = 0; }), Contains("no slots"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.placement.replicas = 0; }), Contains("at least one rank each way"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.placement.state = {0.5, 0.2, 0.0}; }), Contains("add up to 1"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.placement.gradients = all_in(Tier::nvme); }), Contains("on a drive"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement.whole_parameters = true;
+               s.placement.parameters = all_in(Tier::host);
+             }),
+             Contains("stage 3, or parameters on the device"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.schedule.update_in_backward = true;
+               s.micro_steps = 2;
+             }),
+             Contains("backward pass of 2 micro-steps"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.schedule.gathered_bytes = 1000; }),
+             Contains("B2004") && Contains("unit h.0") && Contains("gathered_bytes"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.trace = {{7, Phase::forward}}; }), Contains("a trace visits unit 7"));
+  CHECK_THROWS_WITH(make_layout(plain_model(1), 0, 128), Contains("at least one shard"));
+  CHECK_THROWS_WITH(make_layout(plain_model(1), 1, 100), Contains("a multiple of 128"));
+  CHECK_THROWS_WITH(placement_of_stage(4, 2), Contains("stage 4"));
+}

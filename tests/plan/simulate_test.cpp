@@ -1,0 +1,164 @@
+#include "zero/plan/simulate.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/plan/large_models.h"
+#include "tests/plan/plan_rig.h"
+#include "zero/plan/choose.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+constexpr std::size_t gib = std::size_t{1} << 30;
+
+Machine fast_machine() {
+  return {.bytes = {80 * gib, 1000 * gib, 8000 * gib},
+          .gather = 100e9,
+          .reduce = 100e9,
+          .upload = 50e9,
+          .download = 50e9,
+          .read = 10e9,
+          .write = 5e9,
+          .device_memory = 2e12,
+          .host_memory = 100e9};
+}
+
+Simulation simulation_of(const PlanSetup& setup, const Machine& machine, const UnitWork& work) {
+  const Plan plan(setup);
+  const std::vector<UnitWork> all(setup.model.units.size(), work);
+  return simulate({plan.program, setup.placement, machine, all});
+}
+
+constexpr std::size_t at(Lane lane) { return static_cast<std::size_t>(lane); }
+constexpr std::size_t at(Phase phase) { return static_cast<std::size_t>(phase); }
+
+}  // namespace
+
+TEST_CASE("with everything resident a step takes its compute and its updates") {
+  Machine machine = fast_machine();
+  machine.collective_latency = 0;
+  PlanSetup setup{.model = plain_model(4, 1'000'000), .placement = placement_of_stage(0, 1)};
+  const Simulation step = simulation_of(setup, machine, {0.1, 0.2});
+  CHECK(step.seconds == Approx(4 * 0.3).epsilon(1e-3));
+  CHECK(step.busy[at(Lane::compute)] == Approx(1.2));
+  CHECK(step.bytes[at(Lane::disk)] == 0);
+}
+
+TEST_CASE("prefetching hides gathers behind compute, without it they are exposed") {
+  Machine machine = fast_machine();
+  machine.gather = 1e6;  // a unit of 2 MB on 2 ranks: 1 s
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.schedule.prefetch = 0;
+  const Simulation alone = simulation_of(setup, machine, {1.1, 2.2});
+  setup.schedule.prefetch = 1;
+  const Simulation ahead = simulation_of(setup, machine, {1.1, 2.2});
+  CHECK(alone.exposed[at(Phase::forward)] > 6.0);
+  CHECK(ahead.exposed[at(Phase::forward)] < 1.1);  // the first one's, which follows its update
+  CHECK(ahead.seconds < alone.seconds - 10.0);
+}
+
+TEST_CASE("what Belady keeps is not gathered again: more memory, fewer bytes") {
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  std::size_t before = SIZE_MAX;
+  for (const std::size_t units : {2u, 4u, 6u, 8u}) {
+    setup.schedule.gathered_bytes = units * 2'000'384;
+    const std::size_t bytes = simulation_of(setup, fast_machine(), {}).bytes[at(Lane::gather)];
+    CHECK(bytes == (16 - units) * 1'000'192);  // the last units' backward, and of all units in this step or the next
+    CHECK(bytes < before);
+    before = bytes;
+  }
+}
+
+TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
+  Machine machine = fast_machine();
+  machine.read = machine.write = 100e6;
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.placement.state = all_in(Tier::nvme);
+  const Simulation step = simulation_of(setup, machine, {0.02, 0.04});
+  const double disk = step.busy[at(Lane::disk)];
+  CHECK(disk > 0.9);
+  CHECK(step.seconds < disk + 8 * 0.06);  // not one after the other
+  CHECK(step.seconds > disk);
+  CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is named as what takes the time
+}
+
+TEST_CASE("the ledger sums what a program reserves, by tier and owner") {
+  PlanSetup setup{.model = plain_model(2), .placement = placement_of_stage(3, 2), .tile_elements = 128};
+  setup.placement.state = all_in(Tier::nvme);
+  setup.schedule.staging_slots = 4;
+  const Plan plan(setup);
+  const Ledger ledger = ledger_of(plan.program, plan.blocks.records());
+  std::size_t slots = 0;
+  for (const Slot& slot : plan.program.slots)
+    slots += slot.bytes;
+  CHECK(bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host) == slots);
+  CHECK(bytes_in(ledger, Tier::nvme) == 2 * 2 * 2 * 8192);  // units, tiles of each, places
+  CHECK(std::ranges::find(ledger, LedgerEntry{Tier::host, "staging", 4 * 8192}) != ledger.end());
+  CHECK_THAT(to_text(ledger), Contains("staging") && Contains("nvme"));
+}
+
+TEST_CASE("a higher stage and a lower tier need less memory on the device") {
+  const Model model = plain_model(8, 10'000);
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    std::size_t before = SIZE_MAX;
+    for (const int stage : {0, 1, 3}) {
+      PlanSetup setup{.model = model, .placement = placement_of_stage(stage, 2)};
+      setup.placement.state = setup.placement.gradients = all_in(tier);
+      const Plan plan(setup);
+      const std::size_t bytes = bytes_in(ledger_of(plan.program, plan.blocks.records()), Tier::device);
+      CHECK(bytes < before);
+      before = bytes;
+    }
+  }
+}
+
+TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses what there is") {
+  const Model model = llama(llama_8b);
+  const std::vector<UnitWork> work(model.units.size(), {0.01, 0.03});
+  ChoiceInput input{.model = model, .machine = fast_machine(), .work = work, .ranks = 4, .names = optim::AdamW::state};
+  const Choice roomy = choose(input);
+  CHECK(roomy.placement.state == all_in(Tier::device));
+  CHECK(fits(roomy.ledger, input.machine));
+
+  input.machine.bytes[0] = 24 * gib;
+  const Choice tight = choose(input);
+  CHECK(fits(tight.ledger, input.machine));
+  CHECK(tight.simulation.seconds >= roomy.simulation.seconds);
+  CHECK(tight.placement.state.host > 0.0);
+  CHECK(bytes_in(tight.ledger, Tier::device) > 20 * gib);  // what is left of the device holds state
+
+  input.machine.bytes[1] = 12 * gib;
+  const Choice on_drives = choose(input);
+  CHECK(fits(on_drives.ledger, input.machine));
+  CHECK(on_drives.placement.state.nvme > 0.0);
+  CHECK(on_drives.simulation.seconds > tight.simulation.seconds);
+}
+
+TEST_CASE("where nothing fits, the error says what is short and what would fit") {
+  const Model model = llama(llama_8b);
+  const std::vector<UnitWork> work(model.units.size());
+  ChoiceInput input{
+      .model = model, .machine = fast_machine(), .work = work, .ranks = 2, .stage = 0, .names = optim::AdamW::state};
+  input.machine.bytes = {40 * gib, 60 * gib, 0};
+  CHECK_THROWS_WITH(choose(input), Contains("B2004") && Contains("device") && Contains("reduced") &&
+                                       Contains("would fit") && Contains("stage 3"));
+  input.machine.bytes = {gib, gib, 0};
+  CHECK_THROWS_WITH(choose(input), Contains("more memory, drives or ranks are needed"));
+}
+
+TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this machine") {
+  const Model model = llama(llama_70b);
+  const std::vector<UnitWork> work(model.units.size(), {0.01, 0.02});
+  for (const std::size_t ranks : {8u, 1024u}) {
+    ChoiceInput input{
+        .model = model, .machine = fast_machine(), .work = work, .ranks = ranks, .names = optim::AdamW::state};
+    Placement placement = placement_of_stage(3, ranks);
+    placement.state = all_in(Tier::nvme);
+    const Choice choice = price(input, placement);
+    CHECK(bytes_in(choice.ledger, Tier::nvme) > 2 * 12 * (std::size_t{70} << 30) / ranks * 9 / 10);
+    CHECK(choice.simulation.seconds > 0.0);
+  }
+}

@@ -1,0 +1,167 @@
+#include "zero/plan/verify.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "tests/plan/plan_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+struct Tiers {
+  Spread parameters, gradients, state;
+};
+
+constexpr Spread device{1, 0, 0}, host{0, 1, 0}, nvme{0, 0, 1};
+
+const std::vector<Tiers> all_tiers{{device, device, device},
+                                   {device, device, host},
+                                   {device, host, host},
+                                   {device, device, nvme},
+                                   {device, host, nvme},
+                                   {host, device, host},
+                                   {host, host, nvme},
+                                   {nvme, device, nvme},
+                                   {nvme, host, nvme},
+                                   {device, {0.5, 0.5, 0}, {0.3, 0.3, 0.4}},
+                                   {{0.4, 0.3, 0.3}, {0.5, 0.5, 0}, {0.2, 0.2, 0.6}}};
+
+struct Mesh {
+  std::size_t shards, replicas;
+};
+
+// Every way to place a model on a mesh.
+std::vector<Placement> placements(const Mesh& mesh) {
+  std::vector<Placement> all;
+  for (const bool whole : {true, false}) {
+    for (const Tiers& tiers : all_tiers) {
+      if (whole && !(tiers.parameters == device)) continue;
+      for (const Reduction reduction : {Reduction::each, Reduction::boundary}) {
+        all.push_back({mesh.shards, mesh.replicas, whole, reduction, tiers.parameters, tiers.gradients, tiers.state});
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> problems_of(const PlanSetup& setup) {
+  const Plan plan(setup);
+  return verify(plan.input, plan.program);
+}
+
+}  // namespace
+
+TEST_CASE("every model x placement x mesh x schedule compiles to a program without faults") {
+  std::size_t programs = 0;
+  for (const Model& model : {plain_model(1), plain_model(4), odd_model()}) {
+    for (const Mesh& mesh : {Mesh{1, 1}, Mesh{2, 1}, Mesh{1, 3}, Mesh{3, 2}}) {
+      for (const Placement& placement : placements(mesh)) {
+        for (const Schedule& schedule :
+             {Schedule{.prefetch = 0, .staging_slots = 1},
+              Schedule{.prefetch = 1, .staging_slots = 4, .kept_records = 2},
+              Schedule{.prefetch = 3, .kept_records = 100}, Schedule{.update_in_backward = true}}) {
+          for (const std::size_t micro_steps : {1u, 3u}) {
+            if (schedule.update_in_backward && micro_steps > 1) continue;
+            PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
+            setup.rank = mesh.shards - 1;
+            CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.whole_parameters,
+                    static_cast<int>(placement.reduction), placement.parameters.fractions(),
+                    placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
+                    schedule.update_in_backward, micro_steps);
+            CHECK(problems_of(setup) == std::vector<std::string>{});
+            ++programs;
+          }
+        }
+      }
+    }
+  }
+  CHECK(programs > 2000);
+}
+
+namespace {
+
+// Characteristic programs, small enough to be broken in every place.
+std::vector<PlanSetup> samples() {
+  PlanSetup nvme_state{.model = odd_model(), .placement = placement_of_stage(3, 2), .micro_steps = 2};
+  nvme_state.placement.state = nvme;
+  nvme_state.schedule = {.staging_slots = 3, .kept_records = 1};
+  PlanSetup on_host{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
+  on_host.placement = {2, 2, false, Reduction::each, host, host, host};
+  PlanSetup whole{.model = plain_model(2), .placement = placement_of_stage(1, 3)};
+  whole.placement.reduction = Reduction::boundary;
+  PlanSetup in_backward{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
+  in_backward.placement.parameters = in_backward.placement.state = nvme;
+  in_backward.schedule.update_in_backward = true;
+  return {nvme_state, on_host, whole, in_backward};
+}
+
+// Whoever waited for the operation waits for what that one waited for.
+Program without(const Program& program, std::size_t removed) {
+  Program rest = program;
+  rest.ops.erase(rest.ops.begin() + static_cast<std::ptrdiff_t>(removed));
+  for (Op& op : rest.ops) {
+    std::vector<Wait> after;
+    for (const Wait& wait : op.after) {
+      if (wait.op != removed) {
+        after.push_back({wait.op - (wait.op > removed ? 1u : 0u), wait.of_last_round});
+      } else if (!wait.of_last_round) {
+        for (const Wait& inherited : program.ops[removed].after) {
+          if (inherited.op != removed)
+            after.push_back({inherited.op - (inherited.op > removed ? 1u : 0u), inherited.of_last_round});
+        }
+      }
+    }
+    op.after = std::move(after);
+  }
+  return rest;
+}
+
+}  // namespace
+
+TEST_CASE("no operation is superfluous: without any one of them, the verifier finds a fault") {
+  for (const PlanSetup& setup : samples()) {
+    const Plan plan(setup);
+    for (std::size_t i = 0; i < plan.program.ops.size(); ++i) {
+      INFO("without " << name(plan.program.ops[i].kind) << ", operation " << i);
+      CHECK_FALSE(verify(plan.input, without(plan.program, i)).empty());
+    }
+  }
+}
+
+TEST_CASE("waits are needed: where an operation waits for one lane less, two operations meet in the same bytes") {
+  for (const PlanSetup& setup : samples()) {
+    const Plan plan(setup);
+    std::size_t needed = 0;
+    std::size_t all = 0;
+    for (std::size_t i = 0; i < plan.program.ops.size(); ++i) {
+      for (std::size_t wait = 0; wait < plan.program.ops[i].after.size(); ++wait) {
+        Program broken = plan.program;
+        broken.ops[i].after.erase(broken.ops[i].after.begin() + static_cast<std::ptrdiff_t>(wait));
+        if (!verify(plan.input, broken).empty()) ++needed;
+        ++all;
+      }
+    }
+    CHECK(needed > all / 3);  // the others are implied by what the awaited ones waited for
+  }
+}
+
+TEST_CASE("the verifier names what is wrong") {
+  const Plan plan(samples()[1]);
+  const auto problem_with = [&](OpKind kind, const auto& change) {
+    Program broken = plan.program;
+    change(*std::ranges::find(broken.ops, kind, &Op::kind));
+    const auto problems = verify(plan.input, broken);
+    return problems.empty() ? std::string("nothing") : problems.front();
+  };
+  using Catch::Contains;
+  CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.after.clear(); }), Contains("does not wait for"));
+  CHECK_THAT(problem_with(OpKind::use,
+                          [](Op& op) {
+                            op.after = {{90, false}};
+                          }),
+             Contains("waits for what comes later"));
+  CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not what the trace has next"));
+  CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }), Contains("updates 512 bytes"));
+}

@@ -1,0 +1,36 @@
+#include "zero/plan/block.h"
+
+#include <algorithm>
+
+#include "kernels/runtime/round_up.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t state_alignment = 64;  // a cache line
+
+}  // namespace
+
+optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const optim::StateNames& names) {
+  return {.format = unit.dtype == DType::bf16 ? format : kernels::StateFormat::fp32,
+          .parameter = unit.dtype,
+          .names = names};
+}
+
+Blocks::Blocks(const Model& model, const Layout& layout, kernels::StateFormat format, const optim::StateNames& names) {
+  for (std::size_t i = 0; i < model.units.size(); ++i) {
+    const Unit& unit = model.units[i];
+    const std::size_t elements = layout.units[i].tile_elements;
+    const auto& state = states_.emplace_back(state_kind(unit, format, names), elements);
+    sizes_.push_back({round_up(elements * byte_size(unit.dtype), state_alignment), state.bytes()});
+    largest_ = {std::max(largest_.parameter, sizes_.back().parameter), std::max(largest_.state, sizes_.back().state)};
+  }
+  const offload::RecordPlaces places(shape(0, 1), 1);
+  records_ = {places.record_bytes(), places.first_record_bytes(), offload::block_bytes};
+}
+
+offload::RecordShape Blocks::shape(std::uint64_t run_id, std::size_t tiles) const {
+  return {.run_id = run_id, .tiles = tiles, .payload_bytes = largest_.bytes(), .first_bytes = largest_.parameter};
+}
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+// Appends operations to a list and finds what each has to wait for: those that wrote the bytes it reads, and those that
+// read or wrote the bytes it overwrites.
+#pragma once
+
+#include <map>
+
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+bool done_in_order(Lane lane);  // whether an operation's end implies the end of all before it in its lane
+
+class Builder {
+ public:
+  explicit Builder(const std::vector<Slot>& slots);
+
+  std::size_t add(Op op, const std::vector<std::size_t>& also_after = {});  // its index
+  std::size_t size() const { return ops_.size(); }
+  const Op& op(std::size_t index) const { return ops_[index]; }
+
+  // The operations from `begin` on, as a round whose predecessor begins at `last_round`. What they wait for beyond that
+  // round is left out: it was over before.
+  std::vector<Op> round(std::size_t last_round, std::size_t begin) const;
+
+ private:
+  // Bytes with one history.
+  struct Stretch {
+    std::size_t end = 0;
+    std::size_t writer = none;
+    std::vector<std::size_t> readers_since{};
+  };
+  using History = std::map<std::size_t, Stretch>;  // by the first byte; no gaps
+
+  History::iterator split(History& history, std::size_t at);
+  void reads(const Piece& piece, std::vector<std::size_t>& after);
+  void writes(const Piece& piece, std::vector<std::size_t>& after);
+  void note_reader(std::vector<std::size_t>& readers);
+  bool implies(std::size_t op, std::size_t earlier) const;
+  void simplify(std::vector<std::size_t>& after) const;
+
+  std::vector<Op> ops_;
+  std::vector<std::vector<std::size_t>> after_;  // of each operation, by index
+  std::vector<History> history_;                 // by slot
+};
+
+}  // namespace ballast

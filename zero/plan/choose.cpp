@@ -1,0 +1,194 @@
+#include "zero/plan/choose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+namespace {
+
+std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
+
+// What a placement is compiled from.
+struct Candidate {
+  Candidate(const ChoiceInput& input, const Placement& placement)
+      : layout(make_layout(input.model, placement.shards, input.tile_elements)),
+        blocks(input.model, layout, input.format, input.names),
+        compile_input{.model = input.model,
+                      .layout = layout,
+                      .blocks = blocks,
+                      .placement = placement,
+                      .micro_steps = input.micro_steps,
+                      .schedule = input.schedule} {}
+
+  Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }
+
+  Layout layout;
+  Blocks blocks;
+  CompileInput compile_input;
+};
+
+Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
+  const Candidate candidate(input, placement);
+  return candidate.ledger(outline(candidate.compile_input));
+}
+
+// Bytes over the budgets, of all tiers.
+std::size_t shortage(const Ledger& ledger, const Machine& machine) {
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < tier_count; ++i) {
+    const std::size_t needed = bytes_in(ledger, static_cast<Tier>(i));
+    bytes += needed - std::min(needed, machine.bytes[i]);
+  }
+  return bytes;
+}
+
+// Every kind of state in one tier, near ones first.
+std::vector<Placement> pure_placements(const ChoiceInput& input) {
+  std::vector<Placement> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    if (input.stage ? *input.stage != stage : (stage == 1 || (stage == 2 && input.ranks == 1))) continue;
+    for (const Tier parameters : {Tier::device, Tier::host, Tier::nvme}) {
+      if (stage < 3 && parameters != Tier::device) continue;
+      for (const Tier state : {Tier::device, Tier::host, Tier::nvme}) {
+        for (const Tier gradients : {Tier::device, Tier::host}) {
+          if (state < parameters || state < gradients) continue;
+          if (input.machine.bytes[index(std::max(parameters, state))] == 0) continue;
+          Placement placement = placement_of_stage(stage, input.ranks);
+          placement.parameters = all_in(parameters);
+          placement.gradients = all_in(gradients);
+          placement.state = all_in(state);
+          all.push_back(placement);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+Spread mixed(Tier near, Tier far, double part_near) {
+  std::array<double, tier_count> fractions{};
+  fractions[index(near)] = part_near;
+  fractions[index(far)] += 1.0 - part_near;
+  return {fractions[0], fractions[1], fractions[2]};
+}
+
+// Moves as much of the state as fits from where it lies to a nearer tier. Memory grows in proportion, so one guess and a
+// few smaller ones do.
+std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Choice& far, Tier near) {
+  constexpr int guesses = 4;
+  const Tier from = far.placement.state.nvme == 1.0 ? Tier::nvme : Tier::host;
+  Placement placement = far.placement;
+  placement.state = all_in(near);
+  if (near == Tier::device) placement.gradients = all_in(Tier::device);
+  const std::size_t all_near = bytes_in(memory_of(input, placement), near);
+  const std::size_t now = bytes_in(far.ledger, near);
+  if (all_near <= now) return {};
+  double part = static_cast<double>(input.machine.bytes[index(near)] - now) / static_cast<double>(all_near - now);
+  part = std::min(part, 1.0);
+  for (int guess = 0; guess < guesses && part > 0.01; ++guess, part *= 0.9) {
+    placement.state = mixed(near, from, part);
+    if (fits(memory_of(input, placement), input.machine)) return price(input, placement);
+  }
+  return {};
+}
+
+struct Search {
+  std::optional<Choice> best{};
+  std::optional<Ledger> closest{};  // of what does not fit
+};
+
+void consider(Search& search, const Choice& choice) {
+  if (!search.best || choice.simulation.seconds < search.best->simulation.seconds) search.best = choice;
+}
+
+Search search(const ChoiceInput& input) {
+  Search result;
+  for (const Placement& placement : pure_placements(input)) {
+    const Ledger ledger = memory_of(input, placement);
+    if (!fits(ledger, input.machine)) {
+      const auto lacks = [&](const Ledger& l) { return shortage(l, input.machine); };
+      if (!result.closest || lacks(ledger) < lacks(*result.closest)) result.closest = ledger;
+      continue;
+    }
+    const Choice choice = price(input, placement);
+    consider(result, choice);
+    for (const Tier near : {Tier::device, Tier::host}) {
+      const bool nearer =
+          placement.state.fractions()[index(near)] == 0.0 && (near == Tier::device || placement.state.nvme > 0.0);
+      const bool below_parameters = near == Tier::device && placement.parameters.device < 1.0;
+      if (!nearer || below_parameters) continue;
+      if (const auto better = with_nearer_state(input, choice, near)) consider(result, *better);
+    }
+  }
+  return result;
+}
+
+// What a person might change, and what would come of it.
+std::string nearest_changes(const ChoiceInput& input) {
+  std::string text;
+  const auto offer = [&](const std::string& change, const ChoiceInput& changed) {
+    if (const Search found = search(changed); found.best) {
+      text += fmt::format("\n  {}: {:.1f} s a step", change, found.best->simulation.seconds);
+    }
+  };
+  for (const auto format : {kernels::StateFormat::bf16, kernels::StateFormat::compact}) {
+    if (kernels::moment_bytes(format) >= kernels::moment_bytes(input.format)) continue;
+    ChoiceInput changed = input;
+    changed.format = format;
+    offer(fmt::format("state format {}", name(format)), changed);
+  }
+  if (input.stage && *input.stage < 3) {
+    ChoiceInput changed = input;
+    changed.stage = 3;
+    offer("stage 3", changed);
+  }
+  if (!input.schedule.update_in_backward && input.micro_steps == 1) {
+    ChoiceInput changed = input;
+    changed.schedule.update_in_backward = true;
+    offer("updates in the backward pass (no clipping)", changed);
+  }
+  ChoiceInput changed = input;
+  changed.ranks *= 2;
+  offer(fmt::format("{} ranks", changed.ranks), changed);
+  return text;
+}
+
+[[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
+  std::string needed;
+  std::string available;
+  for (std::size_t i = 0; i < tier_count; ++i) {
+    const Tier tier = static_cast<Tier>(i);
+    const auto separator = i == 0 ? "" : ", ";
+    needed += fmt::format("{}{} {}", separator, name(tier), human_bytes(bytes_in(closest, tier)));
+    available += fmt::format("{}{} {}", separator, name(tier), human_bytes(input.machine.bytes[i]));
+  }
+  const std::string changes = nearest_changes(input);
+  fail(Code::memory_budget,
+       {.what = "no placement fits; the one that comes closest needs\n" + to_text(closest),
+        .needed = needed,
+        .available = available,
+        .remedy = changes.empty() ? "Nothing smaller would fit either: more memory, drives or ranks are needed."
+                                  : "Any of these would fit:" + changes});
+}
+
+}  // namespace
+
+bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger, machine) == 0; }
+
+Choice price(const ChoiceInput& input, const Placement& placement) {
+  const Candidate candidate(input, placement);
+  const Program program = compile(candidate.compile_input);
+  return {placement, candidate.ledger(program), simulate({program, placement, input.machine, input.work})};
+}
+
+Choice choose(const ChoiceInput& input) {
+  const Search found = search(input);
+  if (!found.best) fail_to_fit(input, *found.closest);
+  return *found.best;
+}
+
+}  // namespace ballast

@@ -1,0 +1,39 @@
+// Chooses a placement: of those that fit a machine's budgets, the one whose step is predicted to take the least time.
+#pragma once
+
+#include <optional>
+
+#include "zero/plan/compile.h"
+#include "zero/plan/ledger.h"
+#include "zero/plan/simulate.h"
+
+namespace ballast {
+
+struct ChoiceInput {
+  const Model& model;
+  Machine machine;
+  std::span<const UnitWork> work;  // by unit
+  std::size_t ranks = 1;
+  std::optional<int> stage{};  // none: chosen too
+  kernels::StateFormat format = kernels::StateFormat::split;
+  optim::StateNames names{};
+  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t micro_steps = 1;
+  Schedule schedule{};
+};
+
+struct Choice {
+  Placement placement{};
+  Ledger ledger{};
+  Simulation simulation{};
+};
+
+// A placement's price. Throws what cannot be compiled.
+Choice price(const ChoiceInput& input, const Placement& placement);
+
+bool fits(const Ledger& ledger, const Machine& machine);
+
+// Throws B2004 where nothing fits, with a table of what is short and the nearest changes that would fit.
+Choice choose(const ChoiceInput& input);
+
+}  // namespace ballast

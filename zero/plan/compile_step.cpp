@@ -1,0 +1,140 @@
+// The step: one decision for all ranks, updates in the order of the next forward, and its first gathers.
+#include <algorithm>
+
+#include "zero/plan/compiler.h"
+
+namespace ballast {
+
+void Compiler::step() {
+  gathered_.clear();  // whatever is gathered now is old when the updates are done
+  const std::size_t agreement = builder_.add({.kind = OpKind::agree, .lane = Lane::reduce}, norms_);
+  if (!in_.schedule.update_in_backward) agreed_ = agreement;
+  for (const std::size_t unit : uses_.by_first_visit()) {
+    if (current_[unit]) continue;
+    uses_.backward_visits(unit) > 0 ? update(unit) : carry_over(unit);
+    gather_whole(unit);
+    hoist(false);
+  }
+  if (!on_drive_.empty()) builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement});
+  hoist(true);
+}
+
+void Compiler::update(std::size_t unit) {
+  gathered_.drop(unit);
+  current_[unit] = true;
+  for (std::size_t tile = 0; tile < in_.layout.units[unit].tiles.size(); ++tile) {
+    update_tile(unit, tile);
+  }
+  if (in_.schedule.update_in_backward) gather_whole(unit);
+}
+
+void Compiler::update_tile(std::size_t unit, std::size_t tile) {
+  switch (slots_.residence(unit).state[tile]) {
+    case Tier::device: {
+      const auto [first, count] = in_.layout.units[unit].tiles[tile];
+      const Piece kept = kept_shard(unit, in_.layout.units[unit].trained);
+      builder_.add({.kind = OpKind::update,
+                    .lane = Lane::update,
+                    .unit = unit,
+                    .tile = tile,
+                    .from = summed_[unit].part(first * sizeof(float), count * sizeof(float)),
+                    .to = kept.part(first * width(unit), count * width(unit)),
+                    .state = slots_.of(unit).state[tile]},
+                   waits_for_agreement());
+      return;
+    }
+    case Tier::host: return update_block(unit, tile, slots_.of(unit).blocks[tile]);
+    case Tier::nvme: {
+      read_ahead();
+      const Piece record = staging_[tiles_updated_];
+      update_block(unit, tile, record.part(in_.blocks.records().payload, in_.blocks.of(unit).bytes()));
+      write_back(record);
+      return;
+    }
+  }
+}
+
+// On the host, where parameter and state lie together.
+void Compiler::update_block(std::size_t unit, std::size_t tile, const Piece& block) {
+  const auto [first, count] = in_.layout.units[unit].tiles[tile];
+  const UnitResidence& at = slots_.residence(unit);
+  const Piece parameter = block.part(0, count * width(unit));
+  Piece gradient = summed_[unit].part(first * sizeof(float), count * sizeof(float));
+  const auto move = [&](OpKind kind, Lane lane, const Piece& from, const Piece& to) {
+    builder_.add({.kind = kind, .lane = lane, .unit = unit, .tile = tile, .from = from, .to = to});
+  };
+  if (at.gradients == Tier::device) {
+    const Piece on_host = slots_.tile_gradients.next(gradient.bytes);
+    move(OpKind::download, Lane::download, gradient, on_host);
+    gradient = on_host;
+  }
+  builder_.add({.kind = OpKind::update,
+                .lane = Lane::update,
+                .unit = unit,
+                .tile = tile,
+                .from = gradient,
+                .to = parameter,
+                .state = block.part(in_.blocks.of(unit).parameter, in_.blocks.of(unit).state)},
+               waits_for_agreement());
+  if (at.parameters == Tier::device) {
+    const Piece kept = kept_shard(unit, in_.layout.units[unit].trained);
+    move(OpKind::upload, Lane::upload, parameter, kept.part(first * width(unit), parameter.bytes));
+  } else if (at.parameters == Tier::host && at.state[tile] == Tier::nvme) {
+    move(OpKind::keep, Lane::update, parameter, slots_.of(unit).copies[tile].part(0, parameter.bytes));
+  }
+}
+
+std::vector<std::size_t> Compiler::waits_for_agreement() const {
+  return agreed_ == none ? std::vector<std::size_t>{} : std::vector<std::size_t>{agreed_};
+}
+
+// A unit without gradients stays as it is. Its records have to be in the next generation all the same.
+void Compiler::carry_over(std::size_t unit) {
+  current_[unit] = true;
+  for (const Tier tier : slots_.residence(unit).state) {
+    if (tier != Tier::nvme) continue;
+    read_ahead();
+    write_back(staging_[tiles_updated_]);
+  }
+}
+
+// Half of the slots are read into while the others are updated and written: so a read seldom waits for a write.
+void Compiler::read_ahead() {
+  const std::size_t ahead = slots_.staging.slots() / 2;
+  for (; tiles_read_ < std::min(tiles_updated_ + ahead + 1, on_drive_.size()); ++tiles_read_) {
+    const TileName& name = on_drive_[tiles_read_];
+    const Piece record = slots_.staging.next();
+    builder_.add({.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = record});
+    staging_[tiles_read_] = record;
+  }
+}
+
+void Compiler::write_back(const Piece& record) {
+  const TileName& name = on_drive_[tiles_updated_];
+  builder_.add({.kind = OpKind::write, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .from = record},
+               waits_for_agreement());
+  staging_.erase(tiles_updated_++);
+}
+
+// Where parameters are kept whole, all ranks need all of them again.
+void Compiler::gather_whole(std::size_t unit) {
+  const Section& trained = in_.layout.units[unit].trained;
+  if (slots_.comes_and_goes(unit) || trained.shard == 0 || trained.shards == 1) return;
+  builder_.add({.kind = OpKind::gather,
+                .lane = Lane::gather,
+                .unit = unit,
+                .from = own_shard(unit, trained),
+                .to = section(unit, trained)});
+}
+
+// The next step's first gathers, of units whose parameters are its own already. Records can be read once committed.
+void Compiler::hoist(bool committed) {
+  for (; hoisted_ < std::min(in_.schedule.prefetch + 1, trace_.size()); ++hoisted_) {
+    const std::size_t unit = trace_[hoisted_].unit;
+    const bool must_be_read = slots_.residence(unit).parameters == Tier::nvme && slots_.comes_and_goes(unit);
+    if (!current_[unit] || (must_be_read && !committed)) return;
+    if (!bring(unit, 0, hoisted_)) return;
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,85 @@
+// The compiler's parts share this; everybody else includes compile.h.
+#pragma once
+
+#include <map>
+
+#include "zero/plan/builder.h"
+#include "zero/plan/gathered_units.h"
+#include "zero/plan/step_slots.h"
+
+namespace ballast {
+
+class Compiler {
+ public:
+  Compiler(const CompileInput& input, const Trace& trace);
+
+  Program run() &&;
+  Program outline() const;
+
+ private:
+  struct TileName {
+    std::size_t unit = 0;
+    std::size_t tile = 0;
+  };
+
+  // compile.cpp: where things are, and how parameters come to them.
+  std::vector<TileName> tiles_on_drive() const;
+  std::vector<Home> homes() const;
+  void add_kept_parameters(std::size_t unit, std::vector<Home>& homes) const;
+  Home home_of_tile(std::size_t unit, std::size_t tile) const;
+  void entry();
+  void round();
+  std::size_t width(std::size_t unit) const;
+  Piece whole_parameters(std::size_t unit) const;
+  Piece section(std::size_t unit, const Section& section) const;     // of the whole parameters
+  Piece own_shard(std::size_t unit, const Section& section) const;   // this rank's part of that
+  Piece kept_shard(std::size_t unit, const Section& section) const;  // where the device keeps that between uses
+  bool bring(std::size_t unit, std::size_t now, std::size_t position);
+  void gather(std::size_t unit, Phase phase);
+  void upload_shard(std::size_t unit, Phase phase);
+
+  // compile_uses.cpp: forward and backward, up to the summed gradients.
+  void visit(std::size_t micro_step, std::size_t position);
+  void bring_chain(std::size_t position);
+  void prefetch(std::size_t micro_step, std::size_t position);
+  void prepare_gradients(std::size_t position);
+  void clear(std::size_t unit, const Piece& gradients);
+  void after_backward(std::size_t micro_step, std::size_t position, const Piece& gradients);
+  void sum(std::size_t unit, const Piece& gradients);
+  void reduce(std::size_t unit, const Piece& gradients, const Piece& to);
+  void norm(std::size_t unit);
+
+  // compile_step.cpp: from the norm to the next step's first gathers.
+  void step();
+  void update(std::size_t unit);
+  void update_tile(std::size_t unit, std::size_t tile);
+  void update_block(std::size_t unit, std::size_t tile, const Piece& block);
+  void carry_over(std::size_t unit);
+  void read_ahead();
+  void write_back(const Piece& record);
+  std::vector<std::size_t> waits_for_agreement() const;
+  void gather_whole(std::size_t unit);
+  void hoist(bool committed);
+
+  const CompileInput& in_;
+  const Trace& trace_;
+  Uses uses_;
+  StepSlots slots_;
+  std::vector<TileName> on_drive_;  // in the order of their updates
+  Builder builder_;
+  GatheredUnits gathered_;
+
+  // Of the round that is being emitted.
+  std::map<std::size_t, Piece> gradients_;  // by position: cleared for a backward visit to come
+  std::vector<std::size_t> sums_done_;      // by unit
+  std::vector<Piece> summed_;               // by unit
+  std::vector<std::size_t> norms_;          // operations
+  std::size_t agreed_ = none;               // operation; none where updates do not wait for it
+  std::vector<bool> current_;               // by unit: its parameters are the next step's
+  std::size_t tiles_read_ = 0;              // of those on drives
+  std::size_t tiles_updated_ = 0;
+  std::map<std::size_t, Piece> staging_;  // by number in on_drive_
+  std::size_t hoisted_ = 0;               // visits of the next step
+};
+
+}  // namespace ballast

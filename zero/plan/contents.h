@@ -1,0 +1,60 @@
+// What the bytes of slots mean, while a program is followed.
+#pragma once
+
+#include <map>
+
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+enum class Meaning : std::uint8_t {
+  unknown,
+  parameters,    // of a unit
+  state,         // of a unit's tiles
+  no_gradients,  // zeros
+  gradients,     // of a unit, of one rank
+  partial_sum,   // of gradients over the shard group
+  sum,           // of gradients over all ranks
+};
+
+std::string_view name(Meaning meaning);
+
+// Of one byte; its neighbours' differ in `offset` only.
+struct Content {
+  Meaning meaning = Meaning::unknown;
+  std::size_t unit = none;
+  std::size_t offset = 0;   // in what it is part of
+  std::size_t version = 0;  // of parameters and state: updates so far; of gradients: how many uses are summed
+
+  Content at(std::size_t further) const;
+  bool operator==(const Content&) const = default;
+};
+
+std::string to_text(const Content& content);
+
+class Contents {
+ public:
+  explicit Contents(const std::vector<Slot>& slots);
+
+  void write(const Piece& piece, const Content& content);
+  void copy(const Piece& from, const Piece& to);
+
+  // Whether a piece is this, from its first byte to its last; if not, says what is there.
+  bool is(const Piece& piece, const Content& content) const;
+  std::string text(const Piece& piece) const;
+  Content first(const Piece& piece) const;
+
+ private:
+  struct Stretch {
+    std::size_t end = 0;
+    Content content{};
+  };
+  using Memory = std::map<std::size_t, Stretch>;
+
+  Memory::iterator split(Memory& memory, std::size_t at);
+  std::vector<std::pair<Range, Content>> parts(const Piece& piece) const;
+
+  std::vector<Memory> slots_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,112 @@
+#include "zero/plan/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/round_up.h"
+#include "kernels/state_math.h"
+
+namespace ballast {
+namespace {
+
+std::size_t divided_up(std::size_t count, std::size_t parts) { return (count + parts - 1) / parts; }
+
+// Lays tensors one after another from `section.first` on.
+Section lay_out(const Unit& unit, bool frozen, Section section, std::vector<std::size_t>& tensor_begin) {
+  std::size_t end = section.first;
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    if (unit.tensors[i].frozen != frozen) continue;
+    tensor_begin[i] = end;
+    end = round_up(end + unit.tensors[i].elements(), kernels::group_size);
+  }
+  section.shard = round_up(divided_up(end - section.first, section.shards), kernels::group_size);
+  return section;
+}
+
+std::vector<Range> cut(std::size_t elements, std::size_t tile_elements) {
+  std::vector<Range> tiles;
+  for (std::size_t first = 0; first < elements; first += tile_elements) {
+    tiles.push_back({first, std::min(tile_elements, elements - first)});
+  }
+  return tiles;
+}
+
+UnitLayout lay_out(const Unit& unit, std::size_t shards, std::size_t most_in_a_tile) {
+  UnitLayout layout;
+  layout.tensor_begin.resize(unit.tensors.size());
+  layout.trained = lay_out(unit, false, {.first = 0, .shards = shards}, layout.tensor_begin);
+  layout.frozen = lay_out(unit, true, {.first = layout.trained.count(), .shards = shards}, layout.tensor_begin);
+  const std::size_t shard = layout.trained.shard;
+  if (shard > 0) {
+    layout.tile_elements = round_up(divided_up(shard, divided_up(shard, most_in_a_tile)), kernels::group_size);
+    layout.tiles = cut(shard, layout.tile_elements);
+  }
+  return layout;
+}
+
+Range range_of(const Unit& unit, const UnitLayout& layout, std::size_t tensor) {
+  return {layout.tensor_begin[tensor], unit.tensors[tensor].elements()};
+}
+
+}  // namespace
+
+Range intersection(const Range& a, const Range& b) {
+  const std::size_t first = std::max(a.first, b.first);
+  const std::size_t end = std::min(a.end(), b.end());
+  return {first, end > first ? end - first : 0};
+}
+
+Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
+  require(tile_elements > 0 && tile_elements % kernels::group_size == 0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("tiles of {} elements were asked for", tile_elements),
+                   .needed = fmt::format("a multiple of {}", kernels::group_size)};
+  });
+  require(shards > 0, Code::bad_argument,
+          [] { return Problem{.what = "a layout for no ranks was asked for", .needed = "at least one shard"}; });
+  Layout layout{.shards = shards, .units = {}};
+  for (const Unit& unit : model.units) {
+    layout.units.push_back(lay_out(unit, shards, tile_elements));
+  }
+  return layout;
+}
+
+std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range) {
+  std::vector<kernels::Run> runs;
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    const Range common = intersection(range_of(unit, layout, i), range);
+    if (common.count > 0) runs.push_back({common.first - range.first, common.count, unit.tensors[i].group});
+  }
+  return runs;
+}
+
+std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, std::size_t tensor, Range range) {
+  const Section& section = unit.tensors[tensor].frozen ? layout.frozen : layout.trained;
+  const std::size_t begin = layout.tensor_begin[tensor];
+  std::vector<TensorPart> parts;
+  for (std::size_t rank = 0; rank < section.shards; ++rank) {
+    const Range shard = section.of_rank(rank);
+    const Range common = intersection({begin + range.first, range.count}, shard);
+    if (common.count > 0) {
+      parts.push_back({tensor, {common.first - begin, common.count}, rank, common.first - shard.first});
+    }
+  }
+  return parts;
+}
+
+std::vector<TensorPart> tensors_in(const Unit& unit, const UnitLayout& layout, const Section& section, std::size_t rank,
+                                   Range range) {
+  const Range shard = section.of_rank(rank);
+  std::vector<TensorPart> parts;
+  for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
+    const Range common = intersection(range_of(unit, layout, i), {shard.first + range.first, range.count});
+    if (common.count > 0) {
+      parts.push_back({i, {common.first - layout.tensor_begin[i], common.count}, rank, common.first - shard.first});
+    }
+  }
+  std::ranges::sort(parts, {}, &TensorPart::in_shard);
+  return parts;
+}
+
+}  // namespace ballast

@@ -1,0 +1,69 @@
+// How units are cut: padded, into one contiguous shard per rank of the shard group, each shard into tiles. A pure value,
+// the same on every rank.
+#pragma once
+
+#include <vector>
+
+#include "kernels/update.h"
+#include "zero/plan/model.h"
+
+namespace ballast {
+
+struct Range {
+  std::size_t first = 0;
+  std::size_t count = 0;
+
+  std::size_t end() const { return first + count; }
+  bool operator==(const Range&) const = default;
+};
+
+Range intersection(const Range& a, const Range& b);  // of none: a count of 0
+
+// A stretch of a unit that is cut into one shard for each rank.
+struct Section {
+  std::size_t first = 0;  // in the unit
+  std::size_t shard = 0;
+  std::size_t shards = 1;
+
+  std::size_t count() const { return shard * shards; }
+  Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }  // in the unit
+};
+
+// Trained tensors come first, frozen ones after them, so that nothing but parameters is kept for those.
+struct UnitLayout {
+  std::vector<std::size_t> tensor_begin;  // multiples of the group size, so that no group has two owners
+  Section trained;
+  Section frozen;
+  std::size_t tile_elements = 0;  // of the unit's largest tile
+  std::vector<Range> tiles;       // of a trained shard, relative to its beginning
+
+  std::size_t elements() const { return trained.count() + frozen.count(); }
+};
+
+struct Layout {
+  std::size_t shards = 1;
+  std::vector<UnitLayout> units;
+};
+
+// Tiles are of equal size in a unit, and of `tile_elements` at most.
+Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements);
+
+// Which parameter groups lie in a range of a unit, as runs relative to its beginning. Padding is in none.
+std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range);
+
+// A part of a tensor, and where it lies.
+struct TensorPart {
+  std::size_t tensor = 0;
+  Range range{};             // of the tensor's elements
+  std::size_t rank = 0;      // whose shard has it
+  std::size_t in_shard = 0;  // where it begins in the rank's shard: of the trained section, or of the frozen one
+};
+
+// Who has which part of a tensor, in order.
+std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, std::size_t tensor, Range range);
+
+// Which parts of tensors lie in a range of a rank's shard of a section, in order. Padding is in none.
+std::vector<TensorPart> tensors_in(const Unit& unit, const UnitLayout& layout, const Section& section, std::size_t rank,
+                                   Range range);
+
+}  // namespace ballast

@@ -1,0 +1,61 @@
+#include "zero/plan/ledger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t places_of_record = 2;
+
+void add(Ledger& ledger, Tier tier, std::string_view owner, std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto entry =
+      std::ranges::find_if(ledger, [&](const LedgerEntry& e) { return e.tier == tier && e.owner == owner; });
+  if (entry == ledger.end()) {
+    ledger.push_back({tier, std::string(owner), bytes});
+  } else {
+    entry->bytes += bytes;
+  }
+}
+
+}  // namespace
+
+Ledger ledger_of(const Program& program, const RecordSizes& records) {
+  Ledger ledger;
+  for (const Slot& slot : program.slots) {
+    add(ledger, slot.tier, std::string_view(slot.name).substr(0, slot.name.find('.')), slot.bytes);
+  }
+  const auto tiles = static_cast<std::size_t>(std::ranges::count(program.homes, true, &Home::on_drive));
+  add(ledger, Tier::nvme, "records", tiles * places_of_record * records.record);
+  std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
+    return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
+  });
+  return ledger;
+}
+
+std::size_t bytes_in(const Ledger& ledger, Tier tier) {
+  std::size_t bytes = 0;
+  for (const LedgerEntry& entry : ledger) {
+    if (entry.tier == tier) bytes += entry.bytes;
+  }
+  return bytes;
+}
+
+std::string to_text(const Ledger& ledger) {
+  std::string text;
+  for (std::size_t i = 0; i < tier_count; ++i) {
+    const Tier tier = static_cast<Tier>(i);
+    if (bytes_in(ledger, tier) == 0) continue;
+    text += fmt::format("{:<8}{:<14}{:>12}\n", name(tier), "", human_bytes(bytes_in(ledger, tier)));
+    for (const LedgerEntry& entry : ledger) {
+      if (entry.tier == tier) text += fmt::format("        {:<14}{:>12}\n", entry.owner, human_bytes(entry.bytes));
+    }
+  }
+  return text;
+}
+
+}  // namespace ballast

@@ -1,0 +1,23 @@
+// What a program needs of each tier: the sum of its slots, which is what an engine reserves, to the byte.
+#pragma once
+
+#include "zero/plan/block.h"
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+struct LedgerEntry {
+  Tier tier = Tier::device;
+  std::string owner;  // "gathered", "reduced", "state": the slots' names without their numbers
+  std::size_t bytes = 0;
+
+  bool operator==(const LedgerEntry&) const = default;
+};
+
+using Ledger = std::vector<LedgerEntry>;  // by tier, the largest owner first
+
+Ledger ledger_of(const Program& program, const RecordSizes& records);
+std::size_t bytes_in(const Ledger& ledger, Tier tier);
+std::string to_text(const Ledger& ledger);  // a table
+
+}  // namespace ballast

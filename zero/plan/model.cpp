@@ -1,0 +1,60 @@
+#include "zero/plan/model.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <numeric>
+#include <set>
+#include <string_view>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+[[noreturn]] void refuse(std::string what, std::string where, std::string needed) {
+  fail(Code::bad_argument, {.what = std::move(what), .where = std::move(where), .needed = std::move(needed)});
+}
+
+void check_names(const Unit& unit) {
+  std::set<std::string_view> names;
+  for (const Tensor& tensor : unit.tensors) {
+    if (!names.insert(tensor.name).second) {
+      refuse(fmt::format("two tensors are called {}", tensor.name), fmt::format("unit {}", unit.name), "one name each");
+    }
+  }
+}
+
+void check_ties(const Model& model, std::size_t index) {
+  const Unit& unit = model.units[index];
+  for (const Tie& tie : unit.ties) {
+    const bool exists = tie.unit < model.units.size() && tie.tensor < model.units[tie.unit].tensors.size();
+    if (!exists || tie.unit == index) {
+      refuse(fmt::format("{} is tied to tensor {} of unit {}", tie.name, tie.tensor, tie.unit),
+             fmt::format("unit {}", unit.name), "a tensor of another unit of the model");
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t Tensor::elements() const {
+  return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
+}
+
+void check(const Model& model) {
+  if (model.units.empty()) refuse("a model without units was to be trained", "", "at least one unit");
+  std::set<std::string_view> names;
+  for (std::size_t i = 0; i < model.units.size(); ++i) {
+    const Unit& unit = model.units[i];
+    if (!names.insert(unit.name).second) refuse(fmt::format("two units are called {}", unit.name), "", "one name each");
+    if (unit.dtype == DType::u8) {
+      refuse(fmt::format("parameters of {} were to be trained", name(unit.dtype)), fmt::format("unit {}", unit.name),
+             "fp32, bf16 or fp16");
+    }
+    check_names(unit);
+    check_ties(model, i);
+  }
+}
+
+}  // namespace ballast

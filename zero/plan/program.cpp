@@ -1,0 +1,66 @@
+#include "zero/plan/program.h"
+
+#include <fmt/format.h>
+
+namespace ballast {
+namespace {
+
+std::string piece_text(const Program& program, std::string_view label, const Piece& piece) {
+  if (!piece.exists()) return {};
+  const Slot& slot = program.slots[piece.slot];
+  const bool whole = piece.begin == 0 && piece.bytes == slot.bytes;
+  return fmt::format(" {}={}{}", label, slot.name, whole ? "" : fmt::format("[{}..{})", piece.begin, piece.end()));
+}
+
+std::string waits_text(const Op& op) {
+  std::string text;
+  for (const Wait& wait : op.after) {
+    text += fmt::format("{}{}{}", text.empty() ? " after=" : ",", wait.of_last_round ? '^' : '%', wait.op);
+  }
+  return text;
+}
+
+std::string op_text(const Program& program, const Op& op) {
+  std::string text = fmt::format("{}: {}", name(op.lane), name(op.kind));
+  if (op.kind == OpKind::use) text += fmt::format(" {}", name(op.phase));
+  if (op.unit != none) text += fmt::format(" unit={}", op.unit);
+  if (op.tile != none) text += fmt::format(" tile={}", op.tile);
+  if (op.ranks == Ranks::replica_group) text += " over=replicas";
+  return text + piece_text(program, "from", op.from) + piece_text(program, "to", op.to) +
+         piece_text(program, "state", op.state) + waits_text(op) + "\n";
+}
+
+}  // namespace
+
+std::string_view name(OpKind kind) {
+  constexpr std::string_view names[] = {"clear", "read",   "read_first", "upload",   "gather",
+                                        "use",   "reduce", "accumulate", "download", "keep",
+                                        "norm",  "agree",  "update",     "write",    "commit"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+std::string_view name(Lane lane) {
+  constexpr std::string_view names[] = {"compute", "gather", "reduce", "upload", "download", "disk", "update"};
+  return names[static_cast<std::size_t>(lane)];
+}
+
+std::string_view name(Phase phase) {
+  constexpr std::string_view names[] = {"forward", "backward", "step"};
+  return names[static_cast<std::size_t>(phase)];
+}
+
+std::string to_text(const Program& program) {
+  std::string text;
+  for (const Slot& slot : program.slots) {
+    text += fmt::format("slot {}: {} bytes, {}\n", slot.name, slot.bytes, name(slot.tier));
+  }
+  for (const Op& op : program.entry) {
+    text += "entry " + op_text(program, op);
+  }
+  for (std::size_t i = 0; i < program.ops.size(); ++i) {
+    text += fmt::format("%{} {}", i, op_text(program, program.ops[i]));
+  }
+  return text;
+}
+
+}  // namespace ballast

@@ -1,0 +1,43 @@
+// The order in which a trainer uses units.
+#pragma once
+
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+struct Visit {
+  std::size_t unit = 0;
+  Phase phase = Phase::forward;
+  bool held = false;  // its memory is needed until the next visit ends: tied tensors of two units are used together
+
+  bool operator==(const Visit&) const = default;
+};
+
+using Trace = std::vector<Visit>;  // of one micro-step
+
+// A use of a unit: the units that it has tied tensors of, held, and then itself.
+Trace visits_of(const Model& model, std::size_t unit, Phase phase);
+
+// Forward in the order of declaration, backward in the opposite one.
+Trace declared_order(const Model& model);
+
+// A trace with its questions answered. Positions count visits; the next round's continue this one's.
+class Uses {
+ public:
+  Uses(const Trace& trace, std::size_t units);
+
+  std::size_t next(std::size_t unit, std::size_t from) const;  // position of its next visit at `from` or later; or none
+  std::size_t last_backward(std::size_t unit) const { return last_backward_[unit]; }  // none: it has no backward visit
+  std::size_t backward_visits(std::size_t unit) const { return backward_[unit]; }
+  bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
+  std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
+  std::vector<std::size_t> by_first_visit() const;       // all units, those never visited last
+
+ private:
+  const Trace& trace_;
+  std::vector<std::vector<std::size_t>> positions_;  // by unit
+  std::vector<std::size_t> backward_;                // by unit
+  std::vector<std::size_t> last_backward_;           // by unit
+};
+
+}  // namespace ballast

@@ -1,0 +1,113 @@
+#include "zero/plan/verify_order.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "zero/plan/builder.h"
+
+namespace ballast {
+namespace {
+
+bool overlap(const Piece& a, const Piece& b) {
+  return a.exists() && a.slot == b.slot && a.begin < b.end() && b.begin < a.end();
+}
+
+bool conflict(const Op& a, const Op& b) {
+  const auto writes_what_touches = [](const Op& writer, const Op& other) {
+    for (const Piece* written : {&writer.to, &writer.state}) {
+      for (const Piece* touched : {&other.from, &other.to, &other.state}) {
+        if (overlap(*written, *touched)) return true;
+      }
+    }
+    return false;
+  };
+  return writes_what_touches(a, b) || writes_what_touches(b, a);
+}
+
+}  // namespace
+
+Unrolled::Unrolled(const Program& program) {
+  std::size_t last_round = 0;
+  std::size_t begin = 0;
+  std::size_t round = 0;
+  for (const std::vector<Op>* ops : {&program.entry, &program.ops, &program.ops}) {
+    for (std::size_t i = 0; i < ops->size(); ++i) {
+      ops_.push_back(&(*ops)[i]);
+      in_round_.push_back(i);
+      round_.push_back(round);
+      add_waits(begin + i, (*ops)[i], begin, round == 2 ? last_round : none);
+    }
+    last_round = begin;
+    begin = ops_.size();
+    ++round;
+  }
+  follow_lanes();
+}
+
+std::string Unrolled::text(std::size_t index) const {
+  const std::string round = round_[index] == 0 ? "the entry" : fmt::format("round {}", round_[index]);
+  return fmt::format("{} of {}, operation {}", name(op(index).kind), round, in_round_[index]);
+}
+
+void Unrolled::add_waits(std::size_t index, const Op& op, std::size_t round_begin, std::size_t last_round) {
+  std::vector<std::size_t>& awaited = awaited_.emplace_back();
+  for (const Wait& wait : op.after) {
+    if (wait.of_last_round && last_round == none) continue;  // the entry is over as a whole
+    const std::size_t target = (wait.of_last_round ? last_round : round_begin) + wait.op;
+    if (target >= index || (wait.of_last_round && target >= round_begin)) {
+      problems_.push_back(fmt::format("{} waits for what comes later", text(index)));
+    } else {
+      awaited.push_back(target);
+    }
+  }
+}
+
+// On the disk, a commit is after everything that was there before it, and before all that comes.
+void Unrolled::follow_lanes() {
+  std::array<std::size_t, lane_count> last;
+  last.fill(none);
+  std::vector<std::size_t> since_commit;
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    std::vector<bool>& before = before_.emplace_back(ops_.size());
+    const auto add = [&](std::size_t earlier) {
+      before[earlier] = true;
+      for (std::size_t j = 0; j < earlier; ++j) {
+        if (before_[earlier][j]) before[j] = true;
+      }
+    };
+    for (const std::size_t earlier : awaited_[i])
+      add(earlier);
+    if (round_[i] > 0) {
+      for (std::size_t j = 0; j < i && round_[j] == 0; ++j)
+        before[j] = true;
+    }
+    std::size_t& previous = last[static_cast<std::size_t>(op(i).lane)];
+    if (previous != none) add(previous);
+    if (op(i).kind == OpKind::commit) {
+      for (const std::size_t earlier : since_commit)
+        add(earlier);
+      since_commit.clear();
+    }
+    if (done_in_order(op(i).lane) || op(i).kind == OpKind::commit) {
+      previous = i;
+    } else {
+      since_commit.push_back(i);
+    }
+  }
+}
+
+std::vector<std::string> Unrolled::races() const {
+  std::vector<std::string> problems = problems_;
+  for (std::size_t later = 0; later < ops_.size(); ++later) {
+    for (std::size_t earlier = 0; earlier < later; ++earlier) {
+      if (!is_before(earlier, later) && conflict(op(earlier), op(later))) {
+        problems.push_back(
+            fmt::format("{} does not wait for {}, which uses the same bytes", text(later), text(earlier)));
+      }
+    }
+  }
+  return problems;
+}
+
+}  // namespace ballast
