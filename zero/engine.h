@@ -11,7 +11,7 @@
 #include "offload/staging_pool.h"
 #include "optim/decision.h"
 #include "optim/state_layout.h"
-#include "zero/communicator.h"
+#include "zero/comm/communicator.h"
 #include "zero/layout.h"
 #include "zero/program.h"
 

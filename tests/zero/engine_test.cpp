@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "tests/temporary_directory.h"
+#include "zero/comm/thread_communicator.h"
 #include "zero/compile.h"
-#include "zero/thread_communicator.h"
 
 using namespace ballast;
 
@@ -107,50 +107,4 @@ TEST_CASE("a record that cannot be read stops the step, and asking again does no
     CHECK_THROWS_WITH(rig.engine.step({.groups = rig.rules}), Catch::Contains("B3201"));
   }
   CHECK(records.generation() == 1);
-}
-
-TEST_CASE("a rank that gives up ends the others' waiting, and every later call") {
-  const auto backend = kernels::cpu_backend({.threads = 1});
-  ThreadGroup group(2);
-  const auto first = thread_communicator(group, 0, *backend);
-  const auto second = thread_communicator(group, 1, *backend);
-  std::thread other([&] { second->abort(); });
-  for (int call = 0; call < 3; ++call) {
-    CHECK_THROWS_WITH(first->barrier(), Catch::Contains("B3301"));
-  }
-  other.join();
-  CHECK_THROWS_WITH(second->barrier(), Catch::Contains("B3301"));
-}
-
-TEST_CASE("memory that a rank has shown is not given back while another looks at it, though the group is aborted") {
-  ThreadGroup group(2);
-  std::atomic<bool> looking = true;
-  bool given_back_too_early = true;
-  std::thread shows([&] {
-    const std::vector<std::byte> memory(1 << 20);
-    group.show(0, ConstView(memory.data(), memory.size(), DType::u8));
-    group.hide();
-    given_back_too_early = looking;
-  });
-  group.show(1, {});
-  group.abort();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  looking = false;
-  group.hide();
-  shows.join();
-  CHECK_FALSE(given_back_too_early);
-  CHECK_THROWS_WITH(group.meet(), Catch::Contains("B3301"));
-}
-
-TEST_CASE("collectives refuse sizes that do not belong together") {
-  const auto backend = kernels::cpu_backend({.threads = 1});
-  ThreadGroup group(2);
-  const auto rank = thread_communicator(group, 0, *backend);
-  std::vector<float> values(10);
-  const View three = View(std::span(values)).part(0, 3);
-  const View five = View(std::span(values)).part(5, 5);
-  CHECK_THROWS_WITH(rank->all_gather(three, five), Catch::Contains("B1003") && Catch::Contains("6 elements"));
-  CHECK_THROWS_WITH(rank->reduce_scatter(five, three), Catch::Contains("B1003"));
-  CHECK_THROWS_WITH(rank->all_reduce(five, three), Catch::Contains("B1003"));
-  CHECK_THROWS_WITH(thread_communicator(group, 2, *backend), Catch::Contains("a rank below 2"));
 }

@@ -9,8 +9,8 @@
 
 #include "tests/temporary_directory.h"
 #include "tests/zero/tiny_trainer.h"
+#include "zero/comm/thread_communicator.h"
 #include "zero/compile.h"
-#include "zero/thread_communicator.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -121,7 +121,7 @@ std::vector<Outcome> train(const Setup& setup) {
         outcomes[rank] = train_rank(setup, rank, everybody);
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
-        everybody.abort();
+        everybody.abort(failure.what());
       }
     });
   }

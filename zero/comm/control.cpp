@@ -1,0 +1,122 @@
+#include "zero/comm/control.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr auto between_attempts = std::chrono::milliseconds(20);
+constexpr auto time_to_deliver = std::chrono::seconds(2);  // what the hub says of a late rank arrives after the timeout
+
+std::unique_ptr<Connection> connect(const ControlOptions& options) {
+  const auto end = std::chrono::steady_clock::now() + options.timeout;
+  while (std::chrono::steady_clock::now() < end) {
+    if (Descriptor socket = try_connect(options.hub, options.timeout)) {
+      return std::make_unique<Connection>(std::move(socket));
+    }
+    std::this_thread::sleep_for(between_attempts);
+  }
+  fail(Code::no_meeting, {.what = "rank 0 did not come",
+                          .where = fmt::format("rank {} looked for it at {}", options.self.rank, text(options.hub)),
+                          .available = fmt::format("waited for {} s", std::chrono::duration<double>(options.timeout).count())});
+}
+
+std::vector<Member> members_from(const std::string& lines) {
+  std::vector<Member> members;
+  std::istringstream stream(lines);
+  for (std::string line; std::getline(stream, line);) {
+    members.push_back(member_from(line));
+  }
+  return members;
+}
+
+}  // namespace
+
+Control::Control(const ControlOptions& options, FirstError& error)
+    : options_(options), error_(error), connection_(connect(options)) {
+  meet();
+  thread_ = std::thread([this] { listen(); });
+}
+
+void Control::meet() {
+  send({.kind = Message::Kind::hello, .key = options_.job, .value = to_line(options_.self)});
+  const std::string where = fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub));
+  const auto end = std::chrono::steady_clock::now() + options_.timeout + time_to_deliver;
+  while (members_.empty()) {
+    const bool open = connection_->receive(between_attempts);
+    if (const auto message = connection_->next()) {
+      require(message->kind == Message::Kind::welcome, Code::no_meeting,
+              [&] { return Problem{.what = message->value, .where = where}; });
+      members_ = members_from(message->value);
+    }
+    require(open || !members_.empty(), Code::no_meeting, [&] {
+      return Problem{.what = "who answers where rank 0 should be has hung up", .where = where};
+    });
+    require(std::chrono::steady_clock::now() < end, Code::no_meeting, [&] {
+      return Problem{.what = "who answers where rank 0 should be says nothing", .where = where};
+    });
+  }
+}
+
+Control::~Control() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  send({.kind = Message::Kind::goodbye});
+  connection_->shut_down();
+  thread_.join();
+}
+
+// The thread's.
+void Control::listen() {
+  try {
+    while (connection_->receive(std::chrono::milliseconds(-1))) {
+      while (const auto message = connection_->next()) {
+        take(*message);
+      }
+    }
+  } catch (const std::exception& error) {
+    error_.set(error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (!leaving_) error_.set(text(members_.front()) + " died");
+}
+
+void Control::take(const Message& message) {
+  if (message.kind == Message::Kind::failed) error_.set(message.value);
+  if (message.kind == Message::Kind::set) {
+    const std::lock_guard lock(mutex_);
+    values_[message.key] = message.value;
+    changed_.notify_all();
+  }
+}
+
+bool Control::send(const Message& message) {
+  const std::lock_guard lock(sending_);
+  return connection_->send(message);
+}
+
+void Control::set(const std::string& key, const std::string& value) {
+  send({.kind = Message::Kind::set, .key = key, .value = value});
+}
+
+std::string Control::get(const std::string& key) {
+  send({.kind = Message::Kind::get, .key = key});
+  std::unique_lock lock(mutex_);
+  Patience(error_, options_.timeout)
+      .wait([&](auto pause) { return changed_.wait_for(lock, pause, [&] { return values_.contains(key); }); },
+            [&] { return "the rank that sets " + key; });
+  return values_[key];
+}
+
+void Control::fail(const std::string& reason) {
+  error_.set(reason);
+  send({.kind = Message::Kind::failed, .value = reason});
+}
+
+}  // namespace ballast

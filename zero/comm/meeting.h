@@ -1,0 +1,49 @@
+// What the hub of a job knows and decides: who is there, what they left word of, who failed first. Pure: connections are
+// numbers, and what is to be sent goes to a function.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "zero/comm/member.h"
+#include "zero/comm/message.h"
+
+namespace ballast {
+
+class Meeting {
+ public:
+  using Send = std::function<void(std::size_t connection, const Message& message)>;
+
+  Meeting(std::string job, std::size_t size, Send send) : job_(std::move(job)), size_(size), send_(std::move(send)) {}
+
+  void take(std::size_t connection, const Message& message);
+  void ended(std::size_t connection);              // of a member who has not said goodbye: it died
+  void time_is_up(const std::string& after);       // those who are still missing are named
+  bool complete() const { return members_.size() == size_; }
+  bool everybody_left() const { return left_.size() == size_; }
+  bool failed() const { return first_error_.has_value(); }
+
+ private:
+  void hello(std::size_t connection, const Message& message);
+  std::optional<std::string> objection(const Message& hello, const Member& member) const;
+  void set(const Message& message);
+  void get(std::size_t connection, const std::string& key);
+  void fail(const std::string& reason);
+  void send_to_all(const Message& message);
+
+  std::string job_;
+  std::size_t size_;
+  Send send_;
+  std::map<std::size_t, Member> members_;  // by connection
+  std::set<std::size_t> left_;             // connections
+  std::vector<std::string> refused_;
+  std::map<std::string, std::string> values_;
+  std::multimap<std::string, std::size_t> waiting_;  // connections, by the key they asked for
+  std::optional<std::string> first_error_;
+};
+
+}  // namespace ballast
