@@ -50,7 +50,8 @@ void broadcasts(Communicator& ranks, DType dtype, std::size_t count) {
   for (std::size_t root = 0; root < ranks.size(); ++root) {
     Values values = Values::of_rank(ranks.rank(), dtype, count);
     ranks.broadcast(values.view(), root);
-    expect(values == Values::of_rank(root, dtype, count), fmt::format("broadcast of {} from {}", of(dtype, count), root));
+    expect(values == Values::of_rank(root, dtype, count),
+           fmt::format("broadcast of {} from {}", of(dtype, count), root));
   }
 }
 

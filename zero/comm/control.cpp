@@ -10,6 +10,7 @@ namespace ballast {
 namespace {
 
 constexpr auto between_attempts = std::chrono::milliseconds(20);
+constexpr auto time_of_verdict = std::chrono::seconds(3);  // rank 0, where the hub is, is itself late that says nothing
 constexpr auto time_to_deliver = std::chrono::seconds(2);  // what the hub says of a late rank arrives after the timeout
 
 std::unique_ptr<Connection> connect(const ControlOptions& options) {
@@ -22,7 +23,7 @@ std::unique_ptr<Connection> connect(const ControlOptions& options) {
   }
   fail(Code::no_meeting, {.what = "rank 0 did not come",
                           .where = fmt::format("rank {} looked for it at {}", options.self.rank, text(options.hub)),
-                          .available = fmt::format("waited for {} s", std::chrono::duration<double>(options.timeout).count())});
+                          .available = "waited for " + seconds(options.timeout)});
 }
 
 std::vector<Member> members_from(const std::string& lines) {
@@ -53,12 +54,10 @@ void Control::meet() {
               [&] { return Problem{.what = message->value, .where = where}; });
       members_ = members_from(message->value);
     }
-    require(open || !members_.empty(), Code::no_meeting, [&] {
-      return Problem{.what = "who answers where rank 0 should be has hung up", .where = where};
-    });
-    require(std::chrono::steady_clock::now() < end, Code::no_meeting, [&] {
-      return Problem{.what = "who answers where rank 0 should be says nothing", .where = where};
-    });
+    require(open || !members_.empty(), Code::no_meeting,
+            [&] { return Problem{.what = "who answers where rank 0 should be has hung up", .where = where}; });
+    require(std::chrono::steady_clock::now() < end, Code::no_meeting,
+            [&] { return Problem{.what = "who answers where rank 0 should be says nothing", .where = where}; });
   }
 }
 
@@ -108,10 +107,20 @@ void Control::set(const std::string& key, const std::string& value) {
 std::string Control::get(const std::string& key) {
   send({.kind = Message::Kind::get, .key = key});
   std::unique_lock lock(mutex_);
-  Patience(error_, options_.timeout)
-      .wait([&](auto pause) { return changed_.wait_for(lock, pause, [&] { return values_.contains(key); }); },
-            [&] { return "the rank that sets " + key; });
+  const Patience patience(error_, options_.timeout);
+  patience.wait([&](auto pause) { return changed_.wait_for(lock, pause, [&] { return values_.contains(key); }); },
+                [&] { patience.blame("the rank that sets " + key); });
   return values_[key];
+}
+
+void Control::give_up_on(std::size_t rank) {
+  send({.kind = Message::Kind::late, .value = std::to_string(rank)});
+  const Patience patience(error_, time_of_verdict);
+  while (!error_.is_set() && !patience.is_over()) {
+    std::this_thread::sleep_for(between_attempts);
+  }
+  error_.set(fmt::format("{} did not come within {}", text(members_.front()), seconds(options_.timeout)));
+  ballast::fail(Code::peer_late, {.what = error_.reason()});
 }
 
 void Control::fail(const std::string& reason) {

@@ -37,7 +37,8 @@ class Control : public KeyValueStore {
   // Any thread may call.
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
-  void fail(const std::string& reason);  // the job has failed, because of this rank
+  [[noreturn]] void give_up_on(std::size_t rank);  // time is up; throws B3302, which names the rank that all wait for
+  void fail(const std::string& reason);            // the job has failed, because of this rank
 
  private:
   void meet();

@@ -14,7 +14,8 @@ class FirstError {
  public:
   bool set(std::string reason);  // false if there was one
   bool is_set() const { return set_.load(std::memory_order_acquire); }
-  void check() const;  // throws it as B3301
+  const std::string& reason() const { return reason_; }  // once it is set
+  void check() const;                                    // throws it as B3301
 
   // For waits that cannot look now and then. Called by the thread that sets it, or at once; no more after forget().
   void when_set(const void* owner, std::function<void()> call);

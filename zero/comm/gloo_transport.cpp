@@ -89,13 +89,16 @@ class GlooTransport : public ProcessTransport {
     std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
     Store store(group());
     context_.setTimeout(group().job().timeout());
-    guarded("a rank", [&] { context_.connectFullMesh(store, device); });
+    guarded(next(), [&] { context_.connectFullMesh(store, device); });
     for (std::size_t peer = 0; peer < size(); ++peer) {
       parts_.push_back(context_.createUnboundBuffer(place(peer), round_bytes_));
       call_buffers_.push_back(context_.createUnboundBuffer(&calls_[peer], sizeof(Call)));
     }
     mine_ = context_.createUnboundBuffer(&call_, sizeof(Call));
   }
+
+  // Gloo does not say whose connection failed while it made all of them.
+  std::size_t next() { return (rank() + 1) % size(); }
 
   std::byte* place(std::size_t peer) const { return received_.data() + peer * round_bytes_; }
   std::uint64_t slot_of_call() const { return 2 * rounds_; }
@@ -108,7 +111,7 @@ class GlooTransport : public ProcessTransport {
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const int to = static_cast<int>(peer);
-      guarded(group().member(peer), [&] {
+      guarded(peer, [&] {
         call_buffers_[peer]->recv(to, slot_of_call());
         mine_->send(to, slot_of_call());
         if (!given.gives(rank()) || given.bytes == 0) return;
@@ -123,8 +126,7 @@ class GlooTransport : public ProcessTransport {
     wait_received(peer, *call_buffers_[peer]);
     require_same(given.call, calls_[peer], group().member(peer));
     if (!given.gives(peer) || given.bytes == 0) return;
-    guarded(group().member(peer),
-            [&] { parts_[peer]->recv(static_cast<int>(peer), slot_of_bytes(), 0, given.bytes); });
+    guarded(peer, [&] { parts_[peer]->recv(static_cast<int>(peer), slot_of_bytes(), 0, given.bytes); });
   }
 
   void end() {
@@ -147,7 +149,7 @@ class GlooTransport : public ProcessTransport {
   template <class Wait>
   void wait(std::size_t peer, UnboundBuffer& buffer, Wait&& wait_for_buffer) {
     wait_on(&buffer);
-    guarded(group().member(peer), wait_for_buffer);
+    guarded(peer, wait_for_buffer);
     wait_on(nullptr);
   }
 
@@ -167,7 +169,7 @@ class GlooTransport : public ProcessTransport {
   }
 
   template <class Body>
-  void guarded(const std::string& peer, Body&& body) {
+  void guarded(std::size_t peer, Body&& body) {
     const Patience patience(error_, group().job().timeout());
     const NoSignalOfBrokenPipes no_signal;
     try {
@@ -178,13 +180,14 @@ class GlooTransport : public ProcessTransport {
   }
 
   // Connections break before it is known why: the hub tells who died.
-  [[noreturn]] void explain(const std::string& peer, const Patience& patience, const char* gloo_says) {
+  [[noreturn]] void explain(std::size_t peer, const Patience& patience, const char* gloo_says) {
     for (auto waited = look_again; waited < time_to_learn_why && !error_.is_set(); waited += look_again) {
-      if (patience.is_over()) patience.give_up(peer);
+      if (patience.is_over()) group().give_up_on(peer);
       std::this_thread::sleep_for(look_again);
     }
     error_.check();
-    fail(Code::peer_failed, {.what = "the connection to " + peer + " broke", .available = gloo_says});
+    fail(Code::peer_failed,
+         {.what = fmt::format("the connection to {} broke", group().member(peer)), .available = gloo_says});
   }
 
   struct Sending {

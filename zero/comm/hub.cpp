@@ -1,6 +1,5 @@
 #include "zero/comm/hub.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,11 +8,13 @@
 #include <vector>
 
 #include "kernels/runtime/error.h"
+#include "zero/comm/patience.h"
 
 namespace ballast {
 namespace {
 
 constexpr auto time_to_hear_of_an_error = std::chrono::seconds(2);
+constexpr auto time_to_say_who_is_late = std::chrono::seconds(1);
 constexpr int look_again_ms = 100;
 
 }  // namespace
@@ -39,10 +40,16 @@ Hub::~Hub() {
 void Hub::run() {
   while (!is_over()) {
     wait();
-    if (!leaving_ && !meeting_.complete() && Clock::now() >= end_) {
-      meeting_.time_is_up(fmt::format("{} s", std::chrono::duration<double>(options_.timeout).count()));
-    }
+    look_at_the_clock();
   }
+}
+
+void Hub::look_at_the_clock() {
+  const Clock::time_point now = Clock::now();
+  if (!leaving_ && !meeting_.complete() && now >= end_) meeting_.time_is_up(seconds(options_.timeout));
+  if (!meeting_.some_are_late()) return;
+  if (!judgement_) judgement_ = now + time_to_say_who_is_late;
+  if (now >= *judgement_) meeting_.judge(seconds(options_.timeout));
 }
 
 bool Hub::is_over() {

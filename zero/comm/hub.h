@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "zero/comm/meeting.h"
@@ -28,6 +29,7 @@ class Hub {
 
   void run();
   bool is_over();
+  void look_at_the_clock();
   void wait();
   void accept();
   void read(std::size_t connection);
@@ -37,7 +39,8 @@ class Hub {
   Meeting meeting_;
   std::map<std::size_t, std::unique_ptr<Connection>> connections_;
   std::size_t next_ = 0;
-  Clock::time_point end_;  // of the time to come; later, of the time to leave
+  Clock::time_point end_;                         // of the time to come; later, of the time to leave
+  std::optional<Clock::time_point> judgement_{};  // when those who wait in vain have had the time to say so
   bool leaving_ = false;
   Descriptor closing_;  // an eventfd: the owner wants to leave
   std::thread thread_;

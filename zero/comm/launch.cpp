@@ -38,12 +38,7 @@ const std::vector<Names>& launchers() {
        "OMPI_COMM_WORLD_SIZE",
        "OMPI_COMM_WORLD_LOCAL_RANK",
        {"PMIX_NAMESPACE"}},
-      {"Slurm",
-       "SLURM_STEP_ID",
-       "SLURM_PROCID",
-       "SLURM_NTASKS",
-       "SLURM_LOCALID",
-       {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+      {"Slurm", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
   };
   return all;
 }

@@ -9,7 +9,7 @@
 namespace ballast {
 
 struct Launch {
-  std::string launcher{};      // "torchrun", "Slurm", "Open MPI"; "RANK" for the variables alone; empty: one rank, alone
+  std::string launcher{};  // "torchrun", "Slurm", "Open MPI"; "RANK" for the variables alone; empty: one rank, alone
   std::size_t rank = 0;
   std::size_t size = 1;
   std::size_t local_rank = 0;  // among the ranks of its machine: its GPU

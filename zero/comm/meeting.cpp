@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace ballast {
 
@@ -13,6 +14,7 @@ void Meeting::take(std::size_t connection, const Message& message) {
   switch (message.kind) {
     case Message::Kind::set: return set(message);
     case Message::Kind::get: return get(connection, message.key);
+    case Message::Kind::late: return late(connection, message.value);
     case Message::Kind::failed: return fail(message.value);
     case Message::Kind::goodbye: left_.insert(connection); return;
     default: return;
@@ -82,6 +84,29 @@ void Meeting::time_is_up(const std::string& after) {
   if (missing.empty()) return;
   fail(fmt::format("rank {} did not come within {}{}", fmt::join(missing, ", "), after,
                    refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))));
+}
+
+void Meeting::late(std::size_t connection, const std::string& rank) {
+  waited_for_[members_.at(connection).rank].insert(std::stoul(rank));
+}
+
+// Whoever waits is late for those behind it: the ones to name are those at the ends of the chains.
+void Meeting::judge(const std::string& after) {
+  std::set<std::size_t> named;
+  for (const auto& [waiting, ranks] : waited_for_) {
+    std::ranges::copy_if(ranks, std::inserter(named, named.end()),
+                         [&](std::size_t rank) { return !waited_for_.contains(rank); });
+  }
+  if (named.empty()) named = waited_for_.begin()->second;
+  std::vector<std::string> names;
+  for (const std::size_t rank : named) {
+    names.push_back(text(member(rank)));
+  }
+  fail(fmt::format("{} did not come within {}", fmt::join(names, ", "), after));
+}
+
+const Member& Meeting::member(std::size_t rank) const {
+  return std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; })->second;
 }
 
 void Meeting::fail(const std::string& reason) {

@@ -21,8 +21,10 @@ class Meeting {
   Meeting(std::string job, std::size_t size, Send send) : job_(std::move(job)), size_(size), send_(std::move(send)) {}
 
   void take(std::size_t connection, const Message& message);
-  void ended(std::size_t connection);              // of a member who has not said goodbye: it died
-  void time_is_up(const std::string& after);       // those who are still missing are named
+  void ended(std::size_t connection);         // of a member who has not said goodbye: it died
+  void time_is_up(const std::string& after);  // those who have not come are named
+  bool some_are_late() const { return !waited_for_.empty(); }
+  void judge(const std::string& after);  // names the late ones that wait for nobody themselves
   bool complete() const { return members_.size() == size_; }
   bool everybody_left() const { return left_.size() == size_; }
   bool failed() const { return first_error_.has_value(); }
@@ -32,7 +34,9 @@ class Meeting {
   std::optional<std::string> objection(const Message& hello, const Member& member) const;
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);
+  void late(std::size_t connection, const std::string& rank);
   void fail(const std::string& reason);
+  const Member& member(std::size_t rank) const;
   void send_to_all(const Message& message);
 
   std::string job_;
@@ -42,7 +46,8 @@ class Meeting {
   std::set<std::size_t> left_;             // connections
   std::vector<std::string> refused_;
   std::map<std::string, std::string> values_;
-  std::multimap<std::string, std::size_t> waiting_;  // connections, by the key they asked for
+  std::multimap<std::string, std::size_t> waiting_;          // connections, by the key they asked for
+  std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the rank that waited
   std::optional<std::string> first_error_;
 };
 

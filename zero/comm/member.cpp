@@ -14,7 +14,9 @@ Member this_process(std::size_t rank, std::size_t size) {
   return {rank, size, host.data(), ::getpid()};
 }
 
-std::string text(const Member& member) { return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid); }
+std::string text(const Member& member) {
+  return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid);
+}
 
 std::string to_line(const Member& member) {
   return fmt::format("{} {} {} {}", member.rank, member.size, member.pid, member.host);

@@ -15,6 +15,7 @@ struct Message {
     refused,  // to one who cannot take part, and why
     set,      // a key and its value
     get,      // a key; the answer is a `set`, as soon as there is a value
+    late,     // to the hub: the rank that I have waited for as long as I may
     failed,   // to the hub: I give up, and why. To all: the first error
     goodbye,  // I leave, and nothing is wrong
   };

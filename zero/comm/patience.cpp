@@ -6,9 +6,12 @@
 
 namespace ballast {
 
-void Patience::give_up(std::string_view missing) const {
-  const std::string what =
-      fmt::format("{} did not come within {} s", missing, std::chrono::duration<double>(timeout_).count());
+std::string seconds(std::chrono::milliseconds time) {
+  return fmt::format("{} s", std::chrono::duration<double>(time).count());
+}
+
+void Patience::blame(std::string_view missing) const {
+  const std::string what = fmt::format("{} did not come within {}", missing, seconds(timeout_));
   error_.set(what);
   fail(Code::peer_late, {.what = what});
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <string_view>
 
 #include "zero/comm/first_error.h"
@@ -10,6 +11,8 @@
 namespace ballast {
 
 inline constexpr std::chrono::milliseconds default_timeout = std::chrono::minutes(5);
+
+std::string seconds(std::chrono::milliseconds time);  // "0.3 s"
 
 // Of one wait: made when it begins.
 class Patience {
@@ -19,17 +22,19 @@ class Patience {
   Patience(FirstError& error, std::chrono::milliseconds timeout)
       : error_(error), timeout_(timeout), end_(Clock::now() + timeout) {}
 
-  // `come_within(pause)` waits for as long as `pause` and says whether they have come; `missing()` names them.
-  template <class ComeWithin, class Missing>
-  void wait(ComeWithin&& come_within, Missing&& missing) const {
+  // `come_within(pause)` waits for as long as `pause` and says whether they have come; `give_up()` throws.
+  template <class ComeWithin, class GiveUp>
+  void wait(ComeWithin&& come_within, GiveUp&& give_up) const {
     while (!come_within(pause())) {
       error_.check();
-      if (is_over()) give_up(missing());
+      if (is_over()) give_up();
     }
   }
 
   bool is_over() const { return Clock::now() >= end_; }
-  [[noreturn]] void give_up(std::string_view missing) const;  // the group has failed then
+
+  // B3302. The group has failed then.
+  [[noreturn]] void blame(std::string_view missing) const;
 
  private:
   // So often is it looked whether the group has failed.

@@ -19,6 +19,7 @@ class ProcessGroup {
   const std::string& name() const { return name_; }  // of no other group of the job
   std::string member(std::size_t rank) const { return text(members_[rank]); }
   Job& job() const { return *job_; }
+  [[noreturn]] void give_up_on(std::size_t rank) const { job_->control().give_up_on(members_[rank].rank); }
 
   // Those that `ranks` of this one form. All of them call.
   ProcessGroup part(std::span<const std::size_t> ranks);

@@ -42,7 +42,8 @@ Descriptor open_socket(const addrinfo& address) {
 }
 
 void set_option(const Descriptor& socket, int level, int option, int value) {
-  ::setsockopt(socket.get(), level, option, &value, sizeof value);  // all are refinements: one that is refused is missed
+  ::setsockopt(socket.get(), level, option, &value,
+               sizeof value);  // all are refinements: one that is refused is missed
 }
 
 bool wait_for(const Descriptor& socket, short events, std::chrono::milliseconds timeout) {
@@ -58,9 +59,10 @@ bool is_self(const Descriptor& socket, const Endpoint& called) {
 
 [[noreturn]] void refuse_to_listen(const Endpoint& endpoint, int error) {
   if (error == EADDRINUSE) {
-    fail(Code::no_meeting, {.what = fmt::format("the port {} is in use", text(endpoint)),
-                            .where = "rank 0, where the ranks meet",
-                            .remedy = "Another job may run there: give each a MASTER_PORT (or BALLAST_PORT) of its own."});
+    fail(Code::no_meeting,
+         {.what = fmt::format("the port {} is in use", text(endpoint)),
+          .where = "rank 0, where the ranks meet",
+          .remedy = "Another job may run there: give each a MASTER_PORT (or BALLAST_PORT) of its own."});
   }
   fail(Code::no_meeting, {.what = fmt::format("rank 0 cannot listen at {}", text(endpoint)),
                           .available = reason(error),
@@ -93,9 +95,7 @@ Endpoint local_endpoint(const Descriptor& socket) {
   return {host.data(), static_cast<std::uint16_t>(std::stoi(port.data()))};
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
   const Addresses addresses = addresses_of(endpoint, 0);

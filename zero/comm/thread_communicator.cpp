@@ -40,7 +40,7 @@ void ThreadGroup::show(std::size_t rank, const Round& given) {
   shown_[rank] = given;
   const std::size_t meeting = arrive(rank);
   patience.wait([&](auto pause) { return changed_.wait_for(lock, pause, [&] { return meeting_ != meeting; }); },
-                [&] { return missing(); });
+                [&] { patience.blame(missing()); });
 }
 
 void ThreadGroup::hide(std::size_t rank) noexcept {
