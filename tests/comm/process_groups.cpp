@@ -98,7 +98,7 @@ Failures Processes::failures() {
   return all;
 }
 
-std::vector<ProcessKind> process_kinds() { return {{"gloo", Way::gloo}}; }
+std::vector<ProcessKind> process_kinds() { return {{"gloo", Way::gloo}, {"shared memory", Way::shared_memory}}; }
 
 void MeetingPlace::as_rank(std::size_t rank, const RankBody& body) const {
   const auto backend = kernels::cpu_backend({.threads = 1});

@@ -5,6 +5,7 @@
 #include "kernels/runtime/error.h"
 #include "zero/comm/collectives.h"
 #include "zero/comm/gloo_transport.h"
+#include "zero/comm/shared_memory_transport.h"
 #include "zero/comm/thread_communicator.h"
 
 namespace ballast {
@@ -20,8 +21,17 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options) {
 }
 
 std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options) {
-  return gloo_transport(group, options.accounts,
-                        [options](const ProcessGroup& part) { return make_transport(part, options); });
+  const MakeTransport make = [options](const ProcessGroup& part) { return make_transport(part, options); };
+  if (options.way != Way::gloo) {
+    try {
+      return shared_memory_transport(group, options.accounts, make);
+    } catch (const Error& error) {
+      if (error.code() != Code::no_transport || options.way == Way::shared_memory) throw;
+      if (options.log != nullptr)
+        options.log->write_once(Level::info, "Gloo", "ranks exchange through Gloo: " + error.problem().what);
+    }
+  }
+  return gloo_transport(group, options.accounts, make);
 }
 
 }  // namespace
