@@ -45,6 +45,17 @@ TEST_CASE("ranks meet at an address and a port, in any order") {
   }
 }
 
+TEST_CASE("ranks meet again at the same port, however fast one is") {
+  const std::uint16_t port = free_port();
+  Processes processes(3, [&](std::size_t rank) {
+    for (std::size_t time = 0; time < 5; ++time) {
+      meet(at(port, rank, 3));
+      if (rank == time % 3) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
+  CHECK(processes.failures() == Failures(3));
+}
+
 TEST_CASE("without a launcher there is one rank, alone") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;

@@ -93,6 +93,8 @@ TEST_CASE("who says goodbye has not died") {
   }
   CHECK(rig.meeting.everybody_left());
   CHECK_FALSE(rig.meeting.failed());
+  rig.hello(20, 1);  // of the next job, before rank 0 has come so far
+  CHECK(rig.sent.back() == std::pair<std::size_t, Message>{20, {Kind::later, "", ""}});
 }
 
 TEST_CASE("of those who are late, the one that waits for nobody is named") {

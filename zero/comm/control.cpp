@@ -13,19 +13,6 @@ constexpr auto between_attempts = std::chrono::milliseconds(20);
 constexpr auto time_of_verdict = std::chrono::seconds(3);  // rank 0, where the hub is, is itself late that says nothing
 constexpr auto time_to_deliver = std::chrono::seconds(2);  // what the hub says of a late rank arrives after the timeout
 
-std::unique_ptr<Connection> connect(const ControlOptions& options) {
-  const auto end = std::chrono::steady_clock::now() + options.timeout;
-  while (std::chrono::steady_clock::now() < end) {
-    if (Descriptor socket = try_connect(options.hub, options.timeout)) {
-      return std::make_unique<Connection>(std::move(socket));
-    }
-    std::this_thread::sleep_for(between_attempts);
-  }
-  fail(Code::no_meeting, {.what = "rank 0 did not come",
-                          .where = fmt::format("rank {} looked for it at {}", options.self.rank, text(options.hub)),
-                          .available = "waited for " + seconds(options.timeout)});
-}
-
 std::vector<Member> members_from(const std::string& lines) {
   std::vector<Member> members;
   std::istringstream stream(lines);
@@ -37,28 +24,39 @@ std::vector<Member> members_from(const std::string& lines) {
 
 }  // namespace
 
-Control::Control(const ControlOptions& options, FirstError& error)
-    : options_(options), error_(error), connection_(connect(options)) {
-  meet();
+Control::Control(const ControlOptions& options, FirstError& error) : options_(options), error_(error) {
+  const auto end = Clock::now() + options.timeout;
+  while (members_.empty()) {
+    require(Clock::now() < end, Code::no_meeting, [&] {
+      return Problem{
+          .what = "rank 0 did not come", .where = place(), .available = "waited for " + seconds(options.timeout)};
+    });
+    Descriptor socket = try_connect(options.hub, options.timeout);
+    if (socket) connection_ = std::make_unique<Connection>(std::move(socket));
+    if (!connection_ || !meet()) std::this_thread::sleep_for(between_attempts);
+  }
   thread_ = std::thread([this] { listen(); });
 }
 
-void Control::meet() {
+std::string Control::place() const { return fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub)); }
+
+// False where an earlier job of the same name is about to end.
+bool Control::meet() {
   send({.kind = Message::Kind::hello, .key = options_.job, .value = to_line(options_.self)});
-  const std::string where = fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub));
-  const auto end = std::chrono::steady_clock::now() + options_.timeout + time_to_deliver;
-  while (members_.empty()) {
+  const auto end = Clock::now() + options_.timeout + time_to_deliver;
+  std::optional<Message> answer;
+  while (!answer) {
     const bool open = connection_->receive(between_attempts);
-    if (const auto message = connection_->next()) {
-      require(message->kind == Message::Kind::welcome, Code::no_meeting,
-              [&] { return Problem{.what = message->value, .where = where}; });
-      members_ = members_from(message->value);
-    }
-    require(open || !members_.empty(), Code::no_meeting,
-            [&] { return Problem{.what = "who answers where rank 0 should be has hung up", .where = where}; });
-    require(std::chrono::steady_clock::now() < end, Code::no_meeting,
-            [&] { return Problem{.what = "who answers where rank 0 should be says nothing", .where = where}; });
+    answer = connection_->next();
+    if (!answer && !open) return false;
+    require(answer || Clock::now() < end, Code::no_meeting,
+            [&] { return Problem{.what = "who answers where rank 0 should be says nothing", .where = place()}; });
   }
+  if (answer->kind == Message::Kind::later) return false;
+  require(answer->kind == Message::Kind::welcome, Code::no_meeting,
+          [&] { return Problem{.what = answer->value, .where = place()}; });
+  members_ = members_from(answer->value);
+  return true;
 }
 
 Control::~Control() {

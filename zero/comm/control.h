@@ -25,6 +25,8 @@ struct ControlOptions {
 };
 
 class Control : public KeyValueStore {
+  using Clock = std::chrono::steady_clock;
+
  public:
   // Returns when all ranks are there. Throws B3303 when they do not come, or the hub refuses this one. `error` is set to
   // the first error of the job, and outlives this.
@@ -41,7 +43,8 @@ class Control : public KeyValueStore {
   void fail(const std::string& reason);            // the job has failed, because of this rank
 
  private:
-  void meet();
+  std::string place() const;
+  bool meet();
   void listen();
   void take(const Message& message);
   bool send(const Message& message);

@@ -23,6 +23,7 @@ void Meeting::take(std::size_t connection, const Message& message) {
 
 void Meeting::hello(std::size_t connection, const Message& message) {
   const Member member = member_from(message.value);
+  if (message.key == job_ && has_left(member.rank)) return send_(connection, {.kind = Message::Kind::later});
   if (const auto reason = objection(message, member)) {
     refused_.push_back(fmt::format("{}: {}", text(member), *reason));
     send_(connection, {.kind = Message::Kind::refused, .value = *reason});
@@ -36,6 +37,11 @@ void Meeting::hello(std::size_t connection, const Message& message) {
     lines[present.rank] = to_line(present);
   }
   send_to_all({.kind = Message::Kind::welcome, .value = fmt::format("{}", fmt::join(lines, "\n"))});
+}
+
+bool Meeting::has_left(std::size_t rank) const {
+  return std::ranges::any_of(
+      members_, [&](const auto& entry) { return entry.second.rank == rank && left_.contains(entry.first); });
 }
 
 std::optional<std::string> Meeting::objection(const Message& hello, const Member& member) const {

@@ -31,6 +31,7 @@ class Meeting {
 
  private:
   void hello(std::size_t connection, const Message& message);
+  bool has_left(std::size_t rank) const;
   std::optional<std::string> objection(const Message& hello, const Member& member) const;
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);

@@ -12,6 +12,7 @@ struct Message {
   enum class Kind : std::uint8_t {
     hello,    // to the hub: the job, and who I am
     welcome,  // to all when all are there: who they are
+    later,    // to one who was there already and has left: this job is ending, the next is yet to begin
     refused,  // to one who cannot take part, and why
     set,      // a key and its value
     get,      // a key; the answer is a `set`, as soon as there is a value
