@@ -51,6 +51,7 @@ struct Given {
   ConstView values{};
   std::size_t stride = 0;
   std::size_t giver = everybody;
+  Where where = Where::backend;
 };
 
 class Collectives : public Communicator {
@@ -99,7 +100,7 @@ class Collectives : public Communicator {
     together([&] {
       const std::vector<std::int64_t> mine(values.begin(), values.end());
       std::ranges::fill(values, 0);
-      exchange({.call = {Collective::sum, DType::u8, 0, values.size()}, .values = bytes_of(mine)},
+      exchange({.call = {Collective::sum, DType::u8, 0, values.size()}, .values = bytes_of(mine), .where = Where::host},
                [&](std::size_t, const ConstView& theirs, std::size_t first) { add_integers(theirs, first, values); });
     });
   }
@@ -119,7 +120,7 @@ class Collectives : public Communicator {
   }
 
   void barrier() override {
-    together([&] { exchange({}, [](std::size_t, const ConstView&, std::size_t) {}); });
+    together([&] { exchange({.where = Where::host}, [](std::size_t, const ConstView&, std::size_t) {}); });
   }
 
   std::unique_ptr<Communicator> split(std::size_t color) override {
@@ -127,7 +128,7 @@ class Collectives : public Communicator {
     together([&] {
       const ConstView mine = bytes_of(std::span(&color, 1));
       std::vector<std::size_t> ranks;
-      exchange({.call = {.kind = Collective::split}, .values = mine},
+      exchange({.call = {.kind = Collective::split}, .values = mine, .where = Where::host},
                [&](std::size_t peer, const ConstView& theirs, std::size_t) {
                  if (std::ranges::equal(theirs.as_bytes(), mine.as_bytes())) ranks.push_back(peer);
                });
@@ -153,11 +154,11 @@ class Collectives : public Communicator {
   template <class TakePiece>
   void exchange(const Given& given, TakePiece&& take) {
     const ConstView& values = given.values;
-    const std::size_t most = transport_->round_bytes() / byte_size(values.dtype());
+    const std::size_t most = transport_->round_bytes(given.where) / byte_size(values.dtype());
     std::size_t first = 0;
     do {
       const ConstView mine = values.part(first, std::min(most, values.count() - first));
-      transport_->round({given.call, mine.data(), mine.bytes(), given.stride, given.giver},
+      transport_->round({given.call, mine.data(), mine.bytes(), given.stride, given.giver, given.where},
                         [&](std::size_t peer, std::span<const std::byte> theirs) {
                           take(peer, ConstView(theirs.data(), mine.count(), mine.dtype()), first);
                         });

@@ -20,18 +20,33 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options) {
   return seconds ? std::chrono::seconds(*seconds) : default_timeout;
 }
 
-std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options) {
-  const MakeTransport make = [options](const ProcessGroup& part) { return make_transport(part, options); };
-  if (options.way != Way::gloo) {
-    try {
-      return shared_memory_transport(group, options.accounts, make);
-    } catch (const Error& error) {
-      if (error.code() != Code::no_transport || options.way == Way::shared_memory) throw;
-      if (options.log != nullptr)
-        options.log->write_once(Level::info, "Gloo", "ranks exchange through Gloo: " + error.problem().what);
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options);
+
+MakeTransport maker(const ConnectOptions& options) {
+  return [options](const ProcessGroup& part) { return make_transport(part, options); };
+}
+
+std::unique_ptr<Transport> fastest_on_cpus(const ProcessGroup& group, const ConnectOptions& options) {
+  try {
+    return shared_memory_transport(group, options.accounts, maker(options));
+  } catch (const Error& error) {
+    if (error.code() != Code::no_transport) throw;
+    if (options.log != nullptr) {
+      options.log->write_once(Level::info, "Gloo", "ranks exchange through Gloo: " + error.problem().what);
     }
+    return gloo_transport(group, options.accounts, maker(options));
   }
-  return gloo_transport(group, options.accounts, make);
+}
+
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options) {
+  switch (options.way) {
+    case Way::fastest: return fastest_on_cpus(group, options);
+    case Way::shared_memory: return shared_memory_transport(group, options.accounts, maker(options));
+    case Way::gloo: return gloo_transport(group, options.accounts, maker(options));
+    case Way::nccl:
+      return nccl_transport(fastest_on_cpus(group, options), group, options.place, options.accounts, maker(options));
+  }
+  fail(Code::internal, {.what = "there is no such way"});
 }
 
 }  // namespace

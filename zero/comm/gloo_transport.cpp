@@ -67,7 +67,7 @@ class GlooTransport : public ProcessTransport {
   }
   ~GlooTransport() override { error_.forget(this); }
 
-  std::size_t round_bytes() const override { return round_bytes_; }
+  std::size_t round_bytes(Where) const override { return round_bytes_; }
 
   void round(const Round& given, const Take& take) override {
     begin(given);

@@ -26,7 +26,7 @@ class Meeting {
   bool some_are_late() const { return !waited_for_.empty(); }
   void judge(const std::string& after);  // names the late ones that wait for nobody themselves
   bool complete() const { return members_.size() == size_; }
-  bool everybody_left() const { return left_.size() == size_; }
+  bool everybody_left() const { return (complete() || failed()) && left_.size() == members_.size(); }
   bool failed() const { return first_error_.has_value(); }
 
  private:

@@ -46,7 +46,7 @@ class SharedMemoryTransport : public ProcessTransport {
     memories_[rank()].close_door();
   }
 
-  std::size_t round_bytes() const override { return box_bytes_; }
+  std::size_t round_bytes(Where) const override { return box_bytes_; }
 
   void round(const Round& given, const Take& take) override {
     error_.check();

@@ -77,7 +77,7 @@ class ThreadTransport : public Transport {
 
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
-  std::size_t round_bytes() const override { return std::numeric_limits<std::size_t>::max(); }
+  std::size_t round_bytes(Where) const override { return std::numeric_limits<std::size_t>::max(); }
   void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
 
   void round(const Round& given, const Take& take) override {

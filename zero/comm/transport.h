@@ -12,6 +12,9 @@
 
 namespace ballast {
 
+// Where the bytes of a round lie: where the backend works, which may be a GPU, or in host memory all the same.
+enum class Where : bool { backend, host };
+
 inline constexpr std::size_t everybody = SIZE_MAX;
 
 // What a rank gives in one round: `bytes` to each, of which those for rank p begin at data + p * stride. With a stride of
@@ -22,6 +25,7 @@ struct Round {
   std::size_t bytes = 0;
   std::size_t stride = 0;
   std::size_t giver = everybody;  // the only one who gives
+  Where where = Where::backend;
 
   std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
   bool gives(std::size_t rank) const { return giver == everybody || giver == rank; }
@@ -35,7 +39,7 @@ class Transport {
   virtual ~Transport() = default;
   virtual std::size_t rank() const = 0;
   virtual std::size_t size() const = 0;
-  virtual std::size_t round_bytes() const = 0;  // the most that a round may give to each
+  virtual std::size_t round_bytes(Where where) const = 0;  // the most that a round may give to each
 
   // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
   virtual void round(const Round& given, const Take& take) = 0;
