@@ -3,74 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
-
-#include "kernels/random_math.h"
+#include <chrono>
 
 namespace ballast {
 namespace {
 
-void require_records(const Program& program, const offload::RecordStore* records) {
-  const bool needed = std::ranges::any_of(program.ops, [](const Op& op) { return op.kind == OpKind::read; });
-  require(records != nullptr || !needed, Code::bad_argument, [] {
-    return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
-                   .needed = "EngineParts::records"};
-  });
+bool updates_before_agreement(const Program& program) {
+  const auto agreement = std::ranges::find(program.ops, OpKind::agree, &Op::kind);
+  return std::find_if(program.ops.begin(), agreement, [](const Op& op) { return op.kind == OpKind::update; }) !=
+         agreement;
 }
 
-}  // namespace
-
-Engine::Engine(const EngineParts& parts) : parts_(parts) {
-  require_records(parts.program, parts.records);
-  for (const Slot& slot : parts.program.slots) {
-    slots_.push_back(allocate(parts.accounts, {.bytes = slot.bytes(), .owner = slot.name}));
-  }
-  if (parts.records != nullptr) {
-    staging_.emplace(parts.accounts, "records", offload::StagingPool::Shape{1, parts.records->record_bytes()});
-  }
-  std::size_t records = 0;
-  for (const UnitLayout& unit : parts.layout.units) {
-    first_record_.push_back(records);
-    records += unit.tiles.size();
-  }
-}
-
-View Engine::view(const Piece& piece) {
-  return slots_[piece.slot].view(parts_.program.slots[piece.slot].dtype).part(piece.first, piece.count);
-}
-
-Communicator& Engine::ranks(const Op& op) {
-  return op.ranks == Ranks::shard_group ? parts_.shard_group : parts_.replica_group;
-}
-
-std::size_t Engine::record(const Op& op) const { return first_record_[op.unit] + op.tile; }
-
-// Up to the trainer's next turn, which must be the one it takes.
-Lease Engine::use(std::size_t unit, Phase phase) {
-  const std::vector<Op>& ops = parts_.program.ops;
-  const std::vector<Unit>& units = parts_.model.units;
-  require(unit < units.size(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("the trainer asked for unit {}", unit),
-                   .needed = fmt::format("a unit below {}", units.size())};
-  });
-  while (ops[next_].kind != OpKind::use && ops[next_].kind != OpKind::agree) {
-    run_next();
-  }
-  const Op& op = ops[next_];
-  require(op.kind == OpKind::use && op.unit == unit && op.phase == phase, Code::out_of_order, [&] {
-    return Problem{.what = fmt::format("the trainer asked for unit {} in {}", units[unit].name, name(phase)),
-                   .needed = op.kind == OpKind::use ? fmt::format("unit {} in {}", units[op.unit].name, name(op.phase))
-                                                    : "a step, as all units have been used"};
-  });
-  ++next_;
-  return {view(op.from), op.to.slot == none ? View{} : view(op.to)};
-}
-
-// Before anything changes: past the agreement a rank that stops would leave the others a step ahead.
-void Engine::check(const StepOptions& options) const {
-  for (const Unit& unit : parts_.model.units) {
+void check(const Model& model, const StepOptions& options) {
+  for (const Unit& unit : model.units) {
     for (const Tensor& tensor : unit.tensors) {
-      require(tensor.group < options.groups.size(), Code::bad_argument, [&] {
+      require(tensor.frozen || tensor.group < options.groups.size(), Code::bad_argument, [&] {
         return Problem{.what = fmt::format("a step was asked for with {} parameter groups", options.groups.size()),
                        .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
                        .needed = fmt::format("group {}", tensor.group)};
@@ -82,121 +29,217 @@ void Engine::check(const StepOptions& options) const {
   }
 }
 
-optim::Decision Engine::step(const StepOptions& options) {
-  const std::vector<Op>& ops = parts_.program.ops;
-  check(options);
-  options_ = options;
-  while (next_ < ops.size()) {
-    require(ops[next_].kind != OpKind::use, Code::out_of_order, [&] {
-      return Problem{.what = "a step was asked for before every unit was used",
-                     .needed = fmt::format("unit {} first", parts_.model.units[ops[next_].unit].name)};
-    });
-    run_next();
-  }
-  next_ = 0;
-  return decision_;
-}
+}  // namespace
 
-void Engine::run_next() {
-  run(parts_.program.ops[next_]);
-  ++next_;
-}
-
-void Engine::run(const Op& op) {
-  switch (op.kind) {
-    case OpKind::clear: return parts_.backend.fill(view(op.to), 0.0f);
-    case OpKind::gather: return ranks(op).all_gather(view(op.from), view(op.to));
-    case OpKind::use: return;
-    // Numbers that must not be used any more are made to be noticed.
-    case OpKind::release: return parts_.backend.fill(view(op.to), std::numeric_limits<float>::quiet_NaN());
-    case OpKind::reduce:
-      return op.ranks == Ranks::shard_group ? ranks(op).reduce_scatter(view(op.from), view(op.to))
-                                            : ranks(op).all_reduce(view(op.from), view(op.to));
-    case OpKind::norm: return parts_.backend.sum_of_squares(view(op.from), &norm_);
-    case OpKind::agree: return agree();
-    case OpKind::read: return read(op);
-    case OpKind::update: return update(op);
-    case OpKind::write: return write(op);
-    case OpKind::commit:
-      if (parts_.records != nullptr) parts_.records->commit(steps_);
-      return;
-  }
-}
-
-void Engine::read(const Op& op) {
-  const auto record_of_tile = staging_->take("read");
-  const auto payload = parts_.records->read(record(op), record_of_tile.bytes()).payload();
-  std::ranges::copy(payload, view(op.to).as_bytes().begin());
-}
-
-void Engine::write(const Op& op) {
-  const auto record_of_tile = staging_->take("write");
-  std::ranges::copy(view(op.from).as_bytes(), parts_.records->payload(record_of_tile.bytes()).begin());
-  parts_.records->write(record(op), record_of_tile.bytes()).wait();
-}
-
-void Engine::agree() {
-  kernels::carry(norm_);
-  kernels::ExactSum of_all = norm_;
-  parts_.shard_group.all_reduce({reinterpret_cast<std::int64_t*>(&of_all), kernels::exact_sum_words});
-  const double ranks = static_cast<double>(parts_.shard_group.size() * parts_.replica_group.size());
-  decision_ = optim::decide({.sum_of_squares = kernels::value(of_all),
-                             .loss_scale = options_.loss_scale,
-                             .averaged_over = ranks * static_cast<double>(parts_.program.micro_steps)},
-                            options_.max_norm);
-  norm_ = {};
-  group_steps_.clear();
-  if (decision_.skip) return;
-  ++steps_;
-  for (const optim::Rule& rule : options_.groups) {
-    group_steps_.push_back(optim::at(rule, {.number = steps_, .gradient_factor = decision_.gradient_factor}));
-  }
-}
-
-// Where a tile of this rank's shard lies in its unit.
-Range Engine::in_unit(const Op& op) const {
-  const UnitLayout& layout = parts_.layout.units[op.unit];
-  return {parts_.shard_group.rank() * layout.shard + layout.tiles[op.tile].first, op.to.count};
-}
-
-void Engine::update(const Op& op) {
-  if (decision_.skip) return;
-  const Range range = in_unit(op);
-  kernels::UpdateTile tile = parts_.state.tile(view(op.state).data());
-  tile.parameter = view(op.to).data();
-  tile.gradient = view(op.from).data();
-  tile.gradient_dtype = parts_.program.slots[op.from.slot].dtype;
-  tile.count = range.count;
-  tile.first_index = range.first;
-  tile.rounding_stream = kernels::rounding_stream(0, op.unit, steps_);
-  parts_.backend.update(tile, runs_in(parts_.model.units[op.unit], parts_.layout.units[op.unit], range), group_steps_);
-}
-
-void Engine::initialise(std::span<const ConstView> units) {
-  require(units.size() == parts_.model.units.size(), Code::wrong_size, [&] {
-    return Problem{.what = "the first parameters of another number of units were given",
-                   .needed = fmt::format("{} units", parts_.model.units.size()),
-                   .available = fmt::format("{} units", units.size())};
+Engine::Engine(const EngineParts& parts)
+    : parts_(parts),
+      program_(parts.plan.program()),
+      slots_(program_, parts.accounts, parts.queues),
+      arithmetic_(parts.plan, slots_, parts.backend),
+      updates_in_backward_(updates_before_agreement(program_)) {
+  require(parts.records != nullptr || parts.plan.tiles_on_drive() == 0, Code::bad_argument, [] {
+    return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
+                   .needed = "EngineParts::records"};
   });
-  for (const Op& op : parts_.program.ops) {
-    switch (op.kind) {
-      case OpKind::use: parts_.backend.cast(units[op.unit], view(op.from)); break;
-      case OpKind::update: set_parameters(op, units[op.unit]); break;
-      case OpKind::read:
-      case OpKind::write:
-      case OpKind::commit: run(op); break;
-      default: break;
-    }
+  if (parts.records != nullptr) records_.emplace(parts.plan, slots_, *parts.records);
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    if (static_cast<Lane>(lane) != Lane::compute) lanes_[lane] = std::make_unique<LaneThread>();
+  }
+  for (Round& round : rounds_) {
+    round.ops.resize(program_.ops.size());
   }
 }
 
-void Engine::set_parameters(const Op& op, const ConstView& unit) {
-  const Range range = in_unit(op);
-  parts_.backend.cast(unit.part(range.first, range.count), view(op.to));
-  const kernels::UpdateTile tile = parts_.state.tile(view(op.state).data());
-  if (tile.format == kernels::StateFormat::fp32 && tile.master != nullptr) {
-    parts_.backend.cast(view(op.to), View(tile.master, range.count, DType::fp32));
+Engine::~Engine() {
+  open_uses_.clear();  // who waits for them fails
+}
+
+void Engine::Progress::wait() const {
+  begun.wait();
+  if (read) read->completion().wait();
+  written.wait();
+}
+
+const Engine::Progress& Engine::awaited(const Wait& wait, const Round& round) const {
+  const Round& other = &round == &rounds_[0] ? rounds_[1] : rounds_[0];
+  return (wait.of_last_round ? other : round).ops[wait.op];
+}
+
+void Engine::require_alive() const {
+  const std::lock_guard lock(error_mutex_);
+  if (error_) std::rethrow_exception(error_);
+  require(began_, Code::out_of_order, [] {
+    return Problem{.what = "training was to begin without parameters", .needed = "initialise() or resume() first"};
+  });
+}
+
+void Engine::wait_exposed(Phase phase, const std::function<void()>& wait) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    wait();
+  } catch (...) {
+    require_alive();  // throws the first error, which may be another
+    throw;
   }
+  exposed_[static_cast<std::size_t>(phase)] +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void Engine::issue(const Op& op, Progress& progress, Round& round) {
+  std::vector<const Progress*> after;
+  for (const Wait& wait : op.after) {
+    after.push_back(&awaited(wait, round));
+  }
+  LaneThread& lane = *lanes_[static_cast<std::size_t>(op.lane)];
+  progress.begun =
+      lane.add([this, &op, &progress, &round, after = std::move(after)] { run(op, progress, round, after); });
+}
+
+void Engine::issue_up_to_trainer() {
+  for (; next_ < program_.ops.size(); ++next_) {
+    const Op& op = program_.ops[next_];
+    if (op.kind == OpKind::use || op.kind == OpKind::agree) return;
+    issue(op, now().ops[next_], now());
+  }
+}
+
+Lease Engine::lend(std::size_t unit, Phase phase) {
+  const std::vector<Unit>& units = parts_.plan.model().units;
+  require(unit < units.size(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("the trainer asked for unit {}", unit),
+                   .needed = fmt::format("a unit below {}", units.size())};
+  });
+  const std::size_t first = first_open_use_ + open_uses_.size();
+  std::vector<Lease::Memory> memory;
+  for (const Visit& visit : visits_of(parts_.plan.model(), unit, phase)) {
+    memory.push_back(take(visit));
+  }
+  const std::size_t end = first + memory.size();
+  return Lease(std::move(memory), [this, first, end] {
+    for (std::size_t use = first; use < end; ++use)
+      give_back(use);
+  });
+}
+
+// Up to the trainer's next turn, which must be the one it takes.
+Lease::Memory Engine::take(const Visit& visit) {
+  require_alive();
+  issue_up_to_trainer();
+  const std::vector<Unit>& units = parts_.plan.model().units;
+  const Op& op = program_.ops[next_];
+  require(op.kind == OpKind::use && op.unit == visit.unit && op.phase == visit.phase, Code::out_of_order, [&] {
+    return Problem{
+        .what = fmt::format("the trainer asked for unit {} in {}", units[visit.unit].name, name(visit.phase)),
+        .needed = op.kind == OpKind::use ? fmt::format("unit {} in {}", units[op.unit].name, name(op.phase))
+                                         : "a step, as all units have been used"};
+  });
+  require_prepared(op);
+  wait_exposed(op.phase, [&] {
+    for (const Wait& wait : op.after)
+      awaited(wait, now()).wait();
+  });
+  now().ops[next_] = {.begun = open_uses_.emplace_back().promise.completion()};
+  ++next_;
+  const DType dtype = units[op.unit].dtype;
+  return {.unit = &units[op.unit],
+          .layout = &parts_.plan.layout().units[op.unit],
+          .parameters = slots_.view(op.from, dtype),
+          .backward = op.phase == Phase::backward,
+          .gradients = op.to.exists() ? slots_.view(op.to, dtype) : View{}};
+}
+
+void Engine::require_prepared(const Op& op) const {
+  require(!updates_in_backward_ || op.phase != Phase::backward || prepared_, Code::out_of_order, [] {
+    return Problem{.what = "a backward pass that updates parameters was begun without the options of its updates",
+                   .needed = "prepare() before it"};
+  });
+}
+
+// Uses end in the order in which they began: what waits for one may count on those before it.
+void Engine::give_back(std::size_t use) {
+  open_uses_[use - first_open_use_].ended = true;
+  while (!open_uses_.empty() && open_uses_.front().ended) {
+    open_uses_.front().promise.finish();
+    open_uses_.pop_front();
+    ++first_open_use_;
+  }
+  issue_up_to_trainer();
+}
+
+// Before anything changes: past the agreement a rank that stops would leave the others a step ahead.
+void Engine::prepare(const StepOptions& options) {
+  require_alive();
+  check(parts_.plan.model(), options);
+  require(!updates_in_backward_ || options.max_norm == optim::no_clipping, Code::bad_argument, [] {
+    return Problem{.what = "clipping was asked for where parameters are updated before the norm is known",
+                   .needed = "no max_norm, or updates after the backward pass"};
+  });
+  rules_.assign(options.groups.begin(), options.groups.end());
+  options_ = {rules_, options.max_norm, options.loss_scale};
+  prepared_ = true;
+  if (updates_in_backward_) now().numbers = numbers_of(decide({}));
+}
+
+StepResult Engine::step(const StepOptions& options) {
+  require(!updates_in_backward_, Code::out_of_order, [] {
+    return Problem{.what = "options came with a step whose updates are made already",
+                   .needed = "prepare(options) before backward, and step() without any"};
+  });
+  prepare(options);
+  return step();
+}
+
+StepResult Engine::step() {
+  require_alive();
+  issue_up_to_trainer();
+  const std::size_t agreement = next_;
+  const Op& op = program_.ops[agreement];
+  require(op.kind == OpKind::agree && open_uses_.empty(), Code::out_of_order, [&] {
+    return Problem{.what = "a step was asked for before every unit was used and given back",
+                   .needed = op.kind == OpKind::use
+                                 ? fmt::format("unit {} first", parts_.plan.model().units[op.unit].name)
+                                 : "the end of all leases"};
+  });
+  require(prepared_, Code::out_of_order,
+          [] { return Problem{.what = "a step was asked for without options", .needed = "step(options)"}; });
+  Round& round = now();
+  for (; next_ < program_.ops.size(); ++next_) {
+    issue(program_.ops[next_], round.ops[next_], round);
+  }
+  wait_exposed(Phase::step, [&] { round.ops[agreement].wait(); });
+  steps_ = round.numbers.number;
+  begin_round();
+  return round.result;
+}
+
+// What the next round reuses has to be over; nearly always it is.
+void Engine::begin_round() {
+  wait_exposed(Phase::step, [&] { wait_all(last()); });
+  ++round_;
+  next_ = 0;
+  prepared_ = false;
+  now().norms = {};
+}
+
+void Engine::wait_all(const Round& round) const {
+  for (const Progress& progress : round.ops)
+    progress.wait();
+}
+
+void Engine::finish() {
+  require_alive();
+  wait_exposed(Phase::step, [&] {
+    wait_all(last());
+    wait_all(now());
+  });
+}
+
+std::array<LaneUse, lane_count> Engine::lanes() const {
+  std::array<LaneUse, lane_count> uses;
+  for (std::size_t i = 0; i < lane_count; ++i) {
+    uses[i] = {counters_[i].bytes, static_cast<double>(counters_[i].nanoseconds) * 1e-9};
+  }
+  return uses;
 }
 
 }  // namespace ballast

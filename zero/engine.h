@@ -1,87 +1,155 @@
-// Runs a program: walks its list, one operation after the other. It knows neither stages nor tiers.
+// Runs a program: hands its operations to lanes in the order of the list, and lends memory to the trainer. It knows neither
+// stages nor tiers.
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
 #include <optional>
-#include <span>
-#include <vector>
 
-#include "kernels/backend.h"
-#include "kernels/runtime/buffer.h"
-#include "offload/record_store.h"
-#include "offload/staging_pool.h"
-#include "optim/decision.h"
-#include "optim/state_layout.h"
-#include "zero/communicator.h"
-#include "zero/layout.h"
-#include "zero/program.h"
+#include "zero/arithmetic.h"
+#include "zero/lane_thread.h"
+#include "zero/lease.h"
+#include "zero/mesh.h"
+#include "zero/plan/simulate.h"
+#include "zero/record_lane.h"
 
 namespace ballast {
 
 // What the engine works with; all of it outlives the engine.
 struct EngineParts {
-  const Model& model;
-  const Layout& layout;
-  const Program& program;
-  const optim::StateLayout& state;
-  Communicator& shard_group;
-  Communicator& replica_group;
-  kernels::Backend& backend;
+  const Plan& plan;
+  Mesh& mesh;
+  kernels::Backend& backend;  // called by several lanes at once
   MemoryAccounts& accounts;
   offload::RecordStore* records = nullptr;  // where the program reads and writes tiles
+  std::vector<offload::IoQueue*> queues{};  // of the records' drives
 };
 
-struct StepOptions {
-  std::span<const optim::Rule> groups;  // by parameter group
-  double max_norm = optim::no_clipping;
-  double loss_scale = 1.0;  // the one that the step's gradients were made with
+// Writes a range of a tensor's first parameters, in its unit's format. Called for this rank's parts only, except where
+// parameters are kept whole.
+using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
+
+// What lanes did since the engine began.
+struct LaneUse {
+  std::size_t bytes = 0;
+  double seconds = 0;
 };
 
-// Memory that the trainer may use until its next call.
-struct Lease {
-  ConstView parameters;
-  View gradients;  // in backward: zeroed, to be added to
-};
-
-// Used by one thread, its rank's. An operation that throws is not passed over: the same call, made again, begins with
-// it, so that nothing is ever trained on a tile that could not be read.
+// Used by one thread, its rank's trainer. When anything fails, on any lane, its peers' communicators are aborted and every
+// later call throws the first error: state on drives is then that of the last step that was committed.
 class Engine {
  public:
   explicit Engine(const EngineParts& parts);  // reserves every slot; a program that reads tiles needs records
+  ~Engine();                                  // waits for what is under way, and passes over what failed
 
-  // The units' first parameters, laid out with their padding. State begins at zero.
-  void initialise(std::span<const ConstView> units);
+  // One of the two comes first. Optimizer state begins at zero, or as the records have it.
+  void initialise(const ParameterSource& source);
+  void resume(const ParameterSource& frozen);  // where all trained tiles are in records: the newest committed step
 
-  Lease forward(std::size_t unit) { return use(unit, Phase::forward); }
-  Lease backward(std::size_t unit) { return use(unit, Phase::backward); }
-  optim::Decision step(const StepOptions& options);
+  Lease forward(std::size_t unit) { return lend(unit, Phase::forward); }
+  Lease backward(std::size_t unit) { return lend(unit, Phase::backward); }
 
+  // With what the next updates are made. Needed before backward where those update already; step(options) calls it.
+  void prepare(const StepOptions& options);
+
+  // Returns when the step is decided; its updates may go on while the next forward begins.
+  StepResult step(const StepOptions& options);
+  StepResult step();
+
+  void finish();  // waits until everything that was begun is done
   std::uint64_t steps() const { return steps_; }
 
+  std::array<LaneUse, lane_count> lanes() const;  // of what is done by now
+  const std::array<double, phase_count>& exposed() const {
+    return exposed_;
+  }  // seconds that the trainer waited, by phase
+
  private:
-  Lease use(std::size_t unit, Phase phase);
-  void check(const StepOptions& options) const;
-  void run_next();
-  void run(const Op& op);
-  void agree();
-  void read(const Op& op);
-  void update(const Op& op);
-  void write(const Op& op);
-  void set_parameters(const Op& op, const ConstView& unit);
-  View view(const Piece& piece);
-  Communicator& ranks(const Op& op);
-  std::size_t record(const Op& op) const;
-  Range in_unit(const Op& op) const;
+  // How far an operation has come.
+  struct Progress {
+    offload::Completion begun;  // on disks, requests go on after this
+    std::optional<offload::PendingRead> read{};
+    offload::Completion written{};
+
+    void wait() const;
+  };
+  // One walk through the list.
+  struct Round {
+    std::vector<Progress> ops;
+    StepNumbers numbers{};
+    std::array<kernels::ExactSum, lane_count> norms{};  // of each lane that sums
+    StepResult result{};
+  };
+  struct Counter {
+    std::atomic<std::size_t> bytes = 0;
+    std::atomic<std::int64_t> nanoseconds = 0;
+  };
+  struct OpenUse {
+    offload::Promise promise{};
+    bool ended = false;
+  };
+
+  // engine.cpp: the trainer's thread.
+  Lease lend(std::size_t unit, Phase phase);
+  Lease::Memory take(const Visit& visit);
+  void give_back(std::size_t use);
+  void issue_up_to_trainer();
+  void issue(const Op& op, Progress& progress, Round& round);
+  const Progress& awaited(const Wait& wait, const Round& round) const;
+  void begin_round();
+  void wait_all(const Round& round) const;
+  void wait_exposed(Phase phase, const std::function<void()>& wait);
+  void require_alive() const;
+  void require_prepared(const Op& op) const;
+  Round& now() { return rounds_[round_ % 2]; }
+  Round& last() { return rounds_[(round_ + 1) % 2]; }
+
+  // engine_ops.cpp: the lanes' threads.
+  void run(const Op& op, Progress& progress, Round& round, const std::vector<const Progress*>& after);
+  void run_any(const Op& op, Progress& progress, Round& round);
+  void run_in_step(const Op& op, Progress& progress, Round& round);
+  void reduce(const Op& op);
+  bool is_partial(const Op& op) const;
+  optim::Decision decide(const kernels::ExactSum& squares) const;
+  StepNumbers numbers_of(const optim::Decision& decision) const;
+  void agree(Round& round);
+  std::string first_wrong_parameter() const;
+  [[noreturn]] void fail_op(const Op& op);
+
+  // engine_start.cpp
+  void run_entry();
+  void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
+  void fill_home(const Home& home, const ParameterSource& source);
+  void fill_record(const Home& home, const ParameterSource& source);
+  void fill_frozen(const Home& home, const ParameterSource& frozen);
+  void read_home(const Home& home);
+  std::span<std::byte> memory_for_record() const;
 
   EngineParts parts_;
-  std::vector<Buffer> slots_;
-  std::optional<offload::StagingPool> staging_;  // through which records pass
-  std::vector<std::size_t> first_record_;        // of each unit
-  std::size_t next_ = 0;                         // operation to run
-  std::uint64_t steps_ = 0;                      // updates made
-  kernels::ExactSum norm_;
-  StepOptions options_;
-  optim::Decision decision_;
-  std::vector<kernels::GroupStep> group_steps_;
+  const Program& program_;
+  Slots slots_;
+  Arithmetic arithmetic_;
+  std::optional<RecordLane> records_;
+  bool updates_in_backward_;
+
+  std::array<Round, 2> rounds_;
+  std::size_t round_ = 0;
+  std::size_t next_ = 0;  // operation to issue
+  std::vector<optim::Rule> rules_;
+  StepOptions options_;  // its groups are rules_
+  bool prepared_ = false;
+  bool began_ = false;
+  std::uint64_t steps_ = 0;
+  std::deque<OpenUse> open_uses_;
+  std::size_t first_open_use_ = 0;  // its number, counted from the first round on
+  std::array<double, phase_count> exposed_{};
+  std::array<Counter, lane_count> counters_;
+
+  mutable std::mutex error_mutex_;
+  std::exception_ptr error_;
+  std::array<std::unique_ptr<LaneThread>, lane_count> lanes_;  // the last, so that they end first
 };
 
 }  // namespace ballast

@@ -50,6 +50,8 @@ constexpr std::array codes{
         "Name a directory on a local drive, or allow network file systems if you know this one is fast and stays."},
     CodeInfo{Code::directory_in_use, "directory_in_use", "Another process works in the run's directory.",
              "Wait for the process that the message names, or stop it, or use another directory."},
+    CodeInfo{Code::no_transport, "no_transport", "This build or this machine lacks a way to carry bytes between ranks.",
+             "Install what the message names and build again, or choose another way."},
     CodeInfo{Code::cuda_call, "cuda_call", "A CUDA call failed.",
              "The message carries CUDA's own reason; an earlier kernel may have caused it."},
     CodeInfo{Code::file_call, "file_call", "A file operation failed.",
@@ -58,6 +60,10 @@ constexpr std::array codes{
              "Nothing was trained on them. Resume from the last intact generation, and check the drive."},
     CodeInfo{Code::peer_failed, "peer_failed", "Another rank failed, and this one stopped because of it.",
              "Look at the error of the rank that failed first."},
+    CodeInfo{Code::peer_late, "peer_late", "Another rank was not there within the timeout.",
+             "Look what that rank does: it is stopped, stuck, or much slower. BALLAST_TIMEOUT sets the seconds."},
+    CodeInfo{Code::no_meeting, "no_meeting", "The ranks of a job did not find each other.",
+             "Start all ranks with the same world size, address and port, and each job with a port of its own."},
 };
 
 static_assert(std::ranges::is_sorted(codes, {}, &CodeInfo::code), "the table is searched and printed in numeric order");

@@ -28,10 +28,13 @@ enum class Code : int {
   drive_full = 2202,
   network_drive = 2203,
   directory_in_use = 2204,
+  no_transport = 2301,
   cuda_call = 3101,
   file_call = 3201,
   bad_record = 3202,
   peer_failed = 3301,
+  peer_late = 3302,
+  no_meeting = 3303,
 };
 
 struct CodeInfo {

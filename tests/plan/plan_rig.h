@@ -1,8 +1,8 @@
-// A compiled program with everything that it was compiled from.
+// Models and plans for tests.
 #pragma once
 
 #include "optim/rule.h"
-#include "zero/plan/compile.h"
+#include "zero/plan/plan.h"
 
 namespace ballast::testing {
 
@@ -14,31 +14,17 @@ struct PlanSetup {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Trace trace{};
-  kernels::StateFormat format = kernels::StateFormat::split;
 };
 
-struct Plan {
-  explicit Plan(const PlanSetup& setup)
-      : model(setup.model),
-        layout(make_layout(model, setup.placement.shards, setup.tile_elements)),
-        blocks(model, layout, setup.format, optim::AdamW::state),
-        input{.model = model,
-              .layout = layout,
-              .blocks = blocks,
-              .placement = setup.placement,
-              .rank_in_shard_group = setup.rank,
-              .micro_steps = setup.micro_steps,
-              .trace = setup.trace,
-              .schedule = setup.schedule},
-        program(compile(input)) {}
-  Plan(Plan&&) = delete;
-
-  Model model;
-  Layout layout;
-  Blocks blocks;
-  CompileInput input;
-  Program program;
-};
+inline Plan plan_of(const PlanSetup& setup) {
+  return Plan(setup.model, {.placement = setup.placement,
+                            .rank = setup.rank,
+                            .tile_elements = setup.tile_elements,
+                            .micro_steps = setup.micro_steps,
+                            .names = optim::AdamW::state,
+                            .trace = setup.trace,
+                            .schedule = setup.schedule});
+}
 
 // Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty, and
 // the last is tied to the first.

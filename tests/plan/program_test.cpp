@@ -54,13 +54,13 @@ std::string path_of(const std::string& name) { return BALLAST_SOURCE_DIR "/tests
 TEST_CASE("characteristic programs read as they are kept (mend them with: test_plan '[write-golden]')") {
   for (const auto& [name, setup] : characteristic) {
     CAPTURE(name);
-    CHECK(to_text(Plan(setup).program) == read_file(path_of(name)));
+    CHECK(to_text(plan_of(setup).program()) == read_file(path_of(name)));
   }
 }
 
 TEST_CASE("write the golden programs", "[.][write-golden]") {
   for (const auto& [name, setup] : characteristic) {
-    CHECK(std::ofstream(path_of(name)) << to_text(Plan(setup).program));
+    CHECK(std::ofstream(path_of(name)) << to_text(plan_of(setup).program()));
   }
 }
 
@@ -68,7 +68,7 @@ TEST_CASE("what cannot be compiled is refused with what is wrong") {
   const auto refuses = [](const auto& change) {
     PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
     change(setup);
-    return [setup] { Plan plan(setup); };
+    return [setup] { plan_of(setup); };
   };
   const auto message = [](const auto& compile) {
     try {

@@ -27,9 +27,9 @@ Machine fast_machine() {
 }
 
 Simulation simulation_of(const PlanSetup& setup, const Machine& machine, const UnitWork& work) {
-  const Plan plan(setup);
+  const Plan plan = plan_of(setup);
   const std::vector<UnitWork> all(setup.model.units.size(), work);
-  return simulate({plan.program, setup.placement, machine, all});
+  return simulate({plan.program(), setup.placement, machine, all});
 }
 
 constexpr std::size_t at(Lane lane) { return static_cast<std::size_t>(lane); }
@@ -89,10 +89,10 @@ TEST_CASE("the ledger sums what a program reserves, by tier and owner") {
   PlanSetup setup{.model = plain_model(2), .placement = placement_of_stage(3, 2), .tile_elements = 128};
   setup.placement.state = all_in(Tier::nvme);
   setup.schedule.staging_slots = 4;
-  const Plan plan(setup);
-  const Ledger ledger = ledger_of(plan.program, plan.blocks.records());
+  const Plan plan = plan_of(setup);
+  const Ledger ledger = ledger_of(plan.program(), plan.blocks().records());
   std::size_t slots = 0;
-  for (const Slot& slot : plan.program.slots)
+  for (const Slot& slot : plan.program().slots)
     slots += slot.bytes;
   CHECK(bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host) == slots);
   CHECK(bytes_in(ledger, Tier::nvme) == 2 * 2 * 2 * 8192);  // units, tiles of each, places
@@ -107,8 +107,8 @@ TEST_CASE("a higher stage and a lower tier need less memory on the device") {
     for (const int stage : {0, 1, 3}) {
       PlanSetup setup{.model = model, .placement = placement_of_stage(stage, 2)};
       setup.placement.state = setup.placement.gradients = all_in(tier);
-      const Plan plan(setup);
-      const std::size_t bytes = bytes_in(ledger_of(plan.program, plan.blocks.records()), Tier::device);
+      const Plan plan = plan_of(setup);
+      const std::size_t bytes = bytes_in(ledger_of(plan.program(), plan.blocks().records()), Tier::device);
       CHECK(bytes < before);
       before = bytes;
     }

@@ -47,8 +47,8 @@ std::vector<Placement> placements(const Mesh& mesh) {
 }
 
 std::vector<std::string> problems_of(const PlanSetup& setup) {
-  const Plan plan(setup);
-  return verify(plan.input, plan.program);
+  const Plan plan = plan_of(setup);
+  return verify(plan.input(), plan.program());
 }
 
 }  // namespace
@@ -122,24 +122,24 @@ Program without(const Program& program, std::size_t removed) {
 
 TEST_CASE("no operation is superfluous: without any one of them, the verifier finds a fault") {
   for (const PlanSetup& setup : samples()) {
-    const Plan plan(setup);
-    for (std::size_t i = 0; i < plan.program.ops.size(); ++i) {
-      INFO("without " << name(plan.program.ops[i].kind) << ", operation " << i);
-      CHECK_FALSE(verify(plan.input, without(plan.program, i)).empty());
+    const Plan plan = plan_of(setup);
+    for (std::size_t i = 0; i < plan.program().ops.size(); ++i) {
+      INFO("without " << name(plan.program().ops[i].kind) << ", operation " << i);
+      CHECK_FALSE(verify(plan.input(), without(plan.program(), i)).empty());
     }
   }
 }
 
 TEST_CASE("waits are needed: where an operation waits for one lane less, two operations meet in the same bytes") {
   for (const PlanSetup& setup : samples()) {
-    const Plan plan(setup);
+    const Plan plan = plan_of(setup);
     std::size_t needed = 0;
     std::size_t all = 0;
-    for (std::size_t i = 0; i < plan.program.ops.size(); ++i) {
-      for (std::size_t wait = 0; wait < plan.program.ops[i].after.size(); ++wait) {
-        Program broken = plan.program;
+    for (std::size_t i = 0; i < plan.program().ops.size(); ++i) {
+      for (std::size_t wait = 0; wait < plan.program().ops[i].after.size(); ++wait) {
+        Program broken = plan.program();
         broken.ops[i].after.erase(broken.ops[i].after.begin() + static_cast<std::ptrdiff_t>(wait));
-        if (!verify(plan.input, broken).empty()) ++needed;
+        if (!verify(plan.input(), broken).empty()) ++needed;
         ++all;
       }
     }
@@ -148,11 +148,11 @@ TEST_CASE("waits are needed: where an operation waits for one lane less, two ope
 }
 
 TEST_CASE("the verifier names what is wrong") {
-  const Plan plan(samples()[1]);
+  const Plan plan = plan_of(samples()[1]);
   const auto problem_with = [&](OpKind kind, const auto& change) {
-    Program broken = plan.program;
+    Program broken = plan.program();
     change(*std::ranges::find(broken.ops, kind, &Op::kind));
-    const auto problems = verify(plan.input, broken);
+    const auto problems = verify(plan.input(), broken);
     return problems.empty() ? std::string("nothing") : problems.front();
   };
   using Catch::Contains;

@@ -1,0 +1,66 @@
+// Ballast's communicator behind a C interface, so that Python processes can run it in turn with torch's, on memory that
+// torch owns. For measuring only; the Python package is another thing.
+#include <cstring>
+#include <string>
+
+#include "zero/comm/connect.h"
+
+namespace {
+
+using namespace ballast;
+
+struct Handle {
+  std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
+  MemoryAccounts accounts{};
+  std::unique_ptr<Communicator> ranks{};
+  std::string problem{};
+};
+
+template <class Call>
+const char* guarded(void* handle, Call&& call) {
+  auto& self = *static_cast<Handle*>(handle);
+  try {
+    call(*self.ranks);
+    return nullptr;
+  } catch (const std::exception& error) {
+    self.problem = error.what();
+    return self.problem.c_str();
+  }
+}
+
+View view(void* memory, std::size_t count, int dtype) {
+  return {static_cast<std::byte*>(memory), count, static_cast<DType>(dtype)};
+}
+
+}  // namespace
+
+extern "C" {
+
+// The job that the environment tells of; `way` is a number of the enumeration. Null if that fails.
+void* ballast_comm_open(int way) {
+  auto handle = std::make_unique<Handle>();
+  try {
+    handle->ranks = connect({.backend = *handle->backend, .accounts = handle->accounts, .way = static_cast<Way>(way)});
+    return handle.release();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void ballast_comm_close(void* handle) { delete static_cast<Handle*>(handle); }
+
+// Counts are of a rank's part; dtypes are numbers of the enumeration DType. They return null, or what went wrong.
+const char* ballast_comm_all_gather(void* handle, void* mine, void* all, std::size_t count, int dtype) {
+  return guarded(handle, [&](Communicator& ranks) {
+    ranks.all_gather(view(mine, count, dtype), view(all, ranks.size() * count, dtype));
+  });
+}
+
+const char* ballast_comm_reduce_scatter(void* handle, void* all, float* into, std::size_t count, int dtype) {
+  return guarded(handle, [&](Communicator& ranks) {
+    ranks.reduce_scatter(view(all, ranks.size() * count, dtype), View(std::span(into, count)));
+  });
+}
+
+void ballast_comm_copy(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+}

@@ -1,0 +1,159 @@
+"""all_gather and reduce_scatter beside copying as many bytes, and beside torch's Gloo process group.
+
+The same processes run each in turn: Ballast, a memcpy in every process at once, torch. A size is that of the whole array:
+what an all_gather writes and what a reduce_scatter reads on each rank. The time is that of the slowest rank.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Callable, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from ours import Communicator, Library
+
+MIB = 1 << 20
+BYTES_A_SAMPLE = 64 * MIB  # small collectives run several times in a sample
+
+
+class Case(NamedTuple):
+    collective: str
+    dtype: torch.dtype
+    mebibytes: int
+    ranks: int
+    way: str
+
+    @property
+    def name(self) -> str:
+        dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.dtype]
+        way = "" if self.way == "shared memory" else f", {self.way}"
+        return f"{self.collective} {dtype}, {self.mebibytes} MiB, {self.ranks} ranks{way}"
+
+
+CASES = [
+    Case(collective, dtype, mebibytes, ranks, "shared memory")
+    for ranks in (2, 4)
+    for collective in ("all_gather", "reduce_scatter")
+    for dtype in (torch.bfloat16, torch.float32)
+    for mebibytes in (1, 4, 16, 64, 256)
+] + [
+    Case(collective, torch.bfloat16, 64, ranks, "gloo")
+    for ranks in (2, 4)
+    for collective in ("all_gather", "reduce_scatter")
+]
+
+
+def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Callable]:
+    """What is timed, each on the same memory; checked to give the same where the additions allow it."""
+    elements = case.mebibytes * MIB // case.dtype.itemsize // case.ranks * case.ranks
+    whole, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
+    part = torch.randn(elements // case.ranks).to(case.dtype)
+    into = torch.zeros(elements // case.ranks)
+    if case.collective == "all_gather":
+        run_ours = lambda: ours.all_gather(part, whole)
+        run_theirs = lambda: dist.all_gather_single(whole, part)
+    else:
+        run_ours = lambda: ours.reduce_scatter(whole, into)
+        run_theirs = lambda: dist.reduce_scatter_single(part, whole)
+    check(case, run_ours, run_theirs, whole, part, into)
+    return {"ballast": run_ours, "memcpy": lambda: library.copy(copy, whole), "torch gloo": run_theirs}
+
+
+def check(case: Case, run_ours: Callable, run_theirs: Callable, whole, part, into) -> None:
+    run_ours()
+    if case.collective == "all_gather":
+        mine = whole.clone()
+        run_theirs()
+        torch.testing.assert_close(mine, whole, rtol=0, atol=0)
+    else:
+        run_theirs()
+        torch.testing.assert_close(into.to(case.dtype), part, rtol=2**-5, atol=2**-5)
+
+
+def seconds_of(run: Callable, repeats: int) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    slowest = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item() / repeats
+
+
+def measure(case: Case, library: Library, ours: Communicator, rounds: int) -> list[dict]:
+    repeats = max(1, BYTES_A_SAMPLE // (case.mebibytes * MIB))
+    runs = subjects(case, library, ours)
+    seconds = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            sample = seconds_of(run, repeats)
+            if number > 0:  # the first warms up
+                seconds[name].append(sample)
+    return [record(case, seconds["ballast"], name, seconds[name]) for name in ("memcpy", "torch gloo")]
+
+
+def record(case: Case, ours: list[float], against: str, theirs: list[float]) -> dict:
+    gigabytes = case.mebibytes * MIB / 1e9
+    ratios = [their / our for our, their in zip(ours, theirs)]
+    ratio = statistics.median(ratios)
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
+    return {
+        "suite": "comm",
+        "case": case.name,
+        "value": gigabytes / statistics.median(ours),
+        "unit": "GB/s",
+        "against": against,
+        "ratio": ratio,
+        "against_value": gigabytes / statistics.median(theirs),
+        "spread": (quartiles[2] - quartiles[0]) / (2 * ratio),
+    }
+
+
+def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespace) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    library = Library(options.library)
+    for way in dict.fromkeys(case.way for case in cases):
+        ours = Communicator(library, way)
+        for case in cases:
+            if case.way != way:
+                continue
+            for line in measure(case, library, ours, options.rounds):
+                if rank == 0:
+                    print(json.dumps(line), flush=True)
+        ours.close()
+    dist.destroy_process_group()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="comm", description=__doc__.split("\n")[0])
+    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=29400, help="where torch's ranks meet; Ballast's meet beside it")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default="", help="only the cases whose line in --list contains this text")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    options = parser.parse_args()
+    options.cases = [case for case in CASES if options.only in case.name]
+    if not options.cases:
+        parser.error(f'no case has "{options.only}" in its line; --list names them')
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    if options.list:
+        print("\n".join(case.name for case in CASES))
+        return
+    for ranks in dict.fromkeys(case.ranks for case in options.cases):
+        cases = [case for case in options.cases if case.ranks == ranks]
+        multiprocessing.spawn(run_rank, (ranks, cases, options), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Ballast's communicator on torch tensors, through the small C interface of bench_comm.cpp."""
+
+import ctypes
+
+import torch
+
+WAYS = {"shared memory": 1, "gloo": 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Library:
+    def __init__(self, path: str):
+        self.calls = ctypes.CDLL(path)
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self.calls.ballast_comm_open.restype = pointer
+        self.calls.ballast_comm_close.argtypes = [pointer]
+        for name in ("all_gather", "reduce_scatter"):
+            call = getattr(self.calls, f"ballast_comm_{name}")
+            call.restype, call.argtypes = ctypes.c_char_p, [pointer, pointer, pointer, size, number]
+        self.calls.ballast_comm_copy.argtypes = [pointer, pointer, size]
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        self.calls.ballast_comm_copy(to.data_ptr(), source.data_ptr(), to.nbytes)
+
+
+class Communicator:
+    def __init__(self, library: Library, way: str):
+        self._calls = library.calls
+        self._handle = self._calls.ballast_comm_open(WAYS[way])
+        if not self._handle:
+            raise RuntimeError(f"no communicator by {way}")
+
+    def close(self) -> None:
+        self._calls.ballast_comm_close(self._handle)
+
+    def all_gather(self, mine: torch.Tensor, everything: torch.Tensor) -> None:
+        self._call("all_gather", mine, everything, mine.numel(), mine.dtype)
+
+    def reduce_scatter(self, everything: torch.Tensor, into: torch.Tensor) -> None:
+        self._call("reduce_scatter", everything, into, into.numel(), everything.dtype)
+
+    def _call(self, name: str, source: torch.Tensor, to: torch.Tensor, count: int, dtype: torch.dtype) -> None:
+        call = getattr(self._calls, f"ballast_comm_{name}")
+        problem = call(self._handle, source.data_ptr(), to.data_ptr(), count, DTYPES[dtype])
+        if problem is not None:
+            raise RuntimeError(problem.decode())

@@ -1,0 +1,162 @@
+// What holds for every communicator.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <numeric>
+#include <thread>
+
+#include "tests/comm/rank_values.h"
+#include "tests/comm/test_groups.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+constexpr std::size_t sizes[] = {1, 2, 3, 4, 5};
+constexpr std::size_t counts[] = {0, 1, 7, 1000, 99991};
+constexpr std::size_t large_count = (std::size_t{64} << 20) / sizeof(float) + 3;
+
+std::string of(DType dtype, std::size_t count) { return fmt::format("{} {}", count, name(dtype)); }
+
+void gathers(Communicator& ranks, DType dtype, std::size_t count) {
+  Values expected(dtype, ranks.size() * count);
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    expected.put(rank * count, Values::of_rank(rank, dtype, count));
+  }
+  const Values mine = Values::of_rank(ranks.rank(), dtype, count);
+  Values all(dtype, ranks.size() * count);
+  ranks.all_gather(mine.view(), all.view());
+  expect(all == expected, "all_gather of " + of(dtype, count));
+
+  Values in_place(dtype, ranks.size() * count);
+  in_place.put(ranks.rank() * count, mine);
+  ranks.all_gather(in_place.view().part(ranks.rank() * count, count), in_place.view());
+  expect(in_place == expected, "all_gather in place of " + of(dtype, count));
+}
+
+void reduces(Communicator& ranks, DType dtype, std::size_t count) {
+  const Values all = Values::of_rank(ranks.rank(), dtype, ranks.size() * count);
+  Values part = first_values(count);
+  ranks.reduce_scatter(all.view(), part.view());
+  expect(part == summed(ranks.size(), dtype, ranks.rank() * count, count), "reduce_scatter of " + of(dtype, count));
+
+  Values whole = first_values(count);
+  ranks.all_reduce(all.view().part(0, count), whole.view());
+  expect(whole == summed(ranks.size(), dtype, 0, count), "all_reduce of " + of(dtype, count));
+}
+
+void broadcasts(Communicator& ranks, DType dtype, std::size_t count) {
+  for (std::size_t root = 0; root < ranks.size(); ++root) {
+    Values values = Values::of_rank(ranks.rank(), dtype, count);
+    ranks.broadcast(values.view(), root);
+    expect(values == Values::of_rank(root, dtype, count),
+           fmt::format("broadcast of {} from {}", of(dtype, count), root));
+  }
+}
+
+void adds_integers(Communicator& ranks, std::size_t count) {
+  std::vector<std::int64_t> values(count);
+  std::iota(values.begin(), values.end(), static_cast<std::int64_t>(ranks.rank()) << 40);
+  ranks.all_reduce(values);
+  const auto size = static_cast<std::int64_t>(ranks.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t sum = (size * (size - 1) / 2 << 40) + size * static_cast<std::int64_t>(i);
+    expect(values[i] == sum, fmt::format("integer {} of {}", i, count));
+  }
+}
+
+void everything(Communicator& ranks, std::size_t count) {
+  for (const DType dtype : all_dtypes) {
+    gathers(ranks, dtype, count);
+    broadcasts(ranks, dtype, count);
+  }
+  for (const DType dtype : float_dtypes) {
+    reduces(ranks, dtype, count);
+  }
+  adds_integers(ranks, count);
+}
+
+}  // namespace
+
+TEST_CASE("collectives give what their ranks bring, sums in rank order") {
+  for (const std::size_t size : sizes) {
+    on_all_groups(size, [](Communicator& ranks) {
+      for (const std::size_t count : counts) {
+        everything(ranks, count);
+      }
+    });
+  }
+}
+
+TEST_CASE("large collectives") {
+  for (const std::size_t size : {2u, 3u}) {
+    on_all_groups(size, [](Communicator& ranks) {
+      gathers(ranks, DType::bf16, large_count / ranks.size());
+      reduces(ranks, DType::fp32, large_count / ranks.size());
+    });
+  }
+}
+
+TEST_CASE("no rank leaves a barrier before all have come") {
+  for (const std::size_t size : sizes) {
+    on_all_groups(size, [](Communicator& ranks) {
+      for (std::size_t late = 0; late < ranks.size(); ++late) {
+        using Clock = std::chrono::steady_clock;
+        if (ranks.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        std::int64_t came[] = {ranks.rank() == late ? Clock::now().time_since_epoch().count() : 0};
+        ranks.barrier();
+        const std::int64_t left = Clock::now().time_since_epoch().count();
+        ranks.all_reduce(came);
+        expect(left >= came[0], fmt::format("a rank left before rank {} came", late));
+      }
+    });
+  }
+}
+
+TEST_CASE("a split groups the ranks of one color in rank order") {
+  for (const std::size_t size : sizes) {
+    on_all_groups(size, [](Communicator& ranks) {
+      const std::size_t color = ranks.rank() % 2;
+      const auto half = ranks.split(color);
+      expect(half->rank() == ranks.rank() / 2, "rank in the part");
+      expect(half->size() == (ranks.size() + 1 - color) / 2, "size of the part");
+      everything(*half, 1000);
+      const auto quarter = half->split(half->rank() % 2);
+      everything(*quarter, 100);
+      everything(ranks, 10);
+    });
+  }
+}
+
+TEST_CASE("threads use communicators of their own at the same time, each in its order") {
+  for (const std::size_t size : sizes) {
+    on_all_groups(size, [](Communicator& ranks) {
+      constexpr std::size_t channels = 3;
+      std::vector<std::unique_ptr<Communicator>> splits;
+      for (std::size_t channel = 0; channel < channels; ++channel) {
+        splits.push_back(ranks.split(0));
+      }
+      std::vector<std::string> failures(channels);
+      std::vector<std::thread> threads;
+      for (std::size_t channel = 0; channel < channels; ++channel) {
+        threads.emplace_back([&, channel] {
+          try {
+            std::this_thread::sleep_for(std::chrono::milliseconds((channel + ranks.rank()) % channels));
+            for (int round = 0; round < 10; ++round) {
+              everything(*splits[channel], 100 + channel);
+            }
+          } catch (const std::exception& failure) {
+            failures[channel] = failure.what();
+          }
+        });
+      }
+      for (std::thread& thread : threads) {
+        thread.join();
+      }
+      for (const std::string& failure : failures) {
+        expect(failure.empty(), failure);
+      }
+    });
+  }
+}

@@ -1,0 +1,152 @@
+// How ranks find each other, and what they are told when they do not.
+#include "zero/comm/connect.h"
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <thread>
+
+#include "kernels/runtime/error.h"
+#include "tests/comm/process_groups.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+constexpr auto brief = std::chrono::milliseconds(1500);
+
+// A port that is free now.
+std::uint16_t free_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
+
+// By address and port, as launchers tell it.
+void meet(const Launch& launch, std::chrono::milliseconds timeout = patient, const RankBody& body = {}) {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  MemoryAccounts accounts;
+  const auto ranks = connect({.backend = *backend, .accounts = accounts, .launch = launch, .timeout = timeout});
+  ranks->barrier();
+  if (body) body(*ranks);
+}
+
+Launch at(std::uint16_t port, std::size_t rank, std::size_t size, std::string job = "job") {
+  return {.rank = rank, .size = size, .hub = {"127.0.0.1", port}, .job = std::move(job)};
+}
+
+}  // namespace
+
+TEST_CASE("ranks meet at an address and a port, in any order") {
+  const std::uint16_t port = free_port();
+  for (const std::size_t late : {0u, 2u}) {
+    Processes processes(3, [&](std::size_t rank) {
+      if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      meet(at(port, rank, 3));
+    });
+    CHECK(processes.failures() == Failures(3));
+  }
+}
+
+TEST_CASE("ranks meet again at the same port, however fast one is") {
+  const std::uint16_t port = free_port();
+  Processes processes(3, [&](std::size_t rank) {
+    for (std::size_t time = 0; time < 5; ++time) {
+      meet(at(port, rank, 3));
+      if (rank == time % 3) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
+  CHECK(processes.failures() == Failures(3));
+}
+
+TEST_CASE("without a launcher there is one rank, alone") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  MemoryAccounts accounts;
+  const Environment empty([](const std::string&) { return std::nullopt; });
+  const auto alone = connect({.backend = *backend, .accounts = accounts, .environment = empty});
+  CHECK(alone->size() == 1);
+  alone->barrier();
+  CHECK(alone->split(0)->size() == 1);
+}
+
+TEST_CASE("a rank that was told another world size is refused, and the others say so") {
+  const std::uint16_t port = free_port();
+  Processes processes(2, [&](std::size_t rank) { meet(at(port, rank, 2 + rank), brief); });
+  CHECK_THAT(processes.failure(1), Contains("B3303") && Contains("world size of 2, rank 1 with 3"));
+  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 did not come within 1.5 s") &&
+                                       Contains("world size of 2, rank 1 with 3"));
+}
+
+TEST_CASE("the second of two processes with one number is refused") {
+  const std::uint16_t port = free_port();
+  Processes processes(3, [&](std::size_t process) {
+    if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    meet(at(port, process == 0 ? 0 : 1, 3), brief);
+  });
+  CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("there is such a rank already: rank 1 ("));
+  CHECK_THAT(processes.failure(0), Contains("rank 2 did not come"));
+}
+
+TEST_CASE("a second job on the same port is told, and the first goes on") {
+  const std::uint16_t port = free_port();
+  Processes processes(4, [&](std::size_t process) {
+    const bool second = process >= 2;
+    if (second) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    meet(at(port, process % 2, 2, second ? "second" : "first"), brief, [&](Communicator& ranks) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      ranks.barrier();
+    });
+  });
+  CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("is in use") && Contains("BALLAST_PORT"));
+  CHECK_THAT(processes.failure(3), Contains("B3303") && Contains("job \"first\" meets here, not job \"second\""));
+  CHECK(processes.failure(0).empty());
+  CHECK(processes.failure(1).empty());
+}
+
+TEST_CASE("ranks that do not come are named when time is up") {
+  const std::uint16_t port = free_port();
+  Processes processes(1, [&](std::size_t) { meet(at(port, 0, 3), std::chrono::milliseconds(300)); });
+  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1, 2 did not come within 0.3 s"));
+  CHECK_THROWS_WITH(meet(at(port, 1, 3), std::chrono::milliseconds(300)),
+                    Contains("B3303") && Contains("rank 0 did not come") && Contains(std::to_string(port)));
+}
+
+TEST_CASE("a rank that dies before all have come is named at once") {
+  const std::uint16_t port = free_port();
+  Processes processes(2, [&](std::size_t rank) { meet(at(port, rank, 3)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  processes.send(1, SIGKILL);
+  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 (") && Contains("died"));
+}
+
+TEST_CASE("an address that cannot be is said to be so") {
+  CHECK_THROWS_WITH(meet({.rank = 0, .size = 2, .hub = {"192.0.2.1", 29500}}),
+                    Contains("B3303") && Contains("192.0.2.1"));
+  CHECK_THROWS_WITH(meet({.rank = 1, .size = 2, .hub = {"no.such.host.invalid", 29500}}),
+                    Contains("B3303") && Contains("no.such.host.invalid"));
+}
+
+TEST_CASE("an exception that ends a rank ends the others") {
+  const std::uint16_t port = free_port();
+  Processes processes(3, [&](std::size_t rank) {
+    meet(at(port, rank, 3), patient, [](Communicator& ranks) {
+      if (ranks.rank() == 1) throw std::runtime_error("no such data set");
+      ranks.barrier();
+    });
+  });
+  CHECK(processes.failure(1) == "no such data set");
+  for (const std::size_t rank : {0u, 2u}) {
+    CHECK_THAT(processes.failure(rank), Contains("B3301") && Contains("rank 1 (") && Contains("ended by an exception"));
+  }
+}
+
+TEST_CASE("the timeout comes from the environment") {
+  const Environment environment([](const std::string& name) -> std::optional<std::string> {
+    if (name == "BALLAST_TIMEOUT") return "0";
+    return std::nullopt;
+  });
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  MemoryAccounts accounts;
+  CHECK_THROWS_WITH(connect({.backend = *backend,
+                             .accounts = accounts,
+                             .environment = environment,
+                             .launch = Launch{.rank = 0, .size = 2}}),
+                    Contains("B1006") && Contains("BALLAST_TIMEOUT=0"));
+}

@@ -1,0 +1,103 @@
+// Processes that are killed or stopped: the others end, and name them.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include "tests/comm/process_groups.h"
+#include "tests/comm/rank_values.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+constexpr std::size_t count = 300000;
+
+// Says when all have come so far, then works until something fails.
+void work_for_ever(Communicator& ranks, int started) {
+  const Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
+  Values all(DType::bf16, count * ranks.size());
+  Values part(DType::fp32, count);
+  const auto other = ranks.split(0);
+  ranks.barrier();
+  if (ranks.rank() == 0 && ::write(started, "!", 1) != 1) return;
+  while (true) {
+    ranks.all_gather(mine.view(), all.view());
+    other->reduce_scatter(all.view(), part.view());
+  }
+}
+
+// A pipe on which the processes say that they are at work.
+class Start {
+ public:
+  Start() { expect(::pipe(ends_) == 0, "no pipe"); }
+  ~Start() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  Start(const Start&) = delete;
+  Start& operator=(const Start&) = delete;
+
+  int end() const { return ends_[1]; }
+  void wait() const {
+    char byte = 0;
+    expect(::read(ends_[0], &byte, 1) == 1, "the processes did not start");
+  }
+
+ private:
+  int ends_[2];
+};
+
+// Sends the signal to one rank in the middle of collectives. What the others then fail with.
+Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::chrono::milliseconds timeout) {
+  constexpr std::size_t size = 4;
+  const MeetingPlace place(size, kind.way, timeout);
+  const Start start;
+  Processes processes(size, [&](std::size_t rank) {
+    place.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start.end()); });
+  });
+  start.wait();
+  std::mt19937 random(static_cast<unsigned>(victim));
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
+  processes.send(victim, signal);
+  Failures failures(size);
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    if (rank != victim) failures[rank] = processes.failure(rank);
+  }
+  return failures;
+}
+
+}  // namespace
+
+TEST_CASE("every other rank ends when one is killed, and names it") {
+  for (const ProcessKind& kind : process_kinds()) {
+    for (std::size_t victim = 0; victim < 4; ++victim) {
+      INFO(kind.name << ", rank " << victim);
+      const auto begin = std::chrono::steady_clock::now();
+      const Failures failures = strike(kind, victim, SIGKILL, patient);
+      for (std::size_t rank = 0; rank < failures.size(); ++rank) {
+        if (rank == victim) continue;
+        CHECK_THAT(failures[rank], Contains("B3301") && Contains(fmt::format("rank {} (", victim)) && Contains("died"));
+      }
+      CHECK(std::chrono::steady_clock::now() - begin < patient / 2);
+    }
+  }
+}
+
+TEST_CASE("every other rank ends when one is stopped, and names it when time is up") {
+  for (const ProcessKind& kind : process_kinds()) {
+    for (const std::size_t victim : {0u, 2u}) {
+      INFO(kind.name << ", rank " << victim);
+      const Failures failures = strike(kind, victim, SIGSTOP, std::chrono::milliseconds(700));
+      for (std::size_t rank = 0; rank < failures.size(); ++rank) {
+        if (rank == victim) continue;
+        CHECK_THAT(failures[rank],
+                   Contains("B330") && Contains(fmt::format("rank {} (", victim)) && Contains("did not come"));
+      }
+    }
+  }
+}

@@ -1,0 +1,107 @@
+// What every communicator does when a rank fails.
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "kernels/runtime/error.h"
+#include "tests/comm/rank_values.h"
+#include "tests/comm/test_groups.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+// Every collective, until one throws.
+void call_for_ever(Communicator& ranks) {
+  const Values mine = Values::of_rank(ranks.rank(), DType::bf16, 30000);
+  Values all(DType::bf16, 30000 * ranks.size());
+  Values part(DType::fp32, 30000);
+  while (true) {
+    ranks.all_gather(mine.view(), all.view());
+    ranks.reduce_scatter(all.view(), part.view());
+    ranks.barrier();
+  }
+}
+
+}  // namespace
+
+TEST_CASE("an abort ends the others' waiting and every later call with its reason") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(3, patient, [](Communicator& ranks) {
+      ranks.barrier();
+      if (ranks.rank() == 1) ranks.abort("the loss is not a number");
+      try {
+        call_for_ever(ranks);
+      } catch (const Error&) {
+      }
+      ranks.barrier();
+    });
+    for (const std::string& failure : failures) {
+      CHECK_THAT(failure, Contains("B3301") && Contains("rank 1") && Contains("the loss is not a number"));
+    }
+  }
+}
+
+TEST_CASE("an abort reaches the groups that were split off") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(3, patient, [](Communicator& ranks) {
+      const auto other = ranks.split(0);
+      if (ranks.rank() == 2) {
+        ranks.abort("enough");
+      } else {
+        call_for_ever(*other);
+      }
+    });
+    CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 2") && Contains("enough"));
+    CHECK_THAT(failures[1], Contains("B3301") && Contains("rank 2") && Contains("enough"));
+    CHECK(failures[2].empty());
+  }
+}
+
+TEST_CASE("ranks that make different calls are told which") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
+      Values part(DType::fp32, ranks.rank() == 0 ? 10 : 11);
+      Values all(DType::fp32, 2 * part.view().count());
+      ranks.all_gather(part.view(), all.view());
+    });
+    const std::string both = failures[0] + failures[1];
+    CHECK_THAT(both, Contains("B1003") && Contains("all_gather of 10 fp32") && Contains("all_gather of 11 fp32"));
+    CHECK_FALSE(failures[0].empty());
+    CHECK_FALSE(failures[1].empty());
+  }
+}
+
+TEST_CASE("sizes and formats that do not belong together are refused, and end the others' waiting") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(3, patient, [](Communicator& ranks) {
+      const Values five = Values::of_rank(0, DType::bf16, 5);
+      Values three(DType::fp32, 3);
+      if (ranks.rank() == 0) ranks.reduce_scatter(five.view(), three.view());
+      if (ranks.rank() == 1) ranks.all_gather(five.view().part(0, 1), three.view());
+      if (ranks.rank() == 2) ranks.barrier();
+    });
+    CHECK_THAT(failures[0], Contains("B1003") && Contains("9 elements"));
+    CHECK_THAT(failures[1], Contains("B1002") && Contains("bf16"));
+    CHECK_THAT(failures[2], Contains("B3301") && (Contains("B1003") || Contains("B1002")));
+  }
+}
+
+TEST_CASE("a rank that does not come is named when time is up") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(3, std::chrono::milliseconds(300), [](Communicator& ranks) {
+      if (ranks.rank() != 1) ranks.barrier();
+      if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    });
+    for (const std::size_t rank : {0u, 2u}) {
+      CHECK_THAT(failures[rank], Contains("B330") && Contains("rank 1") && Contains("did not come within 0.3 s"));
+    }
+    CHECK_THAT(failures[0] + failures[2], Contains("B3302"));
+  }
+}

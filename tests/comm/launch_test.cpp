@@ -1,0 +1,124 @@
+#include "zero/comm/launch.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+
+using namespace ballast;
+using Catch::Contains;
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Launch launch(const Variables& variables) {
+  return launch_from(Environment([&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  }));
+}
+
+Variables with(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) {
+    variables[name] = value;
+  }
+  return variables;
+}
+
+Variables without(Variables variables, const std::string& name) {
+  variables.erase(name);
+  return variables;
+}
+
+const Variables torchrun{{"RANK", "5"},
+                         {"WORLD_SIZE", "8"},
+                         {"LOCAL_RANK", "1"},
+                         {"MASTER_ADDR", "node1"},
+                         {"MASTER_PORT", "29500"},
+                         {"TORCHELASTIC_RUN_ID", "abc"}};
+const Variables by_hand{{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "3"},
+                         {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                         {"PMIX_NAMESPACE", "3912302593"}};
+const Variables slurm{{"SLURM_PROCID", "9"},  {"SLURM_NTASKS", "16"},
+                      {"SLURM_LOCALID", "1"}, {"SLURM_JOB_ID", "77"},
+                      {"SLURM_STEP_ID", "2"}, {"SLURM_STEP_NUM_NODES", "2"},
+                      {"MASTER_PORT", ""},    {"SLURM_STEP_NODELIST", "gpu[07-08,11],login"}};
+
+}  // namespace
+
+TEST_CASE("each launcher says who this process is") {
+  struct Row {
+    Variables variables;
+    std::string launcher;
+    std::size_t rank, size, local_rank;
+    std::string host, job;
+  };
+  const std::vector<Row> rows{
+      {{}, "", 0, 1, 0, "", ""},
+      {torchrun, "torchrun", 5, 8, 1, "node1", "abc"},
+      {by_hand, "RANK", 1, 2, 0, "127.0.0.1", ""},
+      {open_mpi, "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
+      {slurm, "Slurm", 9, 16, 1, "gpu07", "77.2"},
+      // What was started by another launcher keeps that one's variables.
+      {with(slurm, open_mpi), "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
+      {with(with(slurm, open_mpi), torchrun), "torchrun", 5, 8, 1, "node1", "abc"},
+      // In a batch script, outside of any step, there is one process.
+      {without(slurm, "SLURM_STEP_ID"), "", 0, 1, 0, "", ""},
+      {with(by_hand, {{"BALLAST_JOB", "mine"}}), "RANK", 1, 2, 0, "127.0.0.1", "mine"},
+  };
+  for (const Row& row : rows) {
+    const Launch found = launch(row.variables);
+    INFO(row.launcher << " " << row.job);
+    CHECK(found.launcher == row.launcher);
+    CHECK(found.rank == row.rank);
+    CHECK(found.size == row.size);
+    CHECK(found.local_rank == row.local_rank);
+    CHECK(found.hub.host == row.host);
+    CHECK(found.job == row.job);
+  }
+}
+
+TEST_CASE("the first of Slurm's machines is found in every kind of list") {
+  const std::vector<std::pair<std::string, std::string>> rows{
+      {"one", "one"},       {"one,two", "one"},        {"node[07-12,3],other", "node07"}, {"node[3,7-12]", "node3"},
+      {"node[5]", "node5"}, {"a-b[001-002]", "a-b001"}};
+  for (const auto& [list, first] : rows) {
+    CHECK(launch(with(slurm, {{"SLURM_STEP_NODELIST", list}})).hub.host == first);
+  }
+}
+
+TEST_CASE("ranks meet beside torch's port, or where they are told to") {
+  const auto port = [](const Variables& variables) { return launch(variables).hub.port; };
+  CHECK(port(torchrun) == 29611);
+  CHECK(port(with(torchrun, {{"MASTER_PORT", "65500"}})) == 65389);
+  CHECK(port(with(torchrun, {{"BALLAST_PORT", "7000"}})) == 7000);
+  CHECK(port(open_mpi) == port(open_mpi));
+  CHECK(port(open_mpi) != port(with(open_mpi, {{"PMIX_NAMESPACE", "3912302594"}})));
+  CHECK(port(slurm) >= 20000);
+  CHECK(port(slurm) < 32000);
+}
+
+TEST_CASE("a variable that is missing or cannot be right is named") {
+  struct Row {
+    Variables variables;
+    std::string named;
+  };
+  const std::vector<Row> rows{
+      {without(torchrun, "WORLD_SIZE"), "WORLD_SIZE is not set"},
+      {with(torchrun, {{"RANK", "8"}}), "RANK=8 in a world of 8"},
+      {with(torchrun, {{"RANK", "-1"}}), "RANK=-1"},
+      {with(torchrun, {{"RANK", "one"}}), "RANK=\"one\""},
+      {with(torchrun, {{"WORLD_SIZE", "0"}, {"RANK", "0"}}), "a rank below WORLD_SIZE=0"},
+      {with(torchrun, {{"MASTER_PORT", "0"}}), "MASTER_PORT=0"},
+      {with(torchrun, {{"BALLAST_PORT", "70000"}}), "BALLAST_PORT=70000"},
+      {without(open_mpi, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE"},
+      {with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), "MASTER_ADDR"},
+      {without(slurm, "SLURM_PROCID"), "SLURM_PROCID"},
+      {without(slurm, "SLURM_STEP_NODELIST"), "SLURM_STEP_NODELIST"},
+  };
+  for (const Row& row : rows) {
+    CHECK_THROWS_WITH(launch(row.variables), Contains("B1006") && Contains(row.named));
+  }
+}

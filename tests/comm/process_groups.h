@@ -1,0 +1,67 @@
+// Ranks that are real processes: forked from a test, found through a store of files, and never left behind.
+#pragma once
+
+#include <sys/types.h>
+
+#include "tests/comm/test_groups.h"
+#include "tests/temporary_directory.h"
+#include "zero/comm/connect.h"
+
+namespace ballast::testing {
+
+// A key is a file.
+class FileStore : public KeyValueStore {
+ public:
+  explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key) override;
+
+ private:
+  std::filesystem::path path(std::string key) const;
+  std::filesystem::path folder_;
+};
+
+// Children of this process, each running `body(rank)`, which may throw. No other thread may run here when it is made.
+class Processes {
+ public:
+  Processes(std::size_t size, const std::function<void(std::size_t rank)>& body);
+  ~Processes();  // kills those that still run
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  std::size_t size() const { return children_.size(); }
+  void send(std::size_t rank, int signal) const;
+  std::string failure(std::size_t rank);  // waits for its end: what it threw, "signal 9", or nothing
+  Failures failures();
+
+ private:
+  struct Child {
+    pid_t pid;
+    int output;
+  };
+  std::vector<Child> children_;
+};
+
+struct ProcessKind {
+  std::string name;
+  Way way;
+};
+
+std::vector<ProcessKind> process_kinds();  // that there are here
+
+// Where processes meet, and by which way they are connected.
+class MeetingPlace {
+ public:
+  MeetingPlace(std::size_t size, Way way, std::chrono::milliseconds timeout)
+      : size_(size), way_(way), timeout_(timeout) {}
+
+  void as_rank(std::size_t rank, const RankBody& body) const;  // connects this process
+
+ private:
+  TemporaryDirectory folder_;
+  std::size_t size_;
+  Way way_;
+  std::chrono::milliseconds timeout_;
+};
+
+}  // namespace ballast::testing

@@ -1,0 +1,101 @@
+// What each rank brings to a collective, and what must come of it.
+#pragma once
+
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "kernels/fp16_math.h"
+#include "kernels/number_math.h"
+#include "kernels/runtime/view.h"
+
+namespace ballast::testing {
+
+constexpr DType float_dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
+constexpr DType all_dtypes[] = {DType::fp32, DType::bf16, DType::fp16, DType::u8};
+
+// Numbers of very different sizes, so that another order of additions gives other bits.
+inline float value_of(std::size_t rank, std::size_t i) {
+  const std::size_t random = (rank + 1) * 0x9E3779B97F4A7C15ull ^ (i + 1) * 0xC2B2AE3D27D4EB4Full;
+  const auto mantissa = static_cast<float>(static_cast<int>(random >> 40 & 0xFFF) - 2048);
+  return std::ldexp(mantissa, static_cast<int>(random >> 56 & 7) - 10);
+}
+
+// Elements of any number format, as bytes.
+class Values {
+ public:
+  Values(DType dtype, std::size_t count) : bytes_(count * byte_size(dtype)), dtype_(dtype), count_(count) {}
+
+  static Values of_rank(std::size_t rank, DType dtype, std::size_t count) {
+    Values values(dtype, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      values.set(i, value_of(rank, i));
+    }
+    return values;
+  }
+
+  View view() { return {bytes_.data(), count_, dtype_}; }
+  ConstView view() const { return {bytes_.data(), count_, dtype_}; }
+  bool operator==(const Values&) const = default;
+
+  void set(std::size_t i, float value) {
+    std::uint32_t bits = 0;
+    switch (dtype_) {
+      case DType::fp32: bits = std::bit_cast<std::uint32_t>(value); break;
+      case DType::bf16: bits = kernels::to_bf16(value); break;
+      case DType::fp16: bits = kernels::to_fp16(value); break;
+      case DType::u8: bits = std::bit_cast<std::uint32_t>(value) >> 16 & 0xFF; break;
+    }
+    std::memcpy(bytes_.data() + i * byte_size(dtype_), &bits, byte_size(dtype_));
+  }
+
+  float get(std::size_t i) const {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, bytes_.data() + i * byte_size(dtype_), byte_size(dtype_));
+    switch (dtype_) {
+      case DType::fp32: return std::bit_cast<float>(bits);
+      case DType::bf16: return kernels::from_bf16(bits);
+      case DType::fp16: return kernels::from_fp16(bits);
+      case DType::u8: break;
+    }
+    return static_cast<float>(bits);
+  }
+
+  // Where the elements of another begin in this.
+  void put(std::size_t first, const Values& part) {
+    std::ranges::copy(part.bytes_, bytes_.begin() + static_cast<std::ptrdiff_t>(first * byte_size(dtype_)));
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+  DType dtype_;
+  std::size_t count_;
+};
+
+// What an array of all ones (1, 2, 3, ...) becomes when the ranks' elements from `first` on are added in rank order.
+inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::size_t count) {
+  Values sum(DType::fp32, count);
+  std::vector<Values> all;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    all.push_back(Values::of_rank(rank, dtype, first + count));
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    float total = static_cast<float>(i % 1000);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      total += all[rank].get(first + i);
+    }
+    sum.set(i, total);
+  }
+  return sum;
+}
+
+// What sums begin with.
+inline Values first_values(std::size_t count) {
+  Values values(DType::fp32, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values.set(i, static_cast<float>(i % 1000));
+  }
+  return values;
+}
+
+}  // namespace ballast::testing

@@ -1,0 +1,39 @@
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "zero/comm/thread_communicator.h"
+
+using namespace ballast;
+
+TEST_CASE("memory that a rank has shown is not given back while another looks at it, though the group is aborted") {
+  ThreadGroup group(2);
+  std::atomic<bool> looking = true;
+  bool given_back_too_early = true;
+  std::thread shows([&] {
+    const std::vector<std::byte> memory(1 << 20);
+    group.show(0, {.data = memory.data(), .bytes = memory.size()});
+    group.hide(0);
+    given_back_too_early = looking;
+  });
+  group.show(1, {});
+  group.abort("enough");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  looking = false;
+  group.hide(1);
+  shows.join();
+  CHECK_FALSE(given_back_too_early);
+  CHECK_THROWS_WITH(group.show(1, {}), Catch::Contains("B3301") && Catch::Contains("enough"));
+}
+
+TEST_CASE("a rank that comes too late does not meet one that has left") {
+  ThreadGroup group(2, std::chrono::milliseconds(10));
+  CHECK_THROWS_WITH(group.show(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 1 did not come"));
+  CHECK_THROWS_WITH(group.show(1, {}), Catch::Contains("B3301"));
+}
+
+TEST_CASE("a group has no other ranks than its own") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  ThreadGroup group(2);
+  CHECK_THROWS_WITH(thread_communicator(group, 2, *backend), Catch::Contains("a rank below 2"));
+}

@@ -1,0 +1,148 @@
+// Stages and tiers are only different programs: the bits of a training do not change.
+#include <catch2/catch.hpp>
+
+#include "tests/zero/training.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other) {
+  REQUIRE(one.size() == other.size());
+  for (std::size_t rank = 0; rank < one.size(); ++rank) {
+    CHECK((one[rank].seen == other[rank].seen));
+    CHECK(one[rank].norms == other[rank].norms);
+    CHECK((one[rank].parameters == other[rank].parameters));
+    CHECK(one[rank].steps == other[rank].steps);
+  }
+}
+
+// The ledger is what is reserved, and lanes move what the program says.
+void check_as_planned(const std::vector<Outcome>& outcomes) {
+  for (const Outcome& outcome : outcomes) {
+    CHECK(outcome.reserved_bytes == outcome.planned_bytes);
+    for (std::size_t lane = 0; lane < lane_count; ++lane) {
+      INFO("lane " << name(static_cast<Lane>(lane)));
+      CHECK(outcome.moved_bytes[lane] == outcome.planned_moves[lane]);
+    }
+  }
+}
+
+struct Tiers {
+  Tier parameters, gradients, state;
+};
+
+std::vector<Placement> placements(std::size_t ranks) {
+  using enum Tier;
+  std::vector<Placement> all;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const Tiers& tiers : {Tiers{device, device, device}, Tiers{device, device, host}, Tiers{device, host, nvme},
+                               Tiers{host, device, host}, Tiers{host, host, nvme}, Tiers{nvme, host, nvme}}) {
+      if (stage < 3 && tiers.parameters != device) continue;
+      Placement placement = placement_of_stage(stage, ranks);
+      placement.parameters = all_in(tiers.parameters);
+      placement.gradients = all_in(tiers.gradients);
+      placement.state = all_in(tiers.state);
+      all.push_back(placement);
+    }
+  }
+  Placement mixed = placement_of_stage(3, ranks);
+  mixed.parameters = {0.4, 0.3, 0.3};
+  mixed.gradients = {0.5, 0.5, 0.0};
+  mixed.state = {0.3, 0.3, 0.4};
+  all.push_back(mixed);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
+  for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
+    for (const std::size_t micro_steps : {1u, 3u}) {
+      for (const double max_norm : {optim::no_clipping, 0.05}) {
+        const Training reference{
+            .placement = placement_of_stage(0, ranks), .micro_steps = micro_steps, .max_norm = max_norm};
+        const std::vector<Outcome> expected = train(reference);
+        for (const Placement& placement : placements(ranks)) {
+          for (const auto& [tile, schedule] :
+               {std::pair{std::size_t{128}, Schedule{.prefetch = 0, .staging_slots = 1}},
+                std::pair{std::size_t{100'096}, Schedule{.prefetch = 2, .staging_slots = 4, .kept_records = 2}}}) {
+            CAPTURE(ranks, micro_steps, max_norm, placement.shards, placement.whole_parameters,
+                    placement.parameters.fractions(), placement.gradients.fractions(), placement.state.fractions(),
+                    tile);
+            Training training = reference;
+            training.placement = placement;
+            training.tile_elements = tile;
+            training.schedule = schedule;
+            const std::vector<Outcome> outcomes = train(training);
+            check_same(expected, outcomes);
+            check_as_planned(outcomes);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("updating in the backward pass does not change a bit") {
+  for (const std::size_t ranks : {1u, 3u}) {
+    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});
+    for (const Placement& placement : placements(ranks)) {
+      CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
+      const Training training{.placement = placement, .schedule = {.update_in_backward = true}};
+      const std::vector<Outcome> outcomes = train(training);
+      check_same(expected, outcomes);
+      check_as_planned(outcomes);
+    }
+  }
+}
+
+TEST_CASE("a mesh of groups and replicas gives the same bits wherever things are kept") {
+  Placement mesh = placement_of_stage(3, 2);
+  mesh.replicas = 2;
+  const std::vector<Outcome> expected = train({.placement = mesh, .micro_steps = 2});
+  CHECK((expected[0].parameters == expected[2].parameters));
+  for (const Tier tier : {Tier::host, Tier::nvme}) {
+    Placement placement = mesh;
+    placement.state = all_in(tier);
+    placement.gradients = all_in(Tier::host);
+    check_same(expected, train({.placement = placement, .micro_steps = 2}));
+  }
+}
+
+TEST_CASE("all formats train alike in memory and on drives, and split as fp32") {
+  for (const auto format : kernels::all_state_formats) {
+    Placement on_drives = placement_of_stage(3, 2);
+    on_drives.state = all_in(Tier::nvme);
+    CAPTURE(name(format));
+    check_same(train({.placement = placement_of_stage(0, 2), .format = format}),
+               train({.placement = on_drives, .tile_elements = 384, .format = format}));
+  }
+  check_same(train({.placement = placement_of_stage(0, 2), .format = kernels::StateFormat::fp32}),
+             train({.placement = placement_of_stage(0, 2), .format = kernels::StateFormat::split}));
+}
+
+TEST_CASE("reducing at the boundary gives the same bits at every stage that does") {
+  const auto with_boundary = [](Placement placement) {
+    placement.reduction = Reduction::boundary;
+    return placement;
+  };
+  const auto expected = train({.placement = with_boundary(placement_of_stage(0, 3)), .micro_steps = 3});
+  for (const Placement& placement : placements(3)) {
+    check_same(expected, train({.placement = with_boundary(placement), .micro_steps = 3}));
+  }
+}
+
+TEST_CASE("a step whose gradients are not finite is skipped everywhere, and names the parameter") {
+  for (const Placement& placement : placements(2)) {
+    CAPTURE(placement.shards, placement.parameters.fractions(), placement.state.fractions());
+    const std::vector<Outcome> outcomes = train({.placement = placement, .poisoned_step = 1});
+    check_same(train({.placement = placement_of_stage(0, 2), .poisoned_step = 1}), outcomes);
+    for (const Outcome& outcome : outcomes) {
+      CHECK(outcome.steps == 3);
+      CHECK(outcome.reasons[1] == "the gradients are not finite, first in h.0.w");
+      CHECK(outcome.reasons[2].empty());
+    }
+  }
+}

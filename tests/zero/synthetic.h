@@ -1,0 +1,99 @@
+// Training without a model: gradients are a function of step, rank, element and parameter, so that any parameter that comes
+// late, twice, from the wrong place or not at all changes all that follows.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "kernels/number_math.h"
+#include "zero/engine.h"
+
+namespace ballast::testing {
+
+inline float value_of(const ConstView& view, std::size_t i) {
+  if (view.dtype() == DType::fp32) return view.as<float>()[i];
+  return kernels::from_bf16(std::uint32_t{view.as<bf16>()[i].bits});
+}
+
+inline void set_value(const View& view, std::size_t i, float value) {
+  if (view.dtype() == DType::fp32) {
+    view.as<float>()[i] = value;
+  } else {
+    view.as<bf16>()[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(value));
+  }
+}
+
+// Cheap, and without any order in it.
+inline float noise(std::uint64_t x) {
+  x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
+  return static_cast<float>(static_cast<std::int32_t>(x >> 32)) * 0x1p-31f;
+}
+
+inline ParameterSource first_parameters() {
+  return [](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    for (std::size_t i = 0; i < range.count; ++i) {
+      set_value(to, i, noise((unit * 1009 + tensor) * 1'000'003 + range.first + i));
+    }
+  };
+}
+
+// Bytes of tensors, without padding.
+inline void add_bytes(const Unit& unit, const Lease& lease, std::vector<std::byte>& bytes) {
+  for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
+    const auto more = lease.tensor(tensor).as_bytes();
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  }
+}
+
+class SyntheticTrainer {
+ public:
+  SyntheticTrainer(const Model& model, std::size_t rank) : model_(model), rank_(rank) {}
+
+  // One micro-step. Returns what the trainer saw: the parameters of all units, forward and backward.
+  std::vector<std::byte> run(Engine& engine, std::size_t micro_step) {
+    std::vector<std::byte> seen;
+    for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
+      const Lease lease = engine.forward(unit);
+      add_bytes(model_.units[unit], lease, seen);
+    }
+    for (std::size_t unit = model_.units.size(); unit-- > 0;) {
+      const Lease lease = engine.backward(unit);
+      add_bytes(model_.units[unit], lease, seen);
+      backward(unit, lease, micro_step);
+    }
+    return seen;
+  }
+
+  float poison = 0.0f;  // added to one gradient
+
+ private:
+  void backward(std::size_t number, const Lease& lease, std::size_t micro_step) const {
+    const Unit& unit = model_.units[number];
+    const std::uint64_t seed = ((micro_step * 131 + rank_) * 137 + number) * 1'000'003;
+    for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
+      if (unit.tensors[tensor].frozen) continue;
+      add(lease.gradient(tensor), lease.tensor(tensor), seed + tensor * 7919);
+      if (number == 1 && tensor == 0)
+        set_value(lease.gradient(tensor), 5, value_of(lease.gradient(tensor), 5) + poison);
+    }
+    for (std::size_t tie = 0; tie < unit.ties.size(); ++tie) {
+      add(lease.tied_gradient(tie), lease.tied(tie), seed + tie + 499);
+    }
+  }
+
+  static void add(const View& gradient, const ConstView& parameter, std::uint64_t seed) {
+    for (std::size_t i = 0; i < gradient.count(); ++i) {
+      const float more = noise(seed + i) + 0.1f * value_of(parameter, i);
+      set_value(gradient, i, value_of(gradient, i) + more);
+    }
+  }
+
+  const Model& model_;
+  std::size_t rank_;
+};
+
+}  // namespace ballast::testing

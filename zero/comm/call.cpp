@@ -1,0 +1,38 @@
+#include "zero/comm/call.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::string_view name(Collective kind) {
+  constexpr std::string_view names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_reduce of integers",
+                                        "broadcast",  "barrier",        "split"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+}  // namespace
+
+std::string text(const Call& call) {
+  switch (call.kind) {
+    case Collective::barrier:
+    case Collective::split: return std::string(name(call.kind));
+    case Collective::sum: return fmt::format("{}, {} of them", name(call.kind), call.count);
+    case Collective::broadcast:
+      return fmt::format("{} of {} {} from rank {}", name(call.kind), call.count, name(call.dtype), call.root);
+    default: return fmt::format("{} of {} {}", name(call.kind), call.count, name(call.dtype));
+  }
+}
+
+void require_same(const Call& ours, const Call& theirs, std::string_view peer) {
+  require(ours == theirs, Code::wrong_size, [&] {
+    return Problem{.what = fmt::format("{} makes another call than this rank", peer),
+                   .needed = text(ours),
+                   .available = text(theirs),
+                   .remedy = "Make the same calls with the same sizes, in the same order, on all ranks."};
+  });
+}
+
+}  // namespace ballast

@@ -1,0 +1,201 @@
+#include "zero/comm/collectives.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+// Below this an all-reduce is one round in which everybody adds everything; above it, each adds a part, and parts are
+// gathered. Both give the same bits.
+constexpr std::size_t small_bytes = 64 * 1024;
+
+void require_counts(std::size_t count, std::size_t needed) {
+  require(count == needed, Code::wrong_size, [&] {
+    return Problem{.what = "the sizes of a collective do not belong together",
+                   .needed = fmt::format("{} elements", needed),
+                   .available = fmt::format("{} elements", count)};
+  });
+}
+
+void require_dtype(DType dtype, DType needed) {
+  require(dtype == needed, Code::wrong_dtype, [&] {
+    return Problem{.what = "a collective writes another number format",
+                   .needed = std::string(name(needed)),
+                   .available = std::string(name(dtype))};
+  });
+}
+
+template <class T>
+ConstView bytes_of(const T& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.data(), bytes.size(), DType::u8};
+}
+
+// Bytes of integers that begin at the byte `first` of all that are summed.
+void add_integers(const ConstView& theirs, std::size_t first, std::span<std::int64_t> into) {
+  const auto* integers = reinterpret_cast<const std::int64_t*>(theirs.data());
+  for (std::size_t i = 0; i < theirs.bytes() / sizeof(std::int64_t); ++i) {
+    into[first / sizeof(std::int64_t) + i] += integers[i];
+  }
+}
+
+// What a rank gives of a collective, however many rounds that takes: `values` to each, of which those for rank p begin
+// p * stride bytes later.
+struct Given {
+  Call call{};
+  ConstView values{};
+  std::size_t stride = 0;
+  std::size_t giver = everybody;
+  Where where = Where::backend;
+};
+
+class Collectives : public Communicator {
+ public:
+  Collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend)
+      : transport_(std::move(transport)), backend_(backend) {}
+
+  std::size_t rank() const override { return transport_->rank(); }
+  std::size_t size() const override { return transport_->size(); }
+  void abort(std::string_view reason) override { transport_->abort(reason); }
+
+  void all_gather(ConstView mine, View all) override {
+    together([&] {
+      require_counts(all.count(), size() * mine.count());
+      require_dtype(all.dtype(), mine.dtype());
+      gather({Collective::all_gather, mine.dtype(), 0, mine.count()}, mine, all);
+    });
+  }
+
+  void reduce_scatter(ConstView all, View into) override {
+    together([&] {
+      require_counts(all.count(), size() * into.count());
+      require_dtype(into.dtype(), DType::fp32);
+      add_parts({Collective::reduce_scatter, all.dtype(), 0, into.count()}, all, into);
+    });
+  }
+
+  void all_reduce(ConstView all, View into) override {
+    together([&] {
+      require_counts(all.count(), into.count());
+      require_dtype(into.dtype(), DType::fp32);
+      const Call call{Collective::all_reduce, all.dtype(), 0, all.count()};
+      const std::size_t part = all.bytes() <= small_bytes ? 0 : all.count() / size();
+      const std::size_t in_parts = part * size();
+      const std::size_t rest = all.count() - in_parts;
+      if (part > 0) {
+        const View mine = into.part(rank() * part, part);
+        add_parts(call, all.part(0, in_parts), mine);
+        gather(call, mine, into.part(0, in_parts));
+      }
+      add({.call = call, .values = all.part(in_parts, rest)}, into.part(in_parts, rest));
+    });
+  }
+
+  void all_reduce(std::span<std::int64_t> values) override {
+    together([&] {
+      const std::vector<std::int64_t> mine(values.begin(), values.end());
+      std::ranges::fill(values, 0);
+      exchange({.call = {Collective::sum, DType::u8, 0, values.size()}, .values = bytes_of(mine), .where = Where::host},
+               [&](std::size_t, const ConstView& theirs, std::size_t first) { add_integers(theirs, first, values); });
+    });
+  }
+
+  void broadcast(View values, std::size_t root) override {
+    together([&] {
+      require(root < size(), Code::bad_argument, [&] {
+        return Problem{.what = fmt::format("a broadcast from rank {} was asked for", root),
+                       .needed = fmt::format("a rank below {}", size())};
+      });
+      const Call call{Collective::broadcast, values.dtype(), static_cast<std::uint32_t>(root), values.count()};
+      exchange({.call = call, .values = values, .giver = root},
+               [&](std::size_t, const ConstView& theirs, std::size_t first) {
+                 copy(theirs, values.part(first, theirs.count()));
+               });
+    });
+  }
+
+  void barrier() override {
+    together([&] { exchange({.where = Where::host}, [](std::size_t, const ConstView&, std::size_t) {}); });
+  }
+
+  std::unique_ptr<Communicator> split(std::size_t color) override {
+    std::unique_ptr<Transport> group;
+    together([&] {
+      const ConstView mine = bytes_of(std::span(&color, 1));
+      std::vector<std::size_t> ranks;
+      exchange({.call = {.kind = Collective::split}, .values = mine, .where = Where::host},
+               [&](std::size_t peer, const ConstView& theirs, std::size_t) {
+                 if (std::ranges::equal(theirs.as_bytes(), mine.as_bytes())) ranks.push_back(peer);
+               });
+      group = transport_->split(ranks);
+    });
+    return make_collectives(std::move(group), backend_);
+  }
+
+ private:
+  // A call that fails on one rank would leave the others waiting for it: they are told.
+  template <class Body>
+  void together(Body&& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      transport_->abort(error.what());
+      throw;
+    }
+  }
+
+  // In rounds; one at least, as peers expect it. Calls take(peer, piece, first), where the piece begins at `first` of what
+  // the peer gives.
+  template <class TakePiece>
+  void exchange(const Given& given, TakePiece&& take) {
+    const ConstView& values = given.values;
+    const std::size_t most = transport_->round_bytes(given.where) / byte_size(values.dtype());
+    std::size_t first = 0;
+    do {
+      const ConstView mine = values.part(first, std::min(most, values.count() - first));
+      transport_->round({given.call, mine.data(), mine.bytes(), given.stride, given.giver, given.where},
+                        [&](std::size_t peer, std::span<const std::byte> theirs) {
+                          take(peer, ConstView(theirs.data(), mine.count(), mine.dtype()), first);
+                        });
+      first += mine.count();
+    } while (first < values.count());
+  }
+
+  void gather(const Call& call, ConstView mine, View all) {
+    exchange({.call = call, .values = mine}, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
+      copy(theirs, all.part(peer * mine.count() + first, theirs.count()));
+    });
+  }
+
+  // into += this rank's part of `all`.
+  void add_parts(const Call& call, ConstView all, View into) {
+    const ConstView first_part = all.part(0, into.count());
+    add({.call = call, .values = first_part, .stride = first_part.bytes()}, into);
+  }
+
+  void add(const Given& given, View into) {
+    exchange(given, [&](std::size_t, const ConstView& theirs, std::size_t first) {
+      backend_.accumulate(theirs, 1.0f, into.part(first, theirs.count()));
+    });
+  }
+
+  void copy(const ConstView& from, const View& to) {
+    if (from.data() != to.data()) backend_.cast(from, to);
+  }
+
+  std::unique_ptr<Transport> transport_;
+  kernels::Backend& backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend) {
+  return std::make_unique<Collectives>(std::move(transport), backend);
+}
+
+}  // namespace ballast

@@ -1,0 +1,41 @@
+// What ranks say to each other. Every rank of a group makes the same calls in the same order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "kernels/runtime/view.h"
+
+namespace ballast {
+
+// Used by one thread at a time; other communicators of the same process may be in use by other threads meanwhile. A call
+// that fails, on whichever rank, ends the group: every rank's pending and later calls throw B3301 with the first error.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual std::size_t rank() const = 0;
+  virtual std::size_t size() const = 0;
+
+  // all = every rank's `mine`, in rank order. `mine` may lie in `all` at its place.
+  virtual void all_gather(ConstView mine, View all) = 0;
+  // into += the ranks' `all`, added in rank order: a rank's own part of it, or the whole. `into` is fp32; of an all-reduce
+  // it holds the same on all ranks, before as after.
+  virtual void reduce_scatter(ConstView all, View into) = 0;
+  virtual void all_reduce(ConstView all, View into) = 0;
+  // Integers are exact in any order.
+  virtual void all_reduce(std::span<std::int64_t> values) = 0;
+  // values = those of the rank `root`.
+  virtual void broadcast(View values, std::size_t root) = 0;
+  virtual void barrier() = 0;
+
+  // The ranks that name the same color form a group, in rank order. With one color for all it is a second channel over
+  // the same ranks, for another thread.
+  virtual std::unique_ptr<Communicator> split(std::size_t color) = 0;
+
+  // Ends the group, and all that were split from it or that it was split from. Any thread may call.
+  virtual void abort(std::string_view reason) = 0;
+};
+
+}  // namespace ballast

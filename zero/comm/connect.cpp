@@ -1,0 +1,61 @@
+#include "zero/comm/connect.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+#include "zero/comm/collectives.h"
+#include "zero/comm/gloo_transport.h"
+#include "zero/comm/shared_memory_transport.h"
+#include "zero/comm/thread_communicator.h"
+
+namespace ballast {
+namespace {
+
+std::chrono::milliseconds timeout_of(const ConnectOptions& options) {
+  if (options.timeout) return *options.timeout;
+  const auto seconds = options.environment.integer("BALLAST_TIMEOUT");
+  require(!seconds || *seconds > 0, Code::bad_environment, [&] {
+    return Problem{.what = fmt::format("BALLAST_TIMEOUT={}", *seconds), .needed = "seconds, at least 1"};
+  });
+  return seconds ? std::chrono::seconds(*seconds) : default_timeout;
+}
+
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options);
+
+MakeTransport maker(const ConnectOptions& options) {
+  return [options](const ProcessGroup& part) { return make_transport(part, options); };
+}
+
+std::unique_ptr<Transport> fastest_on_cpus(const ProcessGroup& group, const ConnectOptions& options) {
+  try {
+    return shared_memory_transport(group, options.accounts, maker(options));
+  } catch (const Error& error) {
+    if (error.code() != Code::no_transport) throw;
+    if (options.log != nullptr) {
+      options.log->write_once(Level::info, "Gloo", "ranks exchange through Gloo: " + error.problem().what);
+    }
+    return gloo_transport(group, options.accounts, maker(options));
+  }
+}
+
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options) {
+  switch (options.way) {
+    case Way::fastest: return fastest_on_cpus(group, options);
+    case Way::shared_memory: return shared_memory_transport(group, options.accounts, maker(options));
+    case Way::gloo: return gloo_transport(group, options.accounts, maker(options));
+    case Way::nccl:
+      return nccl_transport(fastest_on_cpus(group, options), group, options.place, options.accounts, maker(options));
+  }
+  fail(Code::internal, {.what = "there is no such way"});
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> connect(const ConnectOptions& options) {
+  const Launch launch = options.launch ? *options.launch : launch_from(options.environment);
+  if (launch.size == 1) return lone_communicator(options.backend);
+  const auto job = std::make_shared<Job>(JobOptions{launch, options.store, timeout_of(options)});
+  return make_collectives(make_transport(ProcessGroup(job, launch.rank), options), options.backend);
+}
+
+}  // namespace ballast

@@ -1,0 +1,219 @@
+// Gloo carries bytes from rank to rank; it sums nothing. One thread of Gloo's reads and writes the sockets of a group.
+#include "zero/comm/gloo_transport.h"
+
+#include <fmt/format.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/error.h"
+#include "zero/comm/broken_pipes.h"
+
+namespace ballast {
+namespace {
+
+// Whole rounds fit the caches; all that is received in one is bounded.
+constexpr std::size_t least_round_bytes = std::size_t{64} << 10;
+constexpr std::size_t most_round_bytes = std::size_t{1} << 20;
+constexpr std::size_t most_received_bytes = std::size_t{16} << 20;
+
+constexpr auto time_to_learn_why = std::chrono::milliseconds(2000);
+constexpr auto look_again = std::chrono::milliseconds(5);
+
+std::size_t round_bytes_of(std::size_t size) {
+  return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 64 * 64;
+}
+
+// Where Gloo's ranks leave each other their addresses.
+class Store : public gloo::rendezvous::Store {
+ public:
+  explicit Store(const ProcessGroup& group) : control_(group.job().control()), prefix_(group.name() + "/gloo/") {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    control_.set(prefix_ + key, {data.begin(), data.end()});
+  }
+  std::vector<char> get(const std::string& key) override {
+    const std::string value = control_.get(prefix_ + key);
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    std::ranges::for_each(keys, [&](const std::string& key) { get(key); });
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override { wait(keys); }
+
+ private:
+  Control& control_;
+  std::string prefix_;
+};
+
+using gloo::transport::UnboundBuffer;
+
+class GlooTransport : public ProcessTransport {
+ public:
+  GlooTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
+      : ProcessTransport(members, std::move(make)),
+        error_(group().job().error()),
+        round_bytes_(round_bytes_of(size())),
+        received_(allocate(accounts, {.bytes = size() * round_bytes_, .owner = "gloo, group " + group().name()})),
+        calls_(size()),
+        context_(static_cast<int>(rank()), static_cast<int>(size())) {
+    connect();
+    error_.when_set(this, [this] { abort_wait(); });
+  }
+  ~GlooTransport() override { error_.forget(this); }
+
+  std::size_t round_bytes(Where) const override { return round_bytes_; }
+
+  void round(const Round& given, const Take& take) override {
+    begin(given);
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) receive_call(peer, given);
+    }
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (!given.gives(peer)) continue;
+      if (peer != rank() && given.bytes > 0) wait_received(peer, *parts_[peer]);
+      take(peer, peer == rank() ? given.piece(peer) : std::span<const std::byte>(place(peer), given.bytes));
+    }
+    end();
+  }
+
+ private:
+  void connect() {
+    const NoSignalOfBrokenPipes no_signal;  // here for the sake of Gloo's thread
+    gloo::transport::tcp::attr attributes(group().job().control().local_endpoint().host.c_str());
+    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
+    Store store(group());
+    context_.setTimeout(group().job().timeout());
+    guarded(next(), [&] { context_.connectFullMesh(store, device); });
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      parts_.push_back(context_.createUnboundBuffer(place(peer), round_bytes_));
+      call_buffers_.push_back(context_.createUnboundBuffer(&calls_[peer], sizeof(Call)));
+    }
+    mine_ = context_.createUnboundBuffer(&call_, sizeof(Call));
+  }
+
+  // Gloo does not say whose connection failed while it made all of them.
+  std::size_t next() { return (rank() + 1) % size(); }
+
+  std::byte* place(std::size_t peer) const { return received_.data() + peer * round_bytes_; }
+  std::uint64_t slot_of_call() const { return 2 * rounds_; }
+  std::uint64_t slot_of_bytes() const { return 2 * rounds_ + 1; }
+
+  // Sends all that this rank gives. Bytes are asked for when the peer's call is known to be the same.
+  void begin(const Round& given) {
+    ++rounds_;
+    call_ = given.call;
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const int to = static_cast<int>(peer);
+      guarded(peer, [&] {
+        call_buffers_[peer]->recv(to, slot_of_call());
+        mine_->send(to, slot_of_call());
+        if (!given.gives(rank()) || given.bytes == 0) return;
+        auto* const data = const_cast<std::byte*>(given.piece(peer).data());  // Gloo has one type for both directions
+        sending_.push_back({peer, context_.createUnboundBuffer(data, given.bytes)});
+        sending_.back().buffer->send(to, slot_of_bytes());
+      });
+    }
+  }
+
+  void receive_call(std::size_t peer, const Round& given) {
+    wait_received(peer, *call_buffers_[peer]);
+    require_same(given.call, calls_[peer], group().member(peer));
+    if (!given.gives(peer) || given.bytes == 0) return;
+    guarded(peer, [&] { parts_[peer]->recv(static_cast<int>(peer), slot_of_bytes(), 0, given.bytes); });
+  }
+
+  void end() {
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) wait_sent(peer, *mine_);
+    }
+    for (const Sending& sending : sending_) {
+      wait_sent(sending.peer, *sending.buffer);
+    }
+    sending_.clear();
+  }
+
+  void wait_received(std::size_t peer, UnboundBuffer& buffer) {
+    wait(peer, buffer, [&] { return buffer.waitRecv(group().job().timeout()); });
+  }
+  void wait_sent(std::size_t peer, UnboundBuffer& buffer) {
+    wait(peer, buffer, [&] { return buffer.waitSend(group().job().timeout()); });
+  }
+
+  template <class Wait>
+  void wait(std::size_t peer, UnboundBuffer& buffer, Wait&& wait_for_buffer) {
+    wait_on(&buffer);
+    guarded(peer, wait_for_buffer);
+    wait_on(nullptr);
+  }
+
+  // What a first error, now or later, ends the waiting on.
+  void wait_on(UnboundBuffer* buffer) {
+    const std::lock_guard lock(mutex_);
+    waiting_ = buffer;
+    error_.check();
+  }
+
+  // Called by the thread that learns of the first error.
+  void abort_wait() {
+    const std::lock_guard lock(mutex_);
+    if (waiting_ == nullptr) return;
+    waiting_->abortWaitRecv();
+    waiting_->abortWaitSend();
+  }
+
+  template <class Body>
+  void guarded(std::size_t peer, Body&& body) {
+    const Patience patience(error_, group().job().timeout());
+    const NoSignalOfBrokenPipes no_signal;
+    try {
+      body();
+    } catch (const gloo::Exception& broken) {
+      explain(peer, patience, broken.what());
+    }
+  }
+
+  // Connections break before it is known why: the hub tells who died.
+  [[noreturn]] void explain(std::size_t peer, const Patience& patience, const char* gloo_says) {
+    for (auto waited = look_again; waited < time_to_learn_why && !error_.is_set(); waited += look_again) {
+      if (patience.is_over()) group().give_up_on(peer);
+      std::this_thread::sleep_for(look_again);
+    }
+    error_.check();
+    fail(Code::peer_failed,
+         {.what = fmt::format("the connection to {} broke", group().member(peer)), .available = gloo_says});
+  }
+
+  struct Sending {
+    std::size_t peer;
+    std::unique_ptr<UnboundBuffer> buffer;
+  };
+
+  FirstError& error_;
+  std::size_t round_bytes_;
+  Buffer received_;          // a place for each rank
+  std::vector<Call> calls_;  // received ones
+  Call call_;                // ours
+  std::uint64_t rounds_ = 0;
+  gloo::rendezvous::Context context_;
+  std::vector<std::unique_ptr<UnboundBuffer>> parts_;
+  std::vector<std::unique_ptr<UnboundBuffer>> call_buffers_;
+  std::unique_ptr<UnboundBuffer> mine_;
+  std::vector<Sending> sending_;
+  std::mutex mutex_;
+  UnboundBuffer* waiting_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts, MakeTransport make) {
+  return std::make_unique<GlooTransport>(group, accounts, std::move(make));
+}
+
+}  // namespace ballast

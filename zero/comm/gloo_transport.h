@@ -1,0 +1,12 @@
+// Bytes from process to process through Gloo: TCP, on the address by which this process reaches its hub.
+#pragma once
+
+#include "kernels/runtime/accounts.h"
+#include "zero/comm/process_transport.h"
+
+namespace ballast {
+
+// Where this build has no Gloo: B2301. `make` makes the transports of groups that are split off.
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts, MakeTransport make);
+
+}  // namespace ballast

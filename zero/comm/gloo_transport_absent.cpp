@@ -1,0 +1,11 @@
+#include "kernels/runtime/error.h"
+#include "zero/comm/gloo_transport.h"
+
+namespace ballast {
+
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup&, MemoryAccounts&, MakeTransport) {
+  fail(Code::no_transport,
+       {.what = "this build of Ballast has no Gloo", .available = "libgloo-dev was not there when it was built"});
+}
+
+}  // namespace ballast

@@ -1,0 +1,59 @@
+#include "zero/comm/job.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+const std::string key_of_hub = "ballast/hub";
+
+void leave_word(KeyValueStore& store, const Endpoint& hub) {
+  store.set(key_of_hub, fmt::format("{} {}", hub.port, hub.host));
+}
+
+Endpoint find_word(KeyValueStore& store) {
+  const std::string word = store.get(key_of_hub);
+  const std::size_t space = word.find(' ');
+  require(space != std::string::npos, Code::no_meeting,
+          [&] { return Problem{.what = fmt::format("{} is \"{}\" in the store", key_of_hub, word)}; });
+  return {word.substr(space + 1), static_cast<std::uint16_t>(std::stoi(word))};
+}
+
+// An address that all ranks of the store's owner reach is not known here, unless it is given.
+Endpoint place_of_hub(const JobOptions& options) {
+  if (options.store == nullptr) return options.launch.hub;
+  const std::string& host = options.launch.hub.host;
+  return {host.empty() ? "127.0.0.1" : host, 0};
+}
+
+}  // namespace
+
+Job::Job(const JobOptions& options)
+    : launch_(options.launch), timeout_(options.timeout), exceptions_(std::uncaught_exceptions()) {
+  Endpoint hub = place_of_hub(options);
+  if (launch_.rank == 0) {
+    Descriptor listener = listen_at(hub);
+    hub = local_endpoint(listener);
+    hub_.emplace(std::move(listener), HubOptions{launch_.job, launch_.size, options.timeout});
+    if (options.store != nullptr) leave_word(*options.store, hub);
+  } else if (options.store != nullptr) {
+    hub = find_word(*options.store);
+  }
+  control_.emplace(ControlOptions{hub, launch_.job, this_process(launch_.rank, launch_.size), options.timeout}, error_);
+}
+
+Job::~Job() {
+  if (std::uncaught_exceptions() > exceptions_ && !error_.is_set()) {
+    fail("ended by an exception");
+  }
+}
+
+void Job::fail(std::string_view reason) {
+  control_->fail(fmt::format("{}: {}", text(control_->members()[launch_.rank]), reason));
+}
+
+}  // namespace ballast

@@ -1,0 +1,151 @@
+#include "zero/comm/launch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+// At MASTER_PORT itself torch has its store, torchrun's or that of init_process_group().
+constexpr std::int64_t ports_above_master = 111;
+constexpr std::int64_t last_port = 65535;
+constexpr std::string_view loopback = "127.0.0.1";
+
+// The names that a launcher gives to the same things.
+struct Names {
+  std::string_view launcher;
+  std::string_view sign;  // set whenever this launcher is at work
+  std::string_view rank;
+  std::string_view size;
+  std::string_view local_rank;
+  std::vector<std::string_view> job;  // what tells jobs apart
+};
+
+// Slurm's variables are there too where mpirun or torchrun was started by it. Its step is: in a batch script, which is one
+// process, the others are set as well.
+const std::vector<Names>& launchers() {
+  static const std::vector<Names> all{
+      {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", {"TORCHELASTIC_RUN_ID"}},
+      {"RANK", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", {}},
+      {"Open MPI",
+       "OMPI_COMM_WORLD_RANK",
+       "OMPI_COMM_WORLD_RANK",
+       "OMPI_COMM_WORLD_SIZE",
+       "OMPI_COMM_WORLD_LOCAL_RANK",
+       {"PMIX_NAMESPACE"}},
+      {"Slurm", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+  };
+  return all;
+}
+
+class Reader {
+ public:
+  Reader(const Environment& environment, const Names& names) : environment_(environment), names_(names) {}
+
+  Launch read() const {
+    Launch launch{.launcher = std::string(names_.launcher),
+                  .rank = number(names_.rank),
+                  .size = number(names_.size),
+                  .local_rank = static_cast<std::size_t>(integer(names_.local_rank).value_or(0))};
+    require(launch.rank < launch.size, Code::bad_environment, [&] {
+      return Problem{.what = fmt::format("{}={} in a world of {}", names_.rank, launch.rank, launch.size),
+                     .needed = fmt::format("a rank below {}={}", names_.size, launch.size)};
+    });
+    launch.job = job();
+    launch.hub = {address(launch.size), port(launch.job)};
+    return launch;
+  }
+
+ private:
+  std::optional<std::string> text(std::string_view name) const { return environment_.text(std::string(name)); }
+  std::optional<std::int64_t> integer(std::string_view name) const { return environment_.integer(std::string(name)); }
+  [[noreturn]] void refuse(std::string what, std::string needed) const {
+    fail(Code::bad_environment,
+         {.what = std::move(what), .where = std::string(names_.launcher), .needed = std::move(needed)});
+  }
+
+  std::size_t number(std::string_view name) const {
+    const auto value = integer(name);
+    if (!value) refuse(fmt::format("{} is not set", name), fmt::format("{}, as {} is", name, names_.sign));
+    if (*value < 0) refuse(fmt::format("{}={}", name, *value), "a number from 0 on");
+    return static_cast<std::size_t>(*value);
+  }
+
+  std::string job() const {
+    if (const auto given = text("BALLAST_JOB")) return *given;
+    std::string job;
+    for (const std::string_view name : names_.job) {
+      if (!job.empty()) job += '.';
+      job += text(name).value_or("");
+    }
+    return job;
+  }
+
+  std::string address(std::size_t size) const {
+    if (const auto given = text("MASTER_ADDR")) return *given;
+    if (size == on_this_machine() || names_.launcher == "RANK") return std::string(loopback);
+    if (names_.launcher == "Slurm") return first_host();
+    refuse("MASTER_ADDR is not set, and not all ranks are on one machine", "the address of the machine of rank 0");
+  }
+
+  std::size_t on_this_machine() const {
+    if (names_.launcher == "Open MPI") {
+      return static_cast<std::size_t>(integer("OMPI_COMM_WORLD_LOCAL_SIZE").value_or(0));
+    }
+    if (names_.launcher == "Slurm" && integer("SLURM_STEP_NUM_NODES").value_or(0) == 1) return number(names_.size);
+    return 0;
+  }
+
+  // "node[07-12,3],other" is a list that begins with node07, where Slurm puts the first rank.
+  std::string first_host() const {
+    const auto list = text("SLURM_STEP_NODELIST");
+    if (!list) refuse("SLURM_STEP_NODELIST is not set", "it, or MASTER_ADDR");
+    const std::size_t end = list->find_first_of(",[");
+    std::string host = list->substr(0, end);
+    if (end == std::string::npos || (*list)[end] == ',') return host;
+    return host + list->substr(end + 1, list->find_first_of(",-]", end) - end - 1);
+  }
+
+  std::uint16_t port(const std::string& job) const {
+    if (const auto given = checked_port("BALLAST_PORT")) return static_cast<std::uint16_t>(*given);
+    if (const auto master = checked_port("MASTER_PORT")) {
+      const bool fits = *master + ports_above_master <= last_port;
+      return static_cast<std::uint16_t>(*master + (fits ? ports_above_master : -ports_above_master));
+    }
+    return port_of(job);
+  }
+
+  std::optional<std::int64_t> checked_port(std::string_view name) const {
+    const auto port = integer(name);
+    if (port && (*port < 1 || *port > last_port)) refuse(fmt::format("{}={}", name, *port), "a port, 1 to 65535");
+    return port;
+  }
+
+  // Where nobody names one: below the ports that systems hand out, and another one for another job, mostly.
+  static std::uint16_t port_of(const std::string& job) {
+    std::uint32_t hash = 2166136261;  // FNV-1a
+    for (const char letter : job) {
+      hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619;
+    }
+    return static_cast<std::uint16_t>(20000 + hash % 12000);
+  }
+
+  const Environment& environment_;
+  const Names& names_;
+};
+
+}  // namespace
+
+Launch launch_from(const Environment& environment) {
+  const auto present = std::ranges::find_if(
+      launchers(), [&](const Names& names) { return environment.text(std::string(names.sign)).has_value(); });
+  if (present == launchers().end()) return {};
+  return Reader(environment, *present).read();
+}
+
+}  // namespace ballast

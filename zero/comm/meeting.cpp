@@ -1,0 +1,130 @@
+#include "zero/comm/meeting.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace ballast {
+
+void Meeting::take(std::size_t connection, const Message& message) {
+  if (message.kind == Message::Kind::hello) return hello(connection, message);
+  if (!members_.contains(connection)) return;
+  switch (message.kind) {
+    case Message::Kind::set: return set(message);
+    case Message::Kind::get: return get(connection, message.key);
+    case Message::Kind::late: return late(connection, message.value);
+    case Message::Kind::failed: return fail(message.value);
+    case Message::Kind::goodbye: left_.insert(connection); return;
+    default: return;
+  }
+}
+
+void Meeting::hello(std::size_t connection, const Message& message) {
+  const Member member = member_from(message.value);
+  if (message.key == job_ && has_left(member.rank)) return send_(connection, {.kind = Message::Kind::later});
+  if (const auto reason = objection(message, member)) {
+    refused_.push_back(fmt::format("{}: {}", text(member), *reason));
+    send_(connection, {.kind = Message::Kind::refused, .value = *reason});
+    return;
+  }
+  members_.emplace(connection, member);
+  if (first_error_) send_(connection, {.kind = Message::Kind::failed, .value = *first_error_});
+  if (!complete()) return;
+  std::vector<std::string> lines(size_);
+  for (const auto& [other, present] : members_) {
+    lines[present.rank] = to_line(present);
+  }
+  send_to_all({.kind = Message::Kind::welcome, .value = fmt::format("{}", fmt::join(lines, "\n"))});
+}
+
+bool Meeting::has_left(std::size_t rank) const {
+  return std::ranges::any_of(
+      members_, [&](const auto& entry) { return entry.second.rank == rank && left_.contains(entry.first); });
+}
+
+std::optional<std::string> Meeting::objection(const Message& hello, const Member& member) const {
+  if (hello.key != job_) return fmt::format("job \"{}\" meets here, not job \"{}\"", job_, hello.key);
+  if (member.size != size_) {
+    return fmt::format("rank 0 was started with a world size of {}, rank {} with {}", size_, member.rank, member.size);
+  }
+  if (member.rank >= size_) return fmt::format("rank {} in a world of {}", member.rank, size_);
+  const auto same = std::ranges::find(members_, member.rank, [](const auto& entry) { return entry.second.rank; });
+  if (same == members_.end()) return std::nullopt;
+  return fmt::format("there is such a rank already: {}; two processes have the same number, or two jobs the same port",
+                     text(same->second));
+}
+
+void Meeting::set(const Message& message) {
+  values_[message.key] = message.value;
+  const auto [first, last] = waiting_.equal_range(message.key);
+  for (auto asked = first; asked != last; ++asked) {
+    send_(asked->second, message);
+  }
+  waiting_.erase(first, last);
+}
+
+void Meeting::get(std::size_t connection, const std::string& key) {
+  const auto found = values_.find(key);
+  if (found == values_.end()) {
+    waiting_.emplace(key, connection);
+  } else {
+    send_(connection, {.kind = Message::Kind::set, .key = key, .value = found->second});
+  }
+}
+
+void Meeting::ended(std::size_t connection) {
+  const auto found = members_.find(connection);
+  if (found == members_.end() || !left_.insert(connection).second) return;
+  fail(text(found->second) + " died");
+}
+
+void Meeting::time_is_up(const std::string& after) {
+  std::vector<std::size_t> missing;
+  for (std::size_t rank = 0; rank < size_; ++rank) {
+    if (std::ranges::none_of(members_, [&](const auto& entry) { return entry.second.rank == rank; })) {
+      missing.push_back(rank);
+    }
+  }
+  if (missing.empty()) return;
+  fail(fmt::format("rank {} did not come within {}{}", fmt::join(missing, ", "), after,
+                   refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))));
+}
+
+void Meeting::late(std::size_t connection, const std::string& rank) {
+  waited_for_[members_.at(connection).rank].insert(std::stoul(rank));
+}
+
+// Whoever waits is late for those behind it: the ones to name are those at the ends of the chains.
+void Meeting::judge(const std::string& after) {
+  std::set<std::size_t> named;
+  for (const auto& [waiting, ranks] : waited_for_) {
+    std::ranges::copy_if(ranks, std::inserter(named, named.end()),
+                         [&](std::size_t rank) { return !waited_for_.contains(rank); });
+  }
+  if (named.empty()) named = waited_for_.begin()->second;
+  std::vector<std::string> names;
+  for (const std::size_t rank : named) {
+    names.push_back(text(member(rank)));
+  }
+  fail(fmt::format("{} did not come within {}", fmt::join(names, ", "), after));
+}
+
+const Member& Meeting::member(std::size_t rank) const {
+  return std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; })->second;
+}
+
+void Meeting::fail(const std::string& reason) {
+  if (first_error_) return;
+  first_error_ = reason;
+  send_to_all({.kind = Message::Kind::failed, .value = reason});
+}
+
+void Meeting::send_to_all(const Message& message) {
+  for (const auto& [connection, member] : members_) {
+    if (!left_.contains(connection)) send_(connection, message);
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,32 @@
+#include "zero/comm/member.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <sstream>
+
+namespace ballast {
+
+Member this_process(std::size_t rank, std::size_t size) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return {rank, size, host.data(), ::getpid()};
+}
+
+std::string text(const Member& member) {
+  return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid);
+}
+
+std::string to_line(const Member& member) {
+  return fmt::format("{} {} {} {}", member.rank, member.size, member.pid, member.host);
+}
+
+Member member_from(const std::string& line) {
+  Member member;
+  std::istringstream words(line);
+  words >> member.rank >> member.size >> member.pid >> member.host;
+  return member;
+}
+
+}  // namespace ballast

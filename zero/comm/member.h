@@ -1,0 +1,23 @@
+// A process of a job, as others speak of it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace ballast {
+
+struct Member {
+  std::size_t rank = 0;
+  std::size_t size = 1;  // of the job, as this process was told
+  std::string host{};
+  pid_t pid = 0;
+};
+
+Member this_process(std::size_t rank, std::size_t size);
+
+std::string text(const Member& member);     // "rank 2 (node7, pid 4711)"
+std::string to_line(const Member& member);  // and back
+Member member_from(const std::string& line);
+
+}  // namespace ballast

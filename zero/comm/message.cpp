@@ -1,0 +1,45 @@
+#include "zero/comm/message.h"
+
+#include <cstring>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::uint32_t magic = 0x31544C42;  // "BLT1", the number being the protocol's version
+constexpr std::uint32_t most_bytes = 1 << 20;
+
+struct Header {
+  std::uint32_t magic;
+  std::uint32_t kind;
+  std::uint32_t key_bytes;
+  std::uint32_t value_bytes;
+};
+
+}  // namespace
+
+std::string to_wire(const Message& message) {
+  const Header header{magic, static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.key.size()),
+                      static_cast<std::uint32_t>(message.value.size())};
+  std::string bytes(sizeof header, '\0');
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return bytes + message.key + message.value;
+}
+
+std::optional<Message> Inbox::next() {
+  Header header{};
+  if (bytes_.size() < sizeof header) return std::nullopt;
+  std::memcpy(&header, bytes_.data(), sizeof header);
+  require(header.magic == magic && header.kind <= static_cast<std::uint32_t>(Message::Kind::goodbye) &&
+              header.key_bytes <= most_bytes && header.value_bytes <= most_bytes,
+          Code::no_meeting, [] { return Problem{.what = "who answers is no Ballast job, or one of another version"}; });
+  const std::size_t end = sizeof header + header.key_bytes + header.value_bytes;
+  if (bytes_.size() < end) return std::nullopt;
+  Message message{static_cast<Message::Kind>(header.kind), bytes_.substr(sizeof header, header.key_bytes),
+                  bytes_.substr(sizeof header + header.key_bytes, header.value_bytes)};
+  bytes_.erase(0, end);
+  return message;
+}
+
+}  // namespace ballast

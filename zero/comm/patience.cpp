@@ -1,0 +1,19 @@
+#include "zero/comm/patience.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+
+std::string seconds(std::chrono::milliseconds time) {
+  return fmt::format("{} s", std::chrono::duration<double>(time).count());
+}
+
+void Patience::blame(std::string_view missing) const {
+  const std::string what = fmt::format("{} did not come within {}", missing, seconds(timeout_));
+  error_.set(what);
+  fail(Code::peer_late, {.what = what});
+}
+
+}  // namespace ballast

@@ -1,0 +1,34 @@
+#include "zero/comm/process_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace ballast {
+
+ProcessGroup::ProcessGroup(std::shared_ptr<Job> job, std::size_t rank)
+    : job_(std::move(job)), members_(job_->control().members()), rank_(rank) {}
+
+ProcessGroup ProcessGroup::part(std::span<const std::size_t> ranks) {
+  ProcessGroup group = *this;
+  group.name_ = fmt::format("{}.{}.{}", name_, parts_++, ranks.front());
+  group.members_.clear();
+  for (const std::size_t rank : ranks) {
+    group.members_.push_back(members_[rank]);
+  }
+  group.rank_ = static_cast<std::size_t>(std::ranges::find(ranks, rank_) - ranks.begin());
+  group.parts_ = 0;
+  return group;
+}
+
+std::vector<std::string> ProcessGroup::ask_all(const std::string& subject, const std::string& mine) {
+  const auto key = [&](std::size_t rank) { return fmt::format("{}/{}/{}", name_, subject, rank); };
+  job_->control().set(key(rank_), mine);
+  std::vector<std::string> answers;
+  for (std::size_t rank = 0; rank < size(); ++rank) {
+    answers.push_back(job_->control().get(key(rank)));
+  }
+  return answers;
+}
+
+}  // namespace ballast

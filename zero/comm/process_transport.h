@@ -1,0 +1,32 @@
+// What the transports between processes have in common.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "zero/comm/process_group.h"
+#include "zero/comm/transport.h"
+
+namespace ballast {
+
+// Makes the transport of a group; all its ranks call it.
+using MakeTransport = std::function<std::unique_ptr<Transport>(const ProcessGroup& group)>;
+
+class ProcessTransport : public Transport {
+ public:
+  ProcessTransport(ProcessGroup group, MakeTransport make) : group_(std::move(group)), make_(std::move(make)) {}
+
+  std::size_t rank() const override { return group_.rank(); }
+  std::size_t size() const override { return group_.size(); }
+  void abort(std::string_view reason) override { group_.job().fail(reason); }
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks) override { return make_(group_.part(ranks)); }
+
+ protected:
+  ProcessGroup& group() { return group_; }
+
+ private:
+  ProcessGroup group_;
+  MakeTransport make_;
+};
+
+}  // namespace ballast

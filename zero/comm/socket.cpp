@@ -1,0 +1,144 @@
+#include "zero/comm/socket.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <system_error>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+std::string reason(int error) { return std::generic_category().message(error); }
+
+Addresses addresses_of(const Endpoint& endpoint, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* found = nullptr;
+  const int result = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
+  require(result == 0, Code::no_meeting, [&] {
+    return Problem{.what = fmt::format("the address {} is not known here", endpoint.host),
+                   .available = ::gai_strerror(result),
+                   .remedy = "Correct MASTER_ADDR."};
+  });
+  return {found, ::freeaddrinfo};
+}
+
+Descriptor open_socket(const addrinfo& address) {
+  return Descriptor(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol));
+}
+
+void set_option(const Descriptor& socket, int level, int option, int value) {
+  ::setsockopt(socket.get(), level, option, &value,
+               sizeof value);  // all are refinements: one that is refused is missed
+}
+
+bool wait_for(const Descriptor& socket, short events, std::chrono::milliseconds timeout) {
+  pollfd waiting{socket.get(), events, 0};
+  return ::poll(&waiting, 1, static_cast<int>(timeout.count())) > 0;
+}
+
+// Where nobody listens yet, the system may choose the very port that is called for the caller, who then hears itself.
+bool is_self(const Descriptor& socket, const Endpoint& called) {
+  const Endpoint mine = local_endpoint(socket);
+  return mine.port == called.port && is_loopback(mine.host);
+}
+
+[[noreturn]] void refuse_to_listen(const Endpoint& endpoint, int error) {
+  if (error == EADDRINUSE) {
+    fail(Code::no_meeting,
+         {.what = fmt::format("the port {} is in use", text(endpoint)),
+          .where = "rank 0, where the ranks meet",
+          .remedy = "Another job may run there: give each a MASTER_PORT (or BALLAST_PORT) of its own."});
+  }
+  fail(Code::no_meeting, {.what = fmt::format("rank 0 cannot listen at {}", text(endpoint)),
+                          .available = reason(error),
+                          .remedy = "MASTER_ADDR has to be an address of the machine that rank 0 runs on."});
+}
+
+}  // namespace
+
+std::string text(const Endpoint& endpoint) { return fmt::format("{}:{}", endpoint.host, endpoint.port); }
+
+Descriptor listen_at(const Endpoint& endpoint) {
+  const Addresses addresses = addresses_of(endpoint, AI_PASSIVE);
+  Descriptor socket = open_socket(*addresses);
+  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // else a job could not follow at once on another at the same port
+  if (::bind(socket.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
+    refuse_to_listen(endpoint, errno);
+  }
+  return socket;
+}
+
+Endpoint local_endpoint(const Descriptor& socket) {
+  sockaddr_storage address{};
+  socklen_t bytes = sizeof address;
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  const bool known = ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &bytes) == 0 &&
+                     ::getnameinfo(reinterpret_cast<sockaddr*>(&address), bytes, host.data(), host.size(), port.data(),
+                                   port.size(), NI_NUMERICHOST | NI_NUMERICSERV) == 0;
+  require(known, Code::no_meeting, [] { return Problem{.what = "a socket has no address"}; });
+  return {host.data(), static_cast<std::uint16_t>(std::stoi(port.data()))};
+}
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
+  const Addresses addresses = addresses_of(endpoint, 0);
+  for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
+    Descriptor socket = open_socket(*address);
+    const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // holds for connect() too
+    const bool connected = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0;
+    if (connected && !is_self(socket, endpoint)) return socket;
+  }
+  return Descriptor();
+}
+
+Connection::Connection(Descriptor socket) : socket_(std::move(socket)) {
+  const timeval limit{5, 0};
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  set_option(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
+  // A machine that vanishes sends no end: after half a minute of silence it is asked, and given up.
+  set_option(socket_, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPIDLE, 15);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+bool Connection::send(const Message& message) {
+  const std::string bytes = to_wire(message);
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t result = ::send(socket_.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (result < 0 && errno != EINTR) return false;
+    sent += static_cast<std::size_t>(std::max<ssize_t>(result, 0));
+  }
+  return true;
+}
+
+bool Connection::receive(std::chrono::milliseconds timeout) {
+  if (!wait_for(socket_, POLLIN, timeout)) return true;
+  std::array<char, 4096> bytes{};
+  const ssize_t result = ::recv(socket_.get(), bytes.data(), bytes.size(), 0);
+  if (result > 0) inbox_.add({bytes.data(), static_cast<std::size_t>(result)});
+  return result > 0 || (result < 0 && (errno == EINTR || errno == EAGAIN));
+}
+
+void Connection::shut_down() { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+}  // namespace ballast

@@ -1,0 +1,127 @@
+#include "zero/comm/thread_communicator.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "kernels/runtime/error.h"
+#include "zero/comm/collectives.h"
+
+namespace ballast {
+
+ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout, std::shared_ptr<FirstError> error)
+    : shown_(size), timeout_(timeout), error_(std::move(error)), here_(size) {}
+
+std::unique_ptr<ThreadGroup> ThreadGroup::part(std::size_t size) const {
+  return std::make_unique<ThreadGroup>(size, timeout_, error_);
+}
+
+std::size_t ThreadGroup::arrive(std::size_t rank) {
+  const std::size_t meeting = meeting_;
+  here_[rank] = true;
+  if (++waiting_ == size()) {
+    waiting_ = 0;
+    here_.assign(size(), false);
+    ++meeting_;
+    changed_.notify_all();
+  }
+  return meeting;
+}
+
+std::string ThreadGroup::missing() const {
+  const auto first = std::ranges::find(here_, false);
+  return fmt::format("rank {}", first - here_.begin());
+}
+
+void ThreadGroup::show(std::size_t rank, const Round& given) {
+  const Patience patience(*error_, timeout_);
+  std::unique_lock lock(mutex_);
+  error_->check();
+  shown_[rank] = given;
+  const std::size_t meeting = arrive(rank);
+  patience.wait([&](auto pause) { return changed_.wait_for(lock, pause, [&] { return meeting_ != meeting; }); },
+                [&] { patience.blame(missing()); });
+}
+
+void ThreadGroup::hide(std::size_t rank) noexcept {
+  std::unique_lock lock(mutex_);
+  const std::size_t meeting = arrive(rank);
+  changed_.wait(lock, [&] { return meeting_ != meeting; });
+}
+
+namespace {
+
+// What is shown for as long as this object lives.
+class Shown {
+ public:
+  Shown(ThreadGroup& group, std::size_t rank, const Round& given) : group_(group), rank_(rank) {
+    group_.show(rank, given);
+  }
+  ~Shown() { group_.hide(rank_); }
+  Shown(const Shown&) = delete;
+  Shown& operator=(const Shown&) = delete;
+
+  const Round& by(std::size_t peer) const { return group_.shown_by(peer); }
+
+ private:
+  ThreadGroup& group_;
+  std::size_t rank_;
+};
+
+// Takes from where the givers have their memory, so a round may have any size.
+class ThreadTransport : public Transport {
+ public:
+  ThreadTransport(ThreadGroup& group, std::size_t rank) : group_(&group), rank_(rank) {}
+  ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank)
+      : owned_(std::move(group)), group_(owned_.get()), rank_(rank) {}
+
+  std::size_t rank() const override { return rank_; }
+  std::size_t size() const override { return group_->size(); }
+  std::size_t round_bytes(Where) const override { return std::numeric_limits<std::size_t>::max(); }
+  void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
+
+  void round(const Round& given, const Take& take) override {
+    const Shown shown(*group_, rank_, given);
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      const Round& theirs = shown.by(peer);
+      require_same(given.call, theirs.call, fmt::format("rank {}", peer));
+      if (given.gives(peer)) take(peer, theirs.piece(rank_));
+    }
+  }
+
+  // The first of the ranks makes the group, and shows the others where.
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks) override {
+    std::shared_ptr<ThreadGroup> part;
+    if (ranks.front() == rank_) part = group_->part(ranks.size());
+    const auto bytes = std::as_bytes(std::span(&part, 1));
+    round({{.kind = Collective::split}, bytes.data(), bytes.size()},
+          [&](std::size_t peer, std::span<const std::byte> theirs) {
+            if (peer == ranks.front() && peer != rank_) {
+              part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());
+            }
+          });
+    const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
+    return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place));
+  }
+
+ private:
+  std::shared_ptr<ThreadGroup> owned_;
+  ThreadGroup* group_;
+  std::size_t rank_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_t rank, kernels::Backend& backend) {
+  require(rank < group.size(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("rank {} was asked for", rank),
+                   .needed = fmt::format("a rank below {}", group.size())};
+  });
+  return make_collectives(std::make_unique<ThreadTransport>(group, rank), backend);
+}
+
+std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend) {
+  return make_collectives(std::make_unique<ThreadTransport>(std::make_shared<ThreadGroup>(1), 0), backend);
+}
+
+}  // namespace ballast

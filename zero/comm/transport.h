@@ -1,0 +1,53 @@
+// How bytes get from rank to rank: in rounds, in each of which every rank gives every other one some. All collectives are
+// made of rounds (collectives.h), so a new way to carry bytes is one small class.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "zero/comm/call.h"
+
+namespace ballast {
+
+// Where the bytes of a round lie: where the backend works, which may be a GPU, or in host memory all the same.
+enum class Where : bool { backend, host };
+
+inline constexpr std::size_t everybody = SIZE_MAX;
+
+// What a rank gives in one round: `bytes` to each, of which those for rank p begin at data + p * stride. With a stride of
+// 0 all get the same.
+struct Round {
+  Call call{};  // that the round belongs to
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::size_t stride = 0;
+  std::size_t giver = everybody;  // the only one who gives
+  Where where = Where::backend;
+
+  std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
+  bool gives(std::size_t rank) const { return giver == everybody || giver == rank; }
+};
+
+// Called for what each rank that gives has given, this rank's own included, in rank order. The bytes stay until it returns.
+using Take = std::function<void(std::size_t peer, std::span<const std::byte> bytes)>;
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::size_t rank() const = 0;
+  virtual std::size_t size() const = 0;
+  virtual std::size_t round_bytes(Where where) const = 0;  // the most that a round may give to each
+
+  // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
+  virtual void round(const Round& given, const Take& take) = 0;
+
+  // The group that `ranks` of this one form, this rank among them. All ranks call at the same time.
+  virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks) = 0;
+
+  virtual void abort(std::string_view reason) = 0;  // any thread may call
+};
+
+}  // namespace ballast

@@ -1,0 +1,173 @@
+// What operations do. All of this runs on the lanes' threads.
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "zero/engine.h"
+
+namespace ballast {
+
+// An error says where it happened, and nobody waits for this rank any more.
+void Engine::fail_op(const Op& op) {
+  std::exception_ptr error = std::current_exception();
+  try {
+    try {
+      throw;
+    } catch (const Error& known) {
+      const std::string unit = op.unit == none ? "" : fmt::format("unit {}, ", parts_.plan.model().units[op.unit].name);
+      Problem problem = known.problem();
+      problem.where = fmt::format("{}{} of {}{}{}", unit, name(op.kind), name(op.phase),
+                                  problem.where.empty() ? "" : "; ", problem.where);
+      fail(known.code(), problem);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::string reason = "an unknown error";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    reason = known.what();
+  } catch (...) {
+  }
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_) error_ = error;
+  }
+  parts_.mesh.abort(reason);
+  std::rethrow_exception(error);
+}
+
+void Engine::run(const Op& op, Progress& progress, Round& round, const std::vector<const Progress*>& after) {
+  for (const Progress* other : after)
+    other->wait();
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    const bool uses_record = op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
+    for (const Progress* other : after) {
+      if (uses_record && other->read) other->read->payload();  // checks it
+    }
+    progress.read.reset();
+    progress.written = {};
+    op.phase == Phase::step ? run_in_step(op, progress, round) : run_any(op, progress, round);
+  } catch (...) {
+    fail_op(op);
+  }
+  Counter& counter = counters_[static_cast<std::size_t>(op.lane)];
+  counter.bytes += bytes_moved(op, parts_.plan.placement());
+  counter.nanoseconds += (std::chrono::steady_clock::now() - start).count();
+}
+
+// A step that is skipped reads, for the next one finds in memory what it would find after any other; and changes nothing.
+void Engine::run_in_step(const Op& op, Progress& progress, Round& round) {
+  if (round.numbers.skip) {
+    switch (op.kind) {
+      case OpKind::update:
+      case OpKind::write:
+      case OpKind::keep: return;
+      case OpKind::commit: return records_->abandon();
+      default: break;
+    }
+  }
+  run_any(op, progress, round);
+}
+
+void Engine::run_any(const Op& op, Progress& progress, Round& round) {
+  switch (op.kind) {
+    case OpKind::clear: return arithmetic_.clear(op);
+    case OpKind::upload:
+    case OpKind::download:
+    case OpKind::keep: return arithmetic_.copy(op);
+    case OpKind::gather: {
+      const DType bytes = DType::u8;
+      return parts_.mesh.gather->all_gather(slots_.view(op.from, bytes), slots_.view(op.to, bytes));
+    }
+    case OpKind::reduce: return reduce(op);
+    case OpKind::accumulate: return arithmetic_.accumulate(op);
+    case OpKind::norm: return arithmetic_.add_squares(op, round.norms[static_cast<std::size_t>(op.lane)]);
+    case OpKind::agree: return agree(round);
+    case OpKind::update: return arithmetic_.update(op, round.numbers);
+    case OpKind::read:
+    case OpKind::read_first: progress.read = records_->read(op); return;
+    case OpKind::write: progress.written = records_->write(op); return;
+    case OpKind::commit: return records_->commit(round.numbers.number);
+    case OpKind::use: return;
+  }
+}
+
+// Sums begin at zero, not at the first rank's part, so that those of one rank and of many treat -0 alike.
+void Engine::reduce(const Op& op) {
+  const DType dtype = is_partial(op) ? DType::fp32 : parts_.plan.model().units[op.unit].dtype;
+  const View from = slots_.view(op.from, dtype);
+  const View to = slots_.view(op.to, DType::fp32);
+  parts_.backend.fill(to, 0.0f);
+  op.ranks == Ranks::shard_group ? parts_.mesh.reduce->reduce_scatter(from, to)
+                                 : parts_.mesh.replicas->all_reduce(from, to);
+}
+
+// What comes from another reduction is summed in fp32 already.
+bool Engine::is_partial(const Op& op) const {
+  const Placement& placement = parts_.plan.placement();
+  return op.ranks == Ranks::replica_group && placement.shards > 1;
+}
+
+optim::Decision Engine::decide(const kernels::ExactSum& squares) const {
+  const Placement& placement = parts_.plan.placement();
+  const std::size_t sums = placement.shards * placement.replicas * parts_.plan.input().micro_steps;
+  return optim::decide({.sum_of_squares = kernels::value(squares),
+                        .loss_scale = options_.loss_scale,
+                        .averaged_over = static_cast<double>(sums)},
+                       options_.max_norm);
+}
+
+StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
+  StepNumbers numbers{.number = steps_ + (decision.skip ? 0u : 1u), .skip = decision.skip, .groups = {}};
+  for (const optim::Rule& rule : rules_) {
+    numbers.groups.push_back(optim::at(rule, {.number = steps_ + 1, .gradient_factor = decision.gradient_factor}));
+  }
+  return numbers;
+}
+
+void Engine::agree(Round& round) {
+  kernels::ExactSum& sum = round.norms[static_cast<std::size_t>(Lane::reduce)];
+  kernels::merge(sum, round.norms[static_cast<std::size_t>(Lane::update)]);
+  parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
+  const optim::Decision decision = decide(sum);
+  round.result = {.norm = decision.norm};
+  if (!updates_in_backward_) {
+    round.numbers = numbers_of(decision);
+    round.result.skipped = decision.skip;
+    if (decision.skip) round.result.reason = "the gradients are not finite, first in " + first_wrong_parameter();
+  } else if (decision.skip) {  // updates are made already, nothing can be skipped any more
+    round.result.reason = "the gradients were not finite, and parameters were updated with them";
+  }
+  round.result.step = round.numbers.number;
+}
+
+// Over all shards: the rank that has the first one says it.
+std::string Engine::first_wrong_parameter() const {
+  const Communicator& group = *parts_.mesh.reduce;
+  std::vector<std::int64_t> found(2 * group.size());  // of each rank: unit and tensor, from 1 on
+  const Plan& plan = parts_.plan;
+  for (const Op& op : program_.ops) {
+    if (op.kind != OpKind::norm) continue;
+    const std::uint64_t element = arithmetic_.first_non_finite(op);
+    const bool is_first =
+        found[2 * group.rank()] == 0 || static_cast<std::int64_t>(op.unit + 1) < found[2 * group.rank()];
+    if (element == kernels::no_index || !is_first) continue;
+    const auto at = tensors_in(plan.model().units[op.unit], plan.layout().units[op.unit],
+                               plan.layout().units[op.unit].trained, group.rank(), {element, 1});
+    found[2 * group.rank()] = static_cast<std::int64_t>(op.unit + 1);
+    found[2 * group.rank() + 1] = at.empty() ? 0 : static_cast<std::int64_t>(at.front().tensor + 1);
+  }
+  parts_.mesh.reduce->all_reduce(found);
+  std::pair<std::int64_t, std::int64_t> first{std::numeric_limits<std::int64_t>::max(), 0};
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    if (found[2 * rank] > 0) first = std::min(first, {found[2 * rank], found[2 * rank + 1]});
+  }
+  if (first.second == 0) return "no parameter that could be named";
+  const Unit& unit = plan.model().units[static_cast<std::size_t>(first.first - 1)];
+  return fmt::format("{}.{}", unit.name, unit.tensors[static_cast<std::size_t>(first.second - 1)].name);
+}
+
+}  // namespace ballast

@@ -1,0 +1,39 @@
+// A thread that does one thing after the other.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "offload/completion.h"
+
+namespace ballast {
+
+// Any thread may add. When one piece of work has failed, those after it are not begun and fail with the same error.
+class LaneThread {
+ public:
+  LaneThread() : thread_([this] { run(); }) {}
+  LaneThread(LaneThread&&) = delete;
+  ~LaneThread();  // does what was added first
+
+  offload::Completion add(std::function<void()> work);
+
+ private:
+  struct Task {
+    std::function<void()> work;
+    offload::Promise promise;
+  };
+  void run();
+  void finish(Task& task);
+
+  std::mutex mutex_;  // of the two that follow
+  std::deque<Task> tasks_;
+  bool ending_ = false;
+  std::condition_variable added_;
+  std::exception_ptr failed_;
+  std::thread thread_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,24 @@
+// The channels of a mesh of ranks: each lane that communicates has its own.
+#pragma once
+
+#include <memory>
+
+#include "zero/comm/communicator.h"
+#include "zero/plan/placement.h"
+
+namespace ballast {
+
+// Neighbouring ranks share a copy of the state; ranks of the same place in their groups hold the same shard.
+struct Mesh {
+  std::unique_ptr<Communicator> gather;    // over the shard group
+  std::unique_ptr<Communicator> reduce;    // the same, for another lane
+  std::unique_ptr<Communicator> replicas;  // for that lane too
+
+  std::size_t ranks() const { return reduce->size() * replicas->size(); }
+  void abort(std::string_view reason);
+};
+
+// All ranks of `world` together: shards * replicas of them.
+Mesh make_mesh(Communicator& world, const Placement& placement);
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+#include "zero/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+std::size_t rank_in_shard_group(const PlanOptions& options) {
+  check(options.placement);
+  const std::size_t ranks = options.placement.shards * options.placement.replicas;
+  require(options.rank < ranks, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("a plan for rank {} was asked for", options.rank),
+                   .needed = fmt::format("a rank below {}", ranks)};
+  });
+  return options.rank % options.placement.shards;
+}
+
+}  // namespace
+
+Plan::Plan(Model model, const PlanOptions& options)
+    : model_(std::move(model)),
+      layout_(make_layout(model_, options.placement.shards, options.tile_elements)),
+      blocks_(model_, layout_, options.format, options.names),
+      input_{.model = model_,
+             .layout = layout_,
+             .blocks = blocks_,
+             .placement = options.placement,
+             .rank_in_shard_group = rank_in_shard_group(options),
+             .micro_steps = options.micro_steps,
+             .trace = options.trace.empty() ? declared_order(model_) : options.trace,
+             .schedule = options.schedule},
+      program_(compile(input_)) {
+  for (const Home& home : program_.homes) {
+    if (home.on_drive) records_.emplace_back(home.unit, home.tile);
+  }
+}
+
+std::size_t Plan::record_of(std::size_t unit, std::size_t tile) const {
+  return static_cast<std::size_t>(std::ranges::lower_bound(records_, std::pair(unit, tile)) - records_.begin());
+}
+
+}  // namespace ballast

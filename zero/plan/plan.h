@@ -1,0 +1,43 @@
+// A program with everything that it was compiled from.
+#pragma once
+
+#include "zero/plan/compile.h"
+
+namespace ballast {
+
+struct PlanOptions {
+  Placement placement{};
+  std::size_t rank = 0;  // of all ranks: those of a shard group are neighbours
+  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
+  kernels::StateFormat format = kernels::StateFormat::split;
+  optim::StateNames names{};  // what the optimizer keeps
+  Trace trace{};
+  Schedule schedule{};
+};
+
+class Plan {
+ public:
+  Plan(Model model, const PlanOptions& options);
+  Plan(Plan&&) = delete;
+
+  const Model& model() const { return model_; }
+  const Layout& layout() const { return layout_; }
+  const Blocks& blocks() const { return blocks_; }
+  const CompileInput& input() const { return input_; }
+  const Placement& placement() const { return input_.placement; }
+  const Program& program() const { return program_; }
+
+  std::size_t tiles_on_drive() const { return records_.size(); }
+  std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its number among them
+
+ private:
+  Model model_;
+  Layout layout_;
+  Blocks blocks_;
+  CompileInput input_;
+  Program program_;
+  std::vector<std::pair<std::size_t, std::size_t>> records_;  // unit and tile, in order
+};
+
+}  // namespace ballast
