@@ -129,6 +129,18 @@ TEST_CASE("a split groups the ranks of one color in rank order") {
   }
 }
 
+TEST_CASE("a rank may leave before the others, who go on without it") {
+  for (std::size_t leaving = 0; leaving < 3; ++leaving) {
+    on_all_groups(3, [leaving](Communicator& ranks) {
+      const auto part = ranks.split(ranks.rank() == leaving ? 1 : 0);
+      everything(*part, 1000);
+      if (ranks.rank() == leaving) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      everything(*part, 1000);
+    });
+  }
+}
+
 TEST_CASE("threads use communicators of their own at the same time, each in its order") {
   for (const std::size_t size : sizes) {
     on_all_groups(size, [](Communicator& ranks) {

@@ -1,6 +1,7 @@
 // What each rank brings to a collective, and what must come of it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -17,8 +18,9 @@ constexpr DType all_dtypes[] = {DType::fp32, DType::bf16, DType::fp16, DType::u8
 // Numbers of very different sizes, so that another order of additions gives other bits.
 inline float value_of(std::size_t rank, std::size_t i) {
   const std::size_t random = (rank + 1) * 0x9E3779B97F4A7C15ull ^ (i + 1) * 0xC2B2AE3D27D4EB4Full;
-  const auto mantissa = static_cast<float>(static_cast<int>(random >> 40 & 0xFFF) - 2048);
-  return std::ldexp(mantissa, static_cast<int>(random >> 56 & 7) - 10);
+  const auto sign_and_mantissa = static_cast<std::uint32_t>(random >> 24) & 0x807FFF00;
+  const auto exponent = static_cast<std::uint32_t>(random >> 60) + 120;  // 2^-7 to 2^8
+  return std::bit_cast<float>(sign_and_mantissa | exponent << 23);
 }
 
 // Elements of any number format, as bytes.
@@ -72,23 +74,6 @@ class Values {
   std::size_t count_;
 };
 
-// What an array of all ones (1, 2, 3, ...) becomes when the ranks' elements from `first` on are added in rank order.
-inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::size_t count) {
-  Values sum(DType::fp32, count);
-  std::vector<Values> all;
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    all.push_back(Values::of_rank(rank, dtype, first + count));
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    float total = static_cast<float>(i % 1000);
-    for (std::size_t rank = 0; rank < ranks; ++rank) {
-      total += all[rank].get(first + i);
-    }
-    sum.set(i, total);
-  }
-  return sum;
-}
-
 // What sums begin with.
 inline Values first_values(std::size_t count) {
   Values values(DType::fp32, count);
@@ -96,6 +81,19 @@ inline Values first_values(std::size_t count) {
     values.set(i, static_cast<float>(i % 1000));
   }
   return values;
+}
+
+// What becomes of them when the ranks' elements from `first` on are added in rank order.
+inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::size_t count) {
+  Values sum = first_values(count);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    Values one(dtype, 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      one.set(0, value_of(rank, first + i));
+      sum.set(i, sum.get(i) + one.get(0));
+    }
+  }
+  return sum;
 }
 
 }  // namespace ballast::testing

@@ -69,7 +69,19 @@ class GlooTransport : public ProcessTransport {
 
   std::size_t round_bytes(Where) const override { return round_bytes_; }
 
+  // Gloo's thread would go on with the memory of a round that failed, which its owner is free to give back.
   void round(const Round& given, const Take& take) override {
+    error_.check();
+    try {
+      exchange(given, take);
+    } catch (...) {
+      let_go();
+      throw;
+    }
+  }
+
+ private:
+  void exchange(const Round& given, const Take& take) {
     begin(given);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) receive_call(peer, given);
@@ -82,7 +94,15 @@ class GlooTransport : public ProcessTransport {
     end();
   }
 
- private:
+  void let_go() noexcept {
+    try {
+      context_.closeConnections();
+    } catch (const std::exception&) {
+      // It was closed from the other end.
+    }
+    sending_.clear();
+  }
+
   void connect() {
     const NoSignalOfBrokenPipes no_signal;  // here for the sake of Gloo's thread
     gloo::transport::tcp::attr attributes(group().job().control().local_endpoint().host.c_str());
@@ -149,15 +169,17 @@ class GlooTransport : public ProcessTransport {
   template <class Wait>
   void wait(std::size_t peer, UnboundBuffer& buffer, Wait&& wait_for_buffer) {
     wait_on(&buffer);
+    const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
+    const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
+    error_.check();
     guarded(peer, wait_for_buffer);
-    wait_on(nullptr);
+    error_.check();
   }
 
-  // What a first error, now or later, ends the waiting on.
+  // What a first error ends the waiting on.
   void wait_on(UnboundBuffer* buffer) {
     const std::lock_guard lock(mutex_);
     waiting_ = buffer;
-    error_.check();
   }
 
   // Called by the thread that learns of the first error.
@@ -174,7 +196,9 @@ class GlooTransport : public ProcessTransport {
     const NoSignalOfBrokenPipes no_signal;
     try {
       body();
-    } catch (const gloo::Exception& broken) {
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& broken) {
       explain(peer, patience, broken.what());
     }
   }

@@ -17,13 +17,14 @@ constexpr std::size_t most_box_bytes = std::size_t{256} << 10;
 constexpr std::size_t least_box_bytes = std::size_t{16} << 10;
 constexpr std::size_t boxes_bytes = std::size_t{2} << 20;  // about what all boxes of a rank take
 constexpr std::size_t line_bytes = 64;
-constexpr std::uint32_t turns = 2;  // while a round is taken from one set of boxes, the next is put into the other
-constexpr int looks = 100;          // before a sleep: most waits are shorter than falling asleep and waking
+// While a round is taken from one set of boxes, the next is put into the other. The one after that finds the first set
+// free: every rank has then given of the round in between, so it has taken all of the first.
+constexpr std::size_t turns = 2;
+constexpr int looks = 100;  // before a sleep: most waits are shorter than falling asleep and waking
 
 // Where each rank's memory begins; its boxes follow.
 struct Desk {
   alignas(line_bytes) Progress given;  // rounds
-  alignas(line_bytes) Progress taken;
   alignas(line_bytes) Call calls[turns];
 };
 
@@ -54,13 +55,12 @@ class SharedMemoryTransport : public ProcessTransport {
     put(given);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) {
-        wait(peer, desk(peer).given, round_);
+        wait(peer);
         require_same(given.call, desk(peer).calls[turn()], group().member(peer));
       }
       if (given.gives(peer))
         take(peer, {peer == rank() ? given.piece(peer).data() : box(peer, given, rank()), given.bytes});
     }
-    desk(rank()).taken.advance();
   }
 
  private:
@@ -86,9 +86,6 @@ class SharedMemoryTransport : public ProcessTransport {
   }
 
   void put(const Round& given) {
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) wait(peer, desk(peer).taken, round_ - turns);
-    }
     desk(rank()).calls[turn()] = given.call;
     for (std::size_t peer = 0; given.gives(rank()) && peer < size(); ++peer) {
       const bool is_there = given.stride == 0 ? peer > 0 : peer == rank();
@@ -97,13 +94,15 @@ class SharedMemoryTransport : public ProcessTransport {
     desk(rank()).given.advance();
   }
 
-  void wait(std::size_t peer, Progress& progress, std::uint32_t count) {
+  // For what the peer gives in this round.
+  void wait(std::size_t peer) {
+    Progress& given = desk(peer).given;
     for (int look = 0; look < looks; ++look) {
-      if (progress.has_come_to(count)) return;
+      if (given.has_come_to(round_)) return;
       std::this_thread::yield();  // to the other, where both share a core
     }
     Patience(error_, group().job().timeout())
-        .wait([&](auto pause) { return progress.wait_for(count, pause); }, [&] { group().give_up_on(peer); });
+        .wait([&](auto pause) { return given.wait_for(round_, pause); }, [&] { group().give_up_on(peer); });
   }
 
   FirstError& error_;

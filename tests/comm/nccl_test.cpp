@@ -1,0 +1,103 @@
+// NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU, or all with the only one.
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/stream.h"
+#include "tests/comm/process_groups.h"
+#include "tests/comm/rank_values.h"
+#include "tests/skip.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+// Values on a GPU, there and back.
+class OnGpu {
+ public:
+  OnGpu(Values values, const Stream& stream, MemoryAccounts& accounts)
+      : values_(std::move(values)),
+        stream_(stream),
+        memory_(allocate(
+            accounts,
+            {.kind = MemoryKind::device, .bytes = values_.view().bytes(), .owner = "test", .gpu = stream.gpu()})) {
+    copy(memory_.data(), values_.view().data(), memory_.bytes(), stream_);
+  }
+
+  View view() const { return memory_.view(values_.view().dtype()); }
+  const Values& back() {
+    copy(values_.view().data(), memory_.data(), memory_.bytes(), stream_);
+    stream_.synchronize();
+    return values_;
+  }
+
+ private:
+  Values values_;
+  const Stream& stream_;
+  Buffer memory_;
+};
+
+void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accounts) {
+  constexpr std::size_t count = 99991;
+  for (const DType dtype : float_dtypes) {
+    OnGpu all(Values::of_rank(ranks.rank(), dtype, ranks.size() * count), stream, accounts);
+    OnGpu part(first_values(count), stream, accounts);
+    ranks.reduce_scatter(all.view(), part.view());
+    expect(part.back() == summed(ranks.size(), dtype, ranks.rank() * count, count), "reduce_scatter");
+
+    OnGpu whole(first_values(count), stream, accounts);
+    ranks.all_reduce(all.view().part(0, count), whole.view());
+    expect(whole.back() == summed(ranks.size(), dtype, 0, count), "all_reduce");
+
+    Values expected(dtype, ranks.size() * count);
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      expected.put(rank * count, Values::of_rank(rank, dtype, count));
+    }
+    ranks.all_gather(all.view().part(0, count), all.view());
+    expect(all.back() == expected, "all_gather");
+    ranks.broadcast(all.view().part(0, count), 0);
+  }
+}
+
+void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
+  const int gpu = static_cast<int>(rank % device::list().size());
+  const Stream stream(gpu);
+  const auto backend = kernels::cuda_backend(stream.handle(), gpu);
+  MemoryAccounts accounts;
+  const auto ranks = connect({.backend = *backend,
+                              .accounts = accounts,
+                              .launch = Launch{.rank = rank, .size = size},
+                              .store = &store,
+                              .timeout = patient,
+                              .way = Way::nccl,
+                              .place = {stream.handle(), gpu}});
+  everything(*ranks, stream, accounts);
+  everything(*ranks->split(rank % 2), stream, accounts);
+}
+
+}  // namespace
+
+TEST_CASE("NCCL gives the bits that every communicator gives", "[gpu]") {
+  for (const std::size_t size : {2u, 3u}) {
+    const TemporaryDirectory folder;
+    Failures failures(size);
+    std::vector<std::thread> threads;
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          FileStore store(folder.path());
+          run_rank(rank, size, store);
+        } catch (const std::exception& failure) {
+          failures[rank] = failure.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    if (failures[0].find("no NCCL") != std::string::npos) return skip("this build has no NCCL");
+    CHECK(failures == Failures(size));
+  }
+}
