@@ -135,7 +135,8 @@ void describe(CLI::App& app, Options& options) {
   app.add_option("--directory", options.directory, "Where to read and write; by default the build folder")
       ->check(CLI::ExistingDirectory)
       ->take_last();
-  app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB; of large tiles more)")->transform(CLI::AsSizeValue(false));
+  app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB; of large tiles more)")
+      ->transform(CLI::AsSizeValue(false));
   app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
   app.add_option("--rounds", options.rounds, "Timed rounds of each case, a multiple of 4 (12)")
       ->check(CLI::Range(1, 10000));
