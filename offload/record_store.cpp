@@ -212,11 +212,11 @@ RecordStore RecordStore::open(const RecordShape& shape, std::span<const Drive> d
                      .available = fmt::format("{} bytes", file.bytes())};
     });
   }
-  store.find_generation();
+  store.find_generation(options.newest_step);
   return store;
 }
 
-void RecordStore::find_generation() {
+void RecordStore::find_generation(std::uint64_t newest_step) {
   struct Candidate {
     Commit commit;
     std::vector<std::byte> user;
@@ -231,16 +231,18 @@ void RecordStore::find_generation() {
   }
   std::ranges::sort(candidates, std::ranges::greater{}, [](const Candidate& c) { return c.commit.generation; });
   for (Candidate& candidate : candidates) {
-    if (load(candidate.commit)) {
+    if (candidate.commit.step <= newest_step && load(candidate.commit)) {
       generation_ = candidate.commit.generation;
       step_ = candidate.commit.step;
       user_ = std::move(candidate.user);
       return;
     }
   }
-  fail(Code::bad_record, {.what = candidates.empty() ? "the file holds no committed generation"
-                                                     : "no generation is there with all its records",
-                          .where = first.file.path().string()});
+  fail(Code::bad_record,
+       {.what = candidates.empty() ? "the file holds no committed generation"
+                                   : "no generation is there with all its records",
+        .where = first.file.path().string(),
+        .needed = newest_step == UINT64_MAX ? "" : fmt::format("one of step {} or before", newest_step)});
 }
 
 // Reads the head of every record. False where they are not those that were committed.

@@ -21,7 +21,8 @@ struct Drive {
 struct StoreOptions {
   std::string name = "state";  // of the files: NAME.records in each directory
   FileOptions file{};
-  Log* log = nullptr;  // outlives the store
+  Log* log = nullptr;                      // outlives the store
+  std::uint64_t newest_step = UINT64_MAX;  // open() passes over generations of later steps
 };
 
 // A record on its way into memory.
@@ -55,7 +56,7 @@ class RecordStore {
   // The same in files without names, which are gone with the process.
   static RecordStore scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // Opens the newest generation of which everything is there.
+  // Opens the newest generation of which everything is there. One that is passed over is overwritten by the next commit.
   static RecordStore open(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
   RecordStore(RecordStore&&) noexcept;
@@ -96,7 +97,7 @@ class RecordStore {
 
   void add(File file, IoQueue& queue);
   void fill_with_zeros();
-  void find_generation();
+  void find_generation(std::uint64_t newest_step);
   bool load(const Commit& commit);
   void say_unusable(const Commit& commit, std::string_view reason) const;
   PendingRead start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;

@@ -59,6 +59,7 @@ class Engine {
   StepResult step();
 
   void finish();  // waits until everything that was begun is done
+  bool prepared() const { return prepared_; }
   std::uint64_t steps() const { return steps_; }
 
   std::array<LaneUse, lane_count> lanes() const;  // of what is done by now

@@ -47,11 +47,13 @@ const Lease::Memory& Lease::owner(std::size_t tie) const {
 }
 
 ConstView Lease::tied(std::size_t number) const {
-  return part(owner(number), memory_.back().unit->ties[number].tensor);
+  const Memory& memory = owner(number);
+  return part(memory, memory_.back().unit->ties[number].tensor);
 }
 
 View Lease::tied_gradient(std::size_t number) const {
-  return gradient_part(owner(number), memory_.back().unit->ties[number].tensor);
+  const Memory& memory = owner(number);
+  return gradient_part(memory, memory_.back().unit->ties[number].tensor);
 }
 
 }  // namespace ballast

@@ -165,3 +165,14 @@ TEST_CASE("the verifier names what is wrong") {
   CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not what the trace has next"));
   CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }), Contains("updates 512 bytes"));
 }
+
+TEST_CASE("no rank overwrites what another may still need to go back to") {
+  const Plan plan = plan_of(samples()[0]);
+  const auto commit = std::ranges::find(plan.program().ops, OpKind::commit, &Op::kind);
+  Program broken = plan.program();
+  Op& agreement = *std::ranges::find(broken.ops, OpKind::agree, &Op::kind);
+  CHECK(std::erase(agreement.after, Wait{static_cast<std::uint32_t>(commit - plan.program().ops.begin()), true}) == 1);
+  const auto problems = verify(plan.input(), broken);
+  REQUIRE_FALSE(problems.empty());
+  CHECK_THAT(problems.front(), Catch::Contains("may come before another rank's commit"));
+}

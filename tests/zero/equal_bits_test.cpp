@@ -1,7 +1,7 @@
 // Stages and tiers are only different programs: the bits of a training do not change.
 #include <catch2/catch.hpp>
 
-#include "tests/zero/training.h"
+#include "tests/zero/training_rig.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -61,7 +61,7 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
   for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
     for (const std::size_t micro_steps : {1u, 3u}) {
       for (const double max_norm : {optim::no_clipping, 0.05}) {
-        const Training reference{
+        const Setup reference{
             .placement = placement_of_stage(0, ranks), .micro_steps = micro_steps, .max_norm = max_norm};
         const std::vector<Outcome> expected = train(reference);
         for (const Placement& placement : placements(ranks)) {
@@ -71,11 +71,11 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
             CAPTURE(ranks, micro_steps, max_norm, placement.shards, placement.whole_parameters,
                     placement.parameters.fractions(), placement.gradients.fractions(), placement.state.fractions(),
                     tile);
-            Training training = reference;
-            training.placement = placement;
-            training.tile_elements = tile;
-            training.schedule = schedule;
-            const std::vector<Outcome> outcomes = train(training);
+            Setup setup = reference;
+            setup.placement = placement;
+            setup.tile_elements = tile;
+            setup.schedule = schedule;
+            const std::vector<Outcome> outcomes = train(setup);
             check_same(expected, outcomes);
             check_as_planned(outcomes);
           }
@@ -90,8 +90,8 @@ TEST_CASE("updating in the backward pass does not change a bit") {
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});
     for (const Placement& placement : placements(ranks)) {
       CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
-      const Training training{.placement = placement, .schedule = {.update_in_backward = true}};
-      const std::vector<Outcome> outcomes = train(training);
+      const Setup setup{.placement = placement, .schedule = {.update_in_backward = true}};
+      const std::vector<Outcome> outcomes = train(setup);
       check_same(expected, outcomes);
       check_as_planned(outcomes);
     }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/number_math.h"
-#include "zero/engine.h"
+#include "zero/training.h"
 
 namespace ballast::testing {
 
@@ -54,14 +54,14 @@ class SyntheticTrainer {
   SyntheticTrainer(const Model& model, std::size_t rank) : model_(model), rank_(rank) {}
 
   // One micro-step. Returns what the trainer saw: the parameters of all units, forward and backward.
-  std::vector<std::byte> run(Engine& engine, std::size_t micro_step) {
+  std::vector<std::byte> run(Training& training, std::size_t micro_step) {
     std::vector<std::byte> seen;
     for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
-      const Lease lease = engine.forward(unit);
+      const Lease lease = training.forward(unit);
       add_bytes(model_.units[unit], lease, seen);
     }
     for (std::size_t unit = model_.units.size(); unit-- > 0;) {
-      const Lease lease = engine.backward(unit);
+      const Lease lease = training.backward(unit);
       add_bytes(model_.units[unit], lease, seen);
       backward(unit, lease, micro_step);
     }

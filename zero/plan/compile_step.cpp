@@ -7,7 +7,9 @@ namespace ballast {
 
 void Compiler::step() {
   gathered_.clear();  // whatever is gathered now is old when the updates are done
-  const std::size_t agreement = builder_.add({.kind = OpKind::agree, .lane = Lane::reduce}, norms_);
+  std::vector<std::size_t> after = waits_for_last_commit();
+  after.insert(after.end(), norms_.begin(), norms_.end());
+  const std::size_t agreement = builder_.add({.kind = OpKind::agree, .lane = Lane::reduce}, after);
   if (!in_.schedule.update_in_backward) agreed_ = agreement;
   for (const std::size_t unit : uses_.by_first_visit()) {
     if (current_[unit]) continue;
@@ -15,7 +17,7 @@ void Compiler::step() {
     gather_whole(unit);
     hoist(false);
   }
-  if (!on_drive_.empty()) builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement});
+  if (!on_drive_.empty()) committed_ = builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement});
   hoist(true);
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
@@ -124,6 +125,8 @@ void Compiler::sum(std::size_t unit, const Piece& gradients) {
 }
 
 void Compiler::reduce(std::size_t unit, const Piece& gradients, const Piece& to) {
+  const std::vector<std::size_t> after =
+      in_.schedule.update_in_backward ? waits_for_last_commit() : std::vector<std::size_t>{};
   const auto add = [&](Ranks ranks, const Piece& from, const Piece& sum) {
     builder_.add({.kind = OpKind::reduce,
                   .lane = Lane::reduce,
@@ -131,13 +134,21 @@ void Compiler::reduce(std::size_t unit, const Piece& gradients, const Piece& to)
                   .unit = unit,
                   .ranks = ranks,
                   .from = from,
-                  .to = sum});
+                  .to = sum},
+                 after);
   };
   if (in_.placement.shards == 1) return add(Ranks::replica_group, gradients, to);
   if (in_.placement.replicas == 1) return add(Ranks::shard_group, gradients, to);
   const Piece partial = slots_.partial.next(to.bytes);
   add(Ranks::shard_group, gradients, partial);
   add(Ranks::replica_group, partial, to);
+}
+
+// Before a rank overwrites the generation before the last, all ranks have committed the last one: otherwise they might
+// have no step in common. The first operation that all of them meet in, ahead of all writes, sees to that.
+std::vector<std::size_t> Compiler::waits_for_last_commit() {
+  const std::size_t commit = std::exchange(committed_, none);
+  return commit == none ? std::vector<std::size_t>{} : std::vector<std::size_t>{commit};
 }
 
 void Compiler::norm(std::size_t unit) {

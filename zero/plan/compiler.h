@@ -48,6 +48,7 @@ class Compiler {
   void sum(std::size_t unit, const Piece& gradients);
   void reduce(std::size_t unit, const Piece& gradients, const Piece& to);
   void norm(std::size_t unit);
+  std::vector<std::size_t> waits_for_last_commit();
 
   // compile_step.cpp: from the norm to the next step's first gathers.
   void step();
@@ -69,11 +70,12 @@ class Compiler {
   Builder builder_;
   GatheredUnits gathered_;
 
-  // Of the round that is being emitted.
+  // Of the round that is being emitted, unless it says otherwise.
   std::map<std::size_t, Piece> gradients_;  // by position: cleared for a backward visit to come
   std::vector<std::size_t> sums_done_;      // by unit
   std::vector<Piece> summed_;               // by unit
   std::vector<std::size_t> norms_;          // operations
+  std::size_t committed_ = none;            // operation: the newest commit, of the round before until this one's comes
   std::size_t agreed_ = none;               // operation; none where updates do not wait for it
   std::vector<bool> current_;               // by unit: its parameters are the next step's
   std::size_t tiles_read_ = 0;              // of those on drives

@@ -279,9 +279,11 @@ class Follower {
 }  // namespace
 
 std::vector<std::string> verify(const CompileInput& input, const Program& program) {
-  std::vector<std::string> problems = Unrolled(program).races();
-  const std::vector<std::string> followed = Follower(input, program).run();
-  problems.insert(problems.end(), followed.begin(), followed.end());
+  const Unrolled unrolled(program);
+  std::vector<std::string> problems = unrolled.races();
+  for (const auto& more : {unrolled.early_writes(), Follower(input, program).run()}) {
+    problems.insert(problems.end(), more.begin(), more.end());
+  }
   return problems;
 }
 

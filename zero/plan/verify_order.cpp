@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "zero/plan/builder.h"
@@ -105,6 +106,23 @@ std::vector<std::string> Unrolled::races() const {
         problems.push_back(
             fmt::format("{} does not wait for {}, which uses the same bytes", text(later), text(earlier)));
       }
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> Unrolled::early_writes() const {
+  std::size_t commit = none;
+  std::vector<std::size_t> meetings;  // of all ranks that have committed
+  std::vector<std::string> problems;
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const OpKind kind = op(i).kind;
+    if (kind == OpKind::commit && round_[i] == 1) commit = i;
+    if (commit == none || round_[i] != 2) continue;
+    if ((kind == OpKind::agree || kind == OpKind::reduce) && is_before(commit, i)) meetings.push_back(i);
+    if (kind != OpKind::write) continue;
+    if (std::ranges::none_of(meetings, [&](std::size_t meeting) { return is_before(meeting, i); })) {
+      problems.push_back(fmt::format("{} may come before another rank's commit of the last round", text(i)));
     }
   }
   return problems;

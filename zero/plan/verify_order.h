@@ -20,6 +20,9 @@ class Unrolled {
   // What is wrong with waits, and every two operations that touch the same bytes in no order, one of them writing.
   std::vector<std::string> races() const;
 
+  // Writes before which it is not certain that all ranks have committed the round before.
+  std::vector<std::string> early_writes() const;
+
  private:
   void add_waits(std::size_t index, const Op& op, std::size_t round_begin, std::size_t last_round);
   void follow_lanes();

@@ -1,0 +1,155 @@
+#include "zero/engine.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <thread>
+
+#include "tests/temporary_directory.h"
+#include "tests/zero/training_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+// One rank, two units.
+struct Alone {
+  explicit Alone(TrainingOptions options = {.stage = 0}, std::vector<optim::Rule> rules = {optim::AdamW{}})
+      : training({{{.name = "first", .tensors = {{"w", {10}}}}, {.name = "second", .tensors = {{"w", {10}}}}}}, *world,
+                 std::move(rules), options) {}
+
+  void use_all(float gradient) {
+    for (const std::size_t unit : {0u, 1u})
+      training.forward(unit);
+    for (const std::size_t unit : {1u, 0u}) {
+      const Lease lease = training.backward(unit);
+      for (std::size_t i = 0; i < 10; ++i)
+        set_value(lease.gradient(0), i, gradient);
+    }
+  }
+
+  std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
+  std::unique_ptr<Communicator> world = lone_communicator(*backend);
+  Training training;
+};
+
+}  // namespace
+
+TEST_CASE("a trainer that leaves the program's order is told which unit is next") {
+  Alone alone;
+  CHECK_THROWS_WITH(alone.training.forward(0), Contains("B1007") && Contains("initialise()"));
+  alone.training.initialise(first_parameters());
+  CHECK_THROWS_WITH(alone.training.forward(1), Contains("B1007") && Contains("unit first in forward"));
+  CHECK_NOTHROW(alone.training.forward(0));
+  CHECK_THROWS_WITH(alone.training.backward(1), Contains("unit second in forward"));
+  CHECK_THROWS_WITH(alone.training.step(), Contains("unit second first"));
+  CHECK_NOTHROW(alone.training.forward(1));
+}
+
+TEST_CASE("a step waits for the end of every lease") {
+  Alone alone;
+  alone.training.initialise(first_parameters());
+  alone.training.forward(0);
+  alone.training.forward(1);
+  alone.training.backward(1);
+  {
+    const Lease held = alone.training.backward(0);
+    CHECK_THROWS_WITH(alone.training.step(), Contains("B1007") && Contains("the end of all leases"));
+  }
+  CHECK(alone.training.step().step == 1);
+}
+
+TEST_CASE("what cannot be run is refused before anything changes") {
+  CHECK_THROWS_WITH(Alone({.stage = 3, .state = all_in(Tier::nvme)}), Contains("B1001") && Contains("directories"));
+  CHECK_THROWS_WITH(Alone({.stage = 0, .replicas = 2}), Contains("divided"));
+  CHECK_THROWS_WITH(Alone({.stage = 0}, {}), Contains("at least one rule"));
+  CHECK_THROWS_WITH(Alone({.stage = 0}, {optim::AdamW{}, optim::Lion{}}), Contains("one kind for all"));
+  Alone alone;
+  alone.training.initialise(first_parameters());
+  CHECK_THROWS_WITH(alone.training.forward(2), Contains("B1001") && Contains("unit") && Contains("below 2"));
+  CHECK_THROWS_WITH(alone.training.resume(first_parameters()), Contains("B1005") && Contains("not on a drive"));
+  alone.use_all(1.0f);
+  alone.training.groups() = {};
+  CHECK_THROWS_WITH(alone.training.step(), Contains("B1001") && Contains("unit first, tensor w"));
+  alone.training.groups() = {optim::AdamW{.lr = -1.0}};
+  CHECK_THROWS_WITH(alone.training.step(), Contains("AdamW was given lr = -1"));
+  CHECK(alone.training.steps() == 0);
+  alone.training.groups() = {optim::AdamW{}};
+  CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if nothing had been asked before
+}
+
+TEST_CASE("leases give what there is, by number") {
+  Alone alone;
+  alone.training.initialise(first_parameters());
+  {
+    const Lease lease = alone.training.forward(0);
+    CHECK(lease.tensor(0).count() == 10);
+    CHECK_THROWS_WITH(lease.tensor(1), Contains("unit first") && Contains("a number below 1"));
+    CHECK_THROWS_WITH(lease.tied(0), Contains("tied tensor 0"));
+    CHECK_THROWS_WITH(lease.gradient(0), Contains("in backward"));
+  }
+}
+
+TEST_CASE("updates in backward refuse what they cannot do, and say when gradients were not finite") {
+  Alone alone({.stage = 0, .schedule = {.update_in_backward = true}});
+  alone.training.initialise(first_parameters());
+  CHECK_THROWS_WITH(alone.training.engine().step(StepOptions{.groups = alone.training.groups()}),
+                    Contains("prepare(options) before"));
+  CHECK_THROWS_WITH(alone.training.engine().prepare({.groups = alone.training.groups(), .max_norm = 1.0}),
+                    Contains("no max_norm"));
+  alone.use_all(INFINITY);
+  const StepResult result = alone.training.step();
+  CHECK_FALSE(result.skipped);
+  CHECK_THAT(result.reason, Contains("not finite"));
+  CHECK(result.step == 1);
+}
+
+TEST_CASE("a loss scale is taken out again") {
+  const auto norm = [](double scale) {
+    Alone alone;
+    alone.training.initialise(first_parameters());
+    alone.use_all(static_cast<float>(scale));
+    return alone.training.step(scale).norm;
+  };
+  CHECK(norm(1.0) == norm(1024.0));
+}
+
+TEST_CASE("a record that cannot be read ends the training on all ranks with its name, and loses no committed step") {
+  const TemporaryDirectory directory;
+  Setup setup{.placement = placement_of_stage(3, 2), .steps = 3};
+  setup.placement.state = all_in(Tier::nvme);
+  setup.directory = directory.path();
+  train(setup);
+  ThreadGroup everybody(2);
+  std::vector<std::string> failures(2);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto backend = kernels::cpu_backend({.threads = 1});
+        const auto world = thread_communicator(everybody, rank, *backend);
+        TrainingOptions options{.stage = 3,
+                                .state = all_in(Tier::nvme),
+                                .drives = {.directories = {directory.path()}, .run = "test"},
+                                .tile_elements = 256};
+        const Model model = odd_model();
+        Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, options);
+        training.start(first_parameters());
+        if (rank == 1) std::filesystem::resize_file(directory.path() / "test-rank-1" / "state.records", 200'000);
+        SyntheticTrainer trainer(model, rank);
+        for (std::size_t step = 0; step < 3; ++step) {
+          trainer.run(training, step);
+          training.step();
+        }
+        training.engine().finish();
+      } catch (const std::exception& failure) {
+        failures[rank] = failure.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  CHECK_THAT(failures[1], Contains("B3201") && Contains("test-rank-1") && Contains("of step"));
+  CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 1"));
+}

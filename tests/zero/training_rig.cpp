@@ -1,0 +1,102 @@
+#include "tests/zero/training_rig.h"
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "tests/temporary_directory.h"
+
+namespace ballast::testing {
+namespace {
+
+std::size_t ranks_of(const Setup& setup) { return setup.placement.shards * setup.placement.replicas; }
+
+TrainingOptions options_of(const Setup& setup) {
+  const Placement& placement = setup.placement;
+  const bool stage_0 = placement.shards == 1 && placement.whole_parameters;
+  return {.stage = stage_0                      ? 0
+                   : placement.whole_parameters ? 2
+                                                : 3,
+          .replicas = stage_0 ? 1 : placement.replicas,
+          .parameters = placement.parameters,
+          .gradients = placement.gradients,
+          .state = placement.state,
+          .reduction = placement.reduction,
+          .drives = {.directories = {setup.directory}, .run = "test", .depth = 4},
+          .format = setup.format,
+          .tile_elements = setup.tile_elements,
+          .micro_steps = setup.micro_steps,
+          .schedule = setup.schedule,
+          .max_norm = setup.max_norm};
+}
+
+void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
+  const Program& program = training.plan().program();
+  const auto count = [&](const std::vector<Op>& ops, std::size_t times) {
+    for (const Op& op : ops) {
+      outcome.planned_moves[static_cast<std::size_t>(op.lane)] += times * bytes_moved(op, training.plan().placement());
+    }
+  };
+  count(program.entry, 1);
+  count(program.ops, steps);
+}
+
+}  // namespace
+
+Outcome train_rank(const Setup& setup, Communicator& world) {
+  const Model model = odd_model();
+  Training training(model, world, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}},
+                    options_of(setup));
+  training.start(first_parameters());
+  SyntheticTrainer trainer(model, world.rank());
+  Outcome outcome{.began_at = training.steps()};
+  for (std::size_t step = training.steps(); step < setup.steps; ++step) {
+    trainer.poison = step == setup.poisoned_step && world.rank() == 0 ? std::numeric_limits<float>::infinity() : 0.0f;
+    for (std::size_t micro = 0; micro < setup.micro_steps; ++micro) {
+      outcome.seen.push_back(trainer.run(training, step * setup.micro_steps + micro));
+    }
+    const StepResult result = training.step(setup.loss_scale);
+    outcome.norms.push_back(result.norm);
+    outcome.reasons.push_back(result.reason);
+  }
+  training.engine().finish();
+  count_moves(training, setup.steps - outcome.began_at, outcome);
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    outcome.moved_bytes[lane] = training.engine().lanes()[lane].bytes;
+  }
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    add_bytes(model.units[unit], training.forward(unit), outcome.parameters);
+  }
+  outcome.steps = training.steps();
+  for (const MemoryAccounts::Entry& entry : training.memory().entries())
+    outcome.reserved_bytes += entry.usage.peak;
+  const Ledger ledger = training.ledger();
+  outcome.planned_bytes = bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host);
+  return outcome;
+}
+
+std::vector<Outcome> train(const Setup& setup) {
+  const TemporaryDirectory directory;
+  Setup placed = setup;
+  if (placed.directory.empty()) placed.directory = directory.path();
+  ThreadGroup everybody(ranks_of(setup));
+  std::vector<Outcome> outcomes(everybody.size());
+  std::vector<std::string> failures(everybody.size());
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < everybody.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto backend = kernels::cpu_backend({.threads = 1});
+        outcomes[rank] = train_rank(placed, *thread_communicator(everybody, rank, *backend));
+      } catch (const std::exception& failure) {
+        failures[rank] = failure.what();
+        everybody.abort(failure.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  REQUIRE(failures == std::vector<std::string>(everybody.size()));
+  return outcomes;
+}
+
+}  // namespace ballast::testing

@@ -1,0 +1,39 @@
+// Whole trainings on threads as ranks, to be compared bit by bit.
+#pragma once
+
+#include "tests/plan/plan_rig.h"
+#include "tests/zero/synthetic.h"
+#include "zero/comm/thread_communicator.h"
+
+namespace ballast::testing {
+
+struct Setup {
+  Placement placement{};
+  std::size_t tile_elements = 256;
+  std::size_t micro_steps = 1;
+  Schedule schedule{};
+  kernels::StateFormat format = kernels::StateFormat::split;
+  double max_norm = optim::no_clipping;
+  double loss_scale = 1.0;
+  std::size_t steps = 4;
+  std::size_t poisoned_step = none;   // whose gradients are not finite on rank 0
+  std::filesystem::path directory{};  // of a run that is kept; else one of its own
+};
+
+struct Outcome {
+  std::vector<std::vector<std::byte>> seen{};  // by micro-step
+  std::vector<double> norms{};
+  std::vector<std::string> reasons{};
+  std::vector<std::byte> parameters{};  // at the end
+  std::uint64_t steps = 0;
+  std::uint64_t began_at = 0;
+  std::size_t reserved_bytes = 0;
+  std::size_t planned_bytes = 0;
+  std::array<std::size_t, lane_count> moved_bytes{};
+  std::array<std::size_t, lane_count> planned_moves{};
+};
+
+Outcome train_rank(const Setup& setup, Communicator& world);
+std::vector<Outcome> train(const Setup& setup);  // all ranks, on threads
+
+}  // namespace ballast::testing

@@ -1,0 +1,73 @@
+#include "zero/training.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
+  require(options.replicas > 0 && ranks % options.replicas == 0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("{} copies of the state were asked for", options.replicas),
+                   .needed = fmt::format("a number that {} ranks can be divided by", ranks)};
+  });
+  Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
+  placement.replicas *= options.replicas;
+  placement.reduction = options.reduction;
+  placement.parameters = options.parameters;
+  placement.gradients = options.gradients;
+  placement.state = options.state;
+  return placement;
+}
+
+// What the rules keep, which has to be the same for all: it is laid out once.
+optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
+  require(!groups.empty(), Code::bad_argument,
+          [] { return Problem{.what = "a training without parameter groups", .needed = "at least one rule"}; });
+  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
+          Code::unsupported, [] {
+            return Problem{.what = "parameter groups with different kinds of rules", .needed = "one kind for all"};
+          });
+  return optim::state_names(groups[0]);
+}
+
+PlanOptions plan_options(const TrainingOptions& options, const Communicator& world, const optim::StateNames& names) {
+  return {.placement = placement_of(options, world.size()),
+          .rank = world.rank(),
+          .tile_elements = options.tile_elements,
+          .micro_steps = options.micro_steps,
+          .format = options.format,
+          .names = names,
+          .schedule = options.schedule};
+}
+
+}  // namespace
+
+Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
+    : options_(options),
+      groups_(std::move(groups)),
+      plan_(std::move(model), plan_options(options, world, names_of(groups_))),
+      backend_(kernels::cpu_backend()) {
+  if (plan_.tiles_on_drive() > 0) records_.emplace(plan_, world, options.drives);
+  mesh_ = make_mesh(world, plan_.placement());
+  engine_.emplace(EngineParts{.plan = plan_,
+                              .mesh = mesh_,
+                              .backend = *backend_,
+                              .accounts = accounts_,
+                              .records = records_ ? &records_->store() : nullptr,
+                              .queues = records_ ? records_->queues() : std::vector<offload::IoQueue*>{}});
+}
+
+Lease Training::backward(std::size_t unit) {
+  if (options_.schedule.update_in_backward && !engine_->prepared()) engine_->prepare(step_options(1.0));
+  return engine_->backward(unit);
+}
+
+StepResult Training::step(double loss_scale) {
+  return options_.schedule.update_in_backward ? engine_->step() : engine_->step(step_options(loss_scale));
+}
+
+}  // namespace ballast
