@@ -58,8 +58,8 @@ class SharedMemoryTransport : public ProcessTransport {
         wait(peer);
         require_same(given.call, desk(peer).calls[turn()], group().member(peer));
       }
-      if (given.gives(peer))
-        take(peer, {peer == rank() ? given.piece(peer).data() : box(peer, given, rank()), given.bytes});
+      const std::byte* const from = peer == rank() ? given.piece(peer).data() : box(peer, given, rank());
+      if (given.gives(peer)) take(peer, {from, given.bytes});
     }
   }
 
