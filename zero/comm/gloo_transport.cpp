@@ -236,6 +236,8 @@ class GlooTransport : public ProcessTransport {
 
 }  // namespace
 
+bool has_gloo() { return true; }
+
 std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
                                           const MakeTransport& make) {
   return std::make_unique<GlooTransport>(group, accounts, make);
