@@ -52,6 +52,10 @@ class Start {
   int ends_[2];
 };
 
+std::size_t names_of_shared_memory() {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/dev/shm"), {}));
+}
+
 // Sends the signal to one rank in the middle of collectives. What the others then fail with.
 Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::chrono::milliseconds timeout) {
   constexpr std::size_t size = 4;
@@ -74,6 +78,7 @@ Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::ch
 }  // namespace
 
 TEST_CASE("every other rank ends when one is killed, and names it") {
+  const std::size_t names = names_of_shared_memory();
   for (const ProcessKind& kind : process_kinds()) {
     for (std::size_t victim = 0; victim < 4; ++victim) {
       INFO(kind.name << ", rank " << victim);
@@ -84,6 +89,7 @@ TEST_CASE("every other rank ends when one is killed, and names it") {
         CHECK_THAT(failures[rank], Contains("B3301") && Contains(fmt::format("rank {} (", victim)) && Contains("died"));
       }
       CHECK(std::chrono::steady_clock::now() - begin < patient / 2);
+      CHECK(names_of_shared_memory() == names);
     }
   }
 }

@@ -11,6 +11,8 @@
 #include <sstream>
 #include <thread>
 
+#include "zero/comm/gloo_transport.h"
+
 namespace ballast::testing {
 namespace {
 
@@ -98,7 +100,11 @@ Failures Processes::failures() {
   return all;
 }
 
-std::vector<ProcessKind> process_kinds() { return {{"gloo", Way::gloo}, {"shared memory", Way::shared_memory}}; }
+std::vector<ProcessKind> process_kinds() {
+  std::vector<ProcessKind> kinds{{"shared memory", Way::shared_memory}};
+  if (has_gloo()) kinds.push_back({"gloo", Way::gloo});
+  return kinds;
+}
 
 void MeetingPlace::as_rank(std::size_t rank, const RankBody& body) const {
   const auto backend = kernels::cpu_backend({.threads = 1});

@@ -72,11 +72,11 @@ Control::~Control() {
 // The thread's.
 void Control::listen() {
   try {
-    while (connection_->receive(std::chrono::milliseconds(-1))) {
-      while (const auto message = connection_->next()) {
+    do {
+      while (const auto message = connection_->next()) {  // the first may have come with the welcome
         take(*message);
       }
-    }
+    } while (connection_->receive(std::chrono::milliseconds(-1)));
   } catch (const std::exception& error) {
     error_.set(error.what());
   }

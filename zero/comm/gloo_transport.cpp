@@ -236,8 +236,11 @@ class GlooTransport : public ProcessTransport {
 
 }  // namespace
 
-std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts, MakeTransport make) {
-  return std::make_unique<GlooTransport>(group, accounts, std::move(make));
+bool has_gloo() { return true; }
+
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
+                                          const MakeTransport& make) {
+  return std::make_unique<GlooTransport>(group, accounts, make);
 }
 
 }  // namespace ballast

@@ -6,7 +6,10 @@
 
 namespace ballast {
 
-// Where this build has no Gloo: B2301. `make` makes the transports of groups that are split off.
-std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts, MakeTransport make);
+bool has_gloo();  // this build
+
+// Without it: B2301. `make` makes the transports of groups that are split off.
+std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
+                                          const MakeTransport& make);
 
 }  // namespace ballast

@@ -105,6 +105,7 @@ void Meeting::judge(const std::string& after) {
   }
   if (named.empty()) named = waited_for_.begin()->second;
   std::vector<std::string> names;
+  names.reserve(named.size());
   for (const std::size_t rank : named) {
     names.push_back(text(member(rank)));
   }

@@ -165,8 +165,8 @@ class NcclTransport : public ProcessTransport {
 }  // namespace
 
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuPlace& place, MemoryAccounts& accounts, MakeTransport make) {
-  return std::make_unique<NcclTransport>(std::move(host), group, place, accounts, std::move(make));
+                                          const GpuPlace& place, MemoryAccounts& accounts, const MakeTransport& make) {
+  return std::make_unique<NcclTransport>(std::move(host), group, place, accounts, make);
 }
 
 }  // namespace ballast

@@ -16,6 +16,6 @@ struct GpuPlace {
 // Where this build has no NCCL: B2301. `host` carries what lies in host memory. Ranks that make different calls are not
 // found out; a rank that does not come is, by whoever waits for the stream.
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuPlace& place, MemoryAccounts& accounts, MakeTransport make);
+                                          const GpuPlace& place, MemoryAccounts& accounts, const MakeTransport& make);
 
 }  // namespace ballast

@@ -4,7 +4,7 @@
 namespace ballast {
 
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport>, const ProcessGroup&, const GpuPlace&,
-                                          MemoryAccounts&, MakeTransport) {
+                                          MemoryAccounts&, const MakeTransport&) {
   fail(Code::no_transport, {.what = "this build of Ballast has no NCCL", .available = "CUDA or NCCL was not there"});
 }
 

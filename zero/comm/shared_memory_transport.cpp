@@ -58,8 +58,8 @@ class SharedMemoryTransport : public ProcessTransport {
         wait(peer);
         require_same(given.call, desk(peer).calls[turn()], group().member(peer));
       }
-      if (given.gives(peer))
-        take(peer, {peer == rank() ? given.piece(peer).data() : box(peer, given, rank()), given.bytes});
+      const std::byte* const from = peer == rank() ? given.piece(peer).data() : box(peer, given, rank());
+      if (given.gives(peer)) take(peer, {from, given.bytes});
     }
   }
 
@@ -68,8 +68,9 @@ class SharedMemoryTransport : public ProcessTransport {
   std::string open_all(const std::vector<std::string>& invitations, SharedMemory& mine) {
     try {
       for (std::size_t peer = 0; peer < size(); ++peer) {
-        memories_.push_back(peer == rank() ? std::move(mine) : SharedMemory::open(invitations[peer]));
+        if (peer != rank()) memories_.push_back(SharedMemory::open(invitations[peer]));
       }
+      memories_.insert(memories_.begin() + static_cast<std::ptrdiff_t>(rank()), std::move(mine));
     } catch (const Error& error) {
       return error.problem().what;
     }
@@ -114,8 +115,8 @@ class SharedMemoryTransport : public ProcessTransport {
 }  // namespace
 
 std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, MemoryAccounts& accounts,
-                                                   MakeTransport make) {
-  return std::make_unique<SharedMemoryTransport>(group, accounts, std::move(make));
+                                                   const MakeTransport& make) {
+  return std::make_unique<SharedMemoryTransport>(group, accounts, make);
 }
 
 }  // namespace ballast

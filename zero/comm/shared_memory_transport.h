@@ -10,6 +10,6 @@ namespace ballast {
 // Throws B2301, on all ranks of the group, where one of them cannot reach the memory of another. `make` makes the
 // transports of groups that are split off.
 std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, MemoryAccounts& accounts,
-                                                   MakeTransport make);
+                                                   const MakeTransport& make);
 
 }  // namespace ballast
