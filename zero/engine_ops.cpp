@@ -9,6 +9,10 @@ namespace ballast {
 
 // An error says where it happened, and nobody waits for this rank any more.
 void Engine::fail_op(const Op& op) {
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (error_) throw;  // it has been said: this one waited for what failed, or was aborted with it
+  }
   std::exception_ptr error = std::current_exception();
   try {
     try {
@@ -39,10 +43,12 @@ void Engine::fail_op(const Op& op) {
 }
 
 void Engine::run(const Op& op, Progress& progress, Round& round, const std::vector<const Progress*>& after) {
-  for (const Progress* other : after)
-    other->wait();
-  const auto start = std::chrono::steady_clock::now();
+  auto start = std::chrono::steady_clock::now();
   try {
+    for (const Progress* other : after) {
+      other->wait();
+    }
+    start = std::chrono::steady_clock::now();
     const bool uses_record = op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
     for (const Progress* other : after) {
       if (uses_record && other->read) other->read->payload();  // checks it

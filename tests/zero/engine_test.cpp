@@ -121,7 +121,7 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
   setup.placement.state = all_in(Tier::nvme);
   setup.directory = directory.path();
   train(setup);
-  ThreadGroup everybody(2);
+  ThreadGroup everybody(2, std::chrono::seconds(30));
   std::vector<std::string> failures(2);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < 2; ++rank) {

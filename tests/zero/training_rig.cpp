@@ -78,7 +78,7 @@ std::vector<Outcome> train(const Setup& setup) {
   const TemporaryDirectory directory;
   Setup placed = setup;
   if (placed.directory.empty()) placed.directory = directory.path();
-  ThreadGroup everybody(ranks_of(setup));
+  ThreadGroup everybody(ranks_of(setup), std::chrono::seconds(60));
   std::vector<Outcome> outcomes(everybody.size());
   std::vector<std::string> failures(everybody.size());
   std::vector<std::thread> threads;
