@@ -74,15 +74,23 @@ void Engine::require_alive() const {
 }
 
 void Engine::wait_exposed(Phase phase, const std::function<void()>& wait) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   try {
     wait();
   } catch (...) {
     require_alive();  // throws the first error, which may be another
     throw;
   }
-  exposed_[static_cast<std::size_t>(phase)] +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto end = std::chrono::steady_clock::now();
+  exposed_[static_cast<std::size_t>(phase)] += std::chrono::duration<double>(end - begin).count();
+  if (parts_.timeline != nullptr) parts_.timeline->add_wait(phase, begin, end);
+}
+
+void Engine::count(const Op& op, Timeline::Time begin, Timeline::Time end) {
+  Counter& counter = counters_[static_cast<std::size_t>(op.lane)];
+  counter.bytes += bytes_moved(op, parts_.plan.placement());
+  counter.nanoseconds += (end - begin).count();
+  if (parts_.timeline != nullptr) parts_.timeline->add(op, begin, end);
 }
 
 void Engine::issue(const Op& op, Progress& progress, Round& round) {
@@ -138,7 +146,8 @@ Lease::Memory Engine::take(const Visit& visit) {
     for (const Wait& wait : op.after)
       awaited(wait, now()).wait();
   });
-  now().ops[next_] = {.begun = open_uses_.emplace_back().promise.completion()};
+  now().ops[next_] = {.begun =
+                          open_uses_.emplace_back(OpenUse{&op, std::chrono::steady_clock::now()}).promise.completion()};
   ++next_;
   const DType dtype = units[op.unit].dtype;
   return {.unit = &units[op.unit],
@@ -157,7 +166,9 @@ void Engine::require_prepared(const Op& op) const {
 
 // Uses end in the order in which they began: what waits for one may count on those before it.
 void Engine::give_back(std::size_t use) {
-  open_uses_[use - first_open_use_].ended = true;
+  OpenUse& ended = open_uses_[use - first_open_use_];
+  ended.ended = true;
+  count(*ended.op, ended.begin, std::chrono::steady_clock::now());
   while (!open_uses_.empty() && open_uses_.front().ended) {
     open_uses_.front().promise.finish();
     open_uses_.pop_front();

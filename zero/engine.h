@@ -14,6 +14,7 @@
 #include "zero/mesh.h"
 #include "zero/plan/simulate.h"
 #include "zero/record_lane.h"
+#include "zero/timeline.h"
 
 namespace ballast {
 
@@ -24,6 +25,7 @@ struct EngineParts {
   kernels::Backend& backend;  // called by several lanes at once
   MemoryAccounts& accounts;
   offload::RecordStore* records = nullptr;  // where the program reads and writes tiles
+  Timeline* timeline = nullptr;             // where to note what ran when
   std::vector<offload::IoQueue*> queues{};  // of the records' drives
 };
 
@@ -88,6 +90,8 @@ class Engine {
     std::atomic<std::int64_t> nanoseconds = 0;
   };
   struct OpenUse {
+    const Op* op;
+    Timeline::Time begin;
     offload::Promise promise{};
     bool ended = false;
   };
@@ -101,6 +105,7 @@ class Engine {
   const Progress& awaited(const Wait& wait, const Round& round) const;
   void begin_round();
   void wait_all(const Round& round) const;
+  void count(const Op& op, Timeline::Time begin, Timeline::Time end);
   void wait_exposed(Phase phase, const std::function<void()>& wait);
   void require_alive() const;
   void require_prepared(const Op& op) const;

@@ -59,9 +59,7 @@ void Engine::run(const Op& op, Progress& progress, Round& round, const std::vect
   } catch (...) {
     fail_op(op);
   }
-  Counter& counter = counters_[static_cast<std::size_t>(op.lane)];
-  counter.bytes += bytes_moved(op, parts_.plan.placement());
-  counter.nanoseconds += (std::chrono::steady_clock::now() - start).count();
+  count(op, start, std::chrono::steady_clock::now());
 }
 
 // A step that is skipped reads, for the next one finds in memory what it would find after any other; and changes nothing.

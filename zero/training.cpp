@@ -50,7 +50,9 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
     : options_(options),
       groups_(std::move(groups)),
       plan_(std::move(model), plan_options(options, world, names_of(groups_))),
-      backend_(kernels::cpu_backend()) {
+      backend_(kernels::cpu_backend()),
+      rank_(world.rank()) {
+  if (options.keeps_timeline) timeline_.emplace();
   if (plan_.tiles_on_drive() > 0) records_.emplace(plan_, world, options.drives);
   mesh_ = make_mesh(world, plan_.placement());
   engine_.emplace(EngineParts{.plan = plan_,
@@ -58,7 +60,15 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
                               .backend = *backend_,
                               .accounts = accounts_,
                               .records = records_ ? &records_->store() : nullptr,
+                              .timeline = timeline_ ? &*timeline_ : nullptr,
                               .queues = records_ ? records_->queues() : std::vector<offload::IoQueue*>{}});
+}
+
+std::string Training::chrome_trace() const {
+  require(timeline_.has_value(), Code::bad_argument, [] {
+    return Problem{.what = "a trace was asked for of a training that keeps none", .needed = "keeps_timeline"};
+  });
+  return timeline_->to_chrome_trace(plan_.model(), rank_);
 }
 
 Lease Training::backward(std::size_t unit) {

@@ -29,6 +29,7 @@ struct TrainingOptions {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   double max_norm = optim::no_clipping;
+  bool keeps_timeline = false;  // of what ran when
 };
 
 // Used by one thread, its rank's trainer.
@@ -55,6 +56,7 @@ class Training {
   const MemoryAccounts& memory() const { return accounts_; }
   Ledger ledger() const { return ledger_of(plan_.program(), plan_.blocks().records()); }
   Engine& engine() { return *engine_; }
+  std::string chrome_trace() const;  // after engine().finish(), of a training that keeps a timeline
 
  private:
   StepOptions step_options(double loss_scale) const { return {groups_, options_.max_norm, loss_scale}; }
@@ -66,6 +68,8 @@ class Training {
   MemoryAccounts accounts_;
   std::optional<Records> records_;
   Mesh mesh_;
+  std::size_t rank_;
+  std::optional<Timeline> timeline_;
   std::optional<Engine> engine_;
 };
 

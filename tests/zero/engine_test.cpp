@@ -105,6 +105,21 @@ TEST_CASE("updates in backward refuse what they cannot do, and say when gradient
   CHECK(result.step == 1);
 }
 
+TEST_CASE("a trace has a row for each lane that was used, and every operation in it") {
+  Alone alone({.stage = 0, .keeps_timeline = true});
+  alone.training.initialise(first_parameters());
+  alone.use_all(1.0f);
+  alone.training.step();
+  alone.training.engine().finish();
+  const std::string trace = alone.training.chrome_trace();
+  CHECK(trace.front() == '[');
+  for (const char* row : {"compute", "reduce", "update"})
+    CHECK_THAT(trace, Contains("\"name\":\"" + std::string(row) + "\""));
+  CHECK_THAT(trace,
+             Contains("update second tile 0") && Contains("use first") && Contains("wait") && !Contains("gather"));
+  CHECK_THROWS_WITH(Alone().training.chrome_trace(), Contains("keeps_timeline"));
+}
+
 TEST_CASE("a loss scale is taken out again") {
   const auto norm = [](double scale) {
     Alone alone;

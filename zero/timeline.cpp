@@ -1,0 +1,71 @@
+#include "zero/timeline.h"
+
+#include <fmt/format.h>
+
+namespace ballast {
+namespace {
+
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += {'\\', c};
+    } else if (code < 0x20) {
+      result += fmt::format("\\u{:04x}", code);
+    } else {
+      result += c;
+    }
+  }
+  return result + "\"";
+}
+
+double microseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+std::string name_of_row(std::size_t rank, std::size_t lane) {
+  return fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}}}})", rank, lane,
+                     quoted(name(static_cast<Lane>(lane))));
+}
+
+}  // namespace
+
+Timeline::Timeline(std::size_t most_entries) : most_entries_(most_entries) {}
+
+void Timeline::add(Lane lane, const Entry& entry) {
+  std::vector<Entry>& entries = lanes_[static_cast<std::size_t>(lane)];
+  if (entries.size() < most_entries_) entries.push_back(entry);
+}
+
+void Timeline::add(const Op& op, Time begin, Time end) { add(op.lane, {&op, op.phase, begin, end}); }
+
+void Timeline::add_wait(Phase phase, Time begin, Time end) { add(Lane::compute, {nullptr, phase, begin, end}); }
+
+std::size_t Timeline::entries() const {
+  std::size_t entries = 0;
+  for (const auto& lane : lanes_)
+    entries += lane.size();
+  return entries;
+}
+
+std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) const {
+  std::string text =
+      fmt::format(R"([{{"ph":"M","pid":{},"name":"process_name","args":{{"name":"rank {}"}}}})", rank, rank);
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    if (!lanes_[lane].empty()) text += ",\n" + name_of_row(rank, lane);
+    for (const Entry& entry : lanes_[lane]) {
+      std::string label = entry.op == nullptr ? "wait" : std::string(name(entry.op->kind));
+      if (entry.op != nullptr && entry.op->unit != none) label += " " + model.units[entry.op->unit].name;
+      if (entry.op != nullptr && entry.op->tile != none) label += fmt::format(" tile {}", entry.op->tile);
+      text += fmt::format(
+          ",\n"
+          R"({{"ph":"X","pid":{},"tid":{},"cat":{},"name":{},"ts":{:.3f},"dur":{:.3f}}})",
+          rank, lane, quoted(name(entry.phase)), quoted(label), microseconds(entry.begin - start_),
+          microseconds(entry.end - entry.begin));
+    }
+  }
+  return text + "]\n";
+}
+
+}  // namespace ballast
