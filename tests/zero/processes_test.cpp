@@ -1,0 +1,96 @@
+// The same trainings on processes as ranks: with the bits of those on threads, and with a rank that is killed.
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include "tests/comm/process_groups.h"
+#include "tests/zero/training_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto view = std::as_bytes(std::span(bytes));
+  return {view.begin(), view.end()};
+}
+
+// Trains, and leaves a rank's last parameters in a file of its number.
+struct TrainingJob {
+  TrainingJob(const Setup& of, Way way)
+      : setup(of), meeting(of.placement.shards * of.placement.replicas, way, patient) {
+    if (setup.directory.empty()) setup.directory = directory.path();
+  }
+
+  void as_rank(std::size_t rank) const {
+    meeting.as_rank(rank, [&](Communicator& world) {
+      const Outcome outcome = train_rank(setup, world);
+      std::ofstream file(setup.directory / std::to_string(rank), std::ios::binary);
+      file.write(reinterpret_cast<const char*>(outcome.parameters.data()), std::ssize(outcome.parameters));
+    });
+  }
+
+  TemporaryDirectory directory;
+  Setup setup;
+  MeetingPlace meeting;
+};
+
+Setup on_drives(std::size_t ranks, std::size_t steps) {
+  Setup setup{.placement = placement_of_stage(3, ranks), .steps = steps};
+  setup.placement.state = all_in(Tier::nvme);
+  return setup;
+}
+
+}  // namespace
+
+TEST_CASE("processes as ranks give the bits of threads as ranks") {
+  for (const ProcessKind& kind : process_kinds()) {
+    CAPTURE(kind.name);
+    for (const Setup& setup : {Setup{.placement = placement_of_stage(0, 2)}, on_drives(3, 4)}) {
+      const TrainingJob job(setup, kind.way);
+      const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
+      {
+        Processes processes(ranks, [&](std::size_t rank) { job.as_rank(rank); });
+        CHECK(processes.failures() == Failures(ranks));
+      }
+      const std::vector<Outcome> expected = train(setup);
+      for (std::size_t rank = 0; rank < ranks; ++rank) {
+        CHECK((bytes_of(job.setup.directory / std::to_string(rank)) == expected[rank].parameters));
+      }
+    }
+  }
+}
+
+TEST_CASE("a killed rank ends the others with its name, and all go on from a step that all have") {
+  const Setup setup = on_drives(3, 400);
+  std::vector<std::unique_ptr<TrainingJob>> jobs;
+  for (const ProcessKind& kind : process_kinds()) {
+    CAPTURE(kind.name);
+    const TrainingJob& job = *jobs.emplace_back(std::make_unique<TrainingJob>(setup, kind.way));
+    {
+      Processes processes(3, [&](std::size_t rank) { job.as_rank(rank); });
+      while (!std::filesystem::exists(job.setup.directory / "test-rank-1" / "state.records"))
+        std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      processes.send(1, SIGKILL);
+      CHECK(processes.failure(1) == "signal 9");
+      for (const std::size_t survivor : {0u, 2u}) {
+        CHECK_THAT(processes.failure(survivor), Contains("B3301") && Contains("rank 1") && Contains("died"));
+      }
+    }
+    const TrainingJob again(job.setup, kind.way);  // in the same directory
+    Processes processes(3, [&](std::size_t rank) { again.as_rank(rank); });
+    CHECK(processes.failures() == Failures(3));
+  }
+  const std::vector<Outcome> expected = train(setup);
+  for (const auto& job : jobs) {
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      CHECK((bytes_of(job->setup.directory / std::to_string(rank)) == expected[rank].parameters));
+    }
+  }
+}
