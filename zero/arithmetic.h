@@ -4,7 +4,7 @@
 #include "kernels/backend.h"
 #include "zero/plan/plan.h"
 #include "zero/slots.h"
-#include "zero/step_numbers.h"
+#include "zero/step.h"
 
 namespace ballast {
 

@@ -73,7 +73,7 @@ void Engine::require_alive() const {
   });
 }
 
-void Engine::wait_exposed(Phase phase, const std::function<void()>& wait) {
+void Engine::wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait) {
   const auto begin = std::chrono::steady_clock::now();
   try {
     wait();
@@ -82,7 +82,9 @@ void Engine::wait_exposed(Phase phase, const std::function<void()>& wait) {
     throw;
   }
   const auto end = std::chrono::steady_clock::now();
-  exposed_[static_cast<std::size_t>(phase)] += std::chrono::duration<double>(end - begin).count();
+  const double seconds = std::chrono::duration<double>(end - begin).count();
+  exposed_[static_cast<std::size_t>(phase)] += seconds;
+  stalls_[static_cast<std::size_t>(lane)] += seconds;
   if (parts_.timeline != nullptr) parts_.timeline->add_wait(phase, begin, end);
 }
 
@@ -142,10 +144,9 @@ Lease::Memory Engine::take(const Visit& visit) {
                                          : "a step, as all units have been used"};
   });
   require_prepared(op);
-  wait_exposed(op.phase, [&] {
-    for (const Wait& wait : op.after)
-      awaited(wait, now()).wait();
-  });
+  for (const Wait& wait : op.after) {
+    wait_exposed(op.phase, program_.ops[wait.op].lane, [&] { awaited(wait, now()).wait(); });
+  }
   now().ops[next_] = {.begun =
                           open_uses_.emplace_back(OpenUse{&op, std::chrono::steady_clock::now()}).promise.completion()};
   ++next_;
@@ -217,15 +218,17 @@ StepResult Engine::step() {
   for (; next_ < program_.ops.size(); ++next_) {
     issue(program_.ops[next_], round.ops[next_], round);
   }
-  wait_exposed(Phase::step, [&] { round.ops[agreement].wait(); });
+  wait_exposed(Phase::step, op.lane, [&] { round.ops[agreement].wait(); });
   steps_ = round.numbers.number;
   begin_round();
+  const Metrics now = metrics();
+  round.result.metrics = now.since(std::exchange(at_last_step_, now));
   return round.result;
 }
 
 // What the next round reuses has to be over; nearly always it is.
 void Engine::begin_round() {
-  wait_exposed(Phase::step, [&] { wait_all(last()); });
+  wait_exposed(Phase::step, Lane::disk, [&] { wait_all(last()); });
   ++round_;
   next_ = 0;
   prepared_ = false;
@@ -239,18 +242,21 @@ void Engine::wait_all(const Round& round) const {
 
 void Engine::finish() {
   require_alive();
-  wait_exposed(Phase::step, [&] {
+  wait_exposed(Phase::step, Lane::disk, [&] {
     wait_all(last());
     wait_all(now());
   });
 }
 
-std::array<LaneUse, lane_count> Engine::lanes() const {
-  std::array<LaneUse, lane_count> uses;
-  for (std::size_t i = 0; i < lane_count; ++i) {
-    uses[i] = {counters_[i].bytes, static_cast<double>(counters_[i].nanoseconds) * 1e-9};
+Metrics Engine::metrics() const {
+  Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
+                  .stalls = stalls_,
+                  .exposed = exposed_};
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    metrics.bytes[lane] = counters_[lane].bytes;
+    metrics.busy[lane] = static_cast<double>(counters_[lane].nanoseconds) * 1e-9;
   }
-  return uses;
+  return metrics;
 }
 
 }  // namespace ballast

@@ -33,12 +33,6 @@ struct EngineParts {
 // parameters are kept whole.
 using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
 
-// What lanes did since the engine began.
-struct LaneUse {
-  std::size_t bytes = 0;
-  double seconds = 0;
-};
-
 // Used by one thread, its rank's trainer. When anything fails, on any lane, its peers' communicators are aborted and every
 // later call throws the first error: state on drives is then that of the last step that was committed.
 class Engine {
@@ -64,10 +58,7 @@ class Engine {
   bool prepared() const { return prepared_; }
   std::uint64_t steps() const { return steps_; }
 
-  std::array<LaneUse, lane_count> lanes() const;  // of what is done by now
-  const std::array<double, phase_count>& exposed() const {
-    return exposed_;
-  }  // seconds that the trainer waited, by phase
+  Metrics metrics() const;  // since the engine was made
 
  private:
   // How far an operation has come.
@@ -106,7 +97,7 @@ class Engine {
   void begin_round();
   void wait_all(const Round& round) const;
   void count(const Op& op, Timeline::Time begin, Timeline::Time end);
-  void wait_exposed(Phase phase, const std::function<void()>& wait);
+  void wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait);
   void require_alive() const;
   void require_prepared(const Op& op) const;
   Round& now() { return rounds_[round_ % 2]; }
@@ -150,7 +141,10 @@ class Engine {
   std::uint64_t steps_ = 0;
   std::deque<OpenUse> open_uses_;
   std::size_t first_open_use_ = 0;  // its number, counted from the first round on
+  Timeline::Time made_ = std::chrono::steady_clock::now();
   std::array<double, phase_count> exposed_{};
+  std::array<double, lane_count> stalls_{};
+  Metrics at_last_step_{};
   std::array<Counter, lane_count> counters_;
 
   mutable std::mutex error_mutex_;

@@ -120,6 +120,27 @@ TEST_CASE("a trace has a row for each lane that was used, and every operation in
   CHECK_THROWS_WITH(Alone().training.chrome_trace(), Contains("keeps_timeline"));
 }
 
+TEST_CASE("a step says what its lanes moved, and what the trainer waited for") {
+  Alone alone;
+  alone.training.initialise(first_parameters());
+  for (int step = 0; step < 3; ++step) {
+    alone.use_all(1.0f);
+    alone.training.step();
+    alone.training.engine().finish();
+  }
+  alone.use_all(1.0f);
+  const Metrics metrics = alone.training.step().metrics;
+  const auto at = [](Lane lane) { return static_cast<std::size_t>(lane); };
+  CHECK(metrics.bytes[at(Lane::reduce)] ==
+        2 * (2 * 256 + 512));  // gradients cleared, read for the norm; one rank sends none
+  CHECK(metrics.bytes[at(Lane::disk)] == 0);
+  CHECK(metrics.busy[at(Lane::compute)] > 0.0);
+  CHECK(metrics.stalls[at(Lane::reduce)] > 0.0);
+  CHECK(metrics.exposed[2] > 0.0);
+  CHECK(metrics.seconds > 0.0);
+  CHECK_THAT(to_text(metrics), Contains("reduce") && !Contains("disk"));
+}
+
 TEST_CASE("a loss scale is taken out again") {
   const auto norm = [](double scale) {
     Alone alone;

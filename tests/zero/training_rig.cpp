@@ -60,9 +60,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   }
   training.engine().finish();
   count_moves(training, setup.steps - outcome.began_at, outcome);
-  for (std::size_t lane = 0; lane < lane_count; ++lane) {
-    outcome.moved_bytes[lane] = training.engine().lanes()[lane].bytes;
-  }
+  outcome.moved_bytes = training.engine().metrics().bytes;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     add_bytes(model.units[unit], training.forward(unit), outcome.parameters);
   }

@@ -1,0 +1,35 @@
+#include "zero/step.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+
+Metrics Metrics::since(const Metrics& before) const {
+  Metrics difference = *this;
+  difference.seconds -= before.seconds;
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    difference.bytes[lane] -= before.bytes[lane];
+    difference.busy[lane] -= before.busy[lane];
+    difference.stalls[lane] -= before.stalls[lane];
+  }
+  for (std::size_t phase = 0; phase < phase_count; ++phase) {
+    difference.exposed[phase] -= before.exposed[phase];
+  }
+  return difference;
+}
+
+std::string to_text(const Metrics& metrics) {
+  std::string text = fmt::format("{:<10}{:>12}{:>10}{:>12}{:>10}\n", "lane", "bytes", "busy ms", "GB/s", "stalls ms");
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    const double busy = metrics.busy[lane];
+    if (busy == 0.0) continue;
+    text += fmt::format("{:<10}{:>12}{:>10.1f}{:>12.2f}{:>10.1f}\n", name(static_cast<Lane>(lane)),
+                        human_bytes(metrics.bytes[lane]), busy * 1e3,
+                        static_cast<double>(metrics.bytes[lane]) / busy / 1e9, metrics.stalls[lane] * 1e3);
+  }
+  return text;
+}
+
+}  // namespace ballast

@@ -1,0 +1,52 @@
+// What a step is made with, and what comes of it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "optim/decision.h"
+#include "optim/rule.h"
+#include "zero/plan/simulate.h"
+
+namespace ballast {
+
+struct StepOptions {
+  std::span<const optim::Rule> groups;  // by parameter group; read before the call returns
+  double max_norm = optim::no_clipping;
+  double loss_scale = 1.0;  // the one that the step's gradients were made with
+};
+
+// What lanes did, and what the trainer waited for. Counted when an operation has ended: the last updates of a step are the
+// next one's, where they go on beside its forward pass.
+struct Metrics {
+  double seconds = 0;
+  std::array<std::size_t, lane_count> bytes{};  // by lane: moved, or gone through
+  std::array<double, lane_count> busy{};        // seconds, by lane
+  std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane of what it waited for
+  std::array<double, phase_count> exposed{};    // the same, by phase
+
+  Metrics since(const Metrics& before) const;
+};
+
+std::string to_text(const Metrics& metrics);  // a line for each lane that was used
+
+struct StepResult {
+  bool skipped = false;
+  double norm = 0.0;       // of the averaged, unscaled gradients, before clipping
+  std::uint64_t step = 0;  // updates made so far
+  std::string reason{};    // why it was skipped, and which parameter was the first to be wrong
+  Metrics metrics{};       // since the step before
+};
+
+// Written before the updates that wait for it, read by them.
+struct StepNumbers {
+  std::uint64_t number = 0;  // updates made, this one included
+  bool skip = false;
+  std::vector<kernels::GroupStep> groups{};
+};
+
+}  // namespace ballast
