@@ -18,13 +18,26 @@ std::vector<std::int64_t> said_by_all(Communicator& world, std::int64_t mine) {
   return values;
 }
 
-void require_all_or_none(const std::vector<std::int64_t>& found, const std::string& run) {
-  const auto missing = std::ranges::find(found, 0);
-  require(missing == found.end() || std::ranges::count(found, 0) == std::ssize(found), Code::bad_record, [&] {
+// How far a rank's records have come.
+enum class Has : std::int64_t { nothing, files, first_step, steps };
+
+Has what_there_is(const offload::RecordStore& store) {
+  constexpr std::uint64_t made = 1;  // the generation of a store that was never filled
+  if (store.generation() == made) return Has::files;
+  return store.step() == 0 ? Has::first_step : Has::steps;
+}
+
+// Whether all have something to go on from. A run that was killed while it began has nothing; one of whose ranks is lost
+// has.
+bool can_go_on(const std::vector<std::int64_t>& by_rank, const std::string& run) {
+  const auto least = std::ranges::min_element(by_rank);
+  const bool whole = *least >= static_cast<std::int64_t>(Has::first_step);
+  require(whole || std::ranges::count(by_rank, static_cast<std::int64_t>(Has::steps)) == 0, Code::bad_record, [&] {
     return Problem{.what = fmt::format("run {} is on the drives of some ranks only", run),
-                   .where = fmt::format("rank {} has nothing of it", missing - found.begin()),
+                   .where = fmt::format("rank {} has nothing of it", least - by_rank.begin()),
                    .remedy = "Give every rank its own directories again, or begin a run of another name."};
   });
+  return whole;
 }
 
 }  // namespace
@@ -48,22 +61,17 @@ Records::Records(const Plan& plan, Communicator& world, const RecordOptions& opt
     store_.emplace(offload::RecordStore::scratch(shape, drives_, files));
     return;
   }
-  const auto there = said_by_all(world, std::filesystem::exists(drives_.front().directory / "state.records") ? 1 : 0);
-  require_all_or_none(there, options.run);
-  if (there.front() == 1) {
-    find(shape, world, files);
-  } else {
-    store_.emplace(offload::RecordStore::create(shape, drives_, files));
-  }
+  const bool there = std::filesystem::exists(drives_.front().directory / "state.records");
+  store_.emplace(there ? offload::RecordStore::open(shape, drives_, files)
+                       : offload::RecordStore::create(shape, drives_, files));
+  const Has mine = there ? what_there_is(*store_) : Has::nothing;
+  found_ = can_go_on(said_by_all(world, static_cast<std::int64_t>(mine)), options.run);
+  if (found_) go_to_common_step(shape, world, files);
 }
 
 // A rank may have committed one step more than another when a run ended; it has the step before as well.
-void Records::find(const offload::RecordShape& shape, Communicator& world, const offload::StoreOptions& options) {
-  constexpr std::uint64_t made = 1;  // the generation of a store that was made and never filled
-  store_.emplace(offload::RecordStore::open(shape, drives_, options));
-  const auto filled = said_by_all(world, store_->generation() > made ? 1 : 0);
-  found_ = std::ranges::count(filled, 0) == 0;
-  if (!found_) return;  // killed before it had begun
+void Records::go_to_common_step(const offload::RecordShape& shape, Communicator& world,
+                                const offload::StoreOptions& options) {
   const auto steps = said_by_all(world, static_cast<std::int64_t>(store_->step()));
   const auto common = static_cast<std::uint64_t>(*std::ranges::min_element(steps));
   if (store_->step() == common) return;

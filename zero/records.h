@@ -23,7 +23,7 @@ struct RecordOptions {
 // Used by one thread at a time. All ranks make theirs together.
 class Records {
  public:
-  // Opens the newest step that all ranks have, if any of them has the run; else makes new files.
+  // Opens the newest step that all ranks have, if the run has begun; else makes new files.
   Records(const Plan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }
@@ -31,7 +31,7 @@ class Records {
   bool found() const { return found_; }
 
  private:
-  void find(const offload::RecordShape& shape, Communicator& world, const offload::StoreOptions& options);
+  void go_to_common_step(const offload::RecordShape& shape, Communicator& world, const offload::StoreOptions& options);
 
   std::vector<offload::RunDirectory> kept_;
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;
