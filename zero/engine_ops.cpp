@@ -59,15 +59,18 @@ void Engine::run(const Op& op, Progress& progress, Round& round, const std::vect
 }
 
 // A step that is skipped reads, for the next one finds in memory what it would find after any other; and changes nothing.
+// Only what changes something comes after the decision, and may ask for it.
 void Engine::run_in_step(const Op& op, Progress& progress, Round& round) {
-  if (round.numbers.skip) {
-    switch (op.kind) {
-      case OpKind::update:
-      case OpKind::write:
-      case OpKind::keep: return;
-      case OpKind::commit: return records_->abandon();
-      default: break;
-    }
+  switch (op.kind) {
+    case OpKind::update:
+    case OpKind::write:
+    case OpKind::keep:
+      if (round.numbers.skip) return;
+      break;
+    case OpKind::commit:
+      if (round.numbers.skip) return records_->abandon();
+      break;
+    default: break;
   }
   run_any(op, progress, round);
 }
