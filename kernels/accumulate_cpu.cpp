@@ -4,6 +4,14 @@
 
 namespace ballast::kernels {
 
+void begin_sum(const Cpu& cpu, const ConstView& from, const View& into) {
+  check_accumulate(from, into);
+  const Stores stores = stores_for(into.bytes());
+  each_piece(cpu.threads, from.count(), [&](std::size_t first, std::size_t count) {
+    cpu.walks.begin_sum(numbers(from, first, count), numbers(into, first, count), stores);
+  });
+}
+
 void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into) {
   check_accumulate(from, into);
   each_piece(cpu.threads, from.count(), [&](std::size_t first, std::size_t count) {

@@ -1,4 +1,4 @@
-// What accumulate does to one element.
+// What accumulate and begin_sum do to one element.
 #pragma once
 
 #include "kernels/number_format.h"
@@ -9,6 +9,12 @@ namespace ballast::kernels {
 template <class F>
 constexpr F accumulated(F into, F from, F scale) {
   return one_nan(fma(scale, from, into));
+}
+
+// What accumulated() makes of 0.
+template <class F>
+constexpr F begun(F from) {
+  return accumulated(F(0.0f), from, F(1.0f));
 }
 
 }  // namespace ballast::kernels

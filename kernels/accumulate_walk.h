@@ -1,8 +1,8 @@
-// The CPU walk of into += scale * from, for any width of lanes S.
+// The CPU walks of into += scale * from, and of a sum's beginning, for any width of lanes S.
 #pragma once
 
 #include "kernels/accumulate_math.h"
-#include "kernels/number_walk.h"
+#include "kernels/cast_walk.h"
 
 namespace ballast::kernels {
 
@@ -32,6 +32,26 @@ void accumulate_walk(const ConstNumbers& from, float scale, const Numbers& into)
         accumulate_vectors<S, From, Into>(last_source.at, scale, last_target.at, S::width);
         std::memcpy(target + whole, last_target.at, rest * sizeof(typename Into::Stored));
       }
+    });
+  });
+}
+
+// A format whose numbers are added to zero before they are stored.
+template <class Format>
+struct AddedToZero {
+  using Stored = typename Format::Stored;
+  template <class F>
+  static constexpr BitsOf<F> encode(F x) {
+    return Format::encode(begun(x));
+  }
+};
+
+// Both have the same count.
+template <class S>
+void begin_sum_walk(const ConstNumbers& from, const Numbers& into, Stores stores) {
+  with_format(from.dtype, [&]<class From>(From) {
+    with_format(into.dtype, [&]<class Into>(Into) {
+      cast_numbers<S, From, AddedToZero<Into>>(elements<From>(from), elements<Into>(into), from.count, stores);
     });
   });
 }

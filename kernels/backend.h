@@ -29,6 +29,9 @@ class Backend {
 
   virtual void fill(const View& to, float value) = 0;
 
+  // into = from, as accumulate() leaves it on zeros, which are not read: -0 becomes 0.
+  virtual void begin_sum(const ConstView& from, const View& into) = 0;
+
   // into += scale * from, in fp32, then rounded to the format of `into`.
   virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 

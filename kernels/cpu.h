@@ -17,6 +17,7 @@ struct Cpu {
 void update(const Cpu& cpu, const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
 void cast(const Cpu& cpu, const ConstView& from, const View& to);
 void fill(const Cpu& cpu, const View& to, float value);
+void begin_sum(const Cpu& cpu, const ConstView& from, const View& into);
 void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into);
 void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into);
 void first_non_finite(const Cpu& cpu, const ConstView& values, std::uint64_t first_index, std::uint64_t* first);

@@ -27,6 +27,7 @@ void update(const Cuda& cuda, const UpdateTile& tile, std::span<const Run> runs,
 void cast(const Cuda& cuda, const CastTask& task);
 void cast_all(const Cuda& cuda, std::span<const CastTask> tasks);
 void fill(const Cuda& cuda, const Numbers& to, float value);
+void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into);
 void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into);
 void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into);
 void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_t first_index, std::uint64_t* first);

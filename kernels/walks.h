@@ -13,6 +13,7 @@ struct Walks {
   void (*update)(const UpdateTile& tile, const GroupStep& step);
   void (*cast)(const ConstNumbers& from, const Numbers& to, Stores stores);
   void (*fill)(const Numbers& to, float value, Stores stores);
+  void (*begin_sum)(const ConstNumbers& from, const Numbers& into, Stores stores);
   void (*accumulate)(const ConstNumbers& from, float scale, const Numbers& into);
   void (*sum_of_squares)(const ConstNumbers& values, double* sum_of_each_group);
   std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count where there is none

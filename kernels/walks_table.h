@@ -17,6 +17,7 @@ constexpr Walks walks_of() {
   return {.update = &update_run<S>,
           .cast = &cast_walk<S>,
           .fill = &fill_walk<S>,
+          .begin_sum = &begin_sum_walk<S>,
           .accumulate = &accumulate_walk<S>,
           .sum_of_squares = &sum_of_squares_walk<S>,
           .first_non_finite = &first_non_finite_walk<S>,

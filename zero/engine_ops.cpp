@@ -107,9 +107,10 @@ void Engine::reduce(const Op& op) {
   const DType dtype = is_partial(op) ? DType::fp32 : parts_.plan.model().units[op.unit].dtype;
   const View from = slots_.view(op.from, dtype);
   const View to = slots_.view(op.to, DType::fp32);
+  Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+  if (group.size() == 1) return parts_.backend.begin_sum(from, to);
   parts_.backend.fill(to, 0.0f);
-  op.ranks == Ranks::shard_group ? parts_.mesh.reduce->reduce_scatter(from, to)
-                                 : parts_.mesh.replicas->all_reduce(from, to);
+  op.ranks == Ranks::shard_group ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
 }
 
 // What comes from another reduction is summed in fp32 already.

@@ -18,7 +18,7 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 
 enable_language(CUDA)
-find_package(CUDAToolkit REQUIRED)
+ballast_find(CUDAToolkit REQUIRED)
 set(BALLAST_HAS_CUDA ON)
 
 if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know that nvcc has C++20

@@ -1,5 +1,5 @@
-# ballast_find_nccl() and ballast_find_cublas(): the targets nvidia::nccl and nvidia::cublas, where CUDA is built and the
-# library is there; the caller asks if(TARGET ...). Nothing is downloaded.
+# ballast_find_nccl() and ballast_find_cublas(): the targets nvidia::nccl and nvidia::cublas, where CUDAToolkit was found
+# and the library is there; the caller asks if(TARGET ...). Nothing is downloaded.
 #
 # Looked for in BALLAST_NVIDIA_WHEELS, in the CUDA toolkit, in the system, and last in the PyPI wheels that the Python on
 # the PATH has (nvidia-nccl-cu13, nvidia-cublas; a pip-installed torch brings both). Wheels have lib*.so.N, but no plain
@@ -17,7 +17,7 @@ endfunction()
 
 function(ballast_find_nvidia name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "HEADER;SO_VERSION" "")
-  if(NOT BALLAST_HAS_CUDA OR TARGET nvidia::${name})
+  if(NOT CUDAToolkit_FOUND OR TARGET nvidia::${name})
     return()
   endif()
   ballast_nvidia_folders(chosen ${name} "${BALLAST_NVIDIA_WHEELS}/nvidia")

@@ -1,4 +1,4 @@
-// fill and accumulate.
+// fill, accumulate, and the beginning of a sum.
 #include <bit>
 
 #include "tests/kernels/device_backends.h"
@@ -77,6 +77,42 @@ void sums_of_few(TestBackend& on) {
 
 void sums_of_many(TestBackend& on) { check_accumulate_of(on, 200'003); }
 
+Patterns begin_sum_on(TestBackend& on, const Patterns& from, DType dtype, DType into_dtype) {
+  const Placed source(on, from, dtype, from.size() % 3);
+  const Placed target(on, Patterns(from.size(), 0x1234), into_dtype, from.size() % 5);
+  on.kernels().begin_sum(source.view(), target.view());
+  return target.read();
+}
+
+Patterns accumulate_on_zeros(const Patterns& from, DType dtype, DType into_dtype) {
+  const std::vector<std::byte> source = packed(from, dtype);
+  std::vector<std::byte> target = packed(Patterns(from.size()), into_dtype);
+  plain_backend().accumulate({source.data(), from.size(), dtype}, 1.0f, {target.data(), from.size(), into_dtype});
+  return unpacked(target, into_dtype);
+}
+
+void check_begin_sum_of(TestBackend& on, std::size_t count) {
+  for (const DType from : floating_dtypes) {
+    for (const DType into : floating_dtypes) {
+      const Patterns source = any_patterns(from, count, 5);
+      if (begin_sum_on(on, source, from, into) != accumulate_on_zeros(source, from, into)) {
+        FAIL("other bits than sums with zero: " << count << " elements of " << name(from) << " in " << name(into));
+      }
+    }
+  }
+}
+
+void begun_sums_of_few(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; ++count) {
+    check_begin_sum_of(on, count);
+  }
+}
+
+void begun_sums_of_many(TestBackend& on) {
+  check_begin_sum_of(on, 200'003);
+  check_begin_sum_of(on, 1'100'000);  // fp32 goes past the caches
+}
+
 bool is_rounded_sum(double exact_in_fp32, DType into, std::uint32_t result) {
   return std::isnan(exact_in_fp32) ? std::isnan(value_of(into, result))
                                    : result == nearest_pattern(into, exact_in_fp32);
@@ -89,14 +125,17 @@ TEST_CASE("fills give the same bits from any number of threads") { on_every_cpu(
 TEST_CASE("bytes are filled with whole numbers") { on_every_isa(bytes_are_filled); }
 TEST_CASE("sums of 0 to 1,100 elements give the same bits on every instruction set") { on_every_isa(sums_of_few); }
 TEST_CASE("sums give the same bits from any number of threads") { on_every_cpu(sums_of_many); }
+TEST_CASE("sums begin as if on zeros, on every instruction set") { on_every_isa(begun_sums_of_few); }
+TEST_CASE("sums begin with the same bits from any number of threads") { on_every_cpu(begun_sums_of_many); }
 
 TEST_CASE("CUDA's threads fill and accumulate as the CPU does") {
-  for (auto* const test : {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many}) {
+  for (auto* const test : {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA fills and accumulates as the CPU does", "[gpu]") {
-  for (auto* const test : {fills_of_few, fills_of_many, bytes_are_filled, sums_of_few, sums_of_many}) {
+  for (auto* const test : {fills_of_few, fills_of_many, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few,
+                           begun_sums_of_many}) {
     on_cuda(test);
   }
 }

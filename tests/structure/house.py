@@ -82,4 +82,5 @@ DEVELOPER_PATH = r"(?<![\w.$}])/(?:home|Users|root|work|workspace|mnt)/\w"
 SIZED_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt", ""}
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 TEXT_SUFFIXES = SIZED_SUFFIXES | {".md", ".json", ".toml", ".supp", ".sh", ".yml"}
-IGNORED_FOLDERS = {"build", "__pycache__", "node_modules", ".git", ".cache", ".venv", ".pytest_cache"}
+# Folders, and what is a file where git keeps several working trees.
+IGNORED = {"build", "__pycache__", "node_modules", ".git", ".cache", ".venv", ".pytest_cache"}

@@ -25,8 +25,8 @@ class Tree:
     def __init__(self, root: Path):
         self.files: dict[str, str] = {}
         for folder, folders, names in os.walk(root):
-            folders[:] = sorted(set(folders) - house.IGNORED_FOLDERS)
-            for name in sorted(names):
+            folders[:] = sorted(set(folders) - house.IGNORED)
+            for name in sorted(set(names) - house.IGNORED):
                 path = Path(folder, name)
                 if path.suffix in house.TEXT_SUFFIXES and not path.is_symlink():
                     self.files[path.relative_to(root).as_posix()] = path.read_text(errors="replace")

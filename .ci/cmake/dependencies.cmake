@@ -1,0 +1,8 @@
+# ballast_find(NAME [REQUIRED] [QUIET]): find_package(), which who uses an installed Ballast has to do again.
+
+macro(ballast_find name)
+  find_package(${name} ${ARGN})
+  if(${name}_FOUND)
+    set_property(GLOBAL APPEND PROPERTY BALLAST_DEPENDENCIES ${name})
+  endif()
+endmacro()

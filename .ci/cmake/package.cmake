@@ -1,0 +1,35 @@
+# What `cmake --install` leaves behind: libraries, headers at their paths, and what find_package(ballast) reads.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
+set(header_folder ${CMAKE_INSTALL_INCLUDEDIR}/ballast)
+
+# What users link: ballast::ballast is all of it.
+set(libraries ballast)
+foreach(name runtime kernels offload optim comm plan zero)
+  set_target_properties(ballast_${name} PROPERTIES EXPORT_NAME ${name})
+  list(APPEND libraries ballast_${name})
+endforeach()
+install(TARGETS ${libraries} EXPORT ballast INCLUDES DESTINATION ${header_folder})
+install(EXPORT ballast FILE ballastTargets.cmake NAMESPACE ballast:: DESTINATION ${config_folder})
+
+# The walks are for compiling the libraries only, and cuda_check.h and checksum_walk.h need headers that are not ours.
+install(DIRECTORY kernels offload optim zero DESTINATION ${header_folder}
+  FILES_MATCHING PATTERN "*.h"
+  PATTERN "*_walk.h" EXCLUDE
+  PATTERN "cuda_check.h" EXCLUDE)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+get_property(dependencies GLOBAL PROPERTY BALLAST_DEPENDENCIES)
+list(REMOVE_DUPLICATES dependencies)
+configure_package_config_file(.ci/cmake/ballastConfig.cmake.in ballastConfig.cmake INSTALL_DESTINATION ${config_folder}
+  NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+write_basic_package_version_file(ballastConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/ballastConfig.cmake
+  ${PROJECT_BINARY_DIR}/ballastConfigVersion.cmake
+  .ci/cmake/FindNccl.cmake
+  .ci/cmake/FindUring.cmake
+  .ci/cmake/nvidia_packages.cmake
+  DESTINATION ${config_folder})

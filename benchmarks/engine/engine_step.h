@@ -1,0 +1,25 @@
+// A step through the engine, by a trainer who does nothing with what it is lent.
+#pragma once
+
+#include "benchmarks/engine/model.h"
+#include "zero/comm/communicator.h"
+#include "zero/engine.h"
+
+namespace ballast::benchmarks {
+
+class EngineStep {
+ public:
+  EngineStep(const Shape& shape, std::size_t elements, int threads);
+
+  void take();  // forward, backward and the step, until all of it is done
+
+ private:
+  Plan plan_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<Communicator> world_;
+  Mesh mesh_;
+  MemoryAccounts accounts_;
+  Engine engine_;
+};
+
+}  // namespace ballast::benchmarks
