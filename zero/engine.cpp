@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ranges>
 
 namespace ballast {
 namespace {
@@ -238,8 +237,9 @@ void Engine::begin_round() {
 
 // From the end, so that this thread is woken once for each lane, not once for each operation.
 void Engine::wait_all(const Round& round) const {
-  for (const Progress& progress : std::views::reverse(round.ops))
-    progress.wait();
+  for (std::size_t op = round.ops.size(); op-- > 0;) {
+    round.ops[op].wait();
+  }
 }
 
 void Engine::finish() {
