@@ -13,7 +13,7 @@ LaneThread::~LaneThread() {
 
 offload::Completion LaneThread::add(std::function<void()> work) {
   Task task{std::move(work), {}};
-  const offload::Completion completion = task.promise.completion();
+  offload::Completion completion = task.promise.completion();
   {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));
