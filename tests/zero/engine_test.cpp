@@ -156,14 +156,14 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
   setup.placement.state = all_in(Tier::nvme);
   setup.directory = directory.path();
   train(setup);
-  ThreadGroup everybody(2, std::chrono::seconds(30));
+  ThreadGroup group(2, std::chrono::seconds(30));
   std::vector<std::string> failures(2);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto backend = kernels::cpu_backend({.threads = 1});
-        const auto world = thread_communicator(everybody, rank, *backend);
+        const auto world = thread_communicator(group, rank, *backend);
         TrainingOptions options{.stage = 3,
                                 .state = all_in(Tier::nvme),
                                 .drives = {.directories = {directory.path()}, .run = "test"},
