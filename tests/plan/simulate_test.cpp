@@ -118,7 +118,12 @@ TEST_CASE("a higher stage and a lower tier need less memory on the device") {
 TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses what there is") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.03});
-  ChoiceInput input{.model = model, .machine = fast_machine(), .work = work, .ranks = 4, .names = optim::AdamW::state};
+  ChoiceInput input{.model = model,
+                    .machine = fast_machine(),
+                    .work = work,
+                    .ranks = 4,
+                    .names = optim::AdamW::state,
+                    .tile_elements = std::size_t{1} << 20};
   const Choice roomy = choose(input);
   CHECK(roomy.placement.state == all_in(Tier::device));
   CHECK(fits(roomy.ledger, input.machine));
@@ -140,8 +145,13 @@ TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses
 TEST_CASE("where nothing fits, the error says what is short and what would fit") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());
-  ChoiceInput input{
-      .model = model, .machine = fast_machine(), .work = work, .ranks = 2, .stage = 0, .names = optim::AdamW::state};
+  ChoiceInput input{.model = model,
+                    .machine = fast_machine(),
+                    .work = work,
+                    .ranks = 2,
+                    .stage = 0,
+                    .names = optim::AdamW::state,
+                    .tile_elements = std::size_t{1} << 20};
   input.machine.bytes = {40 * gib, 60 * gib, 0};
   CHECK_THROWS_WITH(choose(input), Contains("B2004") && Contains("device") && Contains("reduced") &&
                                        Contains("would fit") && Contains("stage 3"));
@@ -153,8 +163,12 @@ TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this m
   const Model model = llama(llama_70b);
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.02});
   for (const std::size_t ranks : {8u, 1024u}) {
-    ChoiceInput input{
-        .model = model, .machine = fast_machine(), .work = work, .ranks = ranks, .names = optim::AdamW::state};
+    ChoiceInput input{.model = model,
+                      .machine = fast_machine(),
+                      .work = work,
+                      .ranks = ranks,
+                      .names = optim::AdamW::state,
+                      .tile_elements = std::size_t{1} << 20};
     Placement placement = placement_of_stage(3, ranks);
     placement.state = all_in(Tier::nvme);
     const Choice choice = price(input, placement);

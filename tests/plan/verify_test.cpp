@@ -163,7 +163,7 @@ TEST_CASE("the verifier names what is wrong") {
                           }),
              Contains("waits for what comes later"));
   CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not what the trace has next"));
-  CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }), Contains("updates 512 bytes"));
+  CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }), Contains("tile 1, which the model has not"));
 }
 
 TEST_CASE("no rank overwrites what another may still need to go back to") {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/comm/process_groups.h"
+#include "tests/zero/progress_pipe.h"
 #include "tests/zero/training_rig.h"
 
 using namespace ballast;
@@ -67,22 +68,24 @@ TEST_CASE("processes as ranks give the bits of threads as ranks") {
 }
 
 TEST_CASE("a killed rank ends the others with its name, and all go on from a step that all have") {
-  const Setup setup = on_drives(3, 400);
+  const Setup setup = on_drives(3, 60);
   std::vector<std::unique_ptr<TrainingJob>> jobs;
   for (const ProcessKind& kind : process_kinds()) {
     CAPTURE(kind.name);
-    const TrainingJob& job = *jobs.emplace_back(std::make_unique<TrainingJob>(setup, kind.way));
+    TrainingJob& job = *jobs.emplace_back(std::make_unique<TrainingJob>(setup, kind.way));
     {
+      ProgressPipe progress;
+      job.setup.progress = progress.writing_end();
       Processes processes(3, [&](std::size_t rank) { job.as_rank(rank); });
-      while (!std::filesystem::exists(job.setup.directory / "test-rank-1" / "state.records"))
-        std::this_thread::yield();
-      std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      progress.close_writing();
+      progress.wait_for_steps(5);
       processes.send(1, SIGKILL);
       CHECK(processes.failure(1) == "signal 9");
       for (const std::size_t survivor : {0u, 2u}) {
         CHECK_THAT(processes.failure(survivor), Contains("B3301") && Contains("rank 1") && Contains("died"));
       }
     }
+    job.setup.progress = -1;
     const TrainingJob again(job.setup, kind.way);  // in the same directory
     Processes processes(3, [&](std::size_t rank) { again.as_rank(rank); });
     CHECK(processes.failures() == Failures(3));

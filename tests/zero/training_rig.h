@@ -17,6 +17,7 @@ struct Setup {
   double loss_scale = 1.0;
   std::size_t steps = 4;
   std::size_t poisoned_step = none;   // whose gradients are not finite on rank 0
+  int progress = -1;                  // a pipe: rank 0 writes a byte after each step
   std::filesystem::path directory{};  // of a run that is kept; else one of its own
 };
 

@@ -95,7 +95,15 @@ class Follower {
     where_ = round;
   }
 
+  bool exists(const Op& op) {
+    const bool unit = op.unit == none || op.unit < in_.model.units.size();
+    const bool tile = unit && (op.tile == none || (op.unit != none && op.tile < layout(op.unit).tiles.size()));
+    if (!tile) complain("names unit {} tile {}, which the model has not", op.unit, op.tile);
+    return tile;
+  }
+
   void follow(const Op& op) {
+    if (!exists(op)) return;
     switch (op.kind) {
       case OpKind::clear: return contents_.write(op.to, {Meaning::no_gradients, op.unit});
       case OpKind::read: return read(op, true);
