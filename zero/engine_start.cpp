@@ -97,13 +97,7 @@ std::span<std::byte> Engine::memory_for_record() const {
 void Engine::run_entry() {
   Round entry{.ops = std::vector<Progress>(program_.entry.size())};
   for (std::size_t i = 0; i < program_.entry.size(); ++i) {
-    const Op& op = program_.entry[i];
-    std::vector<const Progress*> after;
-    for (const Wait& wait : op.after)
-      after.push_back(&entry.ops[wait.op]);
-    Progress& progress = entry.ops[i];
-    progress.begun = lanes_[static_cast<std::size_t>(op.lane)]->add(
-        [this, &op, &progress, &entry, after] { run(op, progress, entry, after); });
+    issue(program_.entry[i], entry.ops[i], entry);
   }
   wait_all(entry);
   for (const Progress& progress : entry.ops) {

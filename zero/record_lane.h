@@ -23,7 +23,6 @@ class RecordLane {
 
   // Where a tile's block begins in the memory of its record.
   std::span<std::byte> block(std::span<std::byte> record) const { return store_.payload(record); }
-  std::size_t record_bytes() const { return store_.record_bytes(); }
   offload::PendingRead read(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
   offload::Completion write(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
 

@@ -3,12 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "kernels/runtime/error.h"
+#include "offload/checksum.h"
 
 namespace ballast {
 namespace {
+
+// The same in every build and on every machine: it stands in the files.
+std::uint64_t run_id_of(const std::string& run, std::size_t rank) {
+  return offload::checksum(std::as_bytes(std::span(run)), rank);
+}
 
 // What every rank says, by rank.
 std::vector<std::int64_t> said_by_all(Communicator& world, std::int64_t mine) {
@@ -45,7 +50,7 @@ bool can_go_on(const std::vector<std::int64_t>& by_rank, const std::string& run)
 Records::Records(const Plan& plan, Communicator& world, const RecordOptions& options) {
   require(!options.directories.empty(), Code::bad_argument,
           [] { return Problem{.what = "state was to be kept on drives", .needed = "the directories to keep it in"}; });
-  const std::uint64_t run_id = std::hash<std::string>{}(fmt::format("{}/{}", options.run, world.rank()));
+  const std::uint64_t run_id = run_id_of(options.run, world.rank());
   const offload::RecordShape shape = plan.blocks().shape(run_id, plan.tiles_on_drive());
   for (const std::filesystem::path& directory : options.directories) {
     std::filesystem::path place = directory;

@@ -42,13 +42,6 @@ void Timeline::add(const Op& op, Time begin, Time end) { add(op.lane, {&op, op.p
 
 void Timeline::add_wait(Phase phase, Time begin, Time end) { add(Lane::compute, {nullptr, phase, begin, end}); }
 
-std::size_t Timeline::entries() const {
-  std::size_t entries = 0;
-  for (const auto& lane : lanes_)
-    entries += lane.size();
-  return entries;
-}
-
 std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) const {
   std::string text =
       fmt::format(R"([{{"ph":"M","pid":{},"name":"process_name","args":{{"name":"rank {}"}}}})", rank, rank);

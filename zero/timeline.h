@@ -19,7 +19,6 @@ class Timeline {
 
   void add(const Op& op, Time begin, Time end);
   void add_wait(Phase phase, Time begin, Time end);  // the trainer's, in the row of the compute lane
-  std::size_t entries() const;
 
   // A row for each lane. Traces of several ranks can be put into one viewer: each rank is a process there.
   std::string to_chrome_trace(const Model& model, std::size_t rank) const;

@@ -163,12 +163,8 @@ TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this m
   const Model model = llama(llama_70b);
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.02});
   for (const std::size_t ranks : {8u, 1024u}) {
-    ChoiceInput input{.model = model,
-                      .machine = fast_machine(),
-                      .work = work,
-                      .ranks = ranks,
-                      .names = optim::AdamW::state,
-                      .tile_elements = std::size_t{1} << 20};
+    ChoiceInput input{
+        .model = model, .machine = fast_machine(), .work = work, .ranks = ranks, .names = optim::AdamW::state};
     Placement placement = placement_of_stage(3, ranks);
     placement.state = all_in(Tier::nvme);
     const Choice choice = price(input, placement);

@@ -16,7 +16,6 @@ class Builder {
 
   std::size_t add(Op op, const std::vector<std::size_t>& also_after = {});  // its index
   std::size_t size() const { return ops_.size(); }
-  const Op& op(std::size_t index) const { return ops_[index]; }
 
   // The operations from `begin` on, as a round whose predecessor begins at `last_round`. What they wait for beyond that
   // round is left out: it was over before.

@@ -240,9 +240,9 @@ void check(const CompileInput& input) {
   }
 }
 
-Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
-
 }  // namespace
+
+Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
 
 Program compile(const CompileInput& input) {
   check(input);

@@ -26,6 +26,8 @@ struct CompileInput {
   Schedule schedule{};
 };
 
+Trace trace_of(const CompileInput& input);  // the one that counts
+
 // Throws what cannot be, before anything else: see check() of models and placements.
 Program compile(const CompileInput& input);
 

@@ -26,7 +26,6 @@ class GatheredUnits {
 
   void drop(std::size_t unit);  // its parameters have changed, or soon will
   void clear() { places_.clear(); }
-  const std::vector<Place>& places() const { return places_; }
 
  private:
   std::size_t bytes_;

@@ -88,10 +88,9 @@ std::vector<UnitResidence> reside(const Placement& placement, const Layout& layo
     UnitResidence& at = units.emplace_back();
     at.parameters = parameters.deal(static_cast<double>(unit.elements()));
     at.gradients = gradients.deal(static_cast<double>(unit.trained.shard));
-    for (const Range& tile : unit.tiles) {
+    for (const Range& tile : unit.tiles) {  // parameters on a drive are read from their records: all must be there
       at.state.push_back(std::max(at.parameters, state.deal(static_cast<double>(tile.count))));
     }
-    // Parameters on a drive are read from their records, so all of them must be there.
     const bool on_device = std::ranges::any_of(at.state, [](Tier tier) { return tier == Tier::device; });
     if (on_device) at.gradients = Tier::device;
   }

@@ -48,7 +48,7 @@ struct Placement {
 };
 
 // Stage 0: every rank has everything. 1 and 2: the optimizer's state and the reduced gradients are shared. 3: and the
-// parameters. (1 and 2 differ where reduction is at the boundary: whole gradients are then kept, which 2 is there to avoid.)
+// parameters. (1 and 2 are one: nobody needs whole gradients, but where reduction is at the boundary everybody does.)
 Placement placement_of_stage(int stage, std::size_t ranks);
 
 // A placement worked out for each unit and tile. Parameters lie no farther than the state that makes them, and gradients

@@ -31,7 +31,7 @@ Plan::Plan(Model model, const PlanOptions& options)
              .placement = options.placement,
              .rank_in_shard_group = rank_in_shard_group(options),
              .micro_steps = options.micro_steps,
-             .trace = options.trace.empty() ? declared_order(model_) : options.trace,
+             .trace = options.trace,
              .schedule = options.schedule},
       program_(compile(input_)) {
   for (const Home& home : program_.homes) {

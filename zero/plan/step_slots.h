@@ -44,7 +44,6 @@ class StepSlots {
 
   // Whether a unit's whole parameters are there only from a gather to the end of its use.
   bool comes_and_goes(std::size_t unit) const { return comes_and_goes_[unit]; }
-  std::size_t sums(std::size_t unit) const { return sums_[unit]; }  // of gradients, in a step
   std::size_t whole_bytes(std::size_t unit) const;
   std::size_t shard_bytes(std::size_t unit) const;  // of reduced gradients, fp32
   std::size_t gathered_slot() const { return gathered_; }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <optional>
 
 #include "zero/plan/contents.h"
 #include "zero/plan/verify_order.h"
@@ -16,7 +15,7 @@ class Follower {
   Follower(const CompileInput& input, const Program& program)
       : in_(input),
         program_(program),
-        trace_(input.trace.empty() ? declared_order(input.model) : input.trace),
+        trace_(trace_of(input)),
         uses_(trace_, input.model.units.size()),
         contents_(program.slots),
         updates_(input.model.units.size()) {}
