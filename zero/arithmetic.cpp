@@ -15,8 +15,8 @@ void Arithmetic::accumulate(const Op& op) const {
   backend_.accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
 }
 
-void Arithmetic::add_squares(const Op& op, kernels::ExactSum& sum) const {
-  backend_.sum_of_squares(slots_.view(op.from, DType::fp32), &sum);
+void Arithmetic::add_squares(const Op& op) const {
+  backend_.sum_of_squares(slots_.view(op.from, DType::fp32), reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to)));
 }
 
 void Arithmetic::update(const Op& op, const StepNumbers& step) const {

@@ -16,7 +16,7 @@ class Arithmetic {
   void clear(const Op& op) const;
   void copy(const Op& op) const;
   void accumulate(const Op& op) const;
-  void add_squares(const Op& op, kernels::ExactSum& sum) const;
+  void add_squares(const Op& op) const;
   void update(const Op& op, const StepNumbers& step) const;
 
   // The element of a unit's trained shard that is the first not to be finite; kernels::no_index if all are.

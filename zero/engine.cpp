@@ -232,7 +232,6 @@ void Engine::begin_round() {
   ++round_;
   next_ = 0;
   prepared_ = false;
-  now().norms = {};
 }
 
 // From the end, so that this thread is woken once for each lane, not once for each operation.

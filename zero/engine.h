@@ -73,7 +73,6 @@ class Engine {
   struct Round {
     std::vector<Progress> ops;
     StepNumbers numbers{};
-    std::array<kernels::ExactSum, lane_count> norms{};  // of each lane that sums
     StepResult result{};
   };
   struct Counter {
@@ -109,9 +108,10 @@ class Engine {
   void run_in_step(const Op& op, Progress& progress, Round& round);
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
+  kernels::ExactSum take_norm(const Op& op) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
-  void agree(Round& round);
+  void agree(const Op& op, Round& round);
   std::string first_wrong_parameter() const;
   [[noreturn]] void fail_op(const Op& op);
 

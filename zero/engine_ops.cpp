@@ -91,8 +91,8 @@ void Engine::run_any(const Op& op, Progress& progress, Round& round) {
     }
     case OpKind::reduce: return reduce(op);
     case OpKind::accumulate: return arithmetic_.accumulate(op);
-    case OpKind::norm: return arithmetic_.add_squares(op, round.norms[static_cast<std::size_t>(op.lane)]);
-    case OpKind::agree: return agree(round);
+    case OpKind::norm: return arithmetic_.add_squares(op);
+    case OpKind::agree: return agree(op, round);
     case OpKind::update: return arithmetic_.update(op, round.numbers);
     case OpKind::read:
     case OpKind::read_first: progress.read = records_->read(op); return;
@@ -136,9 +136,19 @@ StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
   return numbers;
 }
 
-void Engine::agree(Round& round) {
-  kernels::ExactSum& sum = round.norms[static_cast<std::size_t>(Lane::reduce)];
-  kernels::merge(sum, round.norms[static_cast<std::size_t>(Lane::update)]);
+// What this rank has summed, on the device and on the host. The next round begins at zero.
+kernels::ExactSum Engine::take_norm(const Op& op) const {
+  kernels::ExactSum sum;
+  for (const Piece& piece : {op.to, op.state}) {
+    if (!piece.exists()) continue;
+    auto* part = reinterpret_cast<kernels::ExactSum*>(slots_.data(piece));
+    kernels::merge(sum, std::exchange(*part, {}));
+  }
+  return sum;
+}
+
+void Engine::agree(const Op& op, Round& round) {
+  kernels::ExactSum sum = take_norm(op);
   parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
   const optim::Decision decision = decide(sum);
   round.result = {.norm = decision.norm};

@@ -119,7 +119,6 @@ void Compiler::round() {
   gradients_.clear();
   sums_done_.assign(in_.model.units.size(), 0);
   summed_.assign(in_.model.units.size(), {});
-  norms_.clear();
   agreed_ = none;
   current_.assign(in_.model.units.size(), false);
   staging_.clear();

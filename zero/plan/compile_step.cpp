@@ -7,9 +7,9 @@ namespace ballast {
 
 void Compiler::step() {
   gathered_.clear();  // whatever is gathered now is old when the updates are done
-  std::vector<std::size_t> after = waits_for_last_commit();
-  after.insert(after.end(), norms_.begin(), norms_.end());
-  const std::size_t agreement = builder_.add({.kind = OpKind::agree, .lane = Lane::reduce}, after);
+  const std::size_t agreement = builder_.add(
+      {.kind = OpKind::agree, .lane = Lane::reduce, .to = slots_.norm(Tier::device), .state = slots_.norm(Tier::host)},
+      waits_for_last_commit());
   if (!in_.schedule.update_in_backward) agreed_ = agreement;
   for (const std::size_t unit : uses_.by_first_visit()) {
     if (current_[unit]) continue;
@@ -71,7 +71,7 @@ void Compiler::update_block(std::size_t unit, std::size_t tile, const Piece& blo
     gradient = on_host;
   }
   builder_.add({.kind = OpKind::update,
-                .lane = Lane::update,
+                .lane = Lane::host,
                 .unit = unit,
                 .tile = tile,
                 .from = gradient,
@@ -82,7 +82,7 @@ void Compiler::update_block(std::size_t unit, std::size_t tile, const Piece& blo
     const Piece kept = kept_shard(unit, in_.layout.units[unit].trained);
     move(OpKind::upload, Lane::upload, parameter, kept.part(first * width(unit), parameter.bytes));
   } else if (at.parameters == Tier::host && at.state[tile] == Tier::nvme) {
-    move(OpKind::keep, Lane::update, parameter, slots_.of(unit).copies[tile].part(0, parameter.bytes));
+    move(OpKind::keep, Lane::host, parameter, slots_.of(unit).copies[tile].part(0, parameter.bytes));
   }
 }
 

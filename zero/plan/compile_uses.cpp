@@ -115,7 +115,7 @@ void Compiler::sum(std::size_t unit, const Piece& gradients) {
   }
   if (home.exists() && sum != home) {
     builder_.add({.kind = OpKind::accumulate,
-                  .lane = on_device ? Lane::reduce : Lane::update,
+                  .lane = on_device ? Lane::reduce : Lane::host,
                   .phase = Phase::backward,
                   .unit = unit,
                   .from = sum,
@@ -153,11 +153,12 @@ std::vector<std::size_t> Compiler::waits_for_last_commit() {
 
 void Compiler::norm(std::size_t unit) {
   const bool on_device = slots_.residence(unit).gradients == Tier::device;
-  norms_.push_back(builder_.add({.kind = OpKind::norm,
-                                 .lane = on_device ? Lane::reduce : Lane::update,
-                                 .phase = Phase::backward,
-                                 .unit = unit,
-                                 .from = summed_[unit]}));
+  builder_.add({.kind = OpKind::norm,
+                .lane = on_device ? Lane::reduce : Lane::host,
+                .phase = Phase::backward,
+                .unit = unit,
+                .from = summed_[unit],
+                .to = slots_.norm(on_device ? Tier::device : Tier::host)});
 }
 
 }  // namespace ballast

@@ -74,7 +74,6 @@ class Compiler {
   std::map<std::size_t, Piece> gradients_;  // by position: cleared for a backward visit to come
   std::vector<std::size_t> sums_done_;      // by unit
   std::vector<Piece> summed_;               // by unit
-  std::vector<std::size_t> norms_;          // operations
   std::size_t committed_ = none;            // operation: the newest commit, of the round before until this one's comes
   std::size_t agreed_ = none;               // operation; none where updates do not wait for it
   std::vector<bool> current_;               // by unit: its parameters are the next step's

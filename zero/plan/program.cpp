@@ -40,7 +40,7 @@ std::string_view name(OpKind kind) {
 }
 
 std::string_view name(Lane lane) {
-  constexpr std::string_view names[] = {"compute", "gather", "reduce", "upload", "download", "disk", "update"};
+  constexpr std::string_view names[] = {"compute", "gather", "reduce", "upload", "download", "update", "host", "disk"};
   return names[static_cast<std::size_t>(lane)];
 }
 

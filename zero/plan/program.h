@@ -25,17 +25,18 @@ enum class OpKind : std::uint8_t {
   accumulate,  // to += from, in fp32
   download,    // to = from: the device's bytes to the host
   keep,        // to = from: on the host
-  norm,        // adds the squares of `from` to the step's norm
-  agree,       // one norm for all ranks, and from it the decision how to update, or not to
+  norm,        // to += the squares of `from`, exactly
+  agree,       // one norm of all ranks' `to` and `state`, which become 0; from it the decision how to update, or not to
   update,      // the optimizer's step: gradient `from`, parameter `to`, and `state`
   write,       // the tile's record = from
   commit,      // everything written becomes current
 };
 
-// An ordered queue of work, which goes on beside the others. `compute` is the trainer's own. All are done in order, except
-// that `disk` has many requests in flight.
-enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, disk, update };
-inline constexpr std::size_t lane_count = 7;
+// An ordered queue of work, which goes on beside the others. `compute` is the trainer's own; `host` computes in host memory,
+// `disk` is the drives', and all others work on the device. All are done in order, except that `disk` has many requests in
+// flight.
+enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, update, host, disk };
+inline constexpr std::size_t lane_count = 8;
 
 // Over whom a collective goes: the ranks that share a unit's shards, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };

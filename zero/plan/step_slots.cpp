@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <set>
 
+#include "kernels/exact_sum_math.h"
+
 namespace ballast {
 namespace {
 
@@ -35,6 +37,7 @@ StepSlots::StepSlots(const CompileInput& input, const Trace& trace, const Uses& 
   }
   add_gathered(trace, uses);
   add_rings(longest_chain(trace, uses));
+  add_norms();
 }
 
 std::size_t StepSlots::add(std::string name, Tier tier, std::size_t bytes) {
@@ -123,6 +126,16 @@ void StepSlots::add_gathered(const Trace& trace, const Uses& uses) {
   if (std::ranges::none_of(comes_and_goes_, [](bool yes) { return yes; })) return;
   const std::size_t asked = in_.schedule.gathered_bytes;
   gathered_ = add("gathered", Tier::device, asked > 0 ? asked : bytes_for_prefetch(trace, uses));
+}
+
+void StepSlots::add_norms() {
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    const Tier tier = residence_[unit].gradients;
+    Piece& norm = norms_[static_cast<std::size_t>(tier)];
+    if (norm.exists() || shard_bytes(unit) == 0) continue;
+    constexpr std::size_t bytes = sizeof(kernels::ExactSum);
+    norm = {add(fmt::format("norm.{}", name(tier)), tier, bytes), 0, bytes};
+  }
 }
 
 StepSlots::Needs StepSlots::needs() const {

@@ -1,6 +1,8 @@
 // The slots of a program: everything that lives in memory between steps, and the buffers that operations take turns with.
 #pragma once
 
+#include <array>
+
 #include "zero/plan/compile.h"
 
 namespace ballast {
@@ -48,6 +50,7 @@ class StepSlots {
   std::size_t shard_bytes(std::size_t unit) const;  // of reduced gradients, fp32
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return all_[gathered_].bytes; }
+  const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }  // of gradients in this tier
 
   void restart();  // all rings: every round uses them alike
 
@@ -78,6 +81,7 @@ class StepSlots {
   void add_tiles(std::size_t unit);
   void add_rings(std::size_t held_together);
   void add_gathered(const Trace& trace, const Uses& uses);
+  void add_norms();
   std::size_t bytes_for_prefetch(const Trace& trace, const Uses& uses) const;
 
   const CompileInput& in_;
@@ -87,6 +91,7 @@ class StepSlots {
   std::vector<Slot> all_;
   std::vector<UnitSlots> units_;
   std::size_t gathered_ = none;
+  std::array<Piece, tier_count> norms_;  // by tier
 };
 
 }  // namespace ballast

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "kernels/exact_sum_math.h"
 #include "zero/plan/contents.h"
 #include "zero/plan/verify_order.h"
 
@@ -197,6 +198,7 @@ class Follower {
   void norm(const Op& op) {
     expect(op.from, all_gradients(op.unit, 0));
     if (agreed_) complain("comes after the agreement");
+    if (op.to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", op.to.bytes);
     ++normed_[op.unit];
   }
 
