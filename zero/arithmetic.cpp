@@ -1,22 +1,22 @@
 #include "zero/arithmetic.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/random_math.h"
 
 namespace ballast {
 
-void Arithmetic::clear(const Op& op) const { backend_.fill(slots_.view(op.to, dtype(op)), 0.0f); }
+void Arithmetic::clear(const Op& op) const { place_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f); }
 
-void Arithmetic::copy(const Op& op) const { std::memcpy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
+void Arithmetic::copy(const Op& op) const { place_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
 
 void Arithmetic::accumulate(const Op& op) const {
-  backend_.accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
+  place_.backend().accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
 }
 
 void Arithmetic::add_squares(const Op& op) const {
-  backend_.sum_of_squares(slots_.view(op.from, DType::fp32), reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to)));
+  place_.backend().sum_of_squares(slots_.view(op.from, DType::fp32),
+                                  reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to)));
 }
 
 void Arithmetic::update(const Op& op, const StepNumbers& step) const {
@@ -30,12 +30,25 @@ void Arithmetic::update(const Op& op, const StepNumbers& step) const {
   tile.count = count;
   tile.first_index = range.first;
   tile.rounding_stream = kernels::rounding_stream(0, op.unit, step.number);
-  backend_.update(tile, runs_in(plan_.model().units[op.unit], layout, range), step.groups);
+  place_.backend().update(tile, runs_in(plan_.model().units[op.unit], layout, range), step.groups);
 }
 
-std::uint64_t Arithmetic::first_non_finite(const Op& op) const {
+kernels::ExactSum Arithmetic::take_sum(const Piece& squares) const {
+  kernels::ExactSum sum;
+  place_.copy(reinterpret_cast<std::byte*>(&sum), slots_.data(squares), sizeof sum);
+  place_.finish();
+  place_.zero(slots_.data(squares), sizeof sum);
+  return sum;
+}
+
+std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
   std::uint64_t first = kernels::no_index;
-  backend_.first_non_finite(slots_.view(op.from, DType::fp32), 0, &first);
+  std::byte* const found = slots_.data(norm.to);
+  place_.copy(found, reinterpret_cast<const std::byte*>(&first), sizeof first);
+  place_.backend().first_non_finite(slots_.view(norm.from, DType::fp32), 0, reinterpret_cast<std::uint64_t*>(found));
+  place_.copy(reinterpret_cast<std::byte*>(&first), found, sizeof first);
+  place_.finish();
+  place_.zero(found, sizeof first);
   return first;
 }
 
@@ -44,7 +57,7 @@ void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& pa
   std::ranges::fill(state, std::byte{0});
   const kernels::UpdateTile tile = plan_.blocks().state(unit).tile(state.data());
   if (tile.format == kernels::StateFormat::fp32 && tile.master != nullptr) {
-    backend_.cast(parameters, View(tile.master, count, DType::fp32));
+    place_.backend().cast(parameters, View(tile.master, count, DType::fp32));
   }
 }
 

@@ -1,28 +1,33 @@
-// The operations of a program that compute or copy: what they mean for memory.
+// The operations of a program that compute or copy: what they mean for memory. Of one lane.
 #pragma once
 
 #include "kernels/backend.h"
 #include "zero/plan/plan.h"
 #include "zero/slots.h"
 #include "zero/step.h"
+#include "zero/workplace.h"
 
 namespace ballast {
 
 class Arithmetic {
  public:
-  Arithmetic(const Plan& plan, const Slots& slots, kernels::Backend& backend)
-      : plan_(plan), slots_(slots), backend_(backend) {}
+  Arithmetic(const Plan& plan, const Slots& slots, const Workplace& place)
+      : plan_(plan), slots_(slots), place_(place) {}
+
+  const Workplace& place() const { return place_; }
 
   void clear(const Op& op) const;
   void copy(const Op& op) const;
   void accumulate(const Op& op) const;
   void add_squares(const Op& op) const;
+  kernels::ExactSum take_sum(const Piece& squares) const;  // and leaves zero
   void update(const Op& op, const StepNumbers& step) const;
 
-  // The element of a unit's trained shard that is the first not to be finite; kernels::no_index if all are.
-  std::uint64_t first_non_finite(const Op& op) const;
+  // Of what a norm operation sums, the element that is the first not to be finite; kernels::no_index if all are. Works in
+  // the memory of the operation's sum, which must have been taken, and leaves it zero.
+  std::uint64_t first_non_finite(const Op& norm) const;
 
-  // A tile's first state: zero, but for a master that is not in the parameter.
+  // A tile's first state, in host memory: zero, but for a master that is not in the parameter.
   void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
 
  private:
@@ -30,7 +35,7 @@ class Arithmetic {
 
   const Plan& plan_;
   const Slots& slots_;
-  kernels::Backend& backend_;
+  Workplace place_;
 };
 
 }  // namespace ballast

@@ -8,6 +8,10 @@
 namespace ballast {
 namespace {
 
+DeviceMemory device_memory(const EngineParts& parts) {
+  return {.gpu = parts.gpu == nullptr ? std::nullopt : std::optional(parts.gpu->gpu()), .allocator = parts.allocator};
+}
+
 bool updates_before_agreement(const Program& program) {
   const auto agreement = std::ranges::find(program.ops, OpKind::agree, &Op::kind);
   return std::find_if(program.ops.begin(), agreement, [](const Op& op) { return op.kind == OpKind::update; }) !=
@@ -34,33 +38,44 @@ void check(const Model& model, const StepOptions& options) {
 Engine::Engine(const EngineParts& parts)
     : parts_(parts),
       program_(parts.plan.program()),
-      slots_(program_, parts.accounts, parts.queues),
-      arithmetic_(parts.plan, slots_, parts.backend),
+      slots_(program_, parts.accounts, device_memory(parts), parts.queues),
       updates_in_backward_(updates_before_agreement(program_)) {
   require(parts.records != nullptr || parts.plan.tiles_on_drive() == 0, Code::bad_argument, [] {
     return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
                    .needed = "EngineParts::records"};
   });
   if (parts.records != nullptr) records_.emplace(parts.plan, slots_, *parts.records);
-  for (std::size_t lane = 0; lane < lane_count; ++lane) {
-    if (static_cast<Lane>(lane) != Lane::compute) lanes_[lane] = std::make_unique<LaneThread>();
+  if (parts.gpu != nullptr) stream_.emplace(Stream::wrap(parts.stream, parts.gpu->gpu()));
+  for (std::size_t i = 0; i < lane_count; ++i) {
+    const Lane lane = static_cast<Lane>(i);
+    const bool on_gpu = parts.gpu != nullptr && works_on_device(lane);
+    arithmetic_[i].emplace(
+        parts.plan, slots_,
+        on_gpu ? Workplace(parts.gpu->backend(lane), parts.gpu->stream(lane)) : Workplace(parts.backend));
+    if (lane != Lane::compute) lanes_[i] = std::make_unique<LaneThread>();
   }
   for (Round& round : rounds_) {
     round.ops.resize(program_.ops.size());
+    if (stream_) round.clock.emplace(stream_->gpu());
   }
+  if (parts.gpu != nullptr || parts.allocator != nullptr) clear_device_memory();
+}
+
+// As the host's is from the beginning.
+void Engine::clear_device_memory() const {
+  const Workplace& place = arithmetic(Lane::upload).place();
+  for (std::size_t slot = 0; slot < program_.slots.size(); ++slot) {
+    const std::size_t bytes = program_.slots[slot].bytes;
+    if (program_.slots[slot].tier == Tier::device) place.zero(slots_.data({slot, 0, bytes}), bytes);
+  }
+  place.finish();
 }
 
 Engine::~Engine() {
   open_uses_.clear();  // who waits for them fails
 }
 
-void Engine::Progress::wait() const {
-  begun.wait();
-  if (read) read->completion().wait();
-  written.wait();
-}
-
-const Engine::Progress& Engine::awaited(const Wait& wait, const Round& round) const {
+const OpProgress& Engine::awaited(const Wait& wait, const Round& round) const {
   const Round& other = &round == &rounds_[0] ? rounds_[1] : rounds_[0];
   return (wait.of_last_round ? other : round).ops[wait.op];
 }
@@ -74,6 +89,8 @@ void Engine::require_alive() const {
 }
 
 void Engine::wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait) {
+  Gap* gap = stream_ ? &now().gaps.emplace_back(Gap{phase, lane, GpuSpan(stream_->gpu())}) : nullptr;
+  if (gap != nullptr) gap->span.begin.record(*stream_);
   const auto begin = std::chrono::steady_clock::now();
   try {
     wait();
@@ -81,11 +98,28 @@ void Engine::wait_exposed(Phase phase, Lane lane, const std::function<void()>& w
     require_alive();  // throws the first error, which may be another
     throw;
   }
-  const auto end = std::chrono::steady_clock::now();
+  gap != nullptr ? gap->span.end.record(*stream_) : count_exposed(phase, lane, begin, std::chrono::steady_clock::now());
+}
+
+void Engine::count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end) {
   const double seconds = std::chrono::duration<double>(end - begin).count();
   exposed_[static_cast<std::size_t>(phase)] += seconds;
   stalls_[static_cast<std::size_t>(lane)] += seconds;
   if (parts_.timeline != nullptr) parts_.timeline->add_wait(phase, begin, end);
+}
+
+// What a GPU has done is known when it is over.
+void Engine::count_on_gpu(const std::vector<Op>& ops, Round& round) {
+  if (!stream_) return;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    GpuSpan* const span = round.ops[i].on_gpu.get();
+    if (span == nullptr || std::exchange(span->counted, true)) continue;
+    count(ops[i], round.clock->time_of(span->begin), round.clock->time_of(span->end));
+  }
+  for (; !round.gaps.empty() && round.gaps.front().span.end.is_done(); round.gaps.pop_front()) {
+    const Gap& gap = round.gaps.front();
+    count_exposed(gap.phase, gap.lane, round.clock->time_of(gap.span.begin), round.clock->time_of(gap.span.end));
+  }
 }
 
 void Engine::count(const Op& op, Timeline::Time begin, Timeline::Time end) {
@@ -95,8 +129,8 @@ void Engine::count(const Op& op, Timeline::Time begin, Timeline::Time end) {
   if (parts_.timeline != nullptr) parts_.timeline->add(op, begin, end);
 }
 
-void Engine::issue(const Op& op, Progress& progress, Round& round) {
-  std::vector<const Progress*> after;
+void Engine::issue(const Op& op, OpProgress& progress, Round& round) {
+  std::vector<const OpProgress*> after;
   for (const Wait& wait : op.after) {
     after.push_back(&awaited(wait, round));
   }
@@ -144,11 +178,11 @@ Lease::Memory Engine::take(const Visit& visit) {
                                          : "a step, as all units have been used"};
   });
   require_prepared(op);
+  const Workplace here = stream_ ? Workplace(parts_.backend, *stream_) : Workplace(parts_.backend);
   for (const Wait& wait : op.after) {
-    wait_exposed(op.phase, program_.ops[wait.op].lane, [&] { awaited(wait, now()).wait(); });
+    wait_exposed(op.phase, program_.ops[wait.op].lane, [&] { awaited(wait, now()).order(here); });
   }
-  now().ops[next_] = {.begun =
-                          open_uses_.emplace_back(OpenUse{&op, std::chrono::steady_clock::now()}).promise.completion()};
+  begin_use(op, now().ops[next_]);
   ++next_;
   const DType dtype = units[op.unit].dtype;
   return {.unit = &units[op.unit],
@@ -156,6 +190,13 @@ Lease::Memory Engine::take(const Visit& visit) {
           .parameters = slots_.view(op.from, dtype),
           .backward = op.phase == Phase::backward,
           .gradients = op.to.exists() ? slots_.view(op.to, dtype) : View{}};
+}
+
+void Engine::begin_use(const Op& op, OpProgress& progress) {
+  std::shared_ptr<GpuSpan> on_gpu = stream_ ? std::make_shared<GpuSpan>(stream_->gpu()) : nullptr;
+  if (on_gpu) on_gpu->begin.record(*stream_);
+  const OpenUse& use = open_uses_.emplace_back(OpenUse{&op, std::chrono::steady_clock::now(), on_gpu});
+  progress = {.begun = use.promise.completion(), .on_gpu = std::move(on_gpu)};
 }
 
 void Engine::require_prepared(const Op& op) const {
@@ -169,7 +210,7 @@ void Engine::require_prepared(const Op& op) const {
 void Engine::give_back(std::size_t use) {
   OpenUse& ended = open_uses_[use - first_open_use_];
   ended.ended = true;
-  count(*ended.op, ended.begin, std::chrono::steady_clock::now());
+  ended.on_gpu ? ended.on_gpu->end.record(*stream_) : count(*ended.op, ended.begin, std::chrono::steady_clock::now());
   while (!open_uses_.empty() && open_uses_.front().ended) {
     open_uses_.front().promise.finish();
     open_uses_.pop_front();
@@ -229,7 +270,9 @@ StepResult Engine::step() {
 // What the next round reuses has to be over; nearly always it is.
 void Engine::begin_round() {
   wait_exposed(Phase::step, Lane::disk, [&] { wait_all(last()); });
+  count_on_gpu(program_.ops, last());
   ++round_;
+  if (stream_) now().clock->set();
   next_ = 0;
   prepared_ = false;
 }
@@ -247,6 +290,8 @@ void Engine::finish() {
     wait_all(last());
     wait_all(now());
   });
+  count_on_gpu(program_.ops, last());
+  count_on_gpu(program_.ops, now());
 }
 
 Metrics Engine::metrics() const {

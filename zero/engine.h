@@ -9,9 +9,11 @@
 #include <optional>
 
 #include "zero/arithmetic.h"
+#include "zero/gpu_lanes.h"
 #include "zero/lane_thread.h"
 #include "zero/lease.h"
 #include "zero/mesh.h"
+#include "zero/op_progress.h"
 #include "zero/plan/simulate.h"
 #include "zero/record_lane.h"
 #include "zero/timeline.h"
@@ -22,11 +24,14 @@ namespace ballast {
 struct EngineParts {
   const Plan& plan;
   Mesh& mesh;
-  kernels::Backend& backend;  // called by several lanes at once
+  kernels::Backend& backend;  // the CPU's, called by several lanes at once
   MemoryAccounts& accounts;
   offload::RecordStore* records = nullptr;  // where the program reads and writes tiles
   Timeline* timeline = nullptr;             // where to note what ran when
   std::vector<offload::IoQueue*> queues{};  // of the records' drives
+  GpuLanes* gpu = nullptr;                  // whose memory the device tier is; none: the host's
+  StreamHandle stream = nullptr;            // the trainer's, on that GPU
+  Allocator* allocator = nullptr;           // of the device tier's memory, instead of our own
 };
 
 // Writes a range of a tensor's first parameters, in its unit's format. Called for this rank's parts only, except where
@@ -35,6 +40,9 @@ using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor,
 
 // Used by one thread, its rank's trainer. When anything fails, on any lane, its peers' communicators are aborted and every
 // later call throws the first error: state on drives is then that of the last step that was committed.
+//
+// On a GPU leases are for work in the trainer's stream: their memory is ready when the stream gets there, and given back
+// when the stream gets to where the lease ended. Only step() waits for the GPU.
 class Engine {
  public:
   explicit Engine(const EngineParts& parts);  // reserves every slot; a program that reads tiles needs records
@@ -61,19 +69,19 @@ class Engine {
   Metrics metrics() const;  // since the engine was made
 
  private:
-  // How far an operation has come.
-  struct Progress {
-    offload::Completion begun;  // on disks, requests go on after this
-    std::optional<offload::PendingRead> read{};
-    offload::Completion written{};
-
-    void wait() const;
+  // What the trainer's stream waited for, between two events in it.
+  struct Gap {
+    Phase phase;
+    Lane lane;
+    GpuSpan span;
   };
   // One walk through the list.
   struct Round {
-    std::vector<Progress> ops;
+    std::vector<OpProgress> ops;
     StepNumbers numbers{};
     StepResult result{};
+    std::optional<GpuClock> clock{};  // set when the round began
+    std::deque<Gap> gaps{};           // not counted yet
   };
   struct Counter {
     std::atomic<std::size_t> bytes = 0;
@@ -82,6 +90,7 @@ class Engine {
   struct OpenUse {
     const Op* op;
     Timeline::Time begin;
+    std::shared_ptr<GpuSpan> on_gpu;
     offload::Promise promise{};
     bool ended = false;
   };
@@ -89,13 +98,16 @@ class Engine {
   // engine.cpp: the trainer's thread.
   Lease lend(std::size_t unit, Phase phase);
   Lease::Memory take(const Visit& visit);
+  void begin_use(const Op& op, OpProgress& progress);
   void give_back(std::size_t use);
   void issue_up_to_trainer();
-  void issue(const Op& op, Progress& progress, Round& round);
-  const Progress& awaited(const Wait& wait, const Round& round) const;
+  void issue(const Op& op, OpProgress& progress, Round& round);
+  const OpProgress& awaited(const Wait& wait, const Round& round) const;
   void begin_round();
   void wait_all(const Round& round) const;
   void count(const Op& op, Timeline::Time begin, Timeline::Time end);
+  void count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end);
+  void count_on_gpu(const std::vector<Op>& ops, Round& round);
   void wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait);
   void require_alive() const;
   void require_prepared(const Op& op) const;
@@ -103,12 +115,14 @@ class Engine {
   Round& last() { return rounds_[(round_ + 1) % 2]; }
 
   // engine_ops.cpp: the lanes' threads.
-  void run(const Op& op, Progress& progress, Round& round, const std::vector<const Progress*>& after);
-  void run_any(const Op& op, Progress& progress, Round& round);
-  void run_in_step(const Op& op, Progress& progress, Round& round);
+  const Arithmetic& arithmetic(Lane lane) const { return *arithmetic_[static_cast<std::size_t>(lane)]; }
+  void run(const Op& op, OpProgress& progress, Round& round, const std::vector<const OpProgress*>& after);
+  void issue_to_gpu(const Op& op, OpProgress& progress, Round& round, const Stream& stream);
+  void run_by_phase(const Op& op, OpProgress& progress, Round& round);
+  void run_any(const Op& op, OpProgress& progress, Round& round);
+  void run_in_step(const Op& op, OpProgress& progress, Round& round);
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
-  kernels::ExactSum take_norm(const Op& op) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
   void agree(const Op& op, Round& round);
@@ -116,18 +130,21 @@ class Engine {
   [[noreturn]] void fail_op(const Op& op);
 
   // engine_start.cpp
+  void clear_device_memory() const;
   void run_entry();
   void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
   void fill_home(const Home& home, const ParameterSource& source);
   void fill_record(const Home& home, const ParameterSource& source);
   void fill_frozen(const Home& home, const ParameterSource& frozen);
   void read_home(const Home& home);
+  void put(const Piece& to, const std::byte* from) const;
   std::span<std::byte> memory_for_record() const;
 
   EngineParts parts_;
   const Program& program_;
   Slots slots_;
-  Arithmetic arithmetic_;
+  std::array<std::optional<Arithmetic>, lane_count> arithmetic_;  // by lane
+  std::optional<Stream> stream_;                                  // the trainer's, on a GPU
   std::optional<RecordLane> records_;
   bool updates_in_backward_;
 

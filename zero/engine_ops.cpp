@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "kernels/runtime/profiler_range.h"
 #include "zero/engine.h"
 
 namespace ballast {
@@ -42,29 +43,43 @@ void Engine::fail_op(const Op& op) {
   std::rethrow_exception(error);
 }
 
-void Engine::run(const Op& op, Progress& progress, Round& round, const std::vector<const Progress*>& after) {
+void Engine::run(const Op& op, OpProgress& progress, Round& round, const std::vector<const OpProgress*>& after) {
+  const Workplace& place = arithmetic(op.lane).place();
   auto start = std::chrono::steady_clock::now();
   try {
-    for (const Progress* other : after) {
-      other->wait();
+    for (const OpProgress* other : after) {
+      other->order(place);
     }
     start = std::chrono::steady_clock::now();
     const bool uses_record = op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
-    for (const Progress* other : after) {
+    for (const OpProgress* other : after) {
       if (uses_record && other->read) other->read->payload();  // checks it
     }
     progress.read.reset();
     progress.written = {};
-    op.phase == Phase::step ? run_in_step(op, progress, round) : run_any(op, progress, round);
+    place.stream() != nullptr ? issue_to_gpu(op, progress, round, *place.stream()) : run_by_phase(op, progress, round);
   } catch (...) {
     fail_op(op);
   }
-  count(op, start, std::chrono::steady_clock::now());
+  if (place.stream() == nullptr) count(op, start, std::chrono::steady_clock::now());
+}
+
+void Engine::issue_to_gpu(const Op& op, OpProgress& progress, Round& round, const Stream& stream) {
+  const ProfilerRange range(label(op, parts_.plan.model()));
+  if (!progress.on_gpu) progress.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
+  progress.on_gpu->counted = false;
+  progress.on_gpu->begin.record(stream);
+  run_by_phase(op, progress, round);
+  progress.on_gpu->end.record(stream);
+}
+
+void Engine::run_by_phase(const Op& op, OpProgress& progress, Round& round) {
+  op.phase == Phase::step ? run_in_step(op, progress, round) : run_any(op, progress, round);
 }
 
 // A step that is skipped reads, for the next one finds in memory what it would find after any other; and changes nothing.
 // Only what waits for the agreement may ask whether it is skipped.
-void Engine::run_in_step(const Op& op, Progress& progress, Round& round) {
+void Engine::run_in_step(const Op& op, OpProgress& progress, Round& round) {
   switch (op.kind) {
     case OpKind::update:
     case OpKind::write:
@@ -79,21 +94,22 @@ void Engine::run_in_step(const Op& op, Progress& progress, Round& round) {
   run_any(op, progress, round);
 }
 
-void Engine::run_any(const Op& op, Progress& progress, Round& round) {
+void Engine::run_any(const Op& op, OpProgress& progress, Round& round) {
+  const Arithmetic& arithmetic = this->arithmetic(op.lane);
   switch (op.kind) {
-    case OpKind::clear: return arithmetic_.clear(op);
+    case OpKind::clear: return arithmetic.clear(op);
     case OpKind::upload:
     case OpKind::download:
-    case OpKind::keep: return arithmetic_.copy(op);
+    case OpKind::keep: return arithmetic.copy(op);
     case OpKind::gather: {
       const DType bytes = DType::u8;
       return parts_.mesh.gather->all_gather(slots_.view(op.from, bytes), slots_.view(op.to, bytes));
     }
     case OpKind::reduce: return reduce(op);
-    case OpKind::accumulate: return arithmetic_.accumulate(op);
-    case OpKind::norm: return arithmetic_.add_squares(op);
+    case OpKind::accumulate: return arithmetic.accumulate(op);
+    case OpKind::norm: return arithmetic.add_squares(op);
     case OpKind::agree: return agree(op, round);
-    case OpKind::update: return arithmetic_.update(op, round.numbers);
+    case OpKind::update: return arithmetic.update(op, round.numbers);
     case OpKind::read:
     case OpKind::read_first: progress.read = records_->read(op); return;
     case OpKind::write: progress.written = records_->write(op); return;
@@ -108,8 +124,9 @@ void Engine::reduce(const Op& op) {
   const View from = slots_.view(op.from, dtype);
   const View to = slots_.view(op.to, DType::fp32);
   Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
-  if (group.size() == 1) return parts_.backend.begin_sum(from, to);
-  parts_.backend.fill(to, 0.0f);
+  kernels::Backend& backend = arithmetic(op.lane).place().backend();
+  if (group.size() == 1) return backend.begin_sum(from, to);
+  backend.fill(to, 0.0f);
   op.ranks == Ranks::shard_group ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
 }
 
@@ -136,19 +153,10 @@ StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
   return numbers;
 }
 
-// What this rank has summed, on the device and on the host. The next round begins at zero.
-kernels::ExactSum Engine::take_norm(const Op& op) const {
-  kernels::ExactSum sum;
-  for (const Piece& piece : {op.to, op.state}) {
-    if (!piece.exists()) continue;
-    auto* part = reinterpret_cast<kernels::ExactSum*>(slots_.data(piece));
-    kernels::merge(sum, std::exchange(*part, {}));
-  }
-  return sum;
-}
-
 void Engine::agree(const Op& op, Round& round) {
-  kernels::ExactSum sum = take_norm(op);
+  kernels::ExactSum sum;  // what this rank has summed, on the device and on the host
+  if (op.to.exists()) kernels::merge(sum, arithmetic(op.lane).take_sum(op.to));
+  if (op.state.exists()) kernels::merge(sum, arithmetic(Lane::host).take_sum(op.state));
   parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
   const optim::Decision decision = decide(sum);
   round.result = {.norm = decision.norm};
@@ -169,7 +177,7 @@ std::string Engine::first_wrong_parameter() const {
   const Plan& plan = parts_.plan;
   for (const Op& op : program_.ops) {
     if (op.kind != OpKind::norm) continue;
-    const std::uint64_t element = arithmetic_.first_non_finite(op);
+    const std::uint64_t element = arithmetic(op.lane).first_non_finite(op);
     const bool is_first =
         found[2 * group.rank()] == 0 || static_cast<std::int64_t>(op.unit + 1) < found[2 * group.rank()];
     if (element == kernels::no_index || !is_first) continue;

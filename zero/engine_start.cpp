@@ -1,10 +1,28 @@
 // How an engine comes to its first state.
 #include <algorithm>
-#include <cstring>
 
 #include "zero/engine.h"
 
 namespace ballast {
+namespace {
+
+// Host memory to make a piece's first bytes in: its own, or some for the moment where that is a GPU's, or nowhere.
+class Draft {
+ public:
+  Draft(const Slots& slots, const Piece& piece, std::size_t bytes)
+      : elsewhere_(piece.exists() && !slots.on_gpu(piece) ? 0 : bytes),
+        bytes_(elsewhere_.empty() ? std::span(slots.data(piece), bytes) : std::span(elsewhere_)) {}
+  Draft(Draft&&) = delete;
+
+  std::span<std::byte> bytes() const { return bytes_; }
+  bool is_elsewhere() const { return !elsewhere_.empty(); }
+
+ private:
+  std::vector<std::byte> elsewhere_;
+  std::span<std::byte> bytes_;
+};
+
+}  // namespace
 
 void Engine::initialise(const ParameterSource& source) {
   for (const Home& home : program_.homes) {
@@ -28,11 +46,22 @@ void Engine::load(std::size_t unit, const Range& range, const View& to, const Pa
 
 void Engine::fill_home(const Home& home, const ParameterSource& source) {
   const DType dtype = parts_.plan.model().units[home.unit].dtype;
-  std::vector<std::byte> elsewhere(home.parameters.exists() ? 0 : home.range.count * byte_size(dtype));
-  const View parameters =
-      home.parameters.exists() ? slots_.view(home.parameters, dtype) : View(elsewhere.data(), home.range.count, dtype);
-  load(home.unit, home.range, parameters, source);
-  if (home.state.exists()) arithmetic_.begin_state(home.unit, home.range.count, parameters, slots_.bytes(home.state));
+  const Draft parameters(slots_, home.parameters, home.range.count * byte_size(dtype));
+  const View values(parameters.bytes().data(), home.range.count, dtype);
+  load(home.unit, home.range, values, source);
+  if (home.state.exists()) {
+    const Draft state(slots_, home.state, home.state.bytes);
+    arithmetic(Lane::host).begin_state(home.unit, home.range.count, values, state.bytes());
+    if (state.is_elsewhere()) put(home.state, state.bytes().data());
+  }
+  if (home.parameters.exists() && parameters.is_elsewhere()) put(home.parameters, values.data());
+}
+
+// From host memory, which may be changed when this returns.
+void Engine::put(const Piece& to, const std::byte* from) const {
+  const Workplace& place = arithmetic(slots_.on_gpu(to) ? Lane::upload : Lane::host).place();
+  place.copy(slots_.data(to), from, to.bytes);
+  place.finish();
 }
 
 void Engine::fill_record(const Home& home, const ParameterSource& source) {
@@ -43,7 +72,8 @@ void Engine::fill_record(const Home& home, const ParameterSource& source) {
   const View parameters(block.data(), home.range.count, dtype);
   std::ranges::fill(block, std::byte{0});
   load(home.unit, home.range, parameters, source);
-  arithmetic_.begin_state(home.unit, home.range.count, parameters, block.subspan(sizes.parameter, sizes.state));
+  arithmetic(Lane::host)
+      .begin_state(home.unit, home.range.count, parameters, block.subspan(sizes.parameter, sizes.state));
   if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), slots_.data(home.parameters));
   records_->write(home.unit, home.tile, record).wait();
 }
@@ -69,8 +99,11 @@ void Engine::fill_frozen(const Home& home, const ParameterSource& frozen) {
   const DType dtype = parts_.plan.model().units[home.unit].dtype;
   const Range range = intersection(home.range, {layout.frozen.first, layout.frozen.count()});
   if (range.count == 0) return;
-  const View to = slots_.view(home.parameters, dtype).part(range.first - home.range.first, range.count);
-  load(home.unit, range, to, frozen);
+  const Piece piece =
+      home.parameters.part((range.first - home.range.first) * byte_size(dtype), range.count * byte_size(dtype));
+  const Draft draft(slots_, piece, piece.bytes);
+  load(home.unit, range, View(draft.bytes().data(), range.count, dtype), frozen);
+  if (draft.is_elsewhere()) put(piece, draft.bytes().data());
 }
 
 // A tile's parameter goes wherever else it is kept.
@@ -81,8 +114,8 @@ void Engine::read_home(const Home& home) {
   for (const Home& kept : program_.homes) {
     const Range common = intersection(kept.range, home.range);
     if (kept.unit != home.unit || !kept.parameters.exists() || common.count == 0) continue;
-    std::memcpy(slots_.data(kept.parameters) + (common.first - kept.range.first) * width,
-                block.data() + (common.first - home.range.first) * width, common.count * width);
+    put(kept.parameters.part((common.first - kept.range.first) * width, common.count * width),
+        block.data() + (common.first - home.range.first) * width);
   }
 }
 
@@ -95,13 +128,18 @@ std::span<std::byte> Engine::memory_for_record() const {
 }
 
 void Engine::run_entry() {
-  Round entry{.ops = std::vector<Progress>(program_.entry.size())};
+  Round entry{.ops = std::vector<OpProgress>(program_.entry.size())};
+  if (stream_) entry.clock.emplace(stream_->gpu());
   for (std::size_t i = 0; i < program_.entry.size(); ++i) {
     issue(program_.entry[i], entry.ops[i], entry);
   }
   wait_all(entry);
-  for (const Progress& progress : entry.ops) {
+  count_on_gpu(program_.entry, entry);
+  for (const OpProgress& progress : entry.ops) {
     if (progress.read) progress.read->payload();  // checks what stays
+  }
+  for (Round& round : rounds_) {
+    if (round.clock) round.clock->set();
   }
   began_ = true;
 }

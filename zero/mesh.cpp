@@ -3,19 +3,25 @@
 #include <fmt/format.h>
 
 #include "kernels/runtime/error.h"
+#include "zero/gpu_lanes.h"
 
 namespace ballast {
 
-Mesh make_mesh(Communicator& world, const Placement& placement) {
+Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu) {
   require(world.size() == placement.shards * placement.replicas, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("a mesh of {} x {} was asked for", placement.shards, placement.replicas),
                    .needed = fmt::format("{} ranks", placement.shards * placement.replicas),
                    .available = fmt::format("{} ranks", world.size())};
   });
   const std::size_t group = world.rank() / placement.shards;
-  return {.gather = world.split(group),
-          .reduce = world.split(group),
-          .replicas = world.split(world.rank() % placement.shards)};
+  const auto split = [&](std::size_t color, Lane lane) {
+    if (gpu == nullptr) return world.split(color);
+    const Channel channel{gpu->stream(lane).handle(), &gpu->backend(lane)};
+    return world.split(color, &channel);
+  };
+  return {.gather = split(group, Lane::gather),
+          .reduce = split(group, Lane::reduce),
+          .replicas = split(world.rank() % placement.shards, Lane::reduce)};
 }
 
 void Mesh::abort(std::string_view reason) {

@@ -18,7 +18,9 @@ struct Mesh {
   void abort(std::string_view reason);
 };
 
-// All ranks of `world` together: shards * replicas of them.
-Mesh make_mesh(Communicator& world, const Placement& placement);
+class GpuLanes;
+
+// All ranks of `world` together: shards * replicas of them. On a GPU the groups' work goes into its lanes' streams.
+Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr);
 
 }  // namespace ballast

@@ -18,10 +18,15 @@ std::set<std::size_t> slots_of_records(const Program& program) {
 
 }  // namespace
 
-Slots::Slots(const Program& program, MemoryAccounts& accounts, std::vector<offload::IoQueue*> queues)
+Slots::Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
+             std::vector<offload::IoQueue*> queues)
     : queues_(std::move(queues)) {
   for (const Slot& slot : program.slots) {
-    buffers_.push_back(allocate(accounts, {.bytes = slot.bytes, .owner = slot.name}));
+    const bool on_device = slot.tier == Tier::device;
+    BufferRequest request{.bytes = slot.bytes, .owner = slot.name, .gpu = device.gpu.value_or(0)};
+    if (device.gpu) request.kind = on_device ? MemoryKind::device : MemoryKind::pinned;
+    if (on_device) request.allocator = device.allocator;
+    buffers_.push_back(allocate(accounts, request));
   }
   for (const std::size_t slot : slots_of_records(program)) {
     const auto memory = bytes({slot, 0, program.slots[slot].bytes});

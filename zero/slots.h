@@ -1,6 +1,7 @@
 // A program's memory: every slot, reserved at once, so that nothing grows later.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/runtime/buffer.h"
@@ -9,16 +10,24 @@
 
 namespace ballast {
 
+// What the memory of the device tier is.
+struct DeviceMemory {
+  std::optional<int> gpu{};        // none: the host's
+  Allocator* allocator = nullptr;  // the caller's, instead of our own; outlives the slots
+};
+
 class Slots {
  public:
-  // Records pass through host slots: the drives' queues are told of those.
-  Slots(const Program& program, MemoryAccounts& accounts, std::vector<offload::IoQueue*> queues);
+  // Records pass through host slots: the drives' queues are told of those. Beside a GPU the host's memory is pinned.
+  Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
+        std::vector<offload::IoQueue*> queues);
   Slots(Slots&&) = delete;
   ~Slots();
 
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const { return buffers_[piece.slot].data() + piece.begin; }
   std::span<std::byte> bytes(const Piece& piece) const { return {data(piece), piece.bytes}; }
+  bool on_gpu(const Piece& piece) const { return buffers_[piece.slot].kind() == MemoryKind::device; }
 
  private:
   std::vector<Buffer> buffers_;

@@ -48,14 +48,11 @@ std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) cons
   for (std::size_t lane = 0; lane < lane_count; ++lane) {
     if (!lanes_[lane].empty()) text += ",\n" + name_of_row(rank, lane);
     for (const Entry& entry : lanes_[lane]) {
-      std::string label = entry.op == nullptr ? "wait" : std::string(name(entry.op->kind));
-      if (entry.op != nullptr && entry.op->unit != none) label += " " + model.units[entry.op->unit].name;
-      if (entry.op != nullptr && entry.op->tile != none) label += fmt::format(" tile {}", entry.op->tile);
       text += fmt::format(
           ",\n"
           R"({{"ph":"X","pid":{},"tid":{},"cat":{},"name":{},"ts":{:.3f},"dur":{:.3f}}})",
-          rank, lane, quoted(name(entry.phase)), quoted(label), microseconds(entry.begin - start_),
-          microseconds(entry.end - entry.begin));
+          rank, lane, quoted(name(entry.phase)), quoted(entry.op == nullptr ? "wait" : label(*entry.op, model)),
+          microseconds(entry.begin - start_), microseconds(entry.end - entry.begin));
     }
   }
   return text + "]\n";

@@ -54,14 +54,18 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
       rank_(world.rank()) {
   if (options.keeps_timeline) timeline_.emplace();
   if (plan_.tiles_on_drive() > 0) records_.emplace(plan_, world, options.drives);
-  mesh_ = make_mesh(world, plan_.placement());
+  if (options.gpu) gpu_.emplace(*options.gpu);
+  mesh_ = make_mesh(world, plan_.placement(), gpu_ ? &*gpu_ : nullptr);
   engine_.emplace(EngineParts{.plan = plan_,
                               .mesh = mesh_,
                               .backend = *backend_,
                               .accounts = accounts_,
                               .records = records_ ? &records_->store() : nullptr,
                               .timeline = timeline_ ? &*timeline_ : nullptr,
-                              .queues = records_ ? records_->queues() : std::vector<offload::IoQueue*>{}});
+                              .queues = records_ ? records_->queues() : std::vector<offload::IoQueue*>{},
+                              .gpu = gpu_ ? &*gpu_ : nullptr,
+                              .stream = options.stream,
+                              .allocator = options.allocator});
 }
 
 std::string Training::chrome_trace() const {

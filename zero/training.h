@@ -29,7 +29,10 @@ struct TrainingOptions {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   double max_norm = optim::no_clipping;
-  bool keeps_timeline = false;  // of what ran when
+  bool keeps_timeline = false;     // of what ran when
+  std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
+  StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
+  Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
 };
 
 // Used by one thread, its rank's trainer.
@@ -67,6 +70,7 @@ class Training {
   std::unique_ptr<kernels::Backend> backend_;
   MemoryAccounts accounts_;
   std::optional<Records> records_;
+  std::optional<GpuLanes> gpu_;
   Mesh mesh_;
   std::size_t rank_;
   std::optional<Timeline> timeline_;

@@ -10,6 +10,10 @@
 namespace ballast {
 
 void FreeMemory::operator()(std::byte* memory) const noexcept {
+  if (allocator != nullptr) {
+    allocator->release(memory, booked.bytes());
+    return;
+  }
   if (booked.kind() == MemoryKind::device) {
     device::release(memory);
     return;
@@ -32,6 +36,12 @@ View Buffer::view(DType dtype) const {
 
 Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
   Buffer buffer;
+  if (request.allocator != nullptr) {
+    free.allocator = request.allocator;
+    std::byte* const memory = request.bytes > 0 ? request.allocator->allocate(request.bytes) : nullptr;
+    buffer.memory_ = {memory, std::move(free)};
+    return buffer;
+  }
   if (request.kind == MemoryKind::device) {
     std::byte* const memory = request.bytes > 0 ? device::allocate(request.bytes, request.gpu, request.owner) : nullptr;
     buffer.memory_ = {memory, std::move(free)};

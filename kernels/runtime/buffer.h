@@ -11,12 +11,22 @@
 
 namespace ballast {
 
+// Somebody else's memory to live in: torch's caching allocator, say. Any thread may call. Both throw nothing but what the
+// user should see; release waits for whatever still uses the memory.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  virtual std::byte* allocate(std::size_t bytes) = 0;  // aligned to 256 bytes; not necessarily zeroed
+  virtual void release(std::byte* memory, std::size_t bytes) noexcept = 0;
+};
+
 struct BufferRequest {
   MemoryKind kind = MemoryKind::pageable;
   std::size_t bytes = 0;
-  std::string owner;         // "optimizer state of h.7"
-  int gpu = 0;               // of device memory, and of the copies to and from pinned memory
-  std::vector<int> nodes{};  // NUMA nodes of host memory; none: those of the calling thread's cores
+  std::string owner;               // "optimizer state of h.7"
+  int gpu = 0;                     // of device memory, and of the copies to and from pinned memory
+  std::vector<int> nodes{};        // NUMA nodes of host memory; none: those of the calling thread's cores
+  Allocator* allocator = nullptr;  // of this kind of memory, instead of our own; outlives the buffer
 };
 
 // Gives memory back to where it came from. The booking is part of it, so that it always ends after the memory does.
@@ -26,6 +36,7 @@ struct FreeMemory {
   int gpu = 0;
   bool pinned = false;
   std::string unpinned_because{};
+  Allocator* allocator = nullptr;
   void operator()(std::byte* memory) const noexcept;
 };
 
@@ -55,7 +66,7 @@ class Buffer {
   std::unique_ptr<std::byte[], FreeMemory> memory_;
 };
 
-// Host memory is zeroed and resident at once, device memory is neither. Too little memory is an error (B2001, B2003,
+// Our own host memory is zeroed and resident at once; device memory and a caller's are neither. Too little memory is an error (B2001, B2003,
 // B2004) that says how much is needed, available, and who set the limit. Any thread may call.
 Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request);
 

@@ -6,57 +6,6 @@
 using namespace ballast;
 using namespace ballast::testing;
 
-namespace {
-
-void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other) {
-  REQUIRE(one.size() == other.size());
-  for (std::size_t rank = 0; rank < one.size(); ++rank) {
-    CHECK((one[rank].seen == other[rank].seen));
-    CHECK(one[rank].norms == other[rank].norms);
-    CHECK((one[rank].parameters == other[rank].parameters));
-    CHECK(one[rank].steps == other[rank].steps);
-  }
-}
-
-// The ledger is what is reserved, and lanes move what the program says.
-void check_as_planned(const std::vector<Outcome>& outcomes) {
-  for (const Outcome& outcome : outcomes) {
-    CHECK(outcome.reserved_bytes == outcome.planned_bytes);
-    for (std::size_t lane = 0; lane < lane_count; ++lane) {
-      INFO("lane " << name(static_cast<Lane>(lane)));
-      CHECK(outcome.moved_bytes[lane] == outcome.planned_moves[lane]);
-    }
-  }
-}
-
-struct Tiers {
-  Tier parameters, gradients, state;
-};
-
-std::vector<Placement> placements(std::size_t ranks) {
-  using enum Tier;
-  std::vector<Placement> all;
-  for (const int stage : {0, 1, 2, 3}) {
-    for (const Tiers& tiers : {Tiers{device, device, device}, Tiers{device, device, host}, Tiers{device, host, nvme},
-                               Tiers{host, device, host}, Tiers{host, host, nvme}, Tiers{nvme, host, nvme}}) {
-      if (stage < 3 && tiers.parameters != device) continue;
-      Placement placement = placement_of_stage(stage, ranks);
-      placement.parameters = all_in(tiers.parameters);
-      placement.gradients = all_in(tiers.gradients);
-      placement.state = all_in(tiers.state);
-      all.push_back(placement);
-    }
-  }
-  Placement mixed = placement_of_stage(3, ranks);
-  mixed.parameters = {0.4, 0.3, 0.3};
-  mixed.gradients = {0.5, 0.5, 0.0};
-  mixed.state = {0.3, 0.3, 0.4};
-  all.push_back(mixed);
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
   for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
     for (const std::size_t micro_steps : {1u, 3u}) {

@@ -41,28 +41,65 @@ inline ParameterSource first_parameters() {
   };
 }
 
+// A view that the host can read: itself, or a copy where it lies on a GPU that works up to there in `stream`.
+class Readable {
+ public:
+  Readable(const ConstView& view, const Stream* stream) : view_(view) {
+    if (stream == nullptr) return;
+    copy_.resize(view.bytes());
+    copy(copy_.data(), view.data(), view.bytes(), *stream);
+    stream->synchronize();
+    view_ = ConstView(copy_.data(), view.count(), view.dtype());
+  }
+  Readable(Readable&&) = delete;
+  const ConstView& view() const { return view_; }
+
+ protected:
+  std::vector<std::byte> copy_;
+
+ private:
+  ConstView view_;
+};
+
+// One that it can write too; what is written is there when this has ended.
+class Writable : public Readable {
+ public:
+  Writable(const View& view, const Stream* stream) : Readable(view, stream), to_(view), stream_(stream) {}
+  ~Writable() {
+    if (stream_ != nullptr) copy(to_.data(), copy_.data(), to_.bytes(), *stream_);
+  }
+  View view() { return stream_ != nullptr ? View(copy_.data(), to_.count(), to_.dtype()) : to_; }
+
+ private:
+  View to_;
+  const Stream* stream_;
+};
+
 // Bytes of tensors, without padding.
-inline void add_bytes(const Unit& unit, const Lease& lease, std::vector<std::byte>& bytes) {
+inline void add_bytes(const Unit& unit, const Lease& lease, const Stream* stream, std::vector<std::byte>& bytes) {
   for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
-    const auto more = lease.tensor(tensor).as_bytes();
+    const Readable readable(lease.tensor(tensor), stream);
+    const auto more = readable.view().as_bytes();
     bytes.insert(bytes.end(), more.begin(), more.end());
   }
 }
 
 class SyntheticTrainer {
  public:
-  SyntheticTrainer(const Model& model, std::size_t rank) : model_(model), rank_(rank) {}
+  // On a GPU it works in `stream`, which is the training's.
+  SyntheticTrainer(const Model& model, std::size_t rank, const Stream* stream = nullptr)
+      : model_(model), rank_(rank), stream_(stream) {}
 
   // One micro-step. Returns what the trainer saw: the parameters of all units, forward and backward.
   std::vector<std::byte> run(Training& training, std::size_t micro_step) {
     std::vector<std::byte> seen;
     for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
       const Lease lease = training.forward(unit);
-      add_bytes(model_.units[unit], lease, seen);
+      add_bytes(model_.units[unit], lease, stream_, seen);
     }
     for (std::size_t unit = model_.units.size(); unit-- > 0;) {
       const Lease lease = training.backward(unit);
-      add_bytes(model_.units[unit], lease, seen);
+      add_bytes(model_.units[unit], lease, stream_, seen);
       backward(unit, lease, micro_step);
     }
     return seen;
@@ -77,23 +114,28 @@ class SyntheticTrainer {
     for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
       if (unit.tensors[tensor].frozen) continue;
       add(lease.gradient(tensor), lease.tensor(tensor), seed + tensor * 7919);
-      if (number == 1 && tensor == 0)
-        set_value(lease.gradient(tensor), 5, value_of(lease.gradient(tensor), 5) + poison);
+      if (number == 1 && tensor == 0) {
+        Writable gradient(lease.gradient(tensor), stream_);
+        set_value(gradient.view(), 5, value_of(gradient.view(), 5) + poison);
+      }
     }
     for (std::size_t tie = 0; tie < unit.ties.size(); ++tie) {
       add(lease.tied_gradient(tie), lease.tied(tie), seed + tie + 499);
     }
   }
 
-  static void add(const View& gradient, const ConstView& parameter, std::uint64_t seed) {
+  void add(const View& gradient, const ConstView& parameter, std::uint64_t seed) const {
+    Writable sum(gradient, stream_);
+    const Readable read(parameter, stream_);
     for (std::size_t i = 0; i < gradient.count(); ++i) {
-      const float more = noise(seed + i) + 0.1f * value_of(parameter, i);
-      set_value(gradient, i, value_of(gradient, i) + more);
+      const float more = noise(seed + i) + 0.1f * value_of(read.view(), i);
+      set_value(sum.view(), i, value_of(sum.view(), i) + more);
     }
   }
 
   const Model& model_;
   std::size_t rank_;
+  const Stream* stream_;
 };
 
 }  // namespace ballast::testing

@@ -10,9 +10,13 @@
 namespace ballast::testing {
 namespace {
 
+struct Tiers {
+  Tier parameters, gradients, state;
+};
+
 std::size_t ranks_of(const Setup& setup) { return setup.placement.shards * setup.placement.replicas; }
 
-TrainingOptions options_of(const Setup& setup) {
+TrainingOptions options_of(const Setup& setup, const Stream* stream) {
   const Placement& placement = setup.placement;
   const bool stage_0 = placement.shards == 1 && placement.whole_parameters;
   return {.stage = stage_0                      ? 0
@@ -28,7 +32,9 @@ TrainingOptions options_of(const Setup& setup) {
           .tile_elements = setup.tile_elements,
           .micro_steps = setup.micro_steps,
           .schedule = setup.schedule,
-          .max_norm = setup.max_norm};
+          .max_norm = setup.max_norm,
+          .gpu = stream != nullptr ? std::optional(stream->gpu()) : std::nullopt,
+          .stream = stream != nullptr ? stream->handle() : nullptr};
 }
 
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
@@ -46,10 +52,13 @@ void count_moves(const Training& training, std::size_t steps, Outcome& outcome) 
 
 Outcome train_rank(const Setup& setup, Communicator& world) {
   const Model model = odd_model();
+  std::optional<Stream> own_stream;
+  if (setup.gpu) own_stream.emplace();
+  const Stream* const stream = own_stream ? &*own_stream : nullptr;
   Training training(model, world, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}},
-                    options_of(setup));
+                    options_of(setup, stream));
   training.start(first_parameters());
-  SyntheticTrainer trainer(model, world.rank());
+  SyntheticTrainer trainer(model, world.rank(), stream);
   Outcome outcome{.began_at = training.steps()};
   for (std::size_t step = training.steps(); step < setup.steps; ++step) {
     trainer.poison = step == setup.poisoned_step && world.rank() == 0 ? std::numeric_limits<float>::infinity() : 0.0f;
@@ -65,7 +74,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   count_moves(training, setup.steps - outcome.began_at, outcome);
   outcome.moved_bytes = training.engine().metrics().bytes;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    add_bytes(model.units[unit], training.forward(unit), outcome.parameters);
+    add_bytes(model.units[unit], training.forward(unit), stream, outcome.parameters);
   }
   outcome.steps = training.steps();
   for (const MemoryAccounts::Entry& entry : training.memory().entries())
@@ -98,6 +107,48 @@ std::vector<Outcome> train(const Setup& setup) {
     thread.join();
   REQUIRE(failures == std::vector<std::string>(everybody.size()));
   return outcomes;
+}
+
+void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other) {
+  REQUIRE(one.size() == other.size());
+  for (std::size_t rank = 0; rank < one.size(); ++rank) {
+    CHECK((one[rank].seen == other[rank].seen));
+    CHECK(one[rank].norms == other[rank].norms);
+    CHECK((one[rank].parameters == other[rank].parameters));
+    CHECK(one[rank].steps == other[rank].steps);
+  }
+}
+
+void check_as_planned(const std::vector<Outcome>& outcomes) {
+  for (const Outcome& outcome : outcomes) {
+    CHECK(outcome.reserved_bytes == outcome.planned_bytes);
+    for (std::size_t lane = 0; lane < lane_count; ++lane) {
+      INFO("lane " << name(static_cast<Lane>(lane)));
+      CHECK(outcome.moved_bytes[lane] == outcome.planned_moves[lane]);
+    }
+  }
+}
+
+std::vector<Placement> placements(std::size_t ranks) {
+  using enum Tier;
+  std::vector<Placement> all;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const Tiers& tiers : {Tiers{device, device, device}, Tiers{device, device, host}, Tiers{device, host, nvme},
+                               Tiers{host, device, host}, Tiers{host, host, nvme}, Tiers{nvme, host, nvme}}) {
+      if (stage < 3 && tiers.parameters != device) continue;
+      Placement placement = placement_of_stage(stage, ranks);
+      placement.parameters = all_in(tiers.parameters);
+      placement.gradients = all_in(tiers.gradients);
+      placement.state = all_in(tiers.state);
+      all.push_back(placement);
+    }
+  }
+  Placement mixed = placement_of_stage(3, ranks);
+  mixed.parameters = {0.4, 0.3, 0.3};
+  mixed.gradients = {0.5, 0.5, 0.0};
+  mixed.state = {0.3, 0.3, 0.4};
+  all.push_back(mixed);
+  return all;
 }
 
 }  // namespace ballast::testing

@@ -17,6 +17,7 @@ struct Setup {
   double loss_scale = 1.0;
   std::size_t steps = 4;
   std::size_t poisoned_step = none;   // whose gradients are not finite on rank 0
+  bool gpu = false;                   // all ranks on GPU 0
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
   std::filesystem::path directory{};  // of a run that is kept; else one of its own
 };
@@ -36,5 +37,11 @@ struct Outcome {
 
 Outcome train_rank(const Setup& setup, Communicator& world);
 std::vector<Outcome> train(const Setup& setup);  // all ranks, on threads
+
+void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other);
+void check_as_planned(
+    const std::vector<Outcome>& outcomes);  // the ledger is what is reserved; lanes move what they should
+
+std::vector<Placement> placements(std::size_t ranks);  // all stages on all tiers, and a mixture
 
 }  // namespace ballast::testing

@@ -6,9 +6,21 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/runtime/device.h"
 #include "kernels/runtime/view.h"
 
 namespace ballast {
+
+namespace kernels {
+class Backend;
+}
+
+// The stream on a GPU that a group's work goes into, and the backend that makes its sums there; both outlive the group.
+// Calls then return when their work is issued.
+struct Channel {
+  StreamHandle stream = nullptr;
+  kernels::Backend* backend = nullptr;
+};
 
 // Used by one thread at a time; other communicators of the same process may be in use by other threads meanwhile. A call
 // that fails, on whichever rank, ends the group: every rank's pending and later calls throw B3301 with the first error.
@@ -30,9 +42,11 @@ class Communicator {
   virtual void broadcast(View values, std::size_t root) = 0;
   virtual void barrier() = 0;
 
-  // The ranks that name the same color form a group, in rank order. With one color for all it is a second channel over
-  // the same ranks, for another thread.
-  virtual std::unique_ptr<Communicator> split(std::size_t color) = 0;
+  // The ranks that name the same color form a group, in rank order. With one color for all it is a second group of the
+  // same ranks, for another thread. Without a channel its work goes where this group's goes; a channel on a GPU is refused
+  // (B2301) by groups whose bytes go through host memory.
+  virtual std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) = 0;
+  std::unique_ptr<Communicator> split(std::size_t color) { return split(color, nullptr); }
 
   // Ends the group, and all that were split from it or that it was split from. Any thread may call.
   virtual void abort(std::string_view reason) = 0;

@@ -23,7 +23,11 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options) {
 std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options);
 
 MakeTransport maker(const ConnectOptions& options) {
-  return [options](const ProcessGroup& part) { return make_transport(part, options); };
+  return [options](const ProcessGroup& part, std::optional<StreamHandle> stream) {
+    ConnectOptions part_options = options;
+    if (stream) part_options.place.stream = *stream;
+    return make_transport(part, part_options);
+  };
 }
 
 std::unique_ptr<Transport> fastest_on_cpus(const ProcessGroup& group, const ConnectOptions& options) {

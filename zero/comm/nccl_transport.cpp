@@ -131,6 +131,8 @@ class NcclTransport : public ProcessTransport {
     return where == Where::host ? host_->round_bytes(where) : round_bytes_;
   }
 
+  bool reaches_gpus() const override { return true; }
+
   void round(const Round& given, const Take& take) override {
     if (given.where == Where::host) return host_->round(given, take);
     nccl_.issue([&](ncclComm_t handle) {

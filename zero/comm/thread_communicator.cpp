@@ -51,11 +51,17 @@ void ThreadGroup::hide(std::size_t rank) noexcept {
 
 namespace {
 
-// What is shown for as long as this object lives.
+// What is shown for as long as this object lives. Where the ranks' work is on a GPU, what is shown is there before others
+// see it, and they have taken it before it goes.
 class Shown {
  public:
-  Shown(ThreadGroup& group, std::size_t rank, const Round& given) : group_(group), rank_(rank) {
+  Shown(ThreadGroup& group, std::size_t rank, const Round& given, std::optional<StreamHandle> stream)
+      : group_(group), rank_(rank), stream_(group.size() > 1 ? stream : std::nullopt) {
+    if (stream_) device::synchronize(*stream_);
     group_.show(rank, given);
+  }
+  void taken() const {
+    if (stream_) device::synchronize(*stream_);
   }
   ~Shown() { group_.hide(rank_); }
   Shown(const Shown&) = delete;
@@ -66,14 +72,15 @@ class Shown {
  private:
   ThreadGroup& group_;
   std::size_t rank_;
+  std::optional<StreamHandle> stream_;
 };
 
 // Takes from where the givers have their memory, so a round may have any size.
 class ThreadTransport : public Transport {
  public:
   ThreadTransport(ThreadGroup& group, std::size_t rank) : group_(&group), rank_(rank) {}
-  ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank)
-      : owned_(std::move(group)), group_(owned_.get()), rank_(rank) {}
+  ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank, std::optional<StreamHandle> stream = {})
+      : owned_(std::move(group)), group_(owned_.get()), rank_(rank), stream_(stream) {}
 
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
@@ -81,16 +88,19 @@ class ThreadTransport : public Transport {
   void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
 
   void round(const Round& given, const Take& take) override {
-    const Shown shown(*group_, rank_, given);
+    const Shown shown(*group_, rank_, given, stream_);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       const Round& theirs = shown.by(peer);
       require_same(given.call, theirs.call, fmt::format("rank {}", peer));
       if (given.gives(peer)) take(peer, theirs.piece(rank_));
     }
+    shown.taken();
   }
 
+  bool reaches_gpus() const override { return true; }
+
   // The first of the ranks makes the group, and shows the others where.
-  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks) override {
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, std::optional<StreamHandle> stream) override {
     std::shared_ptr<ThreadGroup> part;
     if (ranks.front() == rank_) part = group_->part(ranks.size());
     const auto bytes = std::as_bytes(std::span(&part, 1));
@@ -101,13 +111,15 @@ class ThreadTransport : public Transport {
             }
           });
     const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
-    return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place));
+    return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place),
+                                             stream ? stream : stream_);
   }
 
  private:
   std::shared_ptr<ThreadGroup> owned_;
   ThreadGroup* group_;
   std::size_t rank_;
+  std::optional<StreamHandle> stream_;
 };
 
 }  // namespace

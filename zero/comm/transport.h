@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
+#include "kernels/runtime/device.h"
 #include "zero/comm/call.h"
 
 namespace ballast {
@@ -44,8 +46,11 @@ class Transport {
   // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
   virtual void round(const Round& given, const Take& take) = 0;
 
-  // The group that `ranks` of this one form, this rank among them. All ranks call at the same time.
-  virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks) = 0;
+  virtual bool reaches_gpus() const { return false; }  // whether what a round carries may lie in a GPU's memory
+
+  // The group that `ranks` of this one form, this rank among them; on GPUs, with another stream if one is given. All ranks
+  // call at the same time.
+  virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, std::optional<StreamHandle> stream) = 0;
 
   virtual void abort(std::string_view reason) = 0;  // any thread may call
 };

@@ -49,6 +49,13 @@ std::string_view name(Phase phase) {
   return names[static_cast<std::size_t>(phase)];
 }
 
+std::string label(const Op& op, const Model& model) {
+  std::string text(name(op.kind));
+  if (op.unit != none) text += " " + model.units[op.unit].name;
+  if (op.tile != none) text += fmt::format(" tile {}", op.tile);
+  return text;
+}
+
 std::string to_text(const Program& program) {
   std::string text;
   for (const Slot& slot : program.slots) {

@@ -105,6 +105,7 @@ struct Program {
   std::vector<Op> ops;
 };
 
-std::string to_text(const Program& program);  // one slot or operation a line
+std::string to_text(const Program& program);          // one slot or operation a line
+std::string label(const Op& op, const Model& model);  // "update h.3 tile 2"
 
 }  // namespace ballast

@@ -1,0 +1,10 @@
+// Lanes on a GPU, where there is none.
+#include "tests/emulated_gpu/memory.h"
+#include "tests/zero/gpu_cases.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+TEST_CASE("on a GPU stages and tiers give the bits of the CPU") { check_gpu_trains_as_cpu(); }
+
+TEST_CASE("all formats train on a GPU as on the CPU") { check_gpu_trains_in_all_formats(); }

@@ -1,0 +1,8 @@
+// Lanes on a GPU. Without one, tests/emulated_gpu tries the same.
+#include "tests/zero/gpu_cases.h"
+
+using namespace ballast::testing;
+
+TEST_CASE("on a GPU stages and tiers give the bits of the CPU", "[gpu]") { check_gpu_trains_as_cpu(); }
+
+TEST_CASE("all formats train on a GPU as on the CPU", "[gpu]") { check_gpu_trains_in_all_formats(); }
