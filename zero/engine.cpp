@@ -264,6 +264,7 @@ StepResult Engine::step() {
   begin_round();
   const Metrics now = metrics();
   round.result.metrics = now.since(std::exchange(at_last_step_, now));
+  own_seconds_ = round.result.metrics.own_seconds();
   return round.result;
 }
 
