@@ -25,4 +25,10 @@ GpuLanes::GpuLanes(int gpu) : gpu_(gpu) {
   }
 }
 
+void GpuLanes::finish() const {
+  for (const std::optional<OnGpu>& lane : lanes_) {
+    if (lane) lane->stream.synchronize();
+  }
+}
+
 }  // namespace ballast

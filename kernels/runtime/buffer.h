@@ -11,8 +11,8 @@
 
 namespace ballast {
 
-// Somebody else's memory to live in: torch's caching allocator, say. Any thread may call. Both throw nothing but what the
-// user should see; release waits for whatever still uses the memory.
+// Somebody else's memory to live in: torch's caching allocator, say. Any thread may call. Nothing is at work in what is
+// given back.
 class Allocator {
  public:
   virtual ~Allocator() = default;
