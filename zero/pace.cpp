@@ -17,12 +17,13 @@ Pace pace_of(Mesh& mesh, double own_seconds) {
             .seconds = static_cast<double>(*slowest) * 1e-9};
   std::ranges::sort(nanoseconds);
   pace.median = static_cast<double>(nanoseconds[nanoseconds.size() / 2]) * 1e-9;
+  pace.least = static_cast<double>(nanoseconds.front()) * 1e-9;
   return pace;
 }
 
 std::string to_text(const Pace& pace) {
-  return fmt::format("slowest rank {}: {:.1f} ms of its own, the median {:.1f} ms", pace.slowest, pace.seconds * 1e3,
-                     pace.median * 1e3);
+  return fmt::format("slowest rank {}: {:.1f} ms of its own, the median {:.1f} ms, the least {:.1f} ms", pace.slowest,
+                     pace.seconds * 1e3, pace.median * 1e3, pace.least * 1e3);
 }
 
 }  // namespace ballast

@@ -12,6 +12,7 @@ struct Pace {
   std::size_t slowest = 0;  // a rank
   double seconds = 0.0;     // that its trainer took, without what that waited for
   double median = 0.0;      // of all ranks
+  double least = 0.0;
 
   bool operator==(const Pace&) const = default;
 };
