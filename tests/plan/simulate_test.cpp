@@ -5,6 +5,7 @@
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
 #include "zero/plan/choose.h"
+#include "zero/plan/shared_time.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -83,6 +84,47 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   CHECK(step.seconds < disk + 8 * 0.06);  // not one after the other
   CHECK(step.seconds > disk);
   CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is named as what takes the time
+}
+
+TEST_CASE("who shares a processor takes what time is left, in pieces") {
+  SharedTime time;
+  const auto check = [&](std::size_t who, double from, double seconds, const SharedTime::Taken& expected) {
+    const SharedTime::Taken taken = time.take(who, from, seconds);
+    CAPTURE(who);
+    CHECK(taken.begin == expected.begin);
+    CHECK(taken.end == expected.end);
+    CHECK(taken.after == expected.after);
+  };
+  check(0, 2, 2, {2, 4, SharedTime::nobody});
+  check(1, 0, 3, {4, 5, 0});  // 0 to 2, and after the other one
+  check(2, 6, 1, {6, 7, SharedTime::nobody});
+  check(3, 3, 2, {7, 8, 2});  // 5 to 6, 7 to 8
+  check(4, 3, 0, {3, 3, SharedTime::nobody});
+  check(5, 9, 1, {9, 10, SharedTime::nobody});
+}
+
+TEST_CASE("where all share a CPU only the drive works beside the trainer") {
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  Machine machine = fast_machine();
+  machine.host_memory = machine.device_memory = 1e9;
+  machine.gather = machine.reduce = 1e8;
+  machine.shares_cores = true;
+  const UnitWork work{0.02, 0.04};
+  const Simulation shared = simulation_of(setup, machine, work);
+  double all = 0;
+  for (std::size_t lane = 0; lane < lane_count; ++lane)
+    all += shared.busy[lane];
+  CHECK(shared.seconds ==
+        Approx(all));  // but for agreements nothing leaves the processor idle, and no two use it at once
+  CHECK(shared.critical[at(Lane::compute)] + shared.critical[at(Lane::gather)] <= shared.seconds * (1 + 1e-9));
+  setup.placement.state = all_in(Tier::nvme);
+  machine.read = machine.write = 200e6;
+  const Simulation with_drive = simulation_of(setup, machine, work);
+  all = 0;
+  for (std::size_t lane = 0; lane < lane_count; ++lane)
+    all += with_drive.busy[lane];
+  CHECK(with_drive.seconds < 0.8 * all);
+  CHECK(with_drive.seconds > all - with_drive.busy[at(Lane::disk)]);
 }
 
 TEST_CASE("the ledger sums what a program reserves, by tier and owner") {

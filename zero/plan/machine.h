@@ -24,6 +24,8 @@ struct Machine {
   // Seconds.
   double collective_latency = 20e-6;
   double commit_latency = 5e-3;
+
+  bool shares_cores = false;  // the trainer and all lanes but the disk's compute on the same cores: those of a CPU
 };
 
 // What the trainer computes with a unit.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "zero/plan/shared_time.h"
+
 namespace ballast {
 namespace {
 
@@ -10,12 +12,15 @@ constexpr int rounds = 3;
 std::size_t index(Lane lane) { return static_cast<std::size_t>(lane); }
 std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
 
-// When an operation ran, and which one it waited for last.
+// When an operation ran, the last time without a break, and which one it waited for before that.
 struct Span {
   double begin = 0;
   double end = 0;
+  double busy = 0;  // more than from begin to end where there were breaks
   std::size_t held_up_by = none;
 };
+
+bool needs_cores(const Op& op) { return op.lane != Lane::disk && op.kind != OpKind::agree; }
 
 class Walk {
  public:
@@ -35,7 +40,7 @@ class Walk {
     for (std::size_t i = 0; i < size_; ++i) {
       const Op& op = in_.program.ops[i];
       const Span& span = spans_[begin_of_round_ + i];
-      result.busy[index(op.lane)] += span.end - span.begin;
+      result.busy[index(op.lane)] += span.busy;
       result.bytes[index(op.lane)] += bytes_moved(op, in_.placement);
     }
     follow_back(result);
@@ -57,16 +62,24 @@ class Walk {
       if (!wait.of_last_round) after(begin_of_round_ + wait.op);
       if (wait.of_last_round && begin_of_round_ > 0) after(begin_of_round_ - size_ + wait.op);
     }
-    span.end = span.begin + seconds_of(op, in_);
+    span.busy = seconds_of(op, in_);
+    in_.machine.shares_cores&& needs_cores(op) ? take_turns(span, self) : void(span.end = span.begin + span.busy);
     spans_.push_back(span);
     lane_last_[index(op.lane)] = self;
     if (op.kind == OpKind::use || op.kind == OpKind::agree) trainer_waits(op, self);
   }
 
+  void take_turns(Span& span, std::size_t self) {
+    const SharedTime::Taken taken = cores_.take(self, span.begin, span.busy);
+    span.begin = taken.begin;
+    span.end = taken.end;
+    if (taken.after != SharedTime::nobody) span.held_up_by = taken.after;
+  }
+
   // Everything listed later begins when the trainer has come by here.
   void trainer_waits(const Op& op, std::size_t self) {
     const Span& span = spans_[self];
-    const double until = op.kind == OpKind::use ? span.begin : span.end;
+    const double until = op.kind == OpKind::use ? span.end - span.busy : span.end;
     exposed_[index(op.phase)] += std::max(0.0, until - trainer_free_);
     trainer_free_ = std::max(trainer_free_, span.end);
     came_by_ = self;
@@ -83,6 +96,7 @@ class Walk {
   const SimulationInput& in_;
   std::size_t size_;
   std::vector<Span> spans_;  // of all rounds
+  SharedTime cores_;
   std::array<std::size_t, lane_count> lane_last_{};
   std::array<double, phase_count> exposed_{};
   std::size_t begin_of_round_ = 0;
