@@ -63,7 +63,8 @@ class Walk {
       if (wait.of_last_round && begin_of_round_ > 0) after(begin_of_round_ - size_ + wait.op);
     }
     span.busy = seconds_of(op, in_);
-    in_.machine.shares_cores&& needs_cores(op) ? take_turns(span, self) : void(span.end = span.begin + span.busy);
+    span.end = span.begin + span.busy;
+    if (in_.machine.shares_cores && needs_cores(op)) take_turns(span, self);
     spans_.push_back(span);
     lane_last_[index(op.lane)] = self;
     if (op.kind == OpKind::use || op.kind == OpKind::agree) trainer_waits(op, self);

@@ -1,5 +1,5 @@
 // Costs a program on any machine: an operation begins when the trainer has come to it, its lane is free, and what it waits
-// for is done. Three rounds are walked, and the last one counts, for steps overlap.
+// for is done; on a CPU it takes turns with all others. Three rounds are walked, and the last one counts, for steps overlap.
 #pragma once
 
 #include <array>
