@@ -37,7 +37,8 @@ def front(model: ModelLike, **options: Unpack[PlanOptions]) -> list[Plan]:
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(ways, ways[1:]))
     True
     """
-    return unbeaten(offer(model, options))
+    asked = offer(model, options)
+    return unbeaten(asked)
 
 
 def best(asked: Offer) -> Plan:
@@ -50,13 +51,15 @@ def best(asked: Offer) -> Plan:
     return min((asked.plan(asked.exact.price(placement)) for placement, _ in fitting), key=lambda way: way.seconds)
 
 
-def unbeaten(asked: Offer) -> list[Plan]:
-    """What `front()` answers."""
+def unbeaten(asked: Offer, *, also: Plan | None = None) -> list[Plan]:
+    """What `front()` answers; `also` is a way that is known already, and stays."""
     ways = [asked.plan(asked.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(asked)]
+    if also:
+        ways = [also, *(way for way in ways if (way.stage, way.places) != (also.stage, also.places))]
     ways.sort(key=lambda way: (way.seconds, way.bytes_in("device"), way.bytes_in("host")))
     found: list[Plan] = []
     for way in ways:
-        if not found or way.bytes_in("device") < found[-1].bytes_in("device"):
+        if way is also or not found or way.bytes_in("device") < found[-1].bytes_in("device"):
             found.append(way)
     return found
 
