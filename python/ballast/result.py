@@ -92,7 +92,8 @@ class Plan:
             f"a step    {_seconds(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
             f"waits     {waits}",
             f"longest   {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s; GB/s of a rank: {rates}",
+            f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s of a GPU; of a rank in GB/s",
+            f"          {rates}",
         ]
         return lines + [f"note      {note}" for note in self.notes]
 

@@ -42,10 +42,10 @@ VENDORS = [
     Vendor("cuBLAS", r"cublas.*", ["benchmarks/gpt/*", "optim/*.cpp", "optim/*.cu"]),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
-    Vendor("pybind11", r"pybind11/.*", ["python/*"]),
+    Vendor("pybind11", r"pybind11/.*", ["python/bindings/*"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
-    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*", "python/*"]),
-    Vendor("CLI11", r"CLI/.*", ["benchmarks/*", "python/*"]),
+    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*"]),
+    Vendor("CLI11", r"CLI/.*", ["benchmarks/*"]),
 ]
 
 
