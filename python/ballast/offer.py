@@ -42,7 +42,7 @@ class Offer:
             parameters=self.described.parameters,
             ranks=asked.ranks,
             gpu=asked.gpu,
-            stage=_stage(placement),
+            stage=_stage(placement) if asked.stage is None else asked.stage,
             format=asked.format,
             places={kind: _fractions(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),

@@ -41,9 +41,9 @@ struct Rendezvous {
 };
 
 Launch launch_of(const Rendezvous& where) {
-  Launch launch = launch_from(Environment());
-  if (where.rank) launch.rank = *where.rank;
-  if (where.size) launch.size = *where.size;
+  const bool told =
+      where.rank && where.size;  // then a launcher's environment, which may be another group's, is not read
+  Launch launch = told ? Launch{.rank = *where.rank, .size = *where.size} : launch_from(Environment());
   if (!where.host.empty()) launch.hub.host = where.host;
   if (!where.job.empty()) launch.job = where.job;
   return launch;

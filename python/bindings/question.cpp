@@ -58,6 +58,7 @@ constexpr std::array optimizers{row<optim::AdamW>("adamw"),     row<optim::Adam>
 
 std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
+  names.reserve(optimizers.size());
   for (const auto& optimizer : optimizers) {
     names.emplace_back(optimizer.first);
   }
@@ -73,6 +74,7 @@ void set_optimizer(Question& question, const std::string& name) {
 
 void set_work(Question& question, const std::vector<std::pair<double, double>>& seconds) {
   question.work.clear();
+  question.work.reserve(seconds.size());
   for (const auto& [forward, backward] : seconds) {
     question.work.push_back({forward, backward});
   }

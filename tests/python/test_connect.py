@@ -1,5 +1,6 @@
 """Ranks meet through a store that Python brings: torch's, or one of a few lines."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,17 @@ for job in ("first", "second"):  # one store serves both
         group.barrier()
         sums = group.all_reduce([rank, 10, 2**40])
 print(*sums)
+"""
+
+FAILING = """
+import sys
+import ballast
+from {store} import store_at
+
+place, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with ballast.connect(store=store_at(place, rank, size), rank=rank, size=size, timeout=60) as group:
+    1 / rank
+    group.barrier()
 """
 
 
@@ -59,8 +71,8 @@ def store_at(place, rank, size):
 def start(tmp_path, environment):
     """Starts two ranks, and gives what they said."""
 
-    def start(store: str, place: str, ranks: int = 2) -> list[subprocess.CompletedProcess]:
-        (tmp_path / "rank.py").write_text(RANK.format(store=store))
+    def start(store: str, place: str, script: str = RANK, ranks: int = 2) -> list[subprocess.CompletedProcess]:
+        (tmp_path / "rank.py").write_text(script.format(store=store))
         (tmp_path / "torch_store.py").write_text(TORCH_STORE)
         (tmp_path / "file_store.py").write_text(Path(__file__).read_text())
         command = [sys.executable, str(tmp_path / "rank.py"), place]
@@ -87,6 +99,28 @@ def test_two_processes_meet_through_torch(start):
         assert (ended.returncode, ended.stdout) == (0, f"1 20 {2**41}\n"), ended.stderr
 
 
+def test_two_processes_meet_as_a_launcher_says(environment):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launched = {**environment, "WORLD_SIZE": "2", "BALLAST_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+    script = "import ballast\nwith ballast.connect(timeout=60) as group: print(group.all_reduce([group.rank + 1]))"
+    command = [sys.executable, "-c", script]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**launched, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    assert [process.communicate(timeout=120)[0] for process in running] == ["[3]\n", "[3]\n"]
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_reason(start, tmp_path):
+    (tmp_path / "store").mkdir()
+    failed, other = start("file_store", str(tmp_path / "store"), script=FAILING)
+    assert "ZeroDivisionError" in failed.stderr.splitlines()[-1]
+    assert "ballast.errors.FailureError: B3301" in other.stderr
+    assert "ZeroDivisionError: division by zero" in other.stderr
+
+
 def test_one_rank_needs_nobody(monkeypatch):
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
@@ -94,6 +128,14 @@ def test_one_rank_needs_nobody(monkeypatch):
         assert (group.rank, group.size) == (0, 1)
         assert group.all_reduce([3, -4]) == [3, -4]
         group.barrier()
+
+
+def test_who_is_told_its_rank_reads_no_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "7")  # without WORLD_SIZE
+    with ballast.connect(rank=0, size=1) as group:
+        assert group.size == 1
+    with pytest.raises(ballast.UsageError, match="WORLD_SIZE"):
+        ballast.connect()
 
 
 def test_a_closed_group_says_so():

@@ -30,7 +30,7 @@ def test_a_configuration_is_a_path_a_folder_or_a_dict(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     names = ["embedding", "layers.0", "layers.1", "layers.2", "norm", "head"]
-    for given in (LLAMA, str(path), str(tmp_path)):
+    for given in (LLAMA, path, str(path), str(tmp_path)):
         assert describe(given).unit_names == names
 
 

@@ -1,6 +1,7 @@
 """Planning: what fits, what it costs, and what is said where nothing fits."""
 
 import dataclasses
+import itertools
 import json
 import time
 import typing
@@ -59,6 +60,12 @@ def test_state_goes_where_it_is_told():
         **MACHINE,
     )
     assert mixed.places["state"] == {"device": 0.25, "host": 0.75}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_stage_that_was_asked_for_is_the_one_that_is_said(stage, ranks):
+    assert ballast.plan(SMALL, ranks=ranks, stage=stage, offload="none").stage == stage
 
 
 def test_the_ranks_of_a_machine_share_it():
@@ -132,7 +139,7 @@ def test_what_is_not_counted_is_said():
 def test_the_front_has_nothing_that_is_beaten():
     ways = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drives="30TB")
     assert len(ways) > 1
-    for fast, slow in zip(ways, ways[1:]):
+    for fast, slow in itertools.pairwise(ways):
         assert fast.seconds <= slow.seconds
         assert fast.bytes_in("device") > slow.bytes_in("device")
     assert all(way.fits for way in ways)

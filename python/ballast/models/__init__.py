@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
         from ballast.models.modules import from_module
 
         return from_module(model, dtype=dtype)
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     if hasattr(model, "to_dict"):  # a configuration object of transformers
         model = model.to_dict()
     if isinstance(model, str):

@@ -34,8 +34,7 @@ class Part:
 def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Description:
     """Blocks that repeat become units, and so does each part beside them.
 
-    >>> import pytest
-    >>> torch = pytest.importorskip("torch")
+    >>> import torch
     >>> blocks = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(2)])
     >>> model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(8, 4), "blocks": blocks})
     >>> from_module(model).unit_names
