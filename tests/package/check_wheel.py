@@ -23,8 +23,11 @@ def check_contents(wheel: Path) -> None:
 
 def check_use(wheel: Path, folder: Path) -> None:
     venv.create(folder, with_pip=True)
-    run = lambda *command: subprocess.run(command, check=True, cwd=folder)  # noqa: E731
-    run(folder / "bin/pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+
+    def run(*command: str | Path) -> None:
+        subprocess.run(command, check=True, cwd=folder)
+
+    run(folder / "bin/pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
     run(folder / "bin/ballast", "plan", "llama-8b", "--ranks", "4", "--gpu", "h100")
     run(folder / "bin/python", "-c", "import ballast; assert ballast.connect(rank=0, size=1).all_reduce([1]) == [1]")
 

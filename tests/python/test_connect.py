@@ -79,7 +79,7 @@ def start(tmp_path, environment):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
         running = [subprocess.Popen([*command, str(rank), str(ranks)], **pipes) for rank in range(ranks)]
         spoken = [process.communicate(timeout=120) for process in running]
-        return [subprocess.CompletedProcess([], p.returncode, *s) for p, s in zip(running, spoken)]
+        return [subprocess.CompletedProcess([], p.returncode, *s) for p, s in zip(running, spoken, strict=True)]
 
     return start
 

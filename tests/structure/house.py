@@ -83,4 +83,5 @@ SIZED_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt", ""}
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 TEXT_SUFFIXES = SIZED_SUFFIXES | {".md", ".json", ".toml", ".supp", ".sh", ".yml"}
 # Folders, and what is a file where git keeps several working trees.
-IGNORED = {"build", "__pycache__", "node_modules", ".git", ".cache", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
+IGNORED = {"build", "node_modules", ".git", ".venv", "__pycache__"}
+IGNORED |= {".cache", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
