@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.errors import OutOfMemoryError
 from ballast.models import ModelLike
 from ballast.offer import Offer, fits, offer
 from ballast.placements import candidates
@@ -71,10 +72,22 @@ def _fitting(asked: Offer) -> list[tuple[_core.Placement, list[_core.LedgerEntry
 
 def _chosen(asked: Offer) -> Plan:
     """Searched with large tiles, which is fast; what is found is then compiled as it will be."""
-    choice = asked.coarse.choose()
-    if fits(asked, asked.exact.memory(choice.placement)):
-        return asked.plan(asked.exact.price(choice.placement))
-    return asked.plan(asked.exact.choose())
+    try:
+        choice = asked.coarse.choose()
+    except OutOfMemoryError as error:
+        nothing_fits = error
+    else:
+        if fits(asked, asked.exact.memory(choice.placement)):
+            return asked.plan(asked.exact.price(choice.placement))
+        return asked.plan(asked.exact.choose())
+    parts = {part: getattr(nothing_fits, part) for part in ("needed", "available", "remedy")}
+    fail("memory_budget", _core.Problem(what=nothing_fits.what_happened, where=_set_aside(asked), **parts))
+
+
+def _set_aside(asked: Offer) -> str:
+    """What of the GPU's memory the planner could not use."""
+    taken = human_size(asked.activations + asked.options.reserve)
+    return f"{asked.described.name}; {taken} of each GPU are set aside for activations and CUDA"
 
 
 def _refuse(asked: Offer) -> NoReturn:
@@ -87,6 +100,7 @@ def _refuse(asked: Offer) -> NoReturn:
     has = vars(asked.budget)
     problem = _core.Problem(
         what="what was asked for does not fit",
+        where=_set_aside(asked),
         needed=", ".join(f"{tier} {human_size(size)}" for tier, size in needs.items()),
         available=", ".join(f"{tier} {human_size(size)}" for tier, size in has.items()),
         remedy='Let Ballast choose, with stage="auto" and offload="auto"; or give it more memory, drives or ranks.',

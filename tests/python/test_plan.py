@@ -82,6 +82,8 @@ def test_where_nothing_fits_the_error_has_the_nearest_changes():
         ballast.plan("llama-70b", ranks=8, gpu="h100", stage=0, host_memory="2TiB")
     assert raised.value.code == "B2004"
     assert "stage 3" in raised.value.remedy
+    assert "20 GiB of each GPU are set aside" in raised.value.where
+    assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="what was asked for does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
     with pytest.raises(ballast.OutOfMemoryError, match="activations alone"):
