@@ -56,7 +56,11 @@ def gpus(machine: Machine) -> Iterator[Finding]:
         if driver:
             yield bad("gpu", f"a driver is here, but no GPU can be used: {why}", _remedy_for_gpu(why))
         else:
-            yield note("gpu", f"none: {why}", "Planning needs none, and training works on CPUs, slowly.")
+            yield note(
+                "gpu",
+                f"none: {why}",
+                "Planning needs none, and training works on CPUs, slowly. A GPU needs NVIDIA's driver.",
+            )
         return
     yield good("driver", driver or "present")
     for gpu in machine.found["gpus"]:
