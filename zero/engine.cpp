@@ -73,6 +73,15 @@ void Engine::clear_device_memory() const {
 
 Engine::~Engine() {
   open_uses_.clear();  // who waits for them fails
+  for (std::unique_ptr<LaneThread>& lane : lanes_) {
+    lane.reset();
+  }
+  if (!stream_) return;
+  try {  // nothing may be at work in the slots when they are given back
+    parts_.gpu->finish();
+    stream_->synchronize();
+  } catch (const Error&) {
+  }
 }
 
 const OpProgress& Engine::awaited(const Wait& wait, const Round& round) const {
@@ -264,6 +273,7 @@ StepResult Engine::step() {
   begin_round();
   const Metrics now = metrics();
   round.result.metrics = now.since(std::exchange(at_last_step_, now));
+  own_seconds_ = round.result.metrics.own_seconds();
   return round.result;
 }
 

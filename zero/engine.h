@@ -162,6 +162,7 @@ class Engine {
   std::array<double, phase_count> exposed_{};
   std::array<double, lane_count> stalls_{};
   Metrics at_last_step_{};
+  double own_seconds_ = 0.0;  // of the last step
   std::array<Counter, lane_count> counters_;
 
   mutable std::mutex error_mutex_;

@@ -159,7 +159,7 @@ void Engine::agree(const Op& op, Round& round) {
   if (op.state.exists()) kernels::merge(sum, arithmetic(Lane::host).take_sum(op.state));
   parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
   const optim::Decision decision = decide(sum);
-  round.result = {.norm = decision.norm};
+  round.result = {.norm = decision.norm, .pace = pace_of(parts_.mesh, own_seconds_)};
   if (!updates_in_backward_) {
     round.numbers = numbers_of(decision);
     round.result.skipped = decision.skip;

@@ -21,7 +21,13 @@ GpuLanes::GpuLanes(int gpu) : gpu_(gpu) {
     if (!works_on_device(static_cast<Lane>(lane))) continue;
     Stream stream(gpu);
     auto backend = kernels::cuda_backend(stream.handle(), gpu);
-    lanes_[lane].emplace(std::move(stream), std::move(backend));
+    lanes_[lane] = OnGpu{std::move(stream), std::move(backend)};
+  }
+}
+
+void GpuLanes::finish() const {
+  for (const std::optional<OnGpu>& lane : lanes_) {
+    if (lane) lane->stream.synchronize();
   }
 }
 

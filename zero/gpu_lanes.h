@@ -21,6 +21,7 @@ class GpuLanes {
   int gpu() const { return gpu_; }
   const Stream& stream(Lane lane) const { return of(lane).stream; }
   kernels::Backend& backend(Lane lane) const { return *of(lane).backend; }
+  void finish() const;  // waits for all that was issued
 
  private:
   struct OnGpu {

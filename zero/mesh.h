@@ -15,6 +15,7 @@ struct Mesh {
   std::unique_ptr<Communicator> replicas;  // for that lane too
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
+  std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
   void abort(std::string_view reason);
 };
 

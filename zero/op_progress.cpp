@@ -11,8 +11,8 @@ void OpProgress::wait() const {
 
 // No stream ever waits for a disk: the thread does.
 void OpProgress::order(const Workplace& place) const {
-  if (place.stream() == nullptr || !on_gpu) return wait();
   begun.wait();
+  if (place.stream() == nullptr || !on_gpu) return wait();
   place.stream()->wait_for(on_gpu->end);
 }
 

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
+
 #include "kernels/runtime/sizes.h"
 
 namespace ballast {
+
+double Metrics::own_seconds() const { return seconds - std::accumulate(exposed.begin(), exposed.end(), 0.0); }
 
 Metrics Metrics::since(const Metrics& before) const {
   Metrics difference = *this;

@@ -10,6 +10,7 @@
 
 #include "optim/decision.h"
 #include "optim/rule.h"
+#include "zero/pace.h"
 #include "zero/plan/simulate.h"
 
 namespace ballast {
@@ -29,6 +30,7 @@ struct Metrics {
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane of what it waited for
   std::array<double, phase_count> exposed{};    // the same, by phase
 
+  double own_seconds() const;  // that the trainer took, without what it waited for
   Metrics since(const Metrics& before) const;
 };
 
@@ -40,6 +42,7 @@ struct StepResult {
   std::uint64_t step = 0;  // updates made so far
   std::string reason{};    // why it was skipped, and which parameter was the first to be wrong
   Metrics metrics{};       // since the step before
+  Pace pace{};             // of the step before: of the first there is none
 };
 
 // Written before the updates that wait for it, read by them.

@@ -11,8 +11,8 @@
 
 namespace ballast {
 
-// Somebody else's memory to live in: torch's caching allocator, say. Any thread may call. Both throw nothing but what the
-// user should see; release waits for whatever still uses the memory.
+// Somebody else's memory to live in: torch's caching allocator, say. Any thread may call. Nothing is at work in what is
+// given back.
 class Allocator {
  public:
   virtual ~Allocator() = default;
@@ -66,8 +66,8 @@ class Buffer {
   std::unique_ptr<std::byte[], FreeMemory> memory_;
 };
 
-// Our own host memory is zeroed and resident at once; device memory and a caller's are neither. Too little memory is an error (B2001, B2003,
-// B2004) that says how much is needed, available, and who set the limit. Any thread may call.
+// Our own host memory is zeroed and resident at once; device memory and a caller's are neither. Too little memory is an
+// error (B2001, B2003, B2004) that says how much is needed, available, and who set the limit. Any thread may call.
 Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request);
 
 }  // namespace ballast

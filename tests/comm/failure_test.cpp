@@ -44,6 +44,17 @@ TEST_CASE("an abort ends the others' waiting and every later call with its reaso
   }
 }
 
+TEST_CASE("ranks whose bytes go through host memory take no channel on a GPU") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Channel channel;
+    const Failures failures = kind.run(2, patient, [&](Communicator& ranks) { ranks.split(0, &channel); });
+    for (const std::string& failure : failures) {
+      if (kind.name != "threads") CHECK_THAT(failure, Contains("B2301") && Contains("Connect the ranks by NCCL"));
+    }
+  }
+}
+
 TEST_CASE("an abort reaches the groups that were split off") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);

@@ -39,7 +39,41 @@ int refusal(std::size_t bytes, std::string_view message) {
   }
 }
 
+// Counts what it gave.
+class CountingAllocator final : public Allocator {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    given_ += bytes;
+    return static_cast<std::byte*>(::operator new(bytes, alignment));
+  }
+  void release(std::byte* memory, std::size_t bytes) noexcept override {
+    given_ -= bytes;
+    ::operator delete(memory, alignment);
+  }
+  std::size_t given() const { return given_; }
+
+ private:
+  static constexpr std::align_val_t alignment{256};
+  std::size_t given_ = 0;
+};
+
 }  // namespace
+
+TEST_CASE("a buffer lives in the memory of the caller's allocator, and is booked all the same") {
+  CountingAllocator allocator;
+  MemoryAccounts accounts;
+  {
+    const Buffer buffer = allocate(accounts, {.bytes = 1000, .owner = "moments", .allocator = &allocator});
+    std::fill_n(buffer.data(), 1000, std::byte{0xAB});
+    CHECK(allocator.given() == 1000);
+    CHECK(accounts.usage(MemoryKind::pageable, "moments").now == 1000);
+    accounts.limit(MemoryKind::pageable, 1500);
+    CHECK_THROWS_AS(allocate(accounts, {.bytes = 501, .owner = "more", .allocator = &allocator}), ResourceError);
+    CHECK(allocator.given() == 1000);
+  }
+  CHECK(allocator.given() == 0);
+  CHECK(accounts.total(MemoryKind::pageable).now == 0);
+}
 
 TEST_CASE("a host buffer has exactly its size, aligned, zeroed and writable to its end") {
   MemoryAccounts accounts;

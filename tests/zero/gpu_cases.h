@@ -1,6 +1,8 @@
 // What a GPU's lanes have to do, on a GPU and on an emulated one.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <catch2/catch.hpp>
 
 #include "tests/zero/training_rig.h"
@@ -36,6 +38,56 @@ inline void check_gpu_trains_in_all_formats() {
     CAPTURE(name(format));
     check_gpu_trains_as_cpu(2, {.format = format});
   }
+}
+
+// As torch's would be: memory of the GPU that somebody else looks after.
+class GpuAllocator final : public Allocator {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    given += bytes;
+    return device::allocate(bytes, 0, "the allocator's user");
+  }
+  void release(std::byte* memory, std::size_t bytes) noexcept override {
+    given -= bytes;
+    device::release(memory);
+  }
+  std::size_t given = 0;
+};
+
+inline void check_gpu_work_is_accounted_for() {
+  const Model model = odd_model();
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  GpuAllocator allocator;
+  {
+    Training training(model, *world, {optim::AdamW{}, optim::AdamW{}},
+                      {.state = {0.5, 0.5, 0.0},
+                       .tile_elements = 256,
+                       .keeps_timeline = true,
+                       .gpu = 0,
+                       .stream = stream.handle(),
+                       .allocator = &allocator});
+    CHECK(allocator.given == bytes_in(training.ledger(), Tier::device));
+    training.initialise(first_parameters());
+    SyntheticTrainer trainer(model, 0, &stream);
+    for (std::size_t step = 0; step < 2; ++step) {
+      trainer.run(training, step);
+      training.step();
+    }
+    training.engine().finish();
+    const Metrics metrics = training.engine().metrics();
+    const std::string trace = training.chrome_trace();
+    for (const Lane lane : {Lane::reduce, Lane::download, Lane::update, Lane::host, Lane::upload}) {
+      CAPTURE(name(lane));
+      CHECK(metrics.busy[static_cast<std::size_t>(lane)] > 0.0);
+      CHECK(metrics.busy[static_cast<std::size_t>(lane)] <= metrics.seconds);
+      CHECK_THAT(trace, Catch::Contains(fmt::format("\"name\":\"{}\"", name(lane))));
+    }
+    CHECK(metrics.exposed[static_cast<std::size_t>(Phase::step)] > 0.0);
+    CHECK(metrics.exposed[static_cast<std::size_t>(Phase::step)] <= metrics.seconds);
+  }
+  CHECK(allocator.given == 0);
 }
 
 }  // namespace ballast::testing
