@@ -1,5 +1,6 @@
 // How an engine comes to its first state.
 #include <algorithm>
+#include <set>
 
 #include "zero/engine.h"
 
@@ -21,6 +22,15 @@ class Draft {
   std::vector<std::byte> elsewhere_;
   std::span<std::byte> bytes_;
 };
+
+// Whoever uses a record checks it, and then another one may be read to where it was. What is there at the end, nobody may
+// have used yet.
+void check_what_stays(const std::vector<Op>& ops, const std::vector<OpProgress>& done) {
+  std::set<std::pair<std::size_t, std::size_t>> read_again;
+  for (std::size_t i = ops.size(); i-- > 0;) {
+    if (done[i].read && read_again.emplace(ops[i].to.slot, ops[i].to.begin).second) done[i].read->payload();
+  }
+}
 
 }  // namespace
 
@@ -135,9 +145,7 @@ void Engine::run_entry() {
   }
   wait_all(entry);
   count_on_gpu(program_.entry, entry);
-  for (const OpProgress& progress : entry.ops) {
-    if (progress.read) progress.read->payload();  // checks what stays
-  }
+  check_what_stays(program_.entry, entry.ops);
   for (Round& round : rounds_) {
     if (round.clock) round.clock->set();
   }
