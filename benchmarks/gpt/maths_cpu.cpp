@@ -14,8 +14,8 @@ using rows::Row;
 using Floats = std::vector<float>;
 
 // What a thread does at a time. It depends on shapes alone, and so do the bits.
-constexpr std::size_t product_rows = 128;
-constexpr std::size_t product_columns = 1024;
+constexpr std::size_t product_rows = 256;
+constexpr std::size_t product_columns = 384;
 constexpr std::size_t rows_at_once = 16;
 constexpr std::size_t columns_at_once = 64;
 constexpr std::size_t elements_at_once = 16 * 1024;

@@ -16,7 +16,7 @@ struct RunOptions {
   Shape shape{};
   std::size_t batch = 8;  // sequences of a rank's micro-step
   std::size_t steps = 20;
-  double lr = 3e-4;
+  double lr = 1e-4;
   double weight_decay = 0.1;
   std::uint64_t seed = 1;
   std::vector<std::filesystem::path> text{};
