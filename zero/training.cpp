@@ -46,6 +46,12 @@ PlanOptions plan_options(const TrainingOptions& options, const Communicator& wor
 
 }  // namespace
 
+Ledger planned_ledger(const Model& model, const Communicator& world, const std::vector<optim::Rule>& groups,
+                      const TrainingOptions& options) {
+  const Plan plan(model, plan_options(options, world, names_of(groups)));
+  return ledger_of(plan.program(), plan.blocks().records());
+}
+
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
     : options_(options),
       groups_(std::move(groups)),

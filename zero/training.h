@@ -35,6 +35,10 @@ struct TrainingOptions {
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
 };
 
+// What a training of this rank would reserve, and nothing is reserved.
+Ledger planned_ledger(const Model& model, const Communicator& world, const std::vector<optim::Rule>& groups,
+                      const TrainingOptions& options);
+
 // Used by one thread, its rank's trainer.
 class Training {
  public:
