@@ -30,6 +30,7 @@ enum class OpKind : std::uint8_t {
   update,      // the optimizer's step: gradient `from`, parameter `to`, and `state`
   write,       // the tile's record = from
   commit,      // everything written becomes current
+  meet,        // all ranks have left the program's order in the same way; else it fails
 };
 
 // An ordered queue of work, which goes on beside the others. `compute` is the trainer's own; `host` computes in host memory,
