@@ -41,6 +41,7 @@ PlanOptions plan_options(const TrainingOptions& options, const Communicator& wor
           .micro_steps = options.micro_steps,
           .format = options.format,
           .names = names,
+          .trace = options.trace,
           .schedule = options.schedule};
 }
 

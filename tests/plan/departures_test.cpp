@@ -40,7 +40,7 @@ class AnyRound {
   AnyRound(const Plan& plan, std::uint32_t seed) : random_(seed), input_(plan.input()) {
     const Trace trace = trace_of(input_);
     const std::size_t steps = pick(input_.micro_steps);
-    std::size_t follows = steps * trace.size() + pick(trace.size());
+    std::size_t follows = steps * trace.size() + pick(trace.size() + 1);
     while (follows > 0 && trace[(follows - 1) % trace.size()].held)
       --follows;
     for (std::size_t i = 0; i < follows; ++i)

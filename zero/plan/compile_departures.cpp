@@ -15,7 +15,7 @@ std::vector<Op> Compiler::rest_of_visits(const DepartedRound& round) && {
     if (trace_[i].phase == Phase::backward && is_complete(0, i)) updated.push_back(trace_[i].unit);
   }
   on_drive_ = tiles_on_drive(updated);
-  meet();
+  meet(trace_.back().phase, trace_.back().unit);
   for (std::size_t i = round.visits.size(); i < trace_.size(); ++i) {
     visit(in_.micro_steps - 1, i);
   }
@@ -28,7 +28,7 @@ std::vector<Op> Compiler::rest_of_step(const DepartedRound& round) && {
   std::vector<std::size_t> units = order_of_updates(uses_);
   std::erase_if(units, [&](std::size_t unit) { return current_[unit]; });
   on_drive_ = tiles_on_drive(units);
-  meet();
+  meet(Phase::step, none);
   if (!in_.schedule.update_in_backward) clear_norms();
   for (const std::size_t unit : units) {
     if (!summed_[unit].exists()) continue;
@@ -76,9 +76,9 @@ void Compiler::require_old(const Visit& visit) const {
 
 // No rank leaves the order alone: in each lane it waits here for the others, who find that it makes another call. All have
 // committed the last round then, which whatever overwrites records without an agreement has to wait for.
-void Compiler::meet() {
+void Compiler::meet(Phase phase, std::size_t unit) {
   const auto add = [&](Lane lane, Ranks ranks) {
-    return builder_.add({.kind = OpKind::meet, .lane = lane, .ranks = ranks});
+    return builder_.add({.kind = OpKind::meet, .lane = lane, .phase = phase, .unit = unit, .ranks = ranks});
   };
   add(Lane::gather, Ranks::shard_group);
   agreed_ = add(Lane::reduce, Ranks::shard_group);

@@ -72,7 +72,7 @@ class Compiler {
 
   // compile_departures.cpp: a round that has left the program's order.
   void take_over(const DepartedRound& round);
-  void meet();
+  void meet(Phase phase, std::size_t unit);
   bool can_wait(std::size_t unit) const;
   void require_old(const Visit& visit) const;
   void clear_norms();

@@ -86,6 +86,8 @@ struct Slot {
   std::string name;  // "staging.3": what it is for, and which of them
   Tier tier = Tier::device;
   std::size_t bytes = 0;
+
+  bool operator==(const Slot&) const = default;
 };
 
 // Where a stretch of a unit's parameters, or a tile's state, lies between steps. What lies in several places has several.
