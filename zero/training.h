@@ -64,6 +64,7 @@ class Training {
   std::string chrome_trace() const;  // after engine().finish(), of a training that keeps a timeline
 
  private:
+  void prepare();
   StepOptions step_options(double loss_scale) const { return {groups_, options_.max_norm, loss_scale}; }
 
   TrainingOptions options_;

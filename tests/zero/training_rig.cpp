@@ -43,6 +43,11 @@ std::vector<Trace> round_of(const Setup& setup, const Model& model, std::size_t 
   return setup.rounds[step % setup.rounds.size()];
 }
 
+std::size_t planned_bytes(const Training& training) {
+  const Ledger ledger = training.ledger();
+  return bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host);
+}
+
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
   const Program& program = training.plan().program();
   const auto count = [&](const std::vector<Op>& ops, std::size_t times) {
@@ -65,7 +70,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
                     options_of(setup, stream));
   training.start(first_parameters());
   SyntheticTrainer trainer(model, world.rank(), stream);
-  Outcome outcome{.began_at = training.steps()};
+  Outcome outcome{.began_at = training.steps(), .first_planned_bytes = planned_bytes(training)};
   for (std::size_t step = training.steps(); step < setup.steps; ++step) {
     trainer.poison = step == setup.poisoned_step && world.rank() == 0 ? std::numeric_limits<float>::infinity() : 0.0f;
     const std::vector<Trace> round = round_of(setup, model, step);
@@ -87,8 +92,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   outcome.steps = training.steps();
   for (const MemoryAccounts::Entry& entry : training.memory().entries())
     outcome.reserved_bytes += entry.usage.peak;
-  const Ledger ledger = training.ledger();
-  outcome.planned_bytes = bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host);
+  outcome.planned_bytes = planned_bytes(training);
   return outcome;
 }
 

@@ -35,6 +35,7 @@ struct Outcome {
   std::uint64_t began_at = 0;
   std::size_t reserved_bytes = 0;
   std::size_t planned_bytes = 0;
+  std::size_t first_planned_bytes = 0;  // by the program that was there at the beginning
   std::array<std::size_t, lane_count> moved_bytes{};
   std::array<std::size_t, lane_count> planned_moves{};
 };
