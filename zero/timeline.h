@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,12 +26,15 @@ class Timeline {
 
  private:
   struct Entry {
-    const Op* op;  // null: the trainer waited
+    std::optional<OpKind> kind;  // none: the trainer waited
+    std::size_t unit;
+    std::size_t tile;
     Phase phase;
     Time begin;
     Time end;
   };
   void add(Lane lane, const Entry& entry);
+  static std::string name_of(const Entry& entry, const Model& model);
 
   std::size_t most_entries_;
   std::array<std::vector<Entry>, lane_count> lanes_;

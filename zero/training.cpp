@@ -41,6 +41,7 @@ PlanOptions plan_options(const TrainingOptions& options, const Communicator& wor
           .micro_steps = options.micro_steps,
           .format = options.format,
           .names = names,
+          .trace = options.trace,
           .schedule = options.schedule};
 }
 
@@ -81,13 +82,20 @@ std::string Training::chrome_trace() const {
   return timeline_->to_chrome_trace(plan_.model(), rank_);
 }
 
-Lease Training::backward(std::size_t unit) {
+// Where updates are made in the backward pass, it begins with their options.
+void Training::prepare() {
   if (options_.schedule.update_in_backward && !engine_->prepared()) engine_->prepare(step_options(1.0));
+}
+
+Lease Training::backward(std::size_t unit) {
+  prepare();
   return engine_->backward(unit);
 }
 
 StepResult Training::step(double loss_scale) {
-  return options_.schedule.update_in_backward ? engine_->step() : engine_->step(step_options(loss_scale));
+  if (!options_.schedule.update_in_backward) return engine_->step(step_options(loss_scale));
+  prepare();  // if no unit was used in backward
+  return engine_->step();
 }
 
 }  // namespace ballast

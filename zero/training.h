@@ -27,6 +27,8 @@ struct TrainingOptions {
   kernels::StateFormat format = kernels::StateFormat::split;
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
+  Trace
+      trace{};  // the order of each micro-step, if it is known; else that of declaration, until another one comes twice
   Schedule schedule{};
   double max_norm = optim::no_clipping;
   bool keeps_timeline = false;     // of what ran when
@@ -61,11 +63,12 @@ class Training {
   const Model& model() const { return plan_.model(); }
   const Plan& plan() const { return plan_; }
   const MemoryAccounts& memory() const { return accounts_; }
-  Ledger ledger() const { return ledger_of(plan_.program(), plan_.blocks().records()); }
+  Ledger ledger() const { return ledger_of(engine_->program(), plan_.blocks().records()); }
   Engine& engine() { return *engine_; }
   std::string chrome_trace() const;  // after engine().finish(), of a training that keeps a timeline
 
  private:
+  void prepare();
   StepOptions step_options(double loss_scale) const { return {groups_, options_.max_norm, loss_scale}; }
 
   TrainingOptions options_;
