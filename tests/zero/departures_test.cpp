@@ -84,22 +84,17 @@ void check_everywhere(const Setup& with, const std::vector<std::size_t>& served)
 }  // namespace
 
 TEST_CASE("an order that comes again is served on demand twice, and then compiled: same bits", "[departures]") {
+  using enum Reduction;
   for (const auto& [name, uses] : orders) {
-    for (const std::size_t ranks : {1u, 2u}) {
-      for (const Reduction reduction : {Reduction::each, Reduction::boundary}) {
-        for (const std::size_t micro_steps : {1u, 3u}) {
-          CAPTURE(name, ranks, static_cast<int>(reduction), micro_steps);
-          Placement placement = placement_of_stage(0, ranks);
-          std::swap(placement.shards, placement.replicas);
-          placement.reduction = reduction;
-          check_everywhere({.placement = placement,
-                            .micro_steps = micro_steps,
-                            .schedule = {.prefetch = 2, .staging_slots = 3, .kept_records = 2},
-                            .max_norm = 0.05,
-                            .rounds = {std::vector<Trace>(micro_steps, uses)}},
-                           {1, 1, 0, 0});
-        }
-      }
+    for (const auto& [ranks, reduction, micro_steps] :
+         {std::tuple{1u, each, 1u}, std::tuple{2u, each, 1u}, std::tuple{2u, each, 3u}, std::tuple{2u, boundary, 3u}}) {
+      CAPTURE(name, ranks, static_cast<int>(reduction), micro_steps);
+      check_everywhere({.placement = {.shards = ranks, .reduction = reduction},
+                        .micro_steps = micro_steps,
+                        .schedule = {.prefetch = 2, .staging_slots = 3, .kept_records = 2},
+                        .max_norm = 0.05,
+                        .rounds = {std::vector<Trace>(micro_steps, uses)}},
+                       {1, 1, 0, 0});
     }
   }
 }
@@ -248,6 +243,7 @@ TEST_CASE("a unit that was updated in backward is refused, and the step can be m
   CHECK_THROWS_WITH(alone.training.backward(1), Contains("B1007") && Contains("unit h.1") && Contains("updated"));
   CHECK_THROWS_WITH(alone.training.forward(1), Contains("B1007") && Contains("unit h.1"));
   alone.backward(0, 1.0f);
+  CHECK_THROWS_WITH(alone.training.backward(1), Contains("B1007"));
   CHECK(alone.training.step().norm == Approx(std::sqrt(600.0)));
 }
 
@@ -300,6 +296,8 @@ TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and
         CHECK_THAT(failure, Contains("B1007") || Contains("another call") || Contains("B3301"));
     }
   }
+  CHECK_THAT(failures_of(3, plain, swapped)[1],
+             Contains("left the order of its program alone, for unit h.2 in forward"));
   const std::vector<std::string> both = failures_of(3, swapped, otherwise);
   CHECK_THAT(both[0] + both[1], Contains("unit h.1 in forward") && Contains("unit h.0 in forward"));
 }
