@@ -25,11 +25,14 @@ const Trace recomputed{forward(0),  forward(1), forward(4),  forward(5), backwar
                        backward(4), forward(1), backward(1), forward(0), backward(0)};
 const Trace in_parts{forward(0), forward(5),  backward(5), forward(1),
                      forward(4), backward(4), backward(1), backward(0)};
+// As declared, until the program has summed gradients and put them into the norm: then more of them, and others never.
+const Trace late{forward(0),  forward(1),  forward(2),  forward(3),  forward(4), forward(5),
+                 backward(5), backward(4), backward(1), backward(4), backward(0)};
 const Trace no_backward{forward(0), forward(1), forward(2), forward(3), forward(4), forward(5)};
 
-const std::map<std::string, Trace> orders{{"unused", unused},     {"shared", shared},
-                                          {"another", another},   {"recomputed", recomputed},
-                                          {"in parts", in_parts}, {"no backward", no_backward}};
+const std::map<std::string, Trace> orders{
+    {"unused", unused},         {"shared", shared},     {"another", another},        {"late", late},
+    {"recomputed", recomputed}, {"in parts", in_parts}, {"no backward", no_backward}};
 
 const Trace no_backward_of_three{forward(0), forward(1), forward(2)};
 
@@ -296,8 +299,8 @@ TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and
         CHECK_THAT(failure, Contains("B1007") || Contains("another call") || Contains("B3301"));
     }
   }
-  CHECK_THAT(failures_of(3, plain, swapped)[1],
-             Contains("left the order of its program alone, for unit h.2 in forward"));
+  const std::vector<std::string> alone = failures_of(3, plain, swapped);
+  CHECK_THAT(alone[0] + alone[1], Contains("makes another call"));  // whoever finds it first
   const std::vector<std::string> both = failures_of(3, swapped, otherwise);
   CHECK_THAT(both[0] + both[1], Contains("unit h.1 in forward") && Contains("unit h.0 in forward"));
 }
