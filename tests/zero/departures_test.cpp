@@ -287,9 +287,9 @@ TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and
   const Trace plain = plain_order(plain_model(3));
   const Trace swapped{forward(0), forward(2), forward(1), backward(2), backward(1), backward(0)};
   const Trace otherwise{forward(0), forward(2), forward(0), backward(2), backward(1), backward(0)};
-  const Trace late{forward(0), forward(1), forward(2), backward(2), backward(0), backward(1)};
+  const Trace turned{forward(0), forward(1), forward(2), backward(2), backward(0), backward(1)};
   for (const int stage : {0, 1, 2, 3}) {
-    for (const auto& [first, second] : {std::pair{plain, swapped}, std::pair{plain, late}, std::pair{swapped, plain},
+    for (const auto& [first, second] : {std::pair{plain, swapped}, std::pair{plain, turned}, std::pair{swapped, plain},
                                         std::pair{swapped, otherwise}, std::pair{plain, no_backward_of_three}}) {
       CAPTURE(stage);
       const auto begin = std::chrono::steady_clock::now();
