@@ -24,7 +24,10 @@ bool Engine::is_next(const Trace& chain) const {
 
 void Engine::serve(const Trace& chain) {
   leave_program(chain.back());
-  if (sums_again(chain)) change_program(input_.trace, true);
+  if (sums_again(chain)) {
+    change_program(input_.trace, true);
+    follow({}, chain.back());  // the rest of the old program is gone
+  }
   follow(compile_visits(input_, so_far_, chain), chain.back());
 }
 
@@ -47,10 +50,10 @@ void Engine::leave_program(const Visit& asked) {
   });
   finish();
   if (!departed_) so_far_.by_program = so_far_.visits.size();
-  departed_ = true;
 }
 
 void Engine::follow(std::vector<Op> ops, const Visit& asked) {
+  departed_ = true;
   served_ = std::move(ops);
   Round& round = now();
   round.list = &served_;
@@ -112,6 +115,7 @@ bool Engine::change_program(const Trace& trace, bool sums_pass_by) {
   input_.trace = trace;
   input_.sums_pass_by = sums_pass_by;
   input_.schedule = input.schedule;
+  begin_program();
   return true;
 }
 
@@ -130,7 +134,15 @@ void Engine::meet(const Op& op, const Round& round) const {
   Communicator& group = op.ranks == Ranks::shard_group ? shards : *parts_.mesh.replicas;
   std::vector<std::int64_t> places(words * group.size());
   std::ranges::copy(round.place, places.begin() + static_cast<std::ptrdiff_t>(words * group.rank()));
-  group.all_reduce(places);
+  try {
+    group.all_reduce(places);
+  } catch (const Error& error) {
+    if (error.code() != Code::wrong_size) throw;
+    Problem problem = error.problem();
+    problem.what =
+        fmt::format("this rank left the order of its program alone, for {}: {}", text(round.place), problem.what);
+    fail(Code::out_of_order, problem);
+  }
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     Place theirs{};
     std::copy_n(places.begin() + static_cast<std::ptrdiff_t>(words * rank), words, theirs.begin());
