@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "benchmarks/gpt/layer_math.h"
 #include "benchmarks/gpt/number.h"
 
 namespace ballast::gpt::rows {
@@ -72,12 +73,7 @@ template <class Term>
   return p * std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) + 127u) << 23);
 }
 
-constexpr float gelu_slope = 2.0f * 0.797884561f;  // 2 sqrt(2 / pi)
-constexpr float gelu_cube = 0.044715f;
-
-[[gnu::always_inline]] inline float gelu_gate(float x) {
-  return 1.0f / (1.0f + exponential(-gelu_slope * (x + gelu_cube * x * x * x)));
-}
+[[gnu::always_inline]] inline float gelu_gate(float x) { return 1.0f / (1.0f + exponential(gelu_exponent(x))); }
 
 // The loops, each compiled for several instruction sets.
 
@@ -121,9 +117,7 @@ constexpr float gelu_cube = 0.044715f;
                                                                                               float* gradient,
                                                                                               std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const float gate = gelu_gate(x[i]);
-    const float slope = gelu_slope * (1.0f + 3.0f * gelu_cube * x[i] * x[i]);
-    gradient[i] *= gate + x[i] * gate * (1.0f - gate) * slope;
+    gradient[i] *= gelu_slope(x[i], gelu_gate(x[i]));
   }
 }
 
@@ -132,7 +126,7 @@ constexpr float gelu_cube = 0.044715f;
   const auto divisor = static_cast<float>(count);
   const float mean = sum(count, [=](std::size_t i) { return x[i]; }) / divisor;
   const float squares = sum(count, [=](std::size_t i) { return (x[i] - mean) * (x[i] - mean); });
-  return {mean, 1.0f / std::sqrt(squares / divisor + 1e-5f)};
+  return {mean, 1.0f / std::sqrt(squares / divisor + norm_epsilon)};
 }
 
 [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void normalise_loop(const Normalised& row,

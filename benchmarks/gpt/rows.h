@@ -19,13 +19,12 @@ void add_to(const View& to, std::size_t first, ConstRow more);  // summed in fp3
 
 void add(Row to, ConstRow more);
 
-// The approximation by tanh: x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
 void gelu(ConstRow x, Row to);
 void gelu_backward(ConstRow x, Row gradient);  // gradient *= gelu'(x)
 
 struct Moments {
   float mean;
-  float per_deviation;  // 1 / sqrt(variance + 1e-5)
+  float per_deviation;  // 1 / sqrt(variance + norm_epsilon)
 };
 Moments moments(ConstRow x);
 

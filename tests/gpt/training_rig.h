@@ -49,6 +49,16 @@ inline gpt::RunOptions tiny_run() {
           .measures_rate = false};
 }
 
+// With one CPU thread, or on a GPU.
+inline void train_gpt_rank(gpt::RunOptions options, ThreadGroup& everybody, std::size_t rank, Recorder& recorder) {
+  std::optional<Stream> stream;
+  if (options.training.gpu) stream.emplace(*options.training.gpu);
+  if (stream) options.training.stream = stream->handle();
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto maths = stream ? gpt::gpu_maths(stream->handle(), stream->gpu()) : gpt::cpu_maths(1);
+  gpt::train(options, *thread_communicator(everybody, rank, *backend), *maths, recorder);
+}
+
 // Rank 0's outcome; the parameters of all ranks have to be the same.
 inline GptOutcome train_gpt(gpt::RunOptions options, std::size_t ranks) {
   const TemporaryDirectory directory;
@@ -60,9 +70,7 @@ inline GptOutcome train_gpt(gpt::RunOptions options, std::size_t ranks) {
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const auto backend = kernels::cpu_backend({.threads = 1});
-        const auto maths = gpt::cpu_maths(1);
-        gpt::train(options, *thread_communicator(everybody, rank, *backend), *maths, recorders[rank]);
+        train_gpt_rank(options, everybody, rank, recorders[rank]);
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
         everybody.abort(failure.what());
