@@ -66,4 +66,17 @@ std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) cons
   return text + "]\n";
 }
 
+std::vector<UnitWork> Timeline::work(std::size_t units) const {
+  std::vector<UnitWork> work(units);
+  std::vector<std::array<std::size_t, 2>> uses(units);
+  for (const Entry& entry : lanes_[static_cast<std::size_t>(Lane::compute)]) {
+    if (entry.kind != OpKind::use) continue;
+    const bool forward = entry.phase == Phase::forward;
+    double& mean = forward ? work[entry.unit].forward_seconds : work[entry.unit].backward_seconds;
+    const double seconds = std::chrono::duration<double>(entry.end - entry.begin).count();
+    mean += (seconds - mean) / static_cast<double>(++uses[entry.unit][forward]);
+  }
+  return work;
+}
+
 }  // namespace ballast

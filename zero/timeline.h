@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "zero/plan/machine.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
@@ -23,6 +24,9 @@ class Timeline {
 
   // A row for each lane. Traces of several ranks can be put into one viewer: each rank is a process there.
   std::string to_chrome_trace(const Model& model, std::size_t rank) const;
+
+  // What the trainer computed with each unit, in the mean of its uses: for simulate().
+  std::vector<UnitWork> work(std::size_t units) const;
 
  private:
   struct Entry {

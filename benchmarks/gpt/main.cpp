@@ -36,7 +36,7 @@ class Printer : public Observer {
     steps_.push_back(step);
     print(step_line(step));
     if (losses_.is_open()) losses_ << exact_line(step) << std::flush;
-    if (json_.is_open()) json_ << json_line(step) << std::flush;
+    if (json_.is_open()) json_ << json_line(step, start_) << std::flush;
   }
 
   void end(const End& end) override {
@@ -72,6 +72,7 @@ class Rank {
   Rank(const ProgramOptions& options, std::size_t ranks_here) : run_(options.run) {
     const auto share = std::max<std::size_t>(1, usable_cores() / ranks_here);
     threads_ = options.threads > 0 ? options.threads : static_cast<int>(share);
+    run_.training.threads = threads_;
     backend_ = kernels::cpu_backend({.threads = threads_});
     run_.keeps_parameters = !options.save.empty();
     run_.training.keeps_timeline = !options.timeline.empty();

@@ -127,6 +127,8 @@ void describe(CLI::App& app, ProgramOptions& options) {
       ->expected(0, 1)
       ->default_str("0")
       ->group("Machine");
+  app.add_flag("--forecast", options.run.forecasts, "Measure this machine first, and say what a step will take (CPUs)")
+      ->group("Output");
   app.add_option("--losses", options.losses, "Write losses and norms exactly, and a hash of the last parameters")
       ->group("Output");
   app.add_option("--json", options.json, "Write a line of JSON for each step")->group("Output");

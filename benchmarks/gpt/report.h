@@ -13,7 +13,7 @@ std::string step_heading();
 std::string step_line(const Step& step);
 std::string ending(std::span<const Step> steps, const Start& start);
 
-std::string json_line(const Step& step);
+std::string json_line(const Step& step, const Start& start);
 std::string exact_line(const Step& step);  // with the bits of loss and norm
 
 }  // namespace ballast::gpt

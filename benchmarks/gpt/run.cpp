@@ -3,6 +3,7 @@
 #include <bit>
 #include <chrono>
 
+#include "benchmarks/gpt/forecast.h"
 #include "benchmarks/gpt/gpt.h"
 #include "benchmarks/gpt/matrix_rate.h"
 #include "benchmarks/gpt/noise.h"
@@ -55,14 +56,15 @@ class Run {
 
  private:
   void begin() {
-    const Model model = model_of(options_.shape);
+    const Plan plan(model_of(options_.shape), plan_options(options_.training, world_, rules_of(options_)));
     Start start{.ranks = world_.size(),
-                .parameters = parameters_of(model),
+                .parameters = parameters_of(plan.model()),
                 .text_bytes = text_.bytes(),
                 .library = maths_.library(),
-                .ledger = planned_ledger(model, world_, rules_of(options_), options_.training)};
+                .ledger = ledger_of(plan.program(), plan.blocks().records())};
     world_.barrier();  // all ranks measure at once, as they compute later on
     if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);
+    if (options_.forecasts) start.forecast = forecast(options_, plan, world_, maths_);
     start.matrix_rate = mean_of_ranks(matrix_rate_) * static_cast<double>(world_.size());
     observer_.begin(start);
   }
@@ -82,7 +84,7 @@ class Run {
               .norm = result.norm,
               .seconds = end - std::exchange(last_step_ended_, end),
               .bytes = held(),
-              .exposed = result.metrics.exposed,
+              .metrics = result.metrics,
               .skipped = result.reason};
     rate(step, computed);
     return step;
@@ -95,8 +97,8 @@ class Run {
     if (matrix_rate_ == 0) return;
     const double of_model = tokens * operations_of_token(options_.shape);
     const double again = tokens * recomputed_operations_of_token(options_.shape);
-    const double alone = computed - step.exposed[static_cast<std::size_t>(Phase::forward)] -
-                         step.exposed[static_cast<std::size_t>(Phase::backward)];
+    const double alone = computed - step.metrics.exposed[static_cast<std::size_t>(Phase::forward)] -
+                         step.metrics.exposed[static_cast<std::size_t>(Phase::backward)];
     step.mfu = of_model / step.seconds / matrix_rate_;
     step.matrix_use = (of_model + again) / alone / matrix_rate_;
   }

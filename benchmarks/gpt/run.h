@@ -22,7 +22,14 @@ struct RunOptions {
   std::vector<std::filesystem::path> text{};
   TrainingOptions training{};
   bool measures_rate = true;
+  bool forecasts = false;
   bool keeps_parameters = false;  // for the end
+};
+
+// Of a step, made before the first one.
+struct Forecast {
+  Machine machine{};
+  Simulation step{};
 };
 
 using TierBytes = std::array<std::size_t, tier_count>;
@@ -35,6 +42,7 @@ struct Start {
   std::string library{};
   double matrix_rate = 0;  // operations a second that square products in the model's format reach; 0: not measured
   Ledger ledger{};
+  std::optional<Forecast> forecast{};
 };
 
 // Of all ranks, but for memory, which is this rank's.
@@ -47,7 +55,7 @@ struct Step {
   double mfu = 0;         // of the matrix rate, without what is computed twice
   double matrix_use = 0;  // the same while the trainer computes, and with what is computed twice
   TierBytes bytes{};      // held: what the training reserves, and activations
-  std::array<double, phase_count> exposed{};
+  Metrics metrics{};      // this rank's
   std::string skipped{};  // why
 };
 

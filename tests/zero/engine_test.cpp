@@ -113,6 +113,10 @@ TEST_CASE("a trace has a row for each lane that was used, and every operation in
   CHECK_THAT(trace,
              Contains("update second tile 0") && Contains("use first") && Contains("wait") && !Contains("gather"));
   CHECK_THROWS_WITH(Alone().training.chrome_trace(), Contains("keeps_timeline"));
+  for (const UnitWork& work : alone.training.timeline().work(2)) {
+    CHECK(work.forward_seconds > 0.0);
+    CHECK(work.backward_seconds > 0.0);
+  }
 }
 
 TEST_CASE("a step says what its lanes moved, and what the trainer waited for") {
