@@ -41,8 +41,9 @@ using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor,
 // Units are used in whatever order. A round that leaves the program's is served on demand, to its end: the same numbers, but
 // nothing is done ahead. An order that comes twice in a row is compiled to the program of the rounds that follow.
 //
-// Used by one thread, its rank's trainer; all ranks' use units in the same order. When anything fails, on any lane, its peers' communicators are aborted and every
-// later call throws the first error: state on drives is then that of the last step that was committed.
+// Used by one thread, its rank's trainer; all ranks' use units in the same order. When anything fails, on any lane, its peers'
+// communicators are aborted and every later call throws the first error: state on drives is then that of the last step that
+// was committed.
 //
 // On a GPU leases are for work in the trainer's stream: their memory is ready when the stream gets there, and given back
 // when the stream gets to where the lease ended. Only step() waits for the GPU.
