@@ -46,7 +46,7 @@ class AnyRound {
     for (std::size_t i = 0; i < follows; ++i)
       round_.visits.push_back(trace[i % trace.size()]);
     round_.by_program = follows;
-    for (std::size_t uses = 1 + pick(2 * trace.size()); uses > 0; --uses)
+    for (std::size_t uses = pick(2 * trace.size()) + (follows == 0 ? 1 : 0); uses > 0; --uses)
       add_use();
   }
 
