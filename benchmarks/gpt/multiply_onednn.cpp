@@ -10,6 +10,7 @@
 
 #include "benchmarks/gpt/multiply.h"
 #include "benchmarks/gpt/multiply_portable.h"
+#include "benchmarks/gpt/multiply_widened.h"
 
 // Of the OpenMP library that oneDNN brought with it; null if it brought none.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int count);
@@ -140,7 +141,9 @@ std::string Multiplier::library() const {
 void Multiplier::operator()(const Product& product) const {
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);  // of the calling thread only
   const std::optional<Compiled>& compiled = parts_->of(product);
-  if (!compiled) return multiply_portable(product);
+  if (!compiled) {
+    return product.a.dtype() == DType::fp32 ? multiply_portable(product) : multiply_widened(product, *this);
+  }
   const auto at = [&](const memory::desc& description, const std::byte* data) {
     return memory(description, parts_->engine, const_cast<std::byte*>(data));
   };
