@@ -78,7 +78,8 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
       ->group("Memory");
 }
 
-void describe_schedule(CLI::App& app, TrainingOptions& training) {
+void describe_schedule(CLI::App& app, RunOptions& run) {
+  TrainingOptions& training = run.training;
   app.add_option("--prefetch", training.schedule.prefetch, "Units that are gathered ahead")
       ->capture_default_str()
       ->group("Schedule");
@@ -91,6 +92,8 @@ void describe_schedule(CLI::App& app, TrainingOptions& training) {
       ->capture_default_str()
       ->group("Schedule");
   app.add_flag("--update-in-backward", training.schedule.update_in_backward, "Update as soon as gradients are there")
+      ->group("Schedule");
+  app.add_flag("--wait-for-updates", run.waits_for_updates, "Begin no step before the last one's updates are done")
       ->group("Schedule");
 }
 
@@ -115,7 +118,7 @@ void describe(CLI::App& app, ProgramOptions& options) {
   describe_model(app, options.run);
   describe_steps(app, options.run);
   describe_placement(app, options.run.training);
-  describe_schedule(app, options.run.training);
+  describe_schedule(app, options.run);
   app.add_option("--ranks", options.ranks, "Ranks, as threads of this process; else those that a launcher started")
       ->capture_default_str()
       ->check(CLI::Range(1, 64))

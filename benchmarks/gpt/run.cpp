@@ -78,6 +78,7 @@ class Run {
     }
     const double computed = now() - begin;
     const StepResult result = training_->step();
+    if (options_.waits_for_updates) training_->engine().finish();
     const double end = now();
     Step step{.step = number + 1,
               .loss = mean_of_ranks(loss / static_cast<double>(options_.training.micro_steps)),

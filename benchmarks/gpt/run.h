@@ -23,7 +23,8 @@ struct RunOptions {
   TrainingOptions training{};
   bool measures_rate = true;
   bool forecasts = false;
-  bool keeps_parameters = false;  // for the end
+  bool waits_for_updates = false;  // instead of letting them go on beside the next forward pass
+  bool keeps_parameters = false;   // for the end
 };
 
 // Of a step, made before the first one.
