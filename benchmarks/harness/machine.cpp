@@ -7,7 +7,7 @@
 
 namespace ballast::benchmarks {
 
-std::string machine_name(const Machine& machine) {
+std::string machine_name(const ThisMachine& machine) {
   const auto cpu = machine.cpu.empty() ? "unknown processor" : machine.cpu;
   return fmt::format("{}, {} {}", cpu, machine.cores, machine.cores == 1 ? "core" : "cores");
 }

@@ -7,7 +7,7 @@
 
 namespace ballast::benchmarks {
 
-std::string machine_name(const Machine& machine);  // "AMD EPYC 9554, 2 cores"
+std::string machine_name(const ThisMachine& machine);  // "AMD EPYC 9554, 2 cores"
 
 std::string today();  // 2030-01-31, UTC
 

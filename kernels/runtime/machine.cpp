@@ -28,20 +28,20 @@ std::string limit(const std::optional<std::size_t>& bytes) { return bytes ? huma
 
 }  // namespace
 
-Machine detect_machine(const std::filesystem::path& root) {
-  Machine machine{.cpu = cpu_name(root),
-                  .cores = usable_cores(root),
-                  .core_quota = cgroup_cores(root),
-                  .numa_nodes = numa_node_count(root),
-                  .memory = read_host_limits(root),
-                  .gpus = device::list(),
-                  .no_gpu_because = device::absence()};
+ThisMachine detect_machine(const std::filesystem::path& root) {
+  ThisMachine machine{.cpu = cpu_name(root),
+                      .cores = usable_cores(root),
+                      .core_quota = cgroup_cores(root),
+                      .numa_nodes = numa_node_count(root),
+                      .memory = read_host_limits(root),
+                      .gpus = device::list(),
+                      .no_gpu_because = device::absence()};
   const std::string online = read_text(root / "sys/devices/system/cpu/online").value_or("");
   machine.cores_of_host = std::max(parse_list(online).size(), machine.cores);
   return machine;
 }
 
-std::string describe(const Machine& machine) {
+std::string describe(const ThisMachine& machine) {
   const HostLimits& memory = machine.memory;
   std::string text =
       fmt::format("cpu      {}, {} of {} cores{}, {} NUMA node{}\n", machine.cpu, machine.cores, machine.cores_of_host,

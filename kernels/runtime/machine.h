@@ -12,7 +12,7 @@
 
 namespace ballast {
 
-struct Machine {
+struct ThisMachine {
   std::string cpu;                     // the model's name
   std::size_t cores = 1;               // worth a thread each: affinity mask and quota
   std::size_t cores_of_host = 1;       // online, allowed or not
@@ -24,8 +24,8 @@ struct Machine {
 };
 
 // Any thread may call. The affinity mask, the rlimits and the GPUs are always those of this process, whatever the root.
-Machine detect_machine(const std::filesystem::path& root = "/");
+ThisMachine detect_machine(const std::filesystem::path& root = "/");
 
-std::string describe(const Machine& machine);  // lines of text for a person
+std::string describe(const ThisMachine& machine);  // lines of text for a person
 
 }  // namespace ballast

@@ -6,7 +6,7 @@ using namespace ballast;
 using namespace ballast::benchmarks;
 
 TEST_CASE("a machine is named by its processor and the cores that may be used") {
-  Machine machine;
+  ThisMachine machine;
   CHECK(machine_name(machine) == "unknown processor, 1 core");
   machine.cpu = "A Processor 9000";
   machine.cores = 2;

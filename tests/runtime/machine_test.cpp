@@ -72,7 +72,7 @@ TEST_CASE("the affinity mask decides how many cores there are, OMP_NUM_THREADS d
 }
 
 TEST_CASE("this machine is described") {
-  const Machine machine = detect_machine();
+  const ThisMachine machine = detect_machine();
   CHECK(machine.cores >= 1);
   CHECK(machine.cores <= machine.cores_of_host);
   CHECK(machine.gpus.empty() == !machine.no_gpu_because.empty());
@@ -91,7 +91,7 @@ TEST_CASE("a machine is described from what its files say") {
       .with("sys/fs/cgroup/memory.max", "268435456")
       .with("sys/fs/cgroup/cpu.max", "100000 100000")
       .with("sys/devices/system/cpu/online", "0-8");
-  Machine machine = detect_machine(root.path());
+  ThisMachine machine = detect_machine(root.path());
   machine.memory.memlock_bytes = 8 << 20;
   machine.memory.address_space_bytes = std::nullopt;
   machine.gpus = {{.name = "Imagined GPU", .pci = "0000:3b:00.0", .memory_bytes = std::size_t{80} << 30, .major = 9}};

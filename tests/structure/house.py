@@ -43,10 +43,10 @@ VENDORS = [
     Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["benchmarks/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
-    Vendor("pybind11", r"pybind11/.*", ["python/*"]),
+    Vendor("pybind11", r"pybind11/.*", ["python/bindings/*"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
-    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*", "python/*"]),
-    Vendor("CLI11", r"CLI/.*", ["benchmarks/*", "python/*"]),
+    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*"]),
+    Vendor("CLI11", r"CLI/.*", ["benchmarks/*"]),
 ]
 
 
@@ -84,4 +84,5 @@ SIZED_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt", ""}
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 TEXT_SUFFIXES = SIZED_SUFFIXES | {".md", ".json", ".toml", ".supp", ".sh", ".yml"}
 # Folders, and what is a file where git keeps several working trees.
-IGNORED = {"build", "__pycache__", "node_modules", ".git", ".cache", ".venv", ".pytest_cache"}
+IGNORED = {"build", "node_modules", ".git", ".venv", "__pycache__"}
+IGNORED |= {".cache", ".pytest_cache", ".mypy_cache", ".ruff_cache"}

@@ -53,6 +53,7 @@ PLANTED = [
     ("vendor", "kernels/cast.h", 1, "#include <oneapi/tbb/parallel_for.h>\n"),
     ("vendor", "kernels/cast.h", 1, "#include <cuda_runtime.h>\n"),
     ("vendor", "zero/binding.cpp", 1, "#include <pybind11/pybind11.h>\n"),
+    ("vendor", "python/engine.h", 1, "#include <pybind11/pybind11.h>\n"),
     ("vendor", "benchmarks/copy.cpp", 1, "#include <catch2/catch.hpp>\n"),
     ("vendor", "zero/plan.cpp", 1, "#include <nlohmann/json.hpp>\n"),
     ("vendor", "zero/plan.cpp", 1, "#include <CLI/CLI.hpp>\n"),

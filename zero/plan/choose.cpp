@@ -31,11 +31,6 @@ struct Candidate {
   CompileInput compile_input;
 };
 
-Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
-  const Candidate candidate(input, placement);
-  return candidate.ledger(outline(candidate.compile_input));
-}
-
 // Bytes over the budgets, of all tiers.
 std::size_t shortage(const Ledger& ledger, const Machine& machine) {
   std::size_t bytes = 0;
@@ -44,29 +39,6 @@ std::size_t shortage(const Ledger& ledger, const Machine& machine) {
     bytes += needed - std::min(needed, machine.bytes[i]);
   }
   return bytes;
-}
-
-// Every kind of state in one tier, near ones first.
-std::vector<Placement> pure_placements(const ChoiceInput& input) {
-  std::vector<Placement> all;
-  for (int stage = 0; stage <= 3; ++stage) {
-    if (input.stage ? *input.stage != stage : (stage == 1 || (stage == 2 && input.ranks == 1))) continue;
-    for (const Tier parameters : {Tier::device, Tier::host, Tier::nvme}) {
-      if (stage < 3 && parameters != Tier::device) continue;
-      for (const Tier state : {Tier::device, Tier::host, Tier::nvme}) {
-        for (const Tier gradients : {Tier::device, Tier::host}) {
-          if (state < parameters || state < gradients) continue;
-          if (input.machine.bytes[index(std::max(parameters, state))] == 0) continue;
-          Placement placement = placement_of_stage(stage, input.ranks);
-          placement.parameters = all_in(parameters);
-          placement.gradients = all_in(gradients);
-          placement.state = all_in(state);
-          all.push_back(placement);
-        }
-      }
-    }
-  }
-  return all;
 }
 
 Spread mixed(Tier near, Tier far, double part_near) {
@@ -176,6 +148,33 @@ std::string nearest_changes(const ChoiceInput& input) {
 }
 
 }  // namespace
+
+std::vector<Placement> pure_placements(const ChoiceInput& input) {
+  std::vector<Placement> all;
+  for (int stage = 0; stage <= 3; ++stage) {
+    if (input.stage ? *input.stage != stage : (stage == 1 || (stage == 2 && input.ranks == 1))) continue;
+    for (const Tier parameters : {Tier::device, Tier::host, Tier::nvme}) {
+      if (stage < 3 && parameters != Tier::device) continue;
+      for (const Tier state : {Tier::device, Tier::host, Tier::nvme}) {
+        for (const Tier gradients : {Tier::device, Tier::host}) {
+          if (state < parameters || state < gradients) continue;
+          if (input.machine.bytes[index(std::max(parameters, state))] == 0) continue;
+          Placement placement = placement_of_stage(stage, input.ranks);
+          placement.parameters = all_in(parameters);
+          placement.gradients = all_in(gradients);
+          placement.state = all_in(state);
+          all.push_back(placement);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+Ledger memory_of(const ChoiceInput& input, const Placement& placement) {
+  const Candidate candidate(input, placement);
+  return candidate.ledger(outline(candidate.compile_input));
+}
 
 bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger, machine) == 0; }
 

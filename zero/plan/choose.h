@@ -28,6 +28,12 @@ struct Choice {
   Simulation simulation{};
 };
 
+// What there is to choose from: every kind of state in one tier, near ones first. The choice is also a mixture of those.
+std::vector<Placement> pure_placements(const ChoiceInput& input);
+
+// A placement's memory, without its time: a small part of the work.
+Ledger memory_of(const ChoiceInput& input, const Placement& placement);
+
 // A placement's price. Throws what cannot be compiled.
 Choice price(const ChoiceInput& input, const Placement& placement);
 

@@ -1,0 +1,36 @@
+"""Ballast trains models far larger than GPU memory.
+
+>>> import ballast
+>>> plan = ballast.plan("llama-8b", ranks=4, gpu="h100", host_memory="1TiB")
+>>> plan.fits
+True
+"""
+
+from ballast._core import version as __version__
+from ballast.connecting import Group, Store, connect
+from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
+from ballast.machine import this_machine
+from ballast.options import PlanOptions
+from ballast.planning import front, plan
+from ballast.result import Plan
+from ballast.sizes import human_size, parse_rate, parse_size
+
+__all__ = [
+    "Error",
+    "FailureError",
+    "Group",
+    "OutOfMemoryError",
+    "Plan",
+    "PlanOptions",
+    "ResourceError",
+    "Store",
+    "UsageError",
+    "__version__",
+    "connect",
+    "front",
+    "human_size",
+    "parse_rate",
+    "parse_size",
+    "plan",
+    "this_machine",
+]

@@ -1,0 +1,257 @@
+"""The C++ library as python/bindings/ shows it."""
+
+import enum
+from collections.abc import Sequence
+from typing import NoReturn, TypedDict
+
+from ballast.connecting import Store
+
+version: str
+
+def error_codes() -> list[tuple[str, str, str, str]]: ...
+def fail(*, name: str, problem: Problem, file: str, line: int) -> NoReturn: ...
+
+class Problem:
+    def __init__(
+        self, *, what: str, where: str = "", needed: str = "", available: str = "", remedy: str = ""
+    ) -> None: ...
+
+def parse_bytes(text: str) -> int: ...
+def human_bytes(bytes: int) -> str: ...
+
+class DType(enum.Enum):
+    fp32 = 0
+    bf16 = 1
+    fp16 = 2
+    u8 = 3
+
+class Tier(enum.Enum):
+    device = 0
+    host = 1
+    nvme = 2
+
+class Phase(enum.Enum):
+    forward = 0
+    backward = 1
+    step = 2
+
+class Lane(enum.Enum):
+    compute = 0
+    gather = 1
+    reduce = 2
+    upload = 3
+    download = 4
+    update = 5
+    host = 6
+    disk = 7
+
+class StateFormat(enum.Enum):
+    fp32 = 0
+    split = 1
+    bf16 = 2
+    compact = 3
+
+class Reduction(enum.Enum):
+    each = 0
+    boundary = 1
+
+class Tensor:
+    def __init__(self, name: str, shape: Sequence[int], *, group: int = 0, frozen: bool = False) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def frozen(self) -> bool: ...
+    @property
+    def elements(self) -> int: ...
+
+class Tie:
+    def __init__(self, name: str, *, unit: int, tensor: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def unit(self) -> int: ...
+    @property
+    def tensor(self) -> int: ...
+
+class Unit:
+    def __init__(self, name: str, *, dtype: DType, tensors: Sequence[Tensor], ties: Sequence[Tie] = ...) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def tensors(self) -> list[Tensor]: ...
+    @property
+    def ties(self) -> list[Tie]: ...
+
+class Model:
+    def __init__(self, units: Sequence[Unit]) -> None: ...
+    @property
+    def units(self) -> list[Unit]: ...
+
+class Spread:
+    def __init__(self, *, device: float = 0.0, host: float = 0.0, nvme: float = 0.0) -> None: ...
+    @property
+    def device(self) -> float: ...
+    @property
+    def host(self) -> float: ...
+    @property
+    def nvme(self) -> float: ...
+
+def all_in(tier: Tier) -> Spread: ...
+
+class Placement:
+    reduction: Reduction
+    parameters: Spread
+    gradients: Spread
+    state: Spread
+    @property
+    def shards(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def whole_parameters(self) -> bool: ...
+    def check(self) -> None: ...
+
+def placement_of_stage(stage: int, ranks: int) -> Placement: ...
+
+class Machine:
+    device_bytes: int
+    host_bytes: int
+    nvme_bytes: int
+    gather: float
+    reduce: float
+    upload: float
+    download: float
+    read: float
+    write: float
+    device_memory: float
+    host_memory: float
+    collective_latency: float
+    commit_latency: float
+    shares_cores: bool
+    def __init__(self) -> None: ...
+
+class LedgerEntry:
+    @property
+    def tier(self) -> Tier: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+class Simulation:
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def exposed(self) -> dict[str, float]: ...
+    @property
+    def busy(self) -> dict[str, float]: ...
+    @property
+    def critical(self) -> dict[str, float]: ...
+    @property
+    def bytes(self) -> dict[str, int]: ...
+
+class Schedule:
+    prefetch: int
+    gathered_bytes: int
+    staging_slots: int
+    kept_records: int
+    update_in_backward: bool
+    def __init__(self) -> None: ...
+
+class Choice:
+    @property
+    def placement(self) -> Placement: ...
+    @property
+    def ledger(self) -> list[LedgerEntry]: ...
+    @property
+    def simulation(self) -> Simulation: ...
+
+def optimizers() -> list[str]: ...
+
+class Question:
+    ranks: int
+    stage: int | None
+    format: StateFormat
+    tile_elements: int
+    micro_steps: int
+    schedule: Schedule
+    def __init__(self, model: Model, machine: Machine) -> None: ...
+    def set_optimizer(self, name: str) -> None: ...
+    def set_work(self, seconds: Sequence[tuple[float, float]]) -> None: ...
+    def choose(self) -> Choice: ...
+    def price(self, placement: Placement) -> Choice: ...
+    def placements(self) -> list[Placement]: ...
+    def memory(self, placement: Placement) -> list[LedgerEntry]: ...
+    def program(self, placement: Placement, *, rank: int = 0) -> str: ...
+
+class GpuFound(TypedDict):
+    name: str
+    pci: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+
+class CgroupFound(TypedDict):
+    limit_bytes: int
+    available_bytes: int
+    file: str
+
+class MemoryFound(TypedDict):
+    total_bytes: int
+    available_bytes: int
+    memlock_bytes: int | None
+    address_space_bytes: int | None
+    cgroup: CgroupFound | None
+
+class MachineFound(TypedDict):
+    cpu: str
+    cores: int
+    cores_of_host: int
+    core_quota: float | None
+    numa_nodes: int
+    instruction_set: str
+    memory: MemoryFound
+    gpus: list[GpuFound]
+    no_gpu_because: str
+
+def this_machine(*, root: str = "/") -> MachineFound: ...
+
+class DriveFound(TypedDict):
+    file_system: str
+    free_bytes: int
+    buffered_because: str
+    queue: str
+    read: float
+    write: float
+    both: float
+
+def inspect_drive(directory: str, *, bytes: int) -> DriveFound: ...
+def require_io_uring() -> None: ...
+
+class Rendezvous:
+    def __init__(
+        self,
+        *,
+        store: Store | None,
+        rank: int | None,
+        size: int | None,
+        host: str,
+        job: str,
+        timeout: float | None,
+    ) -> None: ...
+
+class Group:
+    def __init__(self, where: Rendezvous) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def barrier(self) -> None: ...
+    def all_reduce(self, values: Sequence[int]) -> list[int]: ...
+    def abort(self, reason: str) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,55 @@
+"""Refusing what cannot be, in the words and with the codes of the C++ library."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from ballast import _core
+
+
+def fail(name: str, problem: _core.Problem) -> NoReturn:
+    """Raises the error of this name; see kernels/runtime/ERRORS.md for the names."""
+    caller = sys._getframe(1)
+    while Path(caller.f_code.co_filename) == Path(__file__) and caller.f_back is not None:
+        caller = caller.f_back
+    _core.fail(name=name, problem=problem, file=Path(caller.f_code.co_filename).name, line=caller.f_lineno)
+
+
+def refuse(what: str, *, where: str = "", needed: str = "", remedy: str = "") -> NoReturn:
+    """Raises B1001.
+
+    >>> refuse("ranks=0 was asked for", needed="at least 1")
+    Traceback (most recent call last):
+    ballast.errors.UsageError: B1001 ranks=0 was asked for
+    ...
+    """
+    fail("bad_argument", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
+
+
+def one_of(kind: str, word: str, known: Iterable[str]) -> str:
+    """The word, if it is known; else an error that offers the nearest that is.
+
+    >>> one_of("tier", "hots", ["device", "host"])
+    Traceback (most recent call last):
+    ballast.errors.UsageError: B1001 there is no tier "hots"
+      needed:    one of device, host
+      remedy:    Did you mean "host"?
+    ...
+    """
+    names = list(known)
+    if word in names:
+        return word
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    remedy = f'Did you mean "{near[0]}"?' if near else ""
+    refuse(f'there is no {kind} "{word}"', needed=f"one of {', '.join(names)}", remedy=remedy)
+
+
+def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses the first word that is not known."""
+    names = list(known)
+    for word in words:
+        one_of(kind, word, names)

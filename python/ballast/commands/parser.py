@@ -1,0 +1,24 @@
+"""Options of the command line, with the nearest name where one is not known."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse has it; but names are written in full, and examples keep their lines."""
+
+    def __init__(self, **given: Any):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        for word in unknown:
+            near = difflib.get_close_matches(word.split("=")[0], self._option_string_actions, n=1, cutoff=0.5)
+            self.error(f"there is no option {word}" + (f'; did you mean "{near[0]}"?' if near else ""))
+        return found, unknown

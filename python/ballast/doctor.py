@@ -1,0 +1,157 @@
+"""What on this machine stands in the way of training, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ballast import _core
+from ballast.drives import look_at
+from ballast.errors import Error
+from ballast.finding import Finding, bad, good, note
+from ballast.sizes import human_size
+
+if TYPE_CHECKING:
+    from ballast._core import MachineFound
+
+SMALL_MEMLOCK = 1 << 30
+SMALL_SHARED_MEMORY = 1 << 30  # NCCL, and data loaders with workers, need some of it; Ballast itself none
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is looked at: what the C++ library says, and files of the system."""
+
+    found: MachineFound
+    root: Path
+
+    def text(self, file: str) -> str:
+        """Of a file of the system; empty where there is none."""
+        try:
+            return (self.root / file).read_text().strip()
+        except OSError:
+            return ""
+
+
+def examine(*, drives: Sequence[str] = (".",), root: str = "/") -> list[Finding]:
+    """Looks at everything. `root` is another place to find /proc and /sys in, for tests.
+
+    >>> [finding.about for finding in examine(drives=[])][:2]
+    ['gpu', 'cpu']
+    """
+    machine = Machine(_core.this_machine(root=root), Path(root))
+    looks = (gpus, cores, numa, memory, memlock, shared_memory, io_uring)
+    findings = [finding for look in looks for finding in look(machine)]
+    return findings + [finding for folder in drives for finding in look_at(folder)]
+
+
+def gpus(machine: Machine) -> Iterator[Finding]:
+    """Driver, GPUs, and how they are connected."""
+    driver = machine.text("proc/driver/nvidia/version").partition("\n")[0]
+    if not machine.found["gpus"]:
+        why = machine.found["no_gpu_because"]
+        if driver:
+            yield bad("gpu", f"a driver is here, but no GPU can be used: {why}", _remedy_for_gpu(why))
+        else:
+            yield note("gpu", f"none: {why}", "Planning needs none, and training works on CPUs, slowly.")
+        return
+    yield good("driver", driver or "present")
+    for gpu in machine.found["gpus"]:
+        yield good("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
+        yield from link(machine, gpu["pci"])
+
+
+def _remedy_for_gpu(why: str) -> str:
+    if "build" in why:
+        return "Install Ballast again with nvcc on the PATH."
+    return "Look at nvidia-smi and CUDA_VISIBLE_DEVICES; in a container, start it with --gpus all."
+
+
+def link(machine: Machine, pci: str) -> Iterator[Finding]:
+    """The width of a GPU's PCIe link; its speed goes down while it is idle."""
+    folder = f"sys/bus/pci/devices/{pci.lower()}"
+    width, most = machine.text(f"{folder}/current_link_width"), machine.text(f"{folder}/max_link_width")
+    speed = machine.text(f"{folder}/max_link_speed")
+    if not width or not most:
+        return
+    if width != most:
+        remedy = "Move the card to a slot with all lanes, or look at risers and BIOS: uploads and downloads suffer."
+        yield note("pcie", f"{pci} has {width} of {most} lanes", remedy)
+    else:
+        yield good("pcie", f"{pci} has {width} lanes of {speed or 'unknown speed'}")
+
+
+def cores(machine: Machine) -> Iterator[Finding]:
+    """Threads of the optimizer's step on the CPU."""
+    found = machine.found
+    text = f"{found['cpu']}, {found['cores']} of {found['cores_of_host']} cores, {found['instruction_set']}"
+    quota = found["core_quota"]
+    if quota is not None and quota < found["cores_of_host"]:
+        yield note("cpu", f"{text}; a quota of {quota:.4g}", "Raise the container's CPU limit, if updates run there.")
+    else:
+        yield good("cpu", text)
+
+
+def numa(machine: Machine) -> Iterator[Finding]:
+    """Memory nodes, and which the GPUs are at."""
+    nodes = machine.found["numa_nodes"]
+    if nodes == 1:
+        yield good("numa", "one memory node")
+        return
+    at = [machine.text(f"sys/bus/pci/devices/{gpu['pci'].lower()}/numa_node") for gpu in machine.found["gpus"]]
+    places = f"; GPUs at {', '.join(at)}" if any(at) else ""
+    remedy = "Bind each rank to the node of its GPU: numactl --cpunodebind=N --membind=N, or your launcher's binding."
+    yield note("numa", f"{nodes} memory nodes{places}", remedy)
+
+
+def memory(machine: Machine) -> Iterator[Finding]:
+    """What may be taken, by whose word."""
+    limits = machine.found["memory"]
+    yield good("memory", f"{human_size(limits['available_bytes'])} of {human_size(limits['total_bytes'])} available")
+    cgroup = limits["cgroup"]
+    if cgroup is None:
+        return
+    text = f"{human_size(cgroup['available_bytes'])} of {human_size(cgroup['limit_bytes'])} left ({cgroup['file']})"
+    if cgroup["limit_bytes"] < limits["total_bytes"]:
+        remedy = "More needs docker --memory, resources.limits.memory or sbatch --mem. Ballast stays below it."
+        yield note("container", text, remedy)
+    else:
+        yield good("container", text)
+
+
+def memlock(machine: Machine) -> Iterator[Finding]:
+    """How much memory may be pinned."""
+    limit = machine.found["memory"]["memlock_bytes"]
+    if limit is None or limit >= SMALL_MEMLOCK:
+        yield good("memlock", "no limit" if limit is None else human_size(limit))
+    else:
+        remedy = "Raise it (ulimit -l unlimited, docker --ulimit memlock=-1): a small pinned ring has to do otherwise."
+        yield note("memlock", human_size(limit), remedy)
+
+
+def shared_memory(machine: Machine) -> Iterator[Finding]:
+    """The size of /dev/shm."""
+    try:
+        space = os.statvfs(machine.root / "dev/shm")
+    except OSError:
+        yield note("shm", "there is no /dev/shm", "NCCL and data loaders use it; Ballast itself does not.")
+        return
+    size = space.f_frsize * space.f_blocks
+    if size < SMALL_SHARED_MEMORY:
+        remedy = "docker --shm-size=8g, or an emptyDir with medium: Memory; NCCL and data loaders need it."
+        yield note("shm", human_size(size), remedy)
+    else:
+        yield good("shm", human_size(size))
+
+
+def io_uring(machine: Machine) -> Iterator[Finding]:
+    """How drives are asked."""
+    try:
+        _core.require_io_uring()
+    except Error as error:
+        yield note("io_uring", error.what_happened, error.remedy)
+    else:
+        yield good("io_uring", "works")

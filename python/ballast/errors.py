@@ -1,0 +1,38 @@
+"""What Ballast raises: a few types, each with a stable code that the documentation explains."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """The base of all. Its text is the whole message; the parts are attributes, empty where there is nothing to say.
+
+    >>> import ballast
+    >>> try:
+    ...     ballast.parse_size("40G")
+    ... except ballast.Error as error:
+    ...     print(error.code, error.what_happened)
+    B1001 the size "40G" has the unit "g", which is not known or not clear
+    """
+
+    code: str = ""  # "B2004"
+    what_happened: str = ""
+    where: str = ""  # parameter, unit, rank, file
+    needed: str = ""
+    available: str = ""
+    remedy: str = ""
+
+
+class UsageError(Error, ValueError):
+    """The caller asked for something that cannot be: B1…."""
+
+
+class ResourceError(Error):
+    """The machine lacks something: B2…."""
+
+
+class OutOfMemoryError(ResourceError, MemoryError):
+    """A tier or a budget is too small; `needed`, `available` and `remedy` say what would do."""
+
+
+class FailureError(Error, RuntimeError):
+    """Hardware or a peer failed: B3…."""

@@ -1,0 +1,46 @@
+"""From what people have (a module, a configuration, shapes) to units of tensors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ballast.checks import refuse
+from ballast.models.config import from_config, read_config
+from ballast.models.description import Description
+from ballast.models.known import KNOWN
+from ballast.models.shapes import from_shapes
+
+# A torch.nn.Module, a Hugging Face configuration (a path or a dict), the name of a known model, or shapes.
+ModelLike = str | Mapping[str, Any] | Sequence[Sequence[int]] | Any
+
+
+def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
+    """The model as units; `dtype` instead of what it says itself, or bf16 where it says nothing.
+
+    >>> describe({"h.0.weight": (4, 4), "h.1.weight": (4, 4), "norm.weight": (4,)}).unit_names
+    ['h.0', 'h.1', 'norm']
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from ballast.models.modules import from_module
+
+        return from_module(model, dtype=dtype)
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    if hasattr(model, "to_dict"):  # a configuration object of transformers
+        model = model.to_dict()
+    if isinstance(model, str):
+        return from_config(KNOWN[model] if model in KNOWN else read_config(model), name=model, dtype=dtype)
+    if isinstance(model, Mapping):
+        if "vocab_size" in model or "model_type" in model:
+            return from_config(model, name=str(model.get("_name_or_path") or "model"), dtype=dtype)
+        return from_shapes(model, dtype=dtype)
+    if isinstance(model, Sequence):
+        return from_shapes({f"{i}.weight": shape for i, shape in enumerate(model)}, dtype=dtype)
+    refuse(
+        f"a {type(model).__name__} is not a model that can be planned",
+        needed="a torch.nn.Module, a configuration (dict, path of its JSON file, known name), or shapes by name",
+    )

@@ -1,0 +1,38 @@
+"""A few models by name, as their configurations say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def _llama(layers: int, hidden: int, heads: int, intermediate: int) -> Mapping[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "intermediate_size": intermediate,
+        "vocab_size": 128256,
+    }
+
+
+def _gpt2(layers: int, width: int, heads: int) -> Mapping[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": width,
+        "n_head": heads,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+
+
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+    "llama-8b": _llama(32, 4096, 32, 14336),
+    "llama-70b": _llama(80, 8192, 64, 28672),
+    "llama-405b": _llama(126, 16384, 128, 53248),
+}

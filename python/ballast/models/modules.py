@@ -1,0 +1,112 @@
+"""Models given as a torch.nn.Module, also on the meta device: nothing but names, shapes and dtypes is looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ballast import _core
+from ballast.checks import refuse
+from ballast.models.description import Description, dtype_named, matrix_flops
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Part:
+    """What becomes a unit."""
+
+    name: str
+    module: torch.nn.Module
+    whole: bool = True  # with the modules below it
+
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        named = self.module.named_parameters(recurse=self.whole, remove_duplicate=False)
+        return list({id(parameter): (name, parameter) for name, parameter in named}.values())
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        return self.module.modules() if self.whole else iter([self.module])
+
+
+def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Description:
+    """Blocks that repeat become units, and so does each part beside them.
+
+    >>> import torch
+    >>> blocks = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(2)])
+    >>> model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(8, 4), "blocks": blocks})
+    >>> from_module(model).unit_names
+    ['embedding', 'blocks.0', 'blocks.1']
+    """
+    homes: dict[int, tuple[int, int]] = {}  # unit and tensor of each parameter, by its identity
+    units: list[_core.Unit] = []
+    parts = list(parts_of(module))
+    for index, part in enumerate(parts):
+        parameters = part.parameters()
+        own = [(name, p) for name, p in parameters if id(p) not in homes]
+        tied = [(name, homes[id(p)]) for name, p in parameters if id(p) in homes]
+        homes |= {id(p): (index, i) for i, (_, p) in enumerate(own)}
+        units.append(
+            _core.Unit(
+                part.name,
+                dtype=dtype_named(dtype or _usual_dtype(parameters)),
+                tensors=[_core.Tensor(name, list(p.shape), frozen=not p.requires_grad) for name, p in own],
+                ties=[_core.Tie(name, unit=unit, tensor=tensor) for name, (unit, tensor) in tied],
+            )
+        )
+    if not units:
+        refuse("a module without parameters cannot be planned", where=type(module).__name__)
+    return Description(name=type(module).__name__, model=_core.Model(units), flops=[_flops(part) for part in parts])
+
+
+def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:
+    """What becomes units, in the order of declaration."""
+    if not _holds_parameters(module):
+        return
+    if not any(_are_blocks(below) for below in module.modules()):
+        yield Part(name or "model", module)
+        return
+    if next(module.parameters(recurse=False), None) is not None:
+        yield Part(f"{name}.own" if name else "own", module, whole=False)
+    blocks = _are_blocks(module)
+    for child_name, child in module.named_children():
+        full = f"{name}.{child_name}" if name else child_name
+        if not blocks:
+            yield from parts_of(child, full)
+        elif _holds_parameters(child):
+            yield Part(full, child)
+
+
+def _holds_parameters(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _are_blocks(module: torch.nn.Module) -> bool:
+    """Whether these are modules in a row, two of them or more of one kind that holds parameters."""
+    import torch
+
+    if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+        return False
+    kinds = Counter(type(child) for child in module.children() if _holds_parameters(child))
+    return any(count >= 2 for count in kinds.values())
+
+
+def _usual_dtype(parameters: list[tuple[str, torch.nn.Parameter]]) -> str:
+    counts: Counter[str] = Counter()
+    for _, parameter in parameters:
+        counts[str(parameter.dtype)] += parameter.numel()
+    return counts.most_common(1)[0][0]
+
+
+def _flops(part: Part) -> float:
+    import torch
+
+    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return sum(
+        matrix_flops(tuple(parameter.shape))
+        for module in part.modules()
+        if not isinstance(module, tables)
+        for parameter in module.parameters(recurse=False)
+    )

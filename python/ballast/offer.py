@@ -1,0 +1,155 @@
+"""A model and a machine, ready for the C++ planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from ballast import _core
+from ballast import options as options_
+from ballast.checks import fail
+from ballast.hardware import Budget, machine
+from ballast.models import ModelLike, describe
+from ballast.models.description import Description
+from ballast.options import KINDS, Options
+from ballast.result import ESTIMATED, RESERVED, Plan
+from ballast.sizes import human_size
+
+TILE = 256 << 10  # elements, as the engine cuts them
+RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")
+COARSE_TILES = 2048  # of a rank, when ways are compared: a hundredth of the step's time is finer than anybody's rates
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What is asked, in the planner's words."""
+
+    options: Options
+    described: Description
+    budget: Budget  # what is left for the plan, of a rank
+    activations: int
+    exact: _core.Question  # with the tiles of the engine
+    coarse: _core.Question
+
+    def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
+        """An answer of the planner, for people; `ledger` instead of its own."""
+        asked, step, placement = self.options, choice.simulation, choice.placement
+        entries = choice.ledger if ledger is None else ledger
+        used = _machine(asked, self.budget)
+        return Plan(
+            model=self.described.name,
+            parameters=self.described.parameters,
+            ranks=asked.ranks,
+            gpu=asked.gpu,
+            stage=_stage(placement) if asked.stage is None else asked.stage,
+            format=asked.format,
+            places={kind: _fractions(getattr(placement, kind)) for kind in KINDS},
+            memory=self._memory(entries),
+            budget={**vars(self.budget), "device": self.budget.device + self.activations + asked.reserve},
+            fits=fits(self, entries),
+            seconds=step.seconds,
+            exposed=step.exposed,
+            critical=step.critical,
+            tokens_per_second=asked.ranks * asked.tokens * asked.micro_steps / step.seconds,
+            assumed={name: getattr(used, name) for name in RATES} | {"flops": asked.hardware.flops * asked.efficiency},
+            notes=self._notes(),
+            _question=self.exact,
+            _placement=placement,
+        )
+
+    def _memory(self, ledger: Sequence[_core.LedgerEntry]) -> dict[str, dict[str, int]]:
+        memory: dict[str, dict[str, int]] = {tier.name: {} for tier in _core.Tier}
+        for entry in ledger:
+            memory[entry.tier.name][entry.owner] = entry.bytes
+        extra = {ESTIMATED: self.activations, RESERVED: self.options.reserve}
+        memory["device"] |= {owner: size for owner, size in extra.items() if size > 0}
+        return memory
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.activations == 0:
+            return ("activations are not counted: name their size, or plan from a configuration",)
+        return ()
+
+
+def offer(model: ModelLike, given: Mapping[str, Any]) -> Offer:
+    """Reads options and model, and divides the machine by its ranks."""
+    asked = options_.read(given)
+    if asked.offload == "none":
+        asked = replace(asked, host_memory=0, drives=0)
+    described = describe(model, dtype=asked.dtype)
+    activations = _activations(described, asked)
+    memory = asked.hardware.memory if asked.gpu_memory is None else asked.gpu_memory
+    left = memory - activations - asked.reserve
+    if left <= 0:
+        _refuse_activations(memory, activations, asked)
+    parts = asked.ranks_of_machine
+    budget = Budget(device=left, host=asked.host_memory // parts, nvme=asked.drives // parts)
+    exact = _question(described, asked, budget)
+    coarse = _question(described, asked, budget)
+    coarse.tile_elements = max(TILE, TILE * (described.parameters // (asked.ranks * TILE * COARSE_TILES)))
+    return Offer(asked, described, budget, activations, exact, coarse)
+
+
+def fits(asked: Offer, ledger: Sequence[_core.LedgerEntry]) -> bool:
+    """Whether each tier has room for what a plan needs of it."""
+    needs = {tier.name: 0 for tier in _core.Tier}
+    for entry in ledger:
+        needs[entry.tier.name] += entry.bytes
+    return all(size <= getattr(asked.budget, tier) for tier, size in needs.items())
+
+
+def _machine(asked: Options, budget: Budget) -> _core.Machine:
+    return machine(budget, asked.all_rates, ranks=asked.ranks, ranks_of_machine=asked.ranks_of_machine)
+
+
+def _question(described: Description, asked: Options, budget: Budget) -> _core.Question:
+    question = _core.Question(described.model, _machine(asked, budget))
+    question.ranks, question.stage, question.micro_steps = asked.ranks, asked.stage, asked.micro_steps
+    question.format = _core.StateFormat[asked.format]
+    question.set_optimizer(asked.optimizer)
+    question.set_work(_work(described, asked))
+    if not asked.clipping:
+        schedule = _core.Schedule()
+        schedule.update_in_backward = asked.micro_steps == 1
+        question.schedule = schedule
+    return question
+
+
+def _work(described: Description, asked: Options) -> list[tuple[float, float]]:
+    """Seconds of each unit: backward is twice the forward, and does it again where activations were not kept."""
+    speed = asked.hardware.flops * asked.efficiency
+    sequence = min(asked.sequence, asked.tokens)
+    again = 3.0 if asked.activations == "checkpointed" and described.activations else 2.0
+    attention = described.attention or [0.0] * len(described.flops)
+    forward = [asked.tokens * (f + a * sequence) / speed for f, a in zip(described.flops, attention, strict=True)]
+    return [(seconds, again * seconds) for seconds in forward]
+
+
+def _activations(described: Description, asked: Options) -> int:
+    if isinstance(asked.activations, int):
+        return asked.activations
+    if described.activations is None:
+        return 0
+    return described.activations.bytes(asked.tokens, checkpointed=asked.activations == "checkpointed")
+
+
+def _refuse_activations(memory: int, activations: int, asked: Options) -> NoReturn:
+    problem = _core.Problem(
+        what="activations alone are more than a GPU's memory",
+        needed=f"{human_size(activations)} for {asked.tokens} tokens (estimated), {human_size(asked.reserve)} reserved",
+        available=human_size(memory),
+        remedy='Take fewer tokens in a micro-step (tokens=), or activations="checkpointed".',
+    )
+    fail("device_memory", problem)
+
+
+def _stage(placement: _core.Placement) -> int:
+    if not placement.whole_parameters:
+        return 3
+    return 0 if placement.shards == 1 else 2
+
+
+def _fractions(spread: _core.Spread) -> dict[str, float]:
+    parts = {tier.name: float(getattr(spread, tier.name)) for tier in _core.Tier}
+    return {tier: part for tier, part in parts.items() if part > 0}

@@ -1,0 +1,108 @@
+"""Planning: a model and a machine in, placements with their memory and time out. Nothing here needs a GPU, or torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.errors import OutOfMemoryError
+from ballast.models import ModelLike
+from ballast.offer import Offer, fits, offer
+from ballast.placements import candidates
+from ballast.result import Plan
+from ballast.sizes import human_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ballast.options import PlanOptions
+
+
+def plan(model: ModelLike, **options: Unpack[PlanOptions]) -> Plan:
+    """The fastest way to train a model that fits. See PlanOptions for the keywords, `describe()` for models.
+
+    Raises OutOfMemoryError (B2004) where nothing fits, with what is short and the nearest changes that would do.
+
+    >>> found = plan("llama-8b", ranks=8, gpu="h100")
+    >>> found.stage, found.fits, found.seconds < 10
+    (2, True, True)
+    """
+    return best(offer(model, options))
+
+
+def front(model: ModelLike, **options: Unpack[PlanOptions]) -> list[Plan]:
+    """What memory buys: of the ways that fit, those that no other one beats in both GPU memory and time; fastest first.
+
+    >>> ways = front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
+    >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(ways, ways[1:]))
+    True
+    """
+    asked = offer(model, options)
+    return unbeaten(asked)
+
+
+def best(asked: Offer) -> Plan:
+    """What `plan()` answers."""
+    if asked.options.offload in ("auto", "none"):
+        return _chosen(asked)
+    fitting = _fitting(asked)
+    if not fitting:
+        _refuse(asked)
+    return min((asked.plan(asked.exact.price(placement)) for placement, _ in fitting), key=lambda way: way.seconds)
+
+
+def unbeaten(asked: Offer, *, also: Plan | None = None) -> list[Plan]:
+    """What `front()` answers; `also` is a way that is known already, and stays."""
+    ways = [asked.plan(asked.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(asked)]
+    if also:
+        ways = [also, *(way for way in ways if (way.stage, way.places) != (also.stage, also.places))]
+    ways.sort(key=lambda way: (way.seconds, way.bytes_in("device"), way.bytes_in("host")))
+    found: list[Plan] = []
+    for way in ways:
+        if way is also or not found or way.bytes_in("device") < found[-1].bytes_in("device"):
+            found.append(way)
+    return found
+
+
+def _fitting(asked: Offer) -> list[tuple[_core.Placement, list[_core.LedgerEntry]]]:
+    priced = ((placement, asked.exact.memory(placement)) for placement in candidates(asked))
+    return [(placement, ledger) for placement, ledger in priced if fits(asked, ledger)]
+
+
+def _chosen(asked: Offer) -> Plan:
+    """Searched with large tiles, which is fast; what is found is then compiled as it will be."""
+    try:
+        choice = asked.coarse.choose()
+    except OutOfMemoryError as error:
+        nothing_fits = error
+    else:
+        if fits(asked, asked.exact.memory(choice.placement)):
+            return asked.plan(asked.exact.price(choice.placement))
+        return asked.plan(asked.exact.choose())
+    parts = {part: getattr(nothing_fits, part) for part in ("needed", "available", "remedy")}
+    fail("memory_budget", _core.Problem(what=nothing_fits.what_happened, where=_set_aside(asked), **parts))
+
+
+def _set_aside(asked: Offer) -> str:
+    """What of the GPU's memory the planner could not use."""
+    taken = human_size(asked.activations + asked.options.reserve)
+    return f"{asked.described.name}; {taken} of each GPU are set aside for activations and CUDA"
+
+
+def _refuse(asked: Offer) -> NoReturn:
+    """Of one placement that was asked for."""
+    closest = min(
+        (asked.exact.memory(placement) for placement in candidates(asked)),
+        key=lambda ledger: sum(entry.bytes for entry in ledger if entry.tier == _core.Tier.device),
+    )
+    needs = {tier.name: sum(entry.bytes for entry in closest if entry.tier == tier) for tier in _core.Tier}
+    has = vars(asked.budget)
+    problem = _core.Problem(
+        what="what was asked for does not fit",
+        where=_set_aside(asked),
+        needed=", ".join(f"{tier} {human_size(size)}" for tier, size in needs.items()),
+        available=", ".join(f"{tier} {human_size(size)}" for tier, size in has.items()),
+        remedy='Let Ballast choose, with stage="auto" and offload="auto"; or give it more memory, drives or ranks.',
+    )
+    fail("memory_budget", problem)

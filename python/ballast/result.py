@@ -1,0 +1,109 @@
+"""What planning answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ballast import _core
+from ballast.sizes import human_size
+
+ESTIMATED = "activations (estimated)"
+RESERVED = "reserved (CUDA, NCCL)"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to train a model on a machine: its memory to the byte, its time as simulated.
+
+    >>> import ballast
+    >>> plan = ballast.plan({"h.0.weight": (512, 512)}, gpu_memory="8GiB")
+    >>> plan.memory["device"]["state"] == 10 * 512 * 512
+    True
+    """
+
+    model: str
+    parameters: int
+    ranks: int
+    gpu: str
+    stage: int
+    format: str
+    places: Mapping[str, Mapping[str, float]]  # of parameters, gradients, state: fractions by tier
+    memory: Mapping[str, Mapping[str, int]]  # of a rank: bytes by tier and owner
+    budget: Mapping[str, int]  # of a rank: bytes by tier
+    fits: bool
+    seconds: float  # of a step
+    exposed: Mapping[str, float]  # seconds that the trainer waits, by phase
+    critical: Mapping[str, float]  # seconds of the step by the lane that it was waiting for
+    tokens_per_second: float  # of all ranks
+    assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
+    notes: tuple[str, ...] = ()
+    _question: _core.Question | None = field(default=None, repr=False, compare=False)
+    _placement: _core.Placement | None = field(default=None, repr=False, compare=False)
+
+    def bytes_in(self, tier: str) -> int:
+        """Of a rank, in "device", "host" or "nvme"."""
+        return sum(self.memory[tier].values())
+
+    def program(self, *, rank: int = 0) -> str:
+        """The step as the engine runs it: a slot or an operation in each line."""
+        if self._question is None or self._placement is None:
+            raise RuntimeError("a plan that was copied field by field has no program")
+        return self._question.program(self._placement, rank=rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            key: dict(value) if isinstance(value, Mapping) else value
+            for key, value in vars(self).items()
+            if not key.startswith("_")
+        }
+
+    def text(self) -> str:
+        """For people."""
+        return "\n".join([*self._head(), "", *self._memory_lines(), "", *self._time_lines()])
+
+    def where(self) -> str:
+        """In a few words: "stage 3, state on the host"."""
+        away = [f"{kind} {_spread(self.places[kind])}" for kind in self.places if self.places[kind].get("device") != 1]
+        return ", ".join([f"stage {self.stage}", *away])
+
+    def _head(self) -> list[str]:
+        billions = self.parameters / 1e9
+        gpus = f"{self.ranks} x {self.gpu.upper()}"
+        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; format {self.format}"]
+
+    def _memory_lines(self) -> list[str]:
+        lines = ["memory of a rank"]
+        for tier, owners in self.memory.items():
+            if not owners:
+                continue
+            total = f"{human_size(self.bytes_in(tier))} of {human_size(self.budget[tier])}"
+            lines.append(f"  {tier:<8}{total}")
+            lines += [f"    {owner:<26}{human_size(size):>12}" for owner, size in owners.items()]
+        return lines
+
+    def _time_lines(self) -> list[str]:
+        waits = ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in self.exposed.items())
+        lane, share = max(self.critical.items(), key=lambda item: item[1])
+        rates = ", ".join(f"{name} {value / 1e9:.4g}" for name, value in self.assumed.items() if name != "flops")
+        lines = [
+            f"a step    {_seconds(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
+            f"waits     {waits}",
+            f"longest   {lane}, {share / self.seconds:.0%} of the step",
+            f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s of a GPU; of a rank in GB/s",
+            f"          {rates}",
+        ]
+        return lines + [f"note      {note}" for note in self.notes]
+
+
+def _spread(fractions: Mapping[str, float]) -> str:
+    words = {"device": "on the GPU", "host": "on the host", "nvme": "on drives"}
+    if len(fractions) == 1:
+        return words[next(iter(fractions))]
+    return " and ".join(f"{part:.0%} {words[tier]}" for tier, part in fractions.items())
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

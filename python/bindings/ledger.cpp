@@ -1,0 +1,37 @@
+// What a plan answers: memory by tier and owner, time by phase and lane.
+#include "zero/plan/ledger.h"
+
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include "python/bindings/bindings.h"
+#include "zero/plan/simulate.h"
+
+namespace ballast::python {
+namespace {
+
+template <class Enum, class Value, std::size_t count>
+py::dict by_name(const std::array<Value, count>& values) {
+  py::dict named;
+  for (std::size_t i = 0; i < count; ++i) {
+    named[py::str(std::string(name(static_cast<Enum>(i))))] = values[i];
+  }
+  return named;
+}
+
+}  // namespace
+
+void bind_ledger(py::module_& module) {
+  py::class_<LedgerEntry>(module, "LedgerEntry")
+      .def_readonly("tier", &LedgerEntry::tier)
+      .def_readonly("owner", &LedgerEntry::owner)
+      .def_readonly("bytes", &LedgerEntry::bytes);
+  py::class_<Simulation>(module, "Simulation")
+      .def_readonly("seconds", &Simulation::seconds)
+      .def_property_readonly("exposed", [](const Simulation& s) { return by_name<Phase>(s.exposed); })
+      .def_property_readonly("busy", [](const Simulation& s) { return by_name<Lane>(s.busy); })
+      .def_property_readonly("critical", [](const Simulation& s) { return by_name<Lane>(s.critical); })
+      .def_property_readonly("bytes", [](const Simulation& s) { return by_name<Lane>(s.bytes); });
+}
+
+}  // namespace ballast::python

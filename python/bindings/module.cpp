@@ -1,0 +1,19 @@
+// The extension ballast._core: the C++ library as it is, for the Python files of the package only. Users see those.
+#include "python/bindings/bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace ballast::python;
+  module.doc() = "Ballast's C++ core; use the package `ballast`, which wraps it.";
+  module.attr("version") = BALLAST_VERSION;
+  bind_errors(module);
+  bind_sizes(module);
+  bind_names(module);
+  bind_model(module);
+  bind_placement(module);
+  bind_machine(module);
+  bind_ledger(module);
+  bind_question(module);
+  bind_this_machine(module);
+  bind_drive(module);
+  bind_connect(module);
+}

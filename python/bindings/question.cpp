@@ -1,0 +1,120 @@
+// A model on a machine: what planning is asked about, and its answers.
+#include <pybind11/native_enum.h>
+#include <pybind11/stl.h>
+
+#include "kernels/runtime/error.h"
+#include "optim/rule.h"
+#include "python/bindings/bindings.h"
+#include "zero/plan/choose.h"
+#include "zero/plan/plan.h"
+
+namespace ballast::python {
+namespace {
+
+// ChoiceInput's views, with what they look at.
+struct Question {
+  Model model;
+  Machine machine;
+  std::vector<UnitWork> work;  // by unit
+  std::size_t ranks = 1;
+  std::optional<int> stage{};
+  kernels::StateFormat format = kernels::StateFormat::split;
+  optim::StateNames names{};
+  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t micro_steps = 1;
+  Schedule schedule{};
+
+  ChoiceInput input() const {
+    require(work.size() == model.units.size(), Code::wrong_size,
+            [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
+    return {model, machine, work, ranks, stage, format, names, tile_elements, micro_steps, schedule};
+  }
+
+  Choice price_of(const Placement& placement) const { return price(input(), placement); }
+  Choice best() const { return choose(input()); }
+  std::vector<Placement> placements() const { return pure_placements(input()); }
+  Ledger memory(const Placement& placement) const { return memory_of(input(), placement); }
+
+  std::string program(const Placement& placement, std::size_t rank) const {
+    const Plan plan(model, {.placement = placement,
+                            .rank = rank,
+                            .tile_elements = tile_elements,
+                            .micro_steps = micro_steps,
+                            .format = format,
+                            .names = names,
+                            .schedule = schedule});
+    return to_text(plan.program());
+  }
+};
+
+template <class Rule>
+constexpr std::pair<const char*, optim::StateNames> row(const char* name) {
+  return {name, Rule::state};
+}
+
+constexpr std::array optimizers{row<optim::AdamW>("adamw"),     row<optim::Adam>("adam"),
+                                row<optim::Lion>("lion"),       row<optim::SgdMomentum>("sgd_momentum"),
+                                row<optim::Adagrad>("adagrad"), row<optim::Sgd>("sgd")};
+
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> names;
+  names.reserve(optimizers.size());
+  for (const auto& optimizer : optimizers) {
+    names.emplace_back(optimizer.first);
+  }
+  return names;
+}
+
+void set_optimizer(Question& question, const std::string& name) {
+  const auto* found = std::ranges::find(optimizers, name, [](const auto& row) { return std::string_view(row.first); });
+  require(found != optimizers.end(), Code::bad_argument,
+          [&] { return Problem{.what = "no optimizer is called " + name}; });
+  question.names = found->second;
+}
+
+void set_work(Question& question, const std::vector<std::pair<double, double>>& seconds) {
+  question.work.clear();
+  question.work.reserve(seconds.size());
+  for (const auto& [forward, backward] : seconds) {
+    question.work.push_back({forward, backward});
+  }
+}
+
+using Released = py::call_guard<py::gil_scoped_release>;
+
+}  // namespace
+
+void bind_question(py::module_& module) {
+  module.def("optimizers", optimizer_names, "The update rules, by name.");
+  py::class_<Schedule>(module, "Schedule")
+      .def(py::init<>())
+      .def_readwrite("prefetch", &Schedule::prefetch)
+      .def_readwrite("gathered_bytes", &Schedule::gathered_bytes)
+      .def_readwrite("staging_slots", &Schedule::staging_slots)
+      .def_readwrite("kept_records", &Schedule::kept_records)
+      .def_readwrite("update_in_backward", &Schedule::update_in_backward);
+  py::class_<Choice>(module, "Choice")
+      .def_readonly("placement", &Choice::placement)
+      .def_readonly("ledger", &Choice::ledger)
+      .def_readonly("simulation", &Choice::simulation);
+  py::class_<Question>(module, "Question")
+      .def(py::init([](const Model& model, const Machine& machine) {
+             return Question{model, machine, {}};
+           }),
+           py::arg("model"), py::arg("machine"))
+      .def_readwrite("ranks", &Question::ranks)
+      .def_readwrite("stage", &Question::stage)
+      .def_readwrite("format", &Question::format)
+      .def_readwrite("tile_elements", &Question::tile_elements)
+      .def_readwrite("micro_steps", &Question::micro_steps)
+      .def_readwrite("schedule", &Question::schedule)
+      .def("set_optimizer", set_optimizer, py::arg("name"))
+      .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
+      .def("choose", &Question::best, Released())
+      .def("price", &Question::price_of, py::arg("placement"), Released())
+      .def("placements", &Question::placements, Released())
+      .def("memory", &Question::memory, py::arg("placement"), Released())
+      .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released());
+}
+
+}  // namespace ballast::python

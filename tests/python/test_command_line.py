@@ -1,0 +1,118 @@
+"""`ballast VERB`: its answers, its exit codes, and the examples in its help."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from ballast.commands import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MACHINE = ["--ranks", "4", "--gpu", "h100", "--host-memory", "1TiB"]
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*words: str) -> tuple[int, str, str]:
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_plan_says_what_fits(run):
+    code, out, _ = run("plan", "llama-8b", *MACHINE)
+    assert code == 0
+    assert "memory of a rank" in out and "what memory buys" in out
+    assert len(re.findall(r"^\* ", out, re.MULTILINE)) == 1
+
+
+def test_plan_says_no(run):
+    code, out, err = run("plan", "llama-70b", "--ranks", "1", "--gpu", "rtx4090")
+    assert (code, out) == (1, "")
+    assert "B2" in err and "needed" in err
+
+
+def test_plan_for_programs(run):
+    code, out, _ = run("plan", "llama-8b", *MACHINE, "--json")
+    assert code == 0
+    assert json.loads(out)["plan"]["fits"] is True
+    assert json.loads(out)["front"]
+    code, out, _ = run("plan", "llama-70b", "--ranks", "1", "--gpu", "rtx4090", "--json")
+    assert code == 1
+    assert json.loads(out)["error"]["code"].startswith("B2")
+
+
+def test_rates_are_named(run):
+    slow = run("plan", "llama-8b", *MACHINE, "--offload", "host", "--json")[1]
+    fast = run("plan", "llama-8b", *MACHINE, "--offload", "host", "--rate", "host_memory=2000GB/s", "--json")[1]
+    assert json.loads(fast)["plan"]["seconds"] < json.loads(slow)["plan"]["seconds"]
+
+
+def test_a_program_is_printed(run):
+    code, out, _ = run("plan", "gpt2", "--program")
+    assert code == 0
+    assert "update" in out and "commit" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["plan", "gpt2", "--rank", "2"], "--ranks"),
+        (["plan", "gpt3"], "gpt2"),
+        (["plan", "gpt2", "--gpu", "h1000"], "h100"),
+        (["plan", "gpt2", "--rate", "read"], "read=3GB/s"),
+        (["plan", "gpt2", "--ranks", "none"], "--ranks"),
+        (["plann"], "plan"),
+        ([], "VERB"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_the_nearest_name(run, words, offered):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert offered in err
+
+
+@pytest.mark.parametrize("verb", ["plan", "doctor"])
+def test_the_examples_in_the_help_work(run, verb, tmp_path, monkeypatch):
+    code, out, _ = run(verb, "--help")
+    assert code == 0
+    config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 8}
+    (tmp_path / "path/to").mkdir(parents=True)
+    (tmp_path / "path/to/config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"^  ballast (.*)$", out, re.MULTILINE)
+    assert examples
+    for example in examples:
+        code, out, err = run(*example.split())
+        assert code == 0 or verb == "doctor", f"{example}: {err}"
+        if "--json" in example:
+            json.loads(out)
+
+
+def test_the_root_page_shows_what_is_printed(run):
+    page = (ROOT / "README.md").read_text()
+    command = re.search(r"^    ballast (plan .*)$", page, re.MULTILINE)
+    _, out, _ = run(*command[1].split())
+    assert textwrap.indent(out, "    ") in page
+
+
+def test_it_can_be_run_as_a_module(environment):
+    ended = subprocess.run(
+        [sys.executable, "-m", "ballast", "--version"], env=environment, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout.split()[0]) == (0, "ballast")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(environment):
+    command = f"{sys.executable} -m ballast plan gpt2 --program | head -n 1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

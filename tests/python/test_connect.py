@@ -1,0 +1,172 @@
+"""Ranks meet through a store that Python brings: torch's, or one of a few lines."""
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ballast
+import pytest
+
+RANK = """
+import sys
+import ballast
+from {store} import store_at
+
+place, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = store_at(place, rank, size)
+for job in ("first", "second"):  # one store serves both
+    with ballast.connect(store=store, rank=rank, size=size, job=job, timeout=60) as group:
+        assert (group.rank, group.size) == (rank, size)
+        group.barrier()
+        sums = group.all_reduce([rank, 10, 2**40])
+print(*sums)
+"""
+
+FAILING = """
+import sys
+import ballast
+from {store} import store_at
+
+place, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with ballast.connect(store=store_at(place, rank, size), rank=rank, size=size, timeout=60) as group:
+    1 / rank
+    group.barrier()
+"""
+
+
+class FileStore:
+    """A file for each key."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def set(self, key, value):
+        new = self.folder / f"{key.replace('/', '.')}.new"
+        new.write_text(value)
+        new.rename(new.with_suffix(""))
+
+    def get(self, key):
+        return (self.folder / key.replace("/", ".")).read_text()
+
+    def wait(self, keys):
+        while not all((self.folder / key.replace("/", ".")).exists() for key in keys):
+            time.sleep(0.01)
+
+
+def store_at(place, rank, size):
+    return FileStore(place)
+
+
+TORCH_STORE = """
+from torch.distributed import TCPStore
+
+def store_at(place, rank, size):
+    return TCPStore("127.0.0.1", int(place), size, rank == 0)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, environment):
+    """Starts two ranks, and gives what they said."""
+
+    def start(store: str, place: str, script: str = RANK, ranks: int = 2) -> list[subprocess.CompletedProcess]:
+        (tmp_path / "rank.py").write_text(script.format(store=store))
+        (tmp_path / "torch_store.py").write_text(TORCH_STORE)
+        (tmp_path / "file_store.py").write_text(Path(__file__).read_text())
+        command = [sys.executable, str(tmp_path / "rank.py"), place]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+        running = [subprocess.Popen([*command, str(rank), str(ranks)], **pipes) for rank in range(ranks)]
+        spoken = [process.communicate(timeout=120) for process in running]
+        return [subprocess.CompletedProcess([], p.returncode, *s) for p, s in zip(running, spoken, strict=True)]
+
+    return start
+
+
+def test_two_processes_meet_through_files(start, tmp_path):
+    (tmp_path / "store").mkdir()
+    for ended in start("file_store", str(tmp_path / "store")):
+        assert (ended.returncode, ended.stdout) == (0, f"1 20 {2**41}\n"), ended.stderr
+
+
+def test_two_processes_meet_through_torch(start):
+    distributed = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch").distributed
+    probe = distributed.TCPStore("127.0.0.1", 0, 1, True)
+    port = probe.port
+    del probe
+    for ended in start("torch_store", str(port)):
+        assert (ended.returncode, ended.stdout) == (0, f"1 20 {2**41}\n"), ended.stderr
+
+
+def test_two_processes_meet_as_a_launcher_says(environment):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launched = {**environment, "WORLD_SIZE": "2", "BALLAST_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+    script = "import ballast\nwith ballast.connect(timeout=60) as group: print(group.all_reduce([group.rank + 1]))"
+    command = [sys.executable, "-c", script]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**launched, "RANK": str(rank)})
+        for rank in range(2)
+    ]
+    assert [process.communicate(timeout=120)[0] for process in running] == ["[3]\n", "[3]\n"]
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_reason(start, tmp_path):
+    (tmp_path / "store").mkdir()
+    failed, other = start("file_store", str(tmp_path / "store"), script=FAILING)
+    assert "ZeroDivisionError" in failed.stderr.splitlines()[-1]
+    assert "ballast.errors.FailureError: B3301" in other.stderr
+    assert "ZeroDivisionError: division by zero" in other.stderr
+
+
+def test_one_rank_needs_nobody(monkeypatch):
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with ballast.connect() as group:
+        assert (group.rank, group.size) == (0, 1)
+        assert group.all_reduce([3, -4]) == [3, -4]
+        group.barrier()
+
+
+def test_who_is_told_its_rank_reads_no_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "7")  # without WORLD_SIZE
+    with ballast.connect(rank=0, size=1) as group:
+        assert group.size == 1
+    with pytest.raises(ballast.UsageError, match="WORLD_SIZE"):
+        ballast.connect()
+
+
+def test_a_closed_group_says_so():
+    group = ballast.connect(rank=0, size=1)
+    group.close()
+    group.close()
+    with pytest.raises(ballast.UsageError, match="closed"):
+        group.barrier()
+
+
+def test_a_block_that_fails_ends_the_group():
+    with pytest.raises(ZeroDivisionError), ballast.connect(rank=0, size=1):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("given", [{"rank": 0}, {"size": 1}, {"rank": 2, "size": 2}, {"rank": 0, "size": 2}])
+def test_what_cannot_meet_is_refused(given):
+    with pytest.raises(ballast.UsageError):
+        ballast.connect(**given)
+
+
+def test_an_error_of_the_store_is_the_callers():
+    class Broken(FileStore):
+        def set(self, key, value):
+            raise KeyError(key)
+
+    with pytest.raises(KeyError, match="ballast/hub"):
+        ballast.connect(store=Broken("."), rank=0, size=2, timeout=5)
+
+
+def test_ranks_that_do_not_come_are_named(tmp_path):
+    with pytest.raises(ballast.FailureError) as raised:
+        ballast.connect(store=FileStore(tmp_path), rank=0, size=2, timeout=0.2)
+    assert "1" in str(raised.value)

@@ -1,0 +1,103 @@
+"""The doctor sees what is planted, and says what to do."""
+
+import ballast
+import pytest
+from ballast import doctor, drives
+from ballast.doctor import Machine, examine
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """One in which nothing is wrong, to be spoiled by a test."""
+    found = ballast.this_machine()
+    memory = {**found["memory"], "memlock_bytes": None, "cgroup": None, "total_bytes": 64 * GIB}
+    found = {**found, "memory": memory, "numa_nodes": 1, "core_quota": None}
+    found["gpus"] = [{"name": "H100", "pci": "0000:3B:00.0", "memory_bytes": 80 * GIB, "compute_capability": (9, 0)}]
+    folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    folder.mkdir(parents=True)
+    for name, text in {"current_link_width": "16", "max_link_width": "16", "max_link_speed": "32 GT/s"}.items():
+        (folder / name).write_text(text)
+    return Machine(found, tmp_path)
+
+
+def only(findings):
+    (finding,) = findings
+    return finding
+
+
+def test_nothing_is_wrong_with_a_good_machine(machine):
+    looks = (doctor.gpus, doctor.cores, doctor.numa, doctor.memory, doctor.memlock)
+    assert all(finding.state == "good" for look in looks for finding in look(machine))
+
+
+def test_a_narrow_link_is_seen(machine):
+    (machine.root / "sys/bus/pci/devices/0000:3b:00.0/current_link_width").write_text("4\n")
+    finding = only(doctor.link(machine, "0000:3B:00.0"))
+    assert (finding.state, "4 of 16" in finding.found) == ("note", True)
+
+
+def test_a_driver_without_a_gpu_is_bad(machine):
+    machine.found.update(gpus=[], no_gpu_because="no CUDA-capable device is detected")
+    assert only(doctor.gpus(machine)).state == "note"
+    (machine.root / "proc/driver/nvidia").mkdir(parents=True)
+    (machine.root / "proc/driver/nvidia/version").write_text("NVRM version: 580\nGCC")
+    finding = only(doctor.gpus(machine))
+    assert finding.state == "bad" and "CUDA_VISIBLE_DEVICES" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("look", "spoil", "remedy"),
+    [
+        (doctor.memlock, {"memory": {"memlock_bytes": 8 * MIB}}, "ulimit -l"),
+        (doctor.numa, {"numa_nodes": 2}, "numactl"),
+        (doctor.cores, {"core_quota": 0.5}, "CPU limit"),
+        (
+            doctor.memory,
+            {"memory": {"cgroup": {"limit_bytes": GIB, "available_bytes": MIB, "file": "memory.max"}}},
+            "docker --memory",
+        ),
+    ],
+)
+def test_limits_are_seen(machine, look, spoil, remedy):
+    for key, value in spoil.items():
+        machine.found[key] = {**machine.found[key], **value} if isinstance(value, dict) else value
+    finding = list(look(machine))[-1]
+    assert finding.state == "note" and remedy in finding.remedy
+
+
+def test_a_machine_without_shared_memory_is_seen(machine):
+    assert only(doctor.shared_memory(machine)).state == "note"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "state", "about"),
+    [
+        ({"file_system": "nfs"}, "bad", "drive"),
+        ({"file_system": "tmpfs"}, "bad", "drive"),
+        ({"free_bytes": GIB}, "note", "space"),
+        ({"buffered_because": "the file system has none"}, "note", "direct"),
+        ({"both": 0.2e9}, "note", "speed"),
+    ],
+)
+def test_a_drive_that_will_not_do_is_seen(spoil, state, about):
+    fine = {
+        "file_system": "ext4", "free_bytes": 1000 * GIB, "buffered_because": "", "queue": "io_uring",
+        "read": 5e9, "write": 3e9, "both": 4e9,
+    }  # fmt: skip
+    assert all(finding.state == "good" for finding in drives.judge(".", fine))
+    found = {finding.about: finding for finding in drives.judge(".", {**fine, **spoil})}
+    assert found[about].state == state and found[about].remedy
+
+
+def test_a_folder_that_is_not_there_is_bad(tmp_path):
+    assert only(drives.look_at(str(tmp_path / "nothing"))).state == "bad"
+
+
+def test_this_machine_is_examined(tmp_path):
+    findings = examine(drives=[str(tmp_path)])
+    assert {"gpu", "cpu", "numa", "memory", "memlock", "shm", "io_uring", "drive", "speed"} <= {
+        f.about for f in findings
+    } | {"gpu"}
+    assert all(finding.remedy for finding in findings if finding.state != "good")

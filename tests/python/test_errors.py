@@ -1,0 +1,81 @@
+"""C++ errors arrive with all their parts, as types that Python's own handlers know too."""
+
+import re
+from pathlib import Path
+
+import ballast
+import pytest
+from ballast import _core, checks
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def problem(**parts: str) -> _core.Problem:
+    return _core.Problem(what="it went wrong", **parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "ours", "pythons"),
+    [
+        ("bad_argument", "B1001", ballast.UsageError, ValueError),
+        ("host_memory", "B2001", ballast.OutOfMemoryError, MemoryError),
+        ("device_memory", "B2003", ballast.OutOfMemoryError, MemoryError),
+        ("memory_budget", "B2004", ballast.OutOfMemoryError, ballast.ResourceError),
+        ("drive_full", "B2202", ballast.ResourceError, Exception),
+        ("peer_failed", "B3301", ballast.FailureError, RuntimeError),
+    ],
+)
+def test_a_code_has_its_type(name, code, ours, pythons):
+    with pytest.raises(ballast.Error) as raised:
+        checks.fail(name, problem())
+    assert type(raised.value) is ours
+    assert isinstance(raised.value, pythons)
+    assert raised.value.code == code
+    assert str(raised.value).startswith(f"{code} it went wrong\n")
+
+
+def test_a_drive_that_is_full_is_no_memory_error():
+    with pytest.raises(ballast.ResourceError) as raised:
+        checks.fail("drive_full", problem())
+    assert not isinstance(raised.value, MemoryError)
+
+
+def test_the_parts_are_attributes():
+    with pytest.raises(ballast.Error) as raised:
+        checks.fail("host_memory", problem(where="unit h.3", needed="2 GiB", available="1 GiB", remedy="Wait."))
+    error = raised.value
+    assert (error.what_happened, error.where) == ("it went wrong", "unit h.3")
+    assert (error.needed, error.available, error.remedy) == ("2 GiB", "1 GiB", "Wait.")
+    assert "test_errors.py:" in str(error)  # who asked, not who carried the message
+
+
+def test_an_error_without_a_remedy_has_that_of_its_code():
+    with pytest.raises(ballast.Error) as raised:
+        checks.fail("drive_full", problem())
+    assert raised.value.remedy in {row[3] for row in _core.error_codes() if row[1] == "drive_full"}
+
+
+def test_every_documented_code_can_be_raised():
+    documented = re.findall(r"^\| (B\d+) \| `(\w+)`", (ROOT / "kernels/runtime/ERRORS.md").read_text(), re.MULTILINE)
+    assert [(code, name) for code, name, *_ in _core.error_codes()] == documented
+    for code, name in documented:
+        with pytest.raises(ballast.Error) as raised:
+            checks.fail(name, problem())
+        assert raised.value.code == code
+
+
+def test_errors_of_the_core_are_translated():
+    with pytest.raises(ballast.UsageError, match="B1001"):
+        _core.Model([])
+
+
+@pytest.mark.parametrize("size", ["40G", "", "-1GiB", -1, 1.5, True, None])
+def test_what_is_no_size_is_refused(size):
+    with pytest.raises(ballast.Error):
+        ballast.parse_size(size)
+
+
+@pytest.mark.parametrize("rate", ["25GB", 0, -1.0, True])
+def test_what_is_no_rate_is_refused(rate):
+    with pytest.raises(ballast.Error):
+        ballast.parse_rate(rate)
