@@ -6,7 +6,11 @@
 
 namespace ballast {
 
-void Arithmetic::clear(const Op& op) const { place_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f); }
+// Gradients, or the sums of a norm.
+void Arithmetic::clear(const Op& op) const {
+  if (op.unit == none) return place_.zero(slots_.data(op.to), op.to.bytes);
+  place_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f);
+}
 
 void Arithmetic::copy(const Op& op) const { place_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
 

@@ -12,12 +12,6 @@ DeviceMemory device_memory(const EngineParts& parts) {
   return {.gpu = parts.gpu == nullptr ? std::nullopt : std::optional(parts.gpu->gpu()), .allocator = parts.allocator};
 }
 
-bool updates_before_agreement(const Program& program) {
-  const auto agreement = std::ranges::find(program.ops, OpKind::agree, &Op::kind);
-  return std::find_if(program.ops.begin(), agreement, [](const Op& op) { return op.kind == OpKind::update; }) !=
-         agreement;
-}
-
 void check(const Model& model, const StepOptions& options) {
   for (const Unit& unit : model.units) {
     for (const Tensor& tensor : unit.tensors) {
@@ -37,9 +31,9 @@ void check(const Model& model, const StepOptions& options) {
 
 Engine::Engine(const EngineParts& parts)
     : parts_(parts),
-      program_(parts.plan.program()),
-      slots_(program_, parts.accounts, device_memory(parts), parts.queues),
-      updates_in_backward_(updates_before_agreement(program_)) {
+      input_(parts.plan.input()),
+      slots_(program(), parts.accounts, device_memory(parts), parts.queues),
+      updates_in_backward_(input_.schedule.update_in_backward) {
   require(parts.records != nullptr || parts.plan.tiles_on_drive() == 0, Code::bad_argument, [] {
     return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
                    .needed = "EngineParts::records"};
@@ -54,19 +48,21 @@ Engine::Engine(const EngineParts& parts)
         on_gpu ? Workplace(parts.gpu->backend(lane), parts.gpu->stream(lane)) : Workplace(parts.backend));
     if (lane != Lane::compute) lanes_[i] = std::make_unique<LaneThread>();
   }
+  if (stream_) entry_.clock.emplace(stream_->gpu());
   for (Round& round : rounds_) {
-    round.ops.resize(program_.ops.size());
     if (stream_) round.clock.emplace(stream_->gpu());
   }
+  begin_program();
   if (parts.gpu != nullptr || parts.allocator != nullptr) clear_device_memory();
 }
 
 // As the host's is from the beginning.
 void Engine::clear_device_memory() const {
   const Workplace& place = arithmetic(Lane::upload).place();
-  for (std::size_t slot = 0; slot < program_.slots.size(); ++slot) {
-    const std::size_t bytes = program_.slots[slot].bytes;
-    if (program_.slots[slot].tier == Tier::device) place.zero(slots_.data({slot, 0, bytes}), bytes);
+  const std::vector<Slot>& slots = program().slots;
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    const std::size_t bytes = slots[slot].bytes;
+    if (slots[slot].tier == Tier::device) place.zero(slots_.data({slot, 0, bytes}), bytes);
   }
   place.finish();
 }
@@ -85,8 +81,9 @@ Engine::~Engine() {
 }
 
 const OpProgress& Engine::awaited(const Wait& wait, const Round& round) const {
-  const Round& other = &round == &rounds_[0] ? rounds_[1] : rounds_[0];
-  return (wait.of_last_round ? other : round).ops[wait.op];
+  if (!wait.of_last_round) return round.ops[wait.op];
+  const auto number = static_cast<std::size_t>(&round - rounds_.data());
+  return rounds_[(number + rounds_.size() - 1) % rounds_.size()].ops[wait.op];
 }
 
 void Engine::require_alive() const {
@@ -118,12 +115,12 @@ void Engine::count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timelin
 }
 
 // What a GPU has done is known when it is over.
-void Engine::count_on_gpu(const std::vector<Op>& ops, Round& round) {
+void Engine::count_on_gpu(Round& round) {
   if (!stream_) return;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
+  for (std::size_t i = 0; i < round.ops.size(); ++i) {
     GpuSpan* const span = round.ops[i].on_gpu.get();
     if (span == nullptr || std::exchange(span->counted, true)) continue;
-    count(ops[i], round.clock->time_of(span->begin), round.clock->time_of(span->end));
+    count((*round.list)[i], round.clock->time_of(span->begin), round.clock->time_of(span->end));
   }
   for (; !round.gaps.empty() && round.gaps.front().span.end.is_done(); round.gaps.pop_front()) {
     const Gap& gap = round.gaps.front();
@@ -149,8 +146,8 @@ void Engine::issue(const Op& op, OpProgress& progress, Round& round) {
 }
 
 void Engine::issue_up_to_trainer() {
-  for (; next_ < program_.ops.size(); ++next_) {
-    const Op& op = program_.ops[next_];
+  for (; next_ < list().size(); ++next_) {
+    const Op& op = list()[next_];
     if (op.kind == OpKind::use || op.kind == OpKind::agree) return;
     issue(op, now().ops[next_], now());
   }
@@ -162,11 +159,17 @@ Lease Engine::lend(std::size_t unit, Phase phase) {
     return Problem{.what = fmt::format("the trainer asked for unit {}", unit),
                    .needed = fmt::format("a unit below {}", units.size())};
   });
+  require_alive();
+  require_prepared(phase);
+  const Trace chain = visits_of(parts_.plan.model(), unit, phase);
+  issue_up_to_trainer();
+  if (!is_next(chain)) serve(chain);
   const std::size_t first = first_open_use_ + open_uses_.size();
   std::vector<Lease::Memory> memory;
-  for (const Visit& visit : visits_of(parts_.plan.model(), unit, phase)) {
-    memory.push_back(take(visit));
+  while (memory.size() < chain.size()) {
+    memory.push_back(take());
   }
+  so_far_.visits.insert(so_far_.visits.end(), chain.begin(), chain.end());
   const std::size_t end = first + memory.size();
   return Lease(std::move(memory), [this, first, end] {
     for (std::size_t use = first; use < end; ++use)
@@ -174,31 +177,22 @@ Lease Engine::lend(std::size_t unit, Phase phase) {
   });
 }
 
-// Up to the trainer's next turn, which must be the one it takes.
-Lease::Memory Engine::take(const Visit& visit) {
-  require_alive();
+// The trainer's next turn.
+Lease::Memory Engine::take() {
   issue_up_to_trainer();
-  const std::vector<Unit>& units = parts_.plan.model().units;
-  const Op& op = program_.ops[next_];
-  require(op.kind == OpKind::use && op.unit == visit.unit && op.phase == visit.phase, Code::out_of_order, [&] {
-    return Problem{
-        .what = fmt::format("the trainer asked for unit {} in {}", units[visit.unit].name, name(visit.phase)),
-        .needed = op.kind == OpKind::use ? fmt::format("unit {} in {}", units[op.unit].name, name(op.phase))
-                                         : "a step, as all units have been used"};
-  });
-  require_prepared(op);
+  const Op& op = list()[next_];
   const Workplace here = stream_ ? Workplace(parts_.backend, *stream_) : Workplace(parts_.backend);
   for (const Wait& wait : op.after) {
-    wait_exposed(op.phase, program_.ops[wait.op].lane, [&] { awaited(wait, now()).order(here); });
+    wait_exposed(op.phase, list()[wait.op].lane, [&] { awaited(wait, now()).order(here); });
   }
   begin_use(op, now().ops[next_]);
   ++next_;
-  const DType dtype = units[op.unit].dtype;
-  return {.unit = &units[op.unit],
+  const Unit& unit = parts_.plan.model().units[op.unit];
+  return {.unit = &unit,
           .layout = &parts_.plan.layout().units[op.unit],
-          .parameters = slots_.view(op.from, dtype),
+          .parameters = slots_.view(op.from, unit.dtype),
           .backward = op.phase == Phase::backward,
-          .gradients = op.to.exists() ? slots_.view(op.to, dtype) : View{}};
+          .gradients = op.to.exists() ? slots_.view(op.to, unit.dtype) : View{}};
 }
 
 void Engine::begin_use(const Op& op, OpProgress& progress) {
@@ -208,8 +202,8 @@ void Engine::begin_use(const Op& op, OpProgress& progress) {
   progress = {.begun = use.promise.completion(), .on_gpu = std::move(on_gpu)};
 }
 
-void Engine::require_prepared(const Op& op) const {
-  require(!updates_in_backward_ || op.phase != Phase::backward || prepared_, Code::out_of_order, [] {
+void Engine::require_prepared(Phase phase) const {
+  require(!updates_in_backward_ || phase != Phase::backward || prepared_, Code::out_of_order, [] {
     return Problem{.what = "a backward pass that updates parameters was begun without the options of its updates",
                    .needed = "prepare() before it"};
   });
@@ -253,23 +247,21 @@ StepResult Engine::step(const StepOptions& options) {
 
 StepResult Engine::step() {
   require_alive();
-  issue_up_to_trainer();
-  const std::size_t agreement = next_;
-  const Op& op = program_.ops[agreement];
-  require(op.kind == OpKind::agree && open_uses_.empty(), Code::out_of_order, [&] {
-    return Problem{.what = "a step was asked for before every unit was used and given back",
-                   .needed = op.kind == OpKind::use
-                                 ? fmt::format("unit {} first", parts_.plan.model().units[op.unit].name)
-                                 : "the end of all leases"};
+  require(open_uses_.empty(), Code::out_of_order, [] {
+    return Problem{.what = "a step was asked for before every unit was given back", .needed = "the end of all leases"};
   });
   require(prepared_, Code::out_of_order,
           [] { return Problem{.what = "a step was asked for without options", .needed = "step(options)"}; });
+  issue_up_to_trainer();
+  if (!is_at_agreement()) serve_step();
   Round& round = now();
-  for (; next_ < program_.ops.size(); ++next_) {
-    issue(program_.ops[next_], round.ops[next_], round);
+  const std::size_t agreement = next_;
+  for (; next_ < list().size(); ++next_) {
+    issue(list()[next_], round.ops[next_], round);
   }
-  wait_exposed(Phase::step, op.lane, [&] { round.ops[agreement].wait(); });
+  wait_exposed(Phase::step, list()[agreement].lane, [&] { round.ops[agreement].wait(); });
   steps_ = round.numbers.number;
+  departed_ ? return_to_program() : last_departed_.clear();
   begin_round();
   const Metrics now = metrics();
   round.result.metrics = now.since(std::exchange(at_last_step_, now));
@@ -280,10 +272,11 @@ StepResult Engine::step() {
 // What the next round reuses has to be over; nearly always it is.
 void Engine::begin_round() {
   wait_exposed(Phase::step, Lane::disk, [&] { wait_all(last()); });
-  count_on_gpu(program_.ops, last());
+  count_on_gpu(last());
   ++round_;
   if (stream_) now().clock->set();
   next_ = 0;
+  so_far_ = {};
   prepared_ = false;
 }
 
@@ -300,12 +293,13 @@ void Engine::finish() {
     wait_all(last());
     wait_all(now());
   });
-  count_on_gpu(program_.ops, last());
-  count_on_gpu(program_.ops, now());
+  count_on_gpu(last());
+  count_on_gpu(now());
 }
 
 Metrics Engine::metrics() const {
   Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
+                  .on_demand = on_demand_,
                   .stalls = stalls_,
                   .exposed = exposed_};
   for (std::size_t lane = 0; lane < lane_count; ++lane) {

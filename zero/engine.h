@@ -38,8 +38,12 @@ struct EngineParts {
 // parameters are kept whole.
 using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
 
-// Used by one thread, its rank's trainer. When anything fails, on any lane, its peers' communicators are aborted and every
-// later call throws the first error: state on drives is then that of the last step that was committed.
+// Units are used in whatever order. A round that leaves the program's is served on demand, to its end: the same numbers, but
+// nothing is done ahead. An order that comes twice in a row is compiled to the program of the rounds that follow.
+//
+// Used by one thread, its rank's trainer; all ranks' use units in the same order. When anything fails, on any lane, its peers'
+// communicators are aborted and every later call throws the first error: state on drives is then that of the last step that
+// was committed.
 //
 // On a GPU leases are for work in the trainer's stream: their memory is ready when the stream gets there, and given back
 // when the stream gets to where the lease ended. Only step() waits for the GPU.
@@ -67,6 +71,7 @@ class Engine {
   std::uint64_t steps() const { return steps_; }
 
   Metrics metrics() const;  // since the engine was made
+  const Program& program() const { return compiled_ ? *compiled_ : parts_.plan.program(); }  // that it runs by now
 
  private:
   // What the trainer's stream waited for, between two events in it.
@@ -75,13 +80,17 @@ class Engine {
     Lane lane;
     GpuSpan span;
   };
-  // One walk through the list.
+  // What a rank is about to do where it has left the program's order: uses so far, unit, phase.
+  using Place = std::array<std::int64_t, 3>;
+  // One walk through a list: the program's, or one after the other of those that take its place.
   struct Round {
-    std::vector<OpProgress> ops;
+    const std::vector<Op>* list = nullptr;
+    std::vector<OpProgress> ops{};
     StepNumbers numbers{};
     StepResult result{};
     std::optional<GpuClock> clock{};  // set when the round began
     std::deque<Gap> gaps{};           // not counted yet
+    Place place{};                    // of the list that is served on demand
   };
   struct Counter {
     std::atomic<std::size_t> bytes = 0;
@@ -97,7 +106,7 @@ class Engine {
 
   // engine.cpp: the trainer's thread.
   Lease lend(std::size_t unit, Phase phase);
-  Lease::Memory take(const Visit& visit);
+  Lease::Memory take();
   void begin_use(const Op& op, OpProgress& progress);
   void give_back(std::size_t use);
   void issue_up_to_trainer();
@@ -107,12 +116,26 @@ class Engine {
   void wait_all(const Round& round) const;
   void count(const Op& op, Timeline::Time begin, Timeline::Time end);
   void count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end);
-  void count_on_gpu(const std::vector<Op>& ops, Round& round);
+  void count_on_gpu(Round& round);
   void wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait);
   void require_alive() const;
-  void require_prepared(const Op& op) const;
-  Round& now() { return rounds_[round_ % 2]; }
-  Round& last() { return rounds_[(round_ + 1) % 2]; }
+  void require_prepared(Phase phase) const;
+  Round& now() { return rounds_[round_ % rounds_.size()]; }
+  Round& last() { return rounds_[(round_ + rounds_.size() - 1) % rounds_.size()]; }
+  const std::vector<Op>& list() const { return *rounds_[round_ % rounds_.size()].list; }
+
+  // engine_departures.cpp: where the trainer leaves the program's order.
+  bool is_next(const Trace& chain) const;
+  bool is_at_agreement() const { return next_ < list().size() && list()[next_].kind == OpKind::agree; }
+  void serve(const Trace& chain);
+  void serve_step();
+  void leave_program(const Visit& asked);
+  void follow(std::vector<Op> ops, const Visit& asked);
+  bool sums_again(const Trace& chain) const;
+  void return_to_program();
+  Trace repeated_order() const;
+  bool change_program(const Trace& trace, bool sums_pass_by);
+  std::string text(const Place& place) const;
 
   // engine_ops.cpp: the lanes' threads.
   const Arithmetic& arithmetic(Lane lane) const { return *arithmetic_[static_cast<std::size_t>(lane)]; }
@@ -121,17 +144,19 @@ class Engine {
   void run_by_phase(const Op& op, OpProgress& progress, Round& round);
   void run_any(const Op& op, OpProgress& progress, Round& round);
   void run_in_step(const Op& op, OpProgress& progress, Round& round);
+  void meet(const Op& op, const Round& round) const;
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
   void agree(const Op& op, Round& round);
-  std::string first_wrong_parameter() const;
+  std::string first_wrong_parameter(const std::vector<Op>& list) const;
   [[noreturn]] void fail_op(const Op& op);
 
   // engine_start.cpp
   void clear_device_memory() const;
-  void run_entry();
+  void begin_program();
+  void run_entry(bool with_records);
   void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
   void fill_home(const Home& home, const ParameterSource& source);
   void fill_record(const Home& home, const ParameterSource& source);
@@ -141,16 +166,25 @@ class Engine {
   std::span<std::byte> memory_for_record() const;
 
   EngineParts parts_;
-  const Program& program_;
+  CompileInput input_;                         // of the program
+  std::unique_ptr<const Program> compiled_{};  // in place of the plan's
   Slots slots_;
   std::array<std::optional<Arithmetic>, lane_count> arithmetic_;  // by lane
   std::optional<Stream> stream_;                                  // the trainer's, on a GPU
   std::optional<RecordLane> records_;
-  bool updates_in_backward_;
+  const bool updates_in_backward_;
 
-  std::array<Round, 2> rounds_;
+  Round entry_{};
+  // This one, the last one, which may go on, and the one before: it is over, but the last one's operations look at it as
+  // long as they go on.
+  std::array<Round, 3> rounds_;
   std::size_t round_ = 0;
-  std::size_t next_ = 0;  // operation to issue
+  std::size_t next_ = 0;       // operation to issue
+  DepartedRound so_far_{};     // of this round
+  bool departed_ = false;      // in this round
+  std::vector<Op> served_{};   // the list that is followed then
+  Trace last_departed_{};      // of the round before, if that departed
+  std::size_t on_demand_ = 0;  // rounds
   std::vector<optim::Rule> rules_;
   StepOptions options_;  // its groups are rules_
   bool prepared_ = false;

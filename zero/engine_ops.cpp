@@ -114,6 +114,7 @@ void Engine::run_any(const Op& op, OpProgress& progress, Round& round) {
     case OpKind::read_first: progress.read = records_->read(op); return;
     case OpKind::write: progress.written = records_->write(op); return;
     case OpKind::commit: return records_->commit(round.numbers.number);
+    case OpKind::meet: return meet(op, round);
     case OpKind::use: return;
   }
 }
@@ -163,7 +164,8 @@ void Engine::agree(const Op& op, Round& round) {
   if (!updates_in_backward_) {
     round.numbers = numbers_of(decision);
     round.result.skipped = decision.skip;
-    if (decision.skip) round.result.reason = "the gradients are not finite, first in " + first_wrong_parameter();
+    if (decision.skip)
+      round.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(*round.list);
   } else if (decision.skip) {  // updates are made already, nothing can be skipped any more
     round.result.reason = "the gradients were not finite, and parameters were updated with them";
   }
@@ -171,11 +173,11 @@ void Engine::agree(const Op& op, Round& round) {
 }
 
 // Over all shards: the rank that has the first one says it.
-std::string Engine::first_wrong_parameter() const {
+std::string Engine::first_wrong_parameter(const std::vector<Op>& list) const {
   const Communicator& group = *parts_.mesh.reduce;
   std::vector<std::int64_t> found(2 * group.size());  // of each rank: unit and tensor, from 1 on
   const Plan& plan = parts_.plan;
-  for (const Op& op : program_.ops) {
+  for (const Op& op : list) {
     if (op.kind != OpKind::norm) continue;
     const std::uint64_t element = arithmetic(op.lane).first_non_finite(op);
     const bool is_first =

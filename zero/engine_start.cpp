@@ -25,11 +25,11 @@ class Draft {
 }  // namespace
 
 void Engine::initialise(const ParameterSource& source) {
-  for (const Home& home : program_.homes) {
+  for (const Home& home : program().homes) {
     home.on_drive ? fill_record(home, source) : fill_home(home, source);
   }
   if (parts_.plan.tiles_on_drive() > 0) records_->commit(0);
-  run_entry();
+  run_entry(true);
 }
 
 // A range of a unit, tensor by tensor. What is padding stays zero.
@@ -79,7 +79,7 @@ void Engine::fill_record(const Home& home, const ParameterSource& source) {
 }
 
 void Engine::resume(const ParameterSource& frozen) {
-  for (const Home& home : program_.homes) {
+  for (const Home& home : program().homes) {
     require(home.on_drive || home.tile == none, Code::unsupported, [&] {
       return Problem{.what = "a training was to go on whose optimizer state is not on a drive",
                      .where = "unit " + parts_.plan.model().units[home.unit].name,
@@ -87,11 +87,11 @@ void Engine::resume(const ParameterSource& frozen) {
     });
     if (home.tile == none) fill_frozen(home, frozen);
   }
-  for (const Home& home : program_.homes) {
+  for (const Home& home : program().homes) {
     if (home.on_drive) read_home(home);
   }
   if (records_) steps_ = records_->step();
-  run_entry();
+  run_entry(true);
 }
 
 void Engine::fill_frozen(const Home& home, const ParameterSource& frozen) {
@@ -111,7 +111,7 @@ void Engine::read_home(const Home& home) {
   const std::span<std::byte> record = memory_for_record();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
   const std::size_t width = byte_size(parts_.plan.model().units[home.unit].dtype);
-  for (const Home& kept : program_.homes) {
+  for (const Home& kept : program().homes) {
     const Range common = intersection(kept.range, home.range);
     if (kept.unit != home.unit || !kept.parameters.exists() || common.count == 0) continue;
     put(kept.parameters.part((common.first - kept.range.first) * width, common.count * width),
@@ -120,23 +120,33 @@ void Engine::read_home(const Home& home) {
 }
 
 std::span<std::byte> Engine::memory_for_record() const {
-  for (const std::vector<Op>* ops : {&program_.entry, &program_.ops}) {
+  for (const std::vector<Op>* ops : {&program().entry, &program().ops}) {
     const auto read = std::ranges::find(*ops, OpKind::read, &Op::kind);
     if (read != ops->end()) return slots_.bytes(read->to);
   }
   fail(Code::internal, {.what = "a program with records does not read any"});
 }
 
-void Engine::run_entry() {
-  Round entry{.ops = std::vector<OpProgress>(program_.entry.size())};
-  if (stream_) entry.clock.emplace(stream_->gpu());
-  for (std::size_t i = 0; i < program_.entry.size(); ++i) {
-    issue(program_.entry[i], entry.ops[i], entry);
+// What has been under way is over.
+void Engine::begin_program() {
+  for (Round& round : rounds_) {
+    round.list = &program().ops;
+    round.ops = std::vector<OpProgress>(round.list->size());
   }
-  wait_all(entry);
-  count_on_gpu(program_.entry, entry);
-  for (const OpProgress& progress : entry.ops) {
-    if (progress.read) progress.read->payload();  // checks what stays
+}
+
+void Engine::run_entry(bool with_records) {
+  if (entry_.clock) entry_.clock->set();
+  entry_.list = &program().entry;
+  entry_.ops = std::vector<OpProgress>(entry_.list->size());
+  for (std::size_t i = 0; i < entry_.ops.size(); ++i) {
+    const Op& op = (*entry_.list)[i];
+    if (with_records || op.kind != OpKind::read) issue(op, entry_.ops[i], entry_);
+  }
+  wait_all(entry_);
+  count_on_gpu(entry_);
+  for (std::size_t i = 0; i < entry_.ops.size(); ++i) {  // checks what stays; what was used has been checked
+    if ((*entry_.list)[i].kind == OpKind::read && entry_.ops[i].read) entry_.ops[i].read->payload();
   }
   for (Round& round : rounds_) {
     if (round.clock) round.clock->set();

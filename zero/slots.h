@@ -24,12 +24,22 @@ class Slots {
   Slots(Slots&&) = delete;
   ~Slots();
 
+  // Slots of the same name and size keep their memory and what is in it; others go, or come. While nothing uses them.
+  void change_to(const Program& program);
+
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const { return buffers_[piece.slot].data() + piece.begin; }
   std::span<std::byte> bytes(const Piece& piece) const { return {data(piece), piece.bytes}; }
   bool on_gpu(const Piece& piece) const { return buffers_[piece.slot].kind() == MemoryKind::device; }
 
  private:
+  Buffer reserve(const Slot& slot) const;
+  void tell_queues(const Program& program);
+  void forget_queues();
+
+  MemoryAccounts& accounts_;
+  DeviceMemory device_;
+  std::vector<Slot> slots_;
   std::vector<Buffer> buffers_;
   std::vector<offload::IoQueue*> queues_;
   std::vector<std::size_t> known_to_queues_;  // slots

@@ -13,6 +13,7 @@ double Metrics::own_seconds() const { return seconds - std::accumulate(exposed.b
 Metrics Metrics::since(const Metrics& before) const {
   Metrics difference = *this;
   difference.seconds -= before.seconds;
+  difference.on_demand -= before.on_demand;
   for (std::size_t lane = 0; lane < lane_count; ++lane) {
     difference.bytes[lane] -= before.bytes[lane];
     difference.busy[lane] -= before.busy[lane];
@@ -32,6 +33,10 @@ std::string to_text(const Metrics& metrics) {
     text += fmt::format("{:<10}{:>12}{:>10.1f}{:>12.2f}{:>10.1f}\n", name(static_cast<Lane>(lane)),
                         human_bytes(metrics.bytes[lane]), busy * 1e3,
                         static_cast<double>(metrics.bytes[lane]) / busy / 1e9, metrics.stalls[lane] * 1e3);
+  }
+  if (metrics.on_demand > 0) {
+    text += fmt::format("{} {} served on demand: the trainer left the program's order\n", metrics.on_demand,
+                        metrics.on_demand == 1 ? "step was" : "steps were");
   }
   return text;
 }

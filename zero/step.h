@@ -25,6 +25,7 @@ struct StepOptions {
 // next one's, where they go on beside its forward pass.
 struct Metrics {
   double seconds = 0;
+  std::size_t on_demand = 0;                    // steps that left the program's order, and were slower for it
   std::array<std::size_t, lane_count> bytes{};  // by lane: moved, or gone through
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane of what it waited for
@@ -34,7 +35,7 @@ struct Metrics {
   Metrics since(const Metrics& before) const;
 };
 
-std::string to_text(const Metrics& metrics);  // a line for each lane that was used
+std::string to_text(const Metrics& metrics);  // a line for each lane that was used, and one for steps served on demand
 
 struct StepResult {
   bool skipped = false;

@@ -38,9 +38,17 @@ void Timeline::add(Lane lane, const Entry& entry) {
   if (entries.size() < most_entries_) entries.push_back(entry);
 }
 
-void Timeline::add(const Op& op, Time begin, Time end) { add(op.lane, {&op, op.phase, begin, end}); }
+void Timeline::add(const Op& op, Time begin, Time end) {
+  add(op.lane, {op.kind, op.unit, op.tile, op.phase, begin, end});
+}
 
-void Timeline::add_wait(Phase phase, Time begin, Time end) { add(Lane::compute, {nullptr, phase, begin, end}); }
+void Timeline::add_wait(Phase phase, Time begin, Time end) {
+  add(Lane::compute, {std::nullopt, none, none, phase, begin, end});
+}
+
+std::string Timeline::name_of(const Entry& entry, const Model& model) {
+  return entry.kind ? label({.kind = *entry.kind, .unit = entry.unit, .tile = entry.tile}, model) : "wait";
+}
 
 std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) const {
   std::string text =
@@ -51,11 +59,24 @@ std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) cons
       text += fmt::format(
           ",\n"
           R"({{"ph":"X","pid":{},"tid":{},"cat":{},"name":{},"ts":{:.3f},"dur":{:.3f}}})",
-          rank, lane, quoted(name(entry.phase)), quoted(entry.op == nullptr ? "wait" : label(*entry.op, model)),
-          microseconds(entry.begin - start_), microseconds(entry.end - entry.begin));
+          rank, lane, quoted(name(entry.phase)), quoted(name_of(entry, model)), microseconds(entry.begin - start_),
+          microseconds(entry.end - entry.begin));
     }
   }
   return text + "]\n";
+}
+
+std::vector<UnitWork> Timeline::work(std::size_t units) const {
+  std::vector<UnitWork> work(units);
+  std::vector<std::array<std::size_t, 2>> uses(units);
+  for (const Entry& entry : lanes_[static_cast<std::size_t>(Lane::compute)]) {
+    if (entry.kind != OpKind::use) continue;
+    const bool forward = entry.phase == Phase::forward;
+    double& mean = forward ? work[entry.unit].forward_seconds : work[entry.unit].backward_seconds;
+    const double seconds = std::chrono::duration<double>(entry.end - entry.begin).count();
+    mean += (seconds - mean) / static_cast<double>(++uses[entry.unit][forward]);
+  }
+  return work;
 }
 
 }  // namespace ballast

@@ -3,9 +3,11 @@
 
 #include <array>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "zero/plan/machine.h"
 #include "zero/plan/program.h"
 
 namespace ballast {
@@ -23,14 +25,20 @@ class Timeline {
   // A row for each lane. Traces of several ranks can be put into one viewer: each rank is a process there.
   std::string to_chrome_trace(const Model& model, std::size_t rank) const;
 
+  // What the trainer computed with each unit, in the mean of its uses: for simulate().
+  std::vector<UnitWork> work(std::size_t units) const;
+
  private:
   struct Entry {
-    const Op* op;  // null: the trainer waited
+    std::optional<OpKind> kind;  // none: the trainer waited
+    std::size_t unit;
+    std::size_t tile;
     Phase phase;
     Time begin;
     Time end;
   };
   void add(Lane lane, const Entry& entry);
+  static std::string name_of(const Entry& entry, const Model& model);
 
   std::size_t most_entries_;
   std::array<std::vector<Entry>, lane_count> lanes_;

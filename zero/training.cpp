@@ -34,23 +34,25 @@ optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
   return optim::state_names(groups[0]);
 }
 
-PlanOptions plan_options(const TrainingOptions& options, const Communicator& world, const optim::StateNames& names) {
+}  // namespace
+
+PlanOptions plan_options(const TrainingOptions& options, const Communicator& world,
+                         const std::vector<optim::Rule>& groups) {
   return {.placement = placement_of(options, world.size()),
           .rank = world.rank(),
           .tile_elements = options.tile_elements,
           .micro_steps = options.micro_steps,
           .format = options.format,
-          .names = names,
+          .names = names_of(groups),
+          .trace = options.trace,
           .schedule = options.schedule};
 }
-
-}  // namespace
 
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)
     : options_(options),
       groups_(std::move(groups)),
-      plan_(std::move(model), plan_options(options, world, names_of(groups_))),
-      backend_(kernels::cpu_backend()),
+      plan_(std::move(model), plan_options(options, world, groups_)),
+      backend_(kernels::cpu_backend({.threads = options.threads})),
       rank_(world.rank()) {
   if (options.keeps_timeline) timeline_.emplace();
   if (plan_.tiles_on_drive() > 0) records_.emplace(plan_, world, options.drives);
@@ -68,20 +70,27 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
                               .allocator = options.allocator});
 }
 
-std::string Training::chrome_trace() const {
+const Timeline& Training::timeline() const {
   require(timeline_.has_value(), Code::bad_argument, [] {
-    return Problem{.what = "a trace was asked for of a training that keeps none", .needed = "keeps_timeline"};
+    return Problem{.what = "a timeline was asked for of a training that keeps none", .needed = "keeps_timeline"};
   });
-  return timeline_->to_chrome_trace(plan_.model(), rank_);
+  return *timeline_;
+}
+
+// Where updates are made in the backward pass, it begins with their options.
+void Training::prepare() {
+  if (options_.schedule.update_in_backward && !engine_->prepared()) engine_->prepare(step_options(1.0));
 }
 
 Lease Training::backward(std::size_t unit) {
-  if (options_.schedule.update_in_backward && !engine_->prepared()) engine_->prepare(step_options(1.0));
+  prepare();
   return engine_->backward(unit);
 }
 
 StepResult Training::step(double loss_scale) {
-  return options_.schedule.update_in_backward ? engine_->step() : engine_->step(step_options(loss_scale));
+  if (!options_.schedule.update_in_backward) return engine_->step(step_options(loss_scale));
+  prepare();  // if no unit was used in backward
+  return engine_->step();
 }
 
 }  // namespace ballast

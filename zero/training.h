@@ -27,13 +27,19 @@ struct TrainingOptions {
   kernels::StateFormat format = kernels::StateFormat::split;
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
+  Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
   Schedule schedule{};
   double max_norm = optim::no_clipping;
   bool keeps_timeline = false;     // of what ran when
+  int threads = 0;                 // of updates on the CPU; 0: one for each core that this process may use
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
 };
+
+// What this rank's training would be planned with: for a Plan to look at before anything is reserved.
+PlanOptions plan_options(const TrainingOptions& options, const Communicator& world,
+                         const std::vector<optim::Rule>& groups);
 
 // Used by one thread, its rank's trainer.
 class Training {
@@ -57,11 +63,13 @@ class Training {
   const Model& model() const { return plan_.model(); }
   const Plan& plan() const { return plan_; }
   const MemoryAccounts& memory() const { return accounts_; }
-  Ledger ledger() const { return ledger_of(plan_.program(), plan_.blocks().records()); }
+  Ledger ledger() const { return ledger_of(engine_->program(), plan_.blocks().records()); }
   Engine& engine() { return *engine_; }
-  std::string chrome_trace() const;  // after engine().finish(), of a training that keeps a timeline
+  const Timeline& timeline() const;  // to be read after engine().finish()
+  std::string chrome_trace() const { return timeline().to_chrome_trace(plan_.model(), rank_); }
 
  private:
+  void prepare();
   StepOptions step_options(double loss_scale) const { return {groups_, options_.max_norm, loss_scale}; }
 
   TrainingOptions options_;

@@ -7,11 +7,11 @@ what an all_gather writes and what a reduce_scatter reads on each rank. The time
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from typing import Callable, NamedTuple
 
+import suite
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -99,19 +99,8 @@ def measure(case: Case, library: Library, ours: Communicator, rounds: int) -> li
 
 def record(case: Case, ours: list[float], against: str, theirs: list[float]) -> dict:
     gigabytes = case.mebibytes * MIB / 1e9
-    ratios = [their / our for our, their in zip(ours, theirs)]
-    ratio = statistics.median(ratios)
-    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
-    return {
-        "suite": "comm",
-        "case": case.name,
-        "value": gigabytes / statistics.median(ours),
-        "unit": "GB/s",
-        "against": against,
-        "ratio": ratio,
-        "against_value": gigabytes / statistics.median(theirs),
-        "spread": (quartiles[2] - quartiles[0]) / (2 * ratio),
-    }
+    fields = suite.comparison(ours, theirs, lambda seconds: gigabytes / seconds)
+    return {"suite": "comm", "case": case.name, "unit": "GB/s", "against": against, **fields}
 
 
 def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespace) -> None:
@@ -136,20 +125,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=29400, help="where torch's ranks meet; Ballast's meet beside it")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", default="", help="only the cases whose line in --list contains this text")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    options = parser.parse_args()
-    options.cases = [case for case in CASES if options.only in case.name]
-    if not options.cases:
-        parser.error(f'no case has "{options.only}" in its line; --list names them')
-    return options
+    suite.add_choice(parser)
+    return suite.choose(parser, CASES, lambda case: case.name)
 
 
 def main() -> None:
     options = arguments()
-    if options.list:
-        print("\n".join(case.name for case in CASES))
-        return
     for ranks in dict.fromkeys(case.ranks for case in options.cases):
         cases = [case for case in options.cases if case.ranks == ranks]
         multiprocessing.spawn(run_rank, (ranks, cases, options), nprocs=ranks)

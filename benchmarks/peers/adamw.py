@@ -7,11 +7,11 @@ times faster Ballast is.
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from typing import Callable, NamedTuple
 
+import suite
 import torch
 from ours import Ballast, Library
 from theirs import DeepSpeed, Torch, WithCasts
@@ -79,20 +79,9 @@ def alternate(ours, theirs, warm_up: int, rounds: int) -> tuple[list, list]:
 
 def measure(case: Case, library: Library, options: argparse.Namespace) -> dict:
     our_seconds, their_seconds = alternate(*make(case, library, options.elements), options.warm_up, options.rounds)
-    ratios = [theirs / ours for ours, theirs in zip(our_seconds, their_seconds)]
-    ratio = statistics.median(ratios)
-    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
     billions = options.elements / 1e9
-    return {
-        "suite": "peers",
-        "case": case.name,
-        "value": statistics.median(our_seconds) / billions,
-        "unit": "s/1e9",
-        "against": case.against,
-        "ratio": ratio,
-        "against_value": statistics.median(their_seconds) / billions,
-        "spread": (quartiles[2] - quartiles[0]) / (2 * ratio),
-    }
+    fields = suite.comparison(our_seconds, their_seconds, lambda seconds: seconds / billions)
+    return {"suite": "peers", "case": case.name, "unit": "s/1e9", "against": case.against, **fields}
 
 
 def line(case: Case) -> str:
@@ -106,20 +95,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--only", default="", help="only the cases whose line in --list contains this text")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    options = parser.parse_args()
-    options.cases = [case for case in CASES if options.only in line(case)]
-    if not options.cases:
-        parser.error(f'no case has "{options.only}" in its line; --list names them')
-    return options
+    suite.add_choice(parser)
+    return suite.choose(parser, CASES, line)
 
 
 def main() -> None:
     options = arguments()
-    if options.list:
-        print("\n".join(line(case) for case in CASES))
-        return
     records = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed and the compiler it starts write to stdout
     torch.set_num_threads(options.threads)

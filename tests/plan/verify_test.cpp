@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "tests/plan/plan_rig.h"
+#include "tests/plan/without.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -95,27 +96,6 @@ std::vector<PlanSetup> samples() {
   in_backward.placement.parameters = in_backward.placement.state = nvme;
   in_backward.schedule.update_in_backward = true;
   return {nvme_state, on_host, whole, in_backward};
-}
-
-// Whoever waited for the operation waits for what that one waited for.
-Program without(const Program& program, std::size_t removed) {
-  Program rest = program;
-  rest.ops.erase(rest.ops.begin() + static_cast<std::ptrdiff_t>(removed));
-  for (Op& op : rest.ops) {
-    std::vector<Wait> after;
-    for (const Wait& wait : op.after) {
-      if (wait.op != removed) {
-        after.push_back({wait.op - (wait.op > removed ? 1u : 0u), wait.of_last_round});
-      } else if (!wait.of_last_round) {
-        for (const Wait& inherited : program.ops[removed].after) {
-          if (inherited.op != removed)
-            after.push_back({inherited.op - (inherited.op > removed ? 1u : 0u), inherited.of_last_round});
-        }
-      }
-    }
-    op.after = std::move(after);
-  }
-  return rest;
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ LAYERS = {
 }
 
 # nvcc takes 2 s for a .cu file that includes only this, and 6 s for one that includes what lies above.
-CUDA_SOURCES_MAY_INCLUDE = ["kernels"]
+CUDA_SOURCES_MAY_INCLUDE = ["kernels", "benchmarks/gpt"]
 
 
 class Vendor(NamedTuple):
@@ -40,6 +40,7 @@ VENDORS = [
     Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*.cpp"], one_file=True),
     Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*.cpp"], one_file=True),
     Vendor("cuBLAS", r"cublas.*", ["benchmarks/gpt/*", "optim/*.cpp", "optim/*.cu"]),
+    Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["benchmarks/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
     Vendor("pybind11", r"pybind11/.*", ["python/bindings/*"]),

@@ -49,6 +49,7 @@ PLANTED = [
     ("vendor", "zero/engine.cpp", 1, "#include <nccl.h>\n"),
     ("vendor", "zero/engine.cpp", 1, '#include "gloo/context.h"\n'),
     ("vendor", "zero/engine.cpp", 1, "#include <cublas_v2.h>\n"),
+    ("vendor", "zero/engine.cpp", 1, "#include <oneapi/dnnl/dnnl.hpp>\n"),
     ("vendor", "kernels/cast.h", 1, "#include <oneapi/tbb/parallel_for.h>\n"),
     ("vendor", "kernels/cast.h", 1, "#include <cuda_runtime.h>\n"),
     ("vendor", "zero/binding.cpp", 1, "#include <pybind11/pybind11.h>\n"),

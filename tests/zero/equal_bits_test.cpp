@@ -34,6 +34,13 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
   }
 }
 
+TEST_CASE("before the first step more may be read than there is room for at once") {
+  Placement on_drive = placement_of_stage(3, 1);
+  on_drive.parameters = on_drive.state = all_in(Tier::nvme);
+  const Setup setup{.placement = on_drive, .tile_elements = 128, .schedule = {.prefetch = 3}};
+  check_same(train({.placement = placement_of_stage(0, 1)}), train(setup));
+}
+
 TEST_CASE("updating in the backward pass does not change a bit") {
   for (const std::size_t ranks : {1u, 3u}) {
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});

@@ -84,6 +84,16 @@ inline void add_bytes(const Unit& unit, const Lease& lease, const Stream* stream
   }
 }
 
+// Forward and back again. Owners of tied tensors come with the units that they are tied to.
+inline Trace plain_order(const Model& model) {
+  Trace uses;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit)
+    uses.push_back({unit, Phase::forward});
+  for (std::size_t unit = model.units.size(); unit-- > 0;)
+    uses.push_back({unit, Phase::backward});
+  return uses;
+}
+
 class SyntheticTrainer {
  public:
   // On a GPU it works in `stream`, which is the training's.
@@ -92,15 +102,18 @@ class SyntheticTrainer {
 
   // One micro-step. Returns what the trainer saw: the parameters of all units, forward and backward.
   std::vector<std::byte> run(Training& training, std::size_t micro_step) {
+    return run(training, plain_order(model_), micro_step);
+  }
+
+  // In another order of uses. A unit's gradients are others each time.
+  std::vector<std::byte> run(Training& training, const Trace& uses, std::size_t micro_step) {
     std::vector<std::byte> seen;
-    for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
-      const Lease lease = training.forward(unit);
-      add_bytes(model_.units[unit], lease, stream_, seen);
-    }
-    for (std::size_t unit = model_.units.size(); unit-- > 0;) {
-      const Lease lease = training.backward(unit);
-      add_bytes(model_.units[unit], lease, stream_, seen);
-      backward(unit, lease, micro_step);
+    std::map<std::size_t, std::size_t> times;  // by unit
+    for (const Visit& use : uses) {
+      const bool forward = use.phase == Phase::forward;
+      const Lease lease = forward ? training.forward(use.unit) : training.backward(use.unit);
+      add_bytes(model_.units[use.unit], lease, stream_, seen);
+      if (!forward) backward(use.unit, lease, micro_step + 100'000 * times[use.unit]++);
     }
     return seen;
   }

@@ -31,10 +31,21 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .format = setup.format,
           .tile_elements = setup.tile_elements,
           .micro_steps = setup.micro_steps,
+          .trace = setup.trace,
           .schedule = setup.schedule,
           .max_norm = setup.max_norm,
           .gpu = stream != nullptr ? std::optional(stream->gpu()) : std::nullopt,
           .stream = stream != nullptr ? stream->handle() : nullptr};
+}
+
+std::vector<Trace> round_of(const Setup& setup, const Model& model, std::size_t step) {
+  if (setup.rounds.empty()) return std::vector<Trace>(setup.micro_steps, plain_order(model));
+  return setup.rounds[step % setup.rounds.size()];
+}
+
+std::size_t planned_bytes(const Training& training) {
+  const Ledger ledger = training.ledger();
+  return bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host);
 }
 
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
@@ -59,15 +70,17 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
                     options_of(setup, stream));
   training.start(first_parameters());
   SyntheticTrainer trainer(model, world.rank(), stream);
-  Outcome outcome{.began_at = training.steps()};
+  Outcome outcome{.began_at = training.steps(), .first_planned_bytes = planned_bytes(training)};
   for (std::size_t step = training.steps(); step < setup.steps; ++step) {
     trainer.poison = step == setup.poisoned_step && world.rank() == 0 ? std::numeric_limits<float>::infinity() : 0.0f;
-    for (std::size_t micro = 0; micro < setup.micro_steps; ++micro) {
-      outcome.seen.push_back(trainer.run(training, step * setup.micro_steps + micro));
+    const std::vector<Trace> round = round_of(setup, model, step);
+    for (std::size_t micro = 0; micro < round.size(); ++micro) {
+      outcome.seen.push_back(trainer.run(training, round[micro], step * round.size() + micro));
     }
     const StepResult result = training.step(setup.loss_scale);
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
     outcome.norms.push_back(result.norm);
+    outcome.on_demand.push_back(result.metrics.on_demand);
     outcome.reasons.push_back(result.reason);
   }
   training.engine().finish();
@@ -79,8 +92,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   outcome.steps = training.steps();
   for (const MemoryAccounts::Entry& entry : training.memory().entries())
     outcome.reserved_bytes += entry.usage.peak;
-  const Ledger ledger = training.ledger();
-  outcome.planned_bytes = bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host);
+  outcome.planned_bytes = planned_bytes(training);
   return outcome;
 }
 

@@ -16,6 +16,9 @@ struct Setup {
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;
+  Trace trace{};  // that the program is made for
+  std::vector<std::vector<Trace>>
+      rounds{};                       // by step, again and again: the uses of each micro-step; else all as declared
   std::size_t poisoned_step = none;   // whose gradients are not finite on rank 0
   bool gpu = false;                   // all ranks on GPU 0
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
@@ -25,12 +28,14 @@ struct Setup {
 struct Outcome {
   std::vector<std::vector<std::byte>> seen{};  // by micro-step
   std::vector<double> norms{};
+  std::vector<std::size_t> on_demand{};  // by step: whether it was
   std::vector<std::string> reasons{};
   std::vector<std::byte> parameters{};  // at the end
   std::uint64_t steps = 0;
   std::uint64_t began_at = 0;
   std::size_t reserved_bytes = 0;
   std::size_t planned_bytes = 0;
+  std::size_t first_planned_bytes = 0;  // by the program that was there at the beginning
   std::array<std::size_t, lane_count> moved_bytes{};
   std::array<std::size_t, lane_count> planned_moves{};
 };

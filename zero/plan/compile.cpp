@@ -9,21 +9,31 @@
 
 namespace ballast {
 
-Compiler::Compiler(const CompileInput& input, const Trace& trace)
+Compiler::Compiler(const CompileInput& input, const Trace& of_program, const Trace& trace)
     : in_(input),
+      of_program_(of_program),
       trace_(trace),
       uses_(trace, input.model.units.size()),
-      slots_(input, trace, uses_),
-      on_drive_(tiles_on_drive()),
+      slots_(input, of_program, Uses(of_program, input.model.units.size())),
+      on_drive_(tiles_on_drive(order_of_updates(Uses(of_program, input.model.units.size())))),
+      has_records_(!on_drive_.empty()),
       builder_(slots_.all()),
-      gathered_(slots_.gathered_slot() == none ? 0 : slots_.gathered_bytes(), uses_) {}
-
-// The order of updates: that of the next forward, or that in which gradients are complete.
-std::vector<Compiler::TileName> Compiler::tiles_on_drive() const {
-  std::vector<std::size_t> units = uses_.by_first_visit();
-  if (in_.schedule.update_in_backward) {
-    std::ranges::stable_sort(units, {}, [&](std::size_t unit) { return uses_.last_backward(unit); });
+      gathered_(slots_.gathered_slot() == none ? 0 : slots_.gathered_bytes(), uses_) {
+  for (std::size_t i = 0; i < slots_.kept.size(); ++i) {
+    kept_[on_drive_[i]] = slots_.kept[i];
   }
+}
+
+// That of the next forward, or that in which gradients are complete.
+std::vector<std::size_t> Compiler::order_of_updates(const Uses& uses) const {
+  std::vector<std::size_t> units = uses.by_first_visit();
+  if (in_.schedule.update_in_backward) {
+    std::ranges::stable_sort(units, {}, [&](std::size_t unit) { return uses.last_backward(unit); });
+  }
+  return units;
+}
+
+std::vector<Compiler::TileName> Compiler::tiles_on_drive(const std::vector<std::size_t>& units) const {
   std::vector<TileName> tiles;
   for (const std::size_t unit : units) {
     const std::vector<Tier>& tiers = slots_.residence(unit).state;
@@ -114,7 +124,7 @@ void Compiler::entry() {
   hoist(true);
 }
 
-void Compiler::round() {
+void Compiler::begin_round() {
   slots_.restart();
   gradients_.clear();
   sums_done_.assign(in_.model.units.size(), 0);
@@ -122,12 +132,13 @@ void Compiler::round() {
   agreed_ = none;
   current_.assign(in_.model.units.size(), false);
   staging_.clear();
-  tiles_read_ = slots_.kept.size();
-  for (std::size_t i = 0; i < slots_.kept.size(); ++i) {
-    staging_[i] = slots_.kept[i];
-  }
+  tiles_read_ = 0;
   tiles_updated_ = 0;
   hoisted_ = 0;
+}
+
+void Compiler::round() {
+  begin_round();
   for (std::size_t micro_step = 0; micro_step < in_.micro_steps; ++micro_step) {
     for (std::size_t position = 0; position < trace_.size(); ++position) {
       visit(micro_step, position);

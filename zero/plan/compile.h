@@ -24,6 +24,14 @@ struct CompileInput {
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
   Trace trace{};                // of each; empty: the order of declaration
   Schedule schedule{};
+  bool sums_pass_by =
+      false;  // memory for a unit's gradients beside those that are summed, even if the trace needs none
+};
+
+// A round in which the trainer has left the program's order.
+struct DepartedRound {
+  Trace visits{};              // so far, of all micro-steps
+  std::size_t by_program = 0;  // the first of them, which the program's operations made
 };
 
 Trace trace_of(const CompileInput& input);  // the one that counts
@@ -31,7 +39,13 @@ Trace trace_of(const CompileInput& input);  // the one that counts
 // Throws what cannot be, before anything else: see check() of models and placements.
 Program compile(const CompileInput& input);
 
-// The same without operations: what memory it would take, in a small part of the time.
+// What such a round does instead of the rest of the program, in the program's slots: a list for each use, with what is held
+// together, and one for the step. Each begins when everything before it is over and does nothing ahead. After the last one
+// comes the program's entry. Throws B1007 for a unit that has been updated already, B2004 for one that finds no room.
+std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& round, const Trace& chain);
+std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& round);
+
+// A program without operations: what memory it would take, in a small part of the time.
 Program outline(const CompileInput& input);
 
 }  // namespace ballast

@@ -17,7 +17,7 @@ void Compiler::step() {
     gather_whole(unit);
     hoist(false);
   }
-  if (!on_drive_.empty()) committed_ = builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement});
+  if (has_records_) committed_ = builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement});
   hoist(true);
 }
 
@@ -105,6 +105,10 @@ void Compiler::read_ahead() {
   const std::size_t ahead = slots_.staging.slots() / 2;
   for (; tiles_read_ < std::min(tiles_updated_ + ahead + 1, on_drive_.size()); ++tiles_read_) {
     const TileName& name = on_drive_[tiles_read_];
+    if (const auto kept = kept_.find(name); kept != kept_.end()) {
+      staging_[tiles_read_] = kept->second;
+      continue;
+    }
     const Piece record = slots_.staging.next();
     builder_.add({.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = record});
     staging_[tiles_read_] = record;
@@ -118,8 +122,10 @@ void Compiler::write_back(const Piece& record) {
   staging_.erase(tiles_updated_++);
 }
 
-// Where parameters are kept whole, all ranks need all of them again.
+// Where parameters are kept whole, all ranks need all of them again. After a round that has left the program, the entry
+// does this.
 void Compiler::gather_whole(std::size_t unit) {
+  if (departed_) return;
   const Section& trained = in_.layout.units[unit].trained;
   if (slots_.comes_and_goes(unit) || trained.shard == 0 || trained.shards == 1) return;
   builder_.add({.kind = OpKind::gather,
@@ -131,6 +137,7 @@ void Compiler::gather_whole(std::size_t unit) {
 
 // The next step's first gathers, of units whose parameters are its own already. Records can be read once committed.
 void Compiler::hoist(bool committed) {
+  if (departed_) return;  // the entry does it
   for (; hoisted_ < std::min(in_.schedule.prefetch + 1, trace_.size()); ++hoisted_) {
     const std::size_t unit = trace_[hoisted_].unit;
     const bool must_be_read = slots_.residence(unit).parameters == Tier::nvme && slots_.comes_and_goes(unit);

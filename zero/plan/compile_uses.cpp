@@ -80,9 +80,16 @@ void Compiler::clear(std::size_t unit, const Piece& gradients) {
   builder_.add({.kind = OpKind::clear, .lane = Lane::reduce, .phase = Phase::backward, .unit = unit, .to = gradients});
 }
 
+// Whether a unit's gradients are the step's after this use. Where nothing is known of what comes, they are so only if they
+// have to be: where an update is due that cannot wait for the step.
+bool Compiler::is_complete(std::size_t micro_step, std::size_t position) const {
+  if (departed_) return in_.schedule.update_in_backward && !can_wait(trace_[position].unit);
+  return micro_step + 1 == in_.micro_steps && uses_.is_last_backward(position);
+}
+
 void Compiler::after_backward(std::size_t micro_step, std::size_t position, const Piece& gradients) {
   const std::size_t unit = trace_[position].unit;
-  const bool last = micro_step + 1 == in_.micro_steps && uses_.is_last_backward(position);
+  const bool last = is_complete(micro_step, position);
   if (in_.placement.reduction == Reduction::each) {
     gradients_.erase(position);  // the next micro-step's will be others
     sum(unit, gradients);

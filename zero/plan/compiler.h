@@ -11,23 +11,30 @@ namespace ballast {
 
 class Compiler {
  public:
-  Compiler(const CompileInput& input, const Trace& trace);
+  Compiler(const CompileInput& input, const Trace& trace) : Compiler(input, trace, trace) {}
+  // What is emitted follows `trace`, with the slots of a program that follows another one.
+  Compiler(const CompileInput& input, const Trace& of_program, const Trace& trace);
 
   Program run() &&;
   Program outline() const;
+  std::vector<Op> rest_of_visits(const DepartedRound& round) &&;  // of the trace, beyond the round's
+  std::vector<Op> rest_of_step(const DepartedRound& round) &&;
 
  private:
   struct TileName {
     std::size_t unit = 0;
     std::size_t tile = 0;
+    auto operator<=>(const TileName&) const = default;
   };
 
   // compile.cpp: where things are, and how parameters come to them.
-  std::vector<TileName> tiles_on_drive() const;
+  std::vector<std::size_t> order_of_updates(const Uses& uses) const;
+  std::vector<TileName> tiles_on_drive(const std::vector<std::size_t>& units) const;
   std::vector<Home> homes() const;
   void add_kept_parameters(std::size_t unit, std::vector<Home>& homes) const;
   Home home_of_tile(std::size_t unit, std::size_t tile) const;
   void entry();
+  void begin_round();
   void round();
   std::size_t width(std::size_t unit) const;
   Piece whole_parameters(std::size_t unit) const;
@@ -44,6 +51,7 @@ class Compiler {
   void prefetch(std::size_t micro_step, std::size_t position);
   void prepare_gradients(std::size_t position);
   void clear(std::size_t unit, const Piece& gradients);
+  bool is_complete(std::size_t micro_step, std::size_t position) const;
   void after_backward(std::size_t micro_step, std::size_t position, const Piece& gradients);
   void sum(std::size_t unit, const Piece& gradients);
   void reduce(std::size_t unit, const Piece& gradients, const Piece& to);
@@ -62,11 +70,22 @@ class Compiler {
   void gather_whole(std::size_t unit);
   void hoist(bool committed);
 
+  // compile_departures.cpp: a round that has left the program's order.
+  void take_over(const DepartedRound& round);
+  void meet(Phase phase, std::size_t unit);
+  bool can_wait(std::size_t unit) const;
+  void require_old(const Visit& visit) const;
+  void clear_norms();
+
   const CompileInput& in_;
+  const Trace& of_program_;
   const Trace& trace_;
   Uses uses_;
   StepSlots slots_;
-  std::vector<TileName> on_drive_;  // in the order of their updates
+  std::vector<TileName> on_drive_;  // in the order of their updates: those still to come
+  std::map<TileName, Piece> kept_;  // records that stay in memory
+  bool has_records_;
+  bool departed_ = false;  // nothing is known of what comes next
   Builder builder_;
   GatheredUnits gathered_;
 
@@ -75,7 +94,7 @@ class Compiler {
   std::vector<std::size_t> sums_done_;      // by unit
   std::vector<Piece> summed_;               // by unit
   std::size_t committed_ = none;            // operation: the newest commit, of the round before until this one's comes
-  std::size_t agreed_ = none;               // operation; none where updates do not wait for it
+  std::size_t agreed_ = none;               // operation that updates and writes wait for; none where there is none
   std::vector<bool> current_;               // by unit: its parameters are the next step's
   std::size_t tiles_read_ = 0;              // of those on drives
   std::size_t tiles_updated_ = 0;

@@ -33,9 +33,9 @@ std::string op_text(const Program& program, const Op& op) {
 }  // namespace
 
 std::string_view name(OpKind kind) {
-  constexpr std::string_view names[] = {"clear", "read",   "read_first", "upload",   "gather",
-                                        "use",   "reduce", "accumulate", "download", "keep",
-                                        "norm",  "agree",  "update",     "write",    "commit"};
+  constexpr std::string_view names[] = {"clear",  "read",       "read_first", "upload", "gather", "use",
+                                        "reduce", "accumulate", "download",   "keep",   "norm",   "agree",
+                                        "update", "write",      "commit",     "meet"};
   return names[static_cast<std::size_t>(kind)];
 }
 

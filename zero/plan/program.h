@@ -30,6 +30,7 @@ enum class OpKind : std::uint8_t {
   update,      // the optimizer's step: gradient `from`, parameter `to`, and `state`
   write,       // the tile's record = from
   commit,      // everything written becomes current
+  meet,        // all ranks have left the program's order in the same way; else it fails
 };
 
 // An ordered queue of work, which goes on beside the others. `compute` is the trainer's own; `host` computes in host memory,
@@ -85,6 +86,8 @@ struct Slot {
   std::string name;  // "staging.3": what it is for, and which of them
   Tier tier = Tier::device;
   std::size_t bytes = 0;
+
+  bool operator==(const Slot&) const = default;
 };
 
 // Where a stretch of a unit's parameters, or a tile's state, lies between steps. What lies in several places has several.

@@ -130,7 +130,8 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::update: return op.from.bytes + 2 * op.to.bytes + 2 * op.state.bytes;
     case OpKind::use:
     case OpKind::agree:
-    case OpKind::commit: return 0;
+    case OpKind::commit:
+    case OpKind::meet: return 0;
   }
   return 0;
 }
@@ -154,7 +155,8 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::keep:
     case OpKind::accumulate:
     case OpKind::update: return bytes / memory(op.from);
-    case OpKind::agree: return 2 * machine.collective_latency;
+    case OpKind::agree:
+    case OpKind::meet: return 2 * machine.collective_latency;
     case OpKind::commit: return machine.commit_latency;
     case OpKind::use: {
       const UnitWork& work = input.work[op.unit];

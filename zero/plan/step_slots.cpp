@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "kernels/exact_sum_math.h"
 
@@ -13,15 +12,6 @@ namespace {
 constexpr std::size_t pieces_in_flight = 2;     // one is filled while the other is used
 constexpr std::size_t tiles_of_gradients = 4;   // on their way to updates on the host
 constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
-
-// How many units' memory is held at once, at most.
-std::size_t longest_chain(const Trace& trace, const Uses& uses) {
-  std::size_t longest = 1;
-  for (std::size_t i = 0; i < trace.size(); ++i) {
-    longest = std::max(longest, uses.end_of_chain(i) - i);
-  }
-  return longest;
-}
 
 }  // namespace
 
@@ -104,20 +94,44 @@ void StepSlots::add_tiles(std::size_t unit) {
   units_[unit].copies = place("parameters", Tier::host, Tier::nvme, copied ? sizes.parameter : 0);
 }
 
-// Enough for the units of any prefetch + 1 visits in a row, and for those that are held together.
+// How many units' memory is held at once, at most: also if the trainer leaves the trace, for whichever unit.
+std::size_t StepSlots::longest_chain(const Trace& trace, const Uses& uses) const {
+  std::size_t longest = 1;
+  for (std::size_t i = 0; i < trace.size(); ++i) {
+    longest = std::max(longest, uses.end_of_chain(i) - i);
+  }
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    longest = std::max(longest, visits_of(in_.model, unit, Phase::forward).size());
+  }
+  return longest;
+}
+
+std::size_t StepSlots::bytes_gathered(const std::set<std::size_t>& units) const {
+  std::size_t bytes = 0;
+  for (const std::size_t unit : units) {
+    if (comes_and_goes_[unit]) bytes += whole_bytes(unit);
+  }
+  return bytes;
+}
+
+// Enough for the units of any prefetch + 1 visits in a row, and for those that are held together, be they in the trace or
+// not.
 std::size_t StepSlots::bytes_for_prefetch(const Trace& trace, const Uses& uses) const {
   std::size_t most = 0;
   for (std::size_t i = 0; i < trace.size(); ++i) {
     const std::size_t end = std::max(i + in_.schedule.prefetch + 1, uses.end_of_chain(i));
     std::set<std::size_t> units;
     for (std::size_t j = i; j < std::min(end, trace.size()); ++j) {
-      if (comes_and_goes_[trace[j].unit]) units.insert(trace[j].unit);
+      units.insert(trace[j].unit);
     }
-    std::size_t bytes = 0;
-    for (const std::size_t unit : units) {
-      bytes += whole_bytes(unit);
+    most = std::max(most, bytes_gathered(units));
+  }
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    std::set<std::size_t> units;
+    for (const Visit& visit : visits_of(in_.model, unit, Phase::forward)) {
+      units.insert(visit.unit);
     }
-    most = std::max(most, bytes);
+    most = std::max(most, bytes_gathered(units));
   }
   return most;
 }
@@ -147,7 +161,7 @@ StepSlots::Needs StepSlots::needs() const {
     const auto on_drive = static_cast<std::size_t>(std::ranges::count(at.state, Tier::nvme));
     const bool updates_on_host = std::ranges::any_of(at.state, [](Tier tier) { return tier != Tier::device; });
     const bool passes_by =
-        in_.placement.reduction == Reduction::each && sums_[unit] > 1;  // beside what is summed so far
+        in_.placement.reduction == Reduction::each && (sums_[unit] > 1 || in_.sums_pass_by);  // what is summed so far
     needs.gradient_bytes =
         std::max(needs.gradient_bytes, layout.trained.count() * byte_size(in_.model.units[unit].dtype));
     needs.shard_bytes = std::max(needs.shard_bytes, shard_bytes(unit));

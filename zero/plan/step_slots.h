@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <set>
 
 #include "zero/plan/compile.h"
 
@@ -80,9 +81,11 @@ class StepSlots {
   void add_unit(std::size_t unit);
   void add_tiles(std::size_t unit);
   void add_rings(std::size_t held_together);
+  std::size_t longest_chain(const Trace& trace, const Uses& uses) const;
   void add_gathered(const Trace& trace, const Uses& uses);
   void add_norms();
   std::size_t bytes_for_prefetch(const Trace& trace, const Uses& uses) const;
+  std::size_t bytes_gathered(const std::set<std::size_t>& units) const;
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;

@@ -105,7 +105,7 @@ class Follower {
   void follow(const Op& op) {
     if (!exists(op)) return;
     switch (op.kind) {
-      case OpKind::clear: return contents_.write(op.to, {Meaning::no_gradients, op.unit});
+      case OpKind::clear: return clear(op);
       case OpKind::read: return read(op, true);
       case OpKind::read_first: return read(op, false);
       case OpKind::upload:
@@ -118,11 +118,18 @@ class Follower {
       case OpKind::reduce: return reduce(op);
       case OpKind::accumulate: return accumulate(op);
       case OpKind::norm: return norm(op);
-      case OpKind::agree: return agree();
+      case OpKind::agree: return agree(op);
       case OpKind::update: return update(op);
       case OpKind::write: return write(op);
       case OpKind::commit: committed_ = true; return commit();
+      case OpKind::meet: return;
     }
+  }
+
+  // Gradients, or the sums of a norm that has to be made anew.
+  void clear(const Op& op) {
+    if (op.unit == none) normed_.erase(op.to.slot);
+    if (op.unit != none) contents_.write(op.to, {Meaning::no_gradients, op.unit});
   }
 
   void read(const Op& op, bool whole) {
@@ -179,7 +186,7 @@ class Follower {
     if (op.to.bytes != layout(op.unit).trained.shard * sizeof(float)) complain("sums to {} bytes", op.to.bytes);
     const Meaning meaning = op.ranks == Ranks::shard_group && mesh ? Meaning::partial_sum : Meaning::sum;
     contents_.write(op.to, {meaning, op.unit, 0, from.version});
-    contents_.write(op.from, {});  // once
+    if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // once
   }
 
   void accumulate(const Op& op) {
@@ -195,18 +202,26 @@ class Follower {
     return {Meaning::sum, unit, from_element * sizeof(float), uses_.backward_visits(unit) * in_.micro_steps};
   }
 
+  // Counts at the agreement: sums may be cleared and made anew before.
   void norm(const Op& op) {
-    expect(op.from, all_gradients(op.unit, 0));
     if (agreed_) complain("comes after the agreement");
     if (op.to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", op.to.bytes);
-    ++normed_[op.unit];
+    const bool complete = contents_.is(op.from, all_gradients(op.unit, 0));
+    normed_[op.to.slot].push_back({op.unit, complete ? std::string() : contents_.text(op.from)});
   }
 
-  void agree() {
+  void agree(const Op& op) {
     agreed_ = true;
+    std::map<std::size_t, std::size_t> normed;  // by unit
+    for (const Piece* sums : {&op.to, &op.state}) {
+      for (const auto& [unit, instead] : normed_[sums->slot]) {
+        ++normed[unit];
+        if (!instead.empty()) complain("needs a norm of {}, has one of {}", to_text(all_gradients(unit, 0)), instead);
+      }
+    }
     for (std::size_t unit = 0; unit < updates_.size(); ++unit) {
       const bool has_gradients = uses_.backward_visits(unit) > 0 && layout(unit).trained.count() > 0;
-      if (normed_[unit] != (has_gradients ? 1 : 0)) complain("unit {} is in the norm {} times", unit, normed_[unit]);
+      if (normed[unit] != (has_gradients ? 1 : 0)) complain("unit {} is in the norm {} times", unit, normed[unit]);
     }
   }
 
@@ -267,16 +282,20 @@ class Follower {
   }
 
   using TileName = std::pair<std::size_t, std::size_t>;
+  struct Normed {
+    std::size_t unit;
+    std::string instead;  // of all gradients, if that is something else
+  };
 
   const CompileInput& in_;
   const Program& program_;
   const Trace trace_;
   Uses uses_;
   Contents contents_;
-  std::vector<std::vector<std::size_t>> updates_;  // by unit and tile
-  std::map<TileName, std::size_t> on_drive_;       // committed versions
-  std::map<TileName, std::size_t> written_;        // in this round
-  std::map<std::size_t, std::size_t> normed_;      // by unit, in this round
+  std::vector<std::vector<std::size_t>> updates_;      // by unit and tile
+  std::map<TileName, std::size_t> on_drive_;           // committed versions
+  std::map<TileName, std::size_t> written_;            // in this round
+  std::map<std::size_t, std::vector<Normed>> normed_;  // by slot, in this round
   std::size_t used_ = 0;
   std::size_t rounds_done_ = 0;
   bool agreed_ = false;

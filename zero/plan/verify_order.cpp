@@ -119,7 +119,8 @@ std::vector<std::string> Unrolled::early_writes() const {
     const OpKind kind = op(i).kind;
     if (kind == OpKind::commit && round_[i] == 1) commit = i;
     if (commit == none || round_[i] != 2) continue;
-    if ((kind == OpKind::agree || kind == OpKind::reduce) && is_before(commit, i)) meetings.push_back(i);
+    const bool meets = kind == OpKind::agree || kind == OpKind::reduce || kind == OpKind::meet;
+    if (meets && is_before(commit, i)) meetings.push_back(i);
     if (kind != OpKind::write) continue;
     if (std::ranges::none_of(meetings, [&](std::size_t meeting) { return is_before(meeting, i); })) {
       problems.push_back(fmt::format("{} may come before another rank's commit of the last round", text(i)));

@@ -1,0 +1,49 @@
+#include "benchmarks/gpt/forecast.h"
+
+#include "benchmarks/gpt/gpt.h"
+#include "benchmarks/machine/rates.h"
+
+namespace ballast::gpt {
+namespace {
+
+// Of a GPT of one block, on this rank alone and without an optimizer's state: little memory, and the same arithmetic.
+std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator& world, Maths& maths) {
+  Shape shape = options.shape;
+  shape.layers = 1;
+  const auto alone = world.split(world.rank());
+  const optim::Rule resting = optim::Sgd{.lr = 0.0};
+  Training training(model_of(shape), *alone, {resting, resting},
+                    {.stage = 0, .keeps_timeline = true, .threads = options.training.threads});
+  MemoryAccounts accounts;
+  Gpt model(shape, options.batch, maths, accounts);
+  training.start(first_parameters(shape, options.seed));
+  world.barrier();  // the ranks compute at the same time, as they will
+  model.run(training, std::vector<std::uint8_t>(options.batch * (shape.context + 1)));
+  return training.timeline().work(shape.units());
+}
+
+std::vector<UnitWork> work_of_units(const RunOptions& options, Communicator& world, Maths& maths) {
+  work_of_one_block(options, world, maths);  // the first one prepares
+  const std::vector<UnitWork> measured = work_of_one_block(options, world, maths);
+  std::vector<UnitWork> work(options.shape.units(), measured[1]);
+  work.front() = measured.front();
+  work.back() = measured.back();
+  return work;
+}
+
+}  // namespace
+
+Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths) {
+  require(!options.training.gpu, Code::unsupported,
+          [] { return Problem{.what = "a forecast was asked for of a training on a GPU", .needed = "a CPU's"}; });
+  benchmarks::RateOptions rates{.unit_elements = plan.layout().units[options.shape.blocks_begin()].elements(),
+                                .tile_elements = options.training.tile_elements,
+                                .format = options.training.format,
+                                .threads = options.training.threads};
+  if (plan.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
+  const Machine machine = benchmarks::measure_rates(world, rates);
+  const std::vector<UnitWork> work = work_of_units(options, world, maths);
+  return {machine, simulate({plan.program(), plan.placement(), machine, work})};
+}
+
+}  // namespace ballast::gpt

@@ -1,0 +1,62 @@
+// A GPT's units and tensors, and the values that they begin with.
+#pragma once
+
+#include <cstdint>
+
+#include "zero/training.h"
+
+namespace ballast::gpt {
+
+struct Shape {
+  std::size_t layers = 8;
+  std::size_t width = 768;
+  std::size_t heads = 12;
+  std::size_t context = 256;
+  bool tied = true;  // the head's weight is the embedding's table of tokens
+  DType dtype = DType::bf16;
+
+  static constexpr std::size_t vocabulary = 256;  // bytes
+
+  std::size_t blocks_begin() const { return 1; }  // units: the embedding, the blocks, the head
+  std::size_t head_unit() const { return layers + 1; }
+  std::size_t units() const { return layers + 2; }
+};
+
+void check(const Shape& shape);
+
+// The tensors of each unit, by their numbers.
+namespace embedding {
+enum Tensors : std::size_t { tokens, positions };
+}
+namespace block {
+enum Tensors : std::size_t {
+  norm_weight,
+  norm_bias,
+  qkv_weight,
+  qkv_bias,
+  projection_weight,
+  projection_bias,
+  second_norm_weight,
+  second_norm_bias,
+  widen_weight,
+  widen_bias,
+  narrow_weight,
+  narrow_bias
+};
+}
+namespace head {
+enum Tensors : std::size_t { norm_weight, norm_bias, weight };  // the weight where it is not tied
+}
+
+// Matrices and tables are of parameter group 0, biases and norms of group 1, which does not decay.
+Model model_of(const Shape& shape);
+std::size_t parameters_of(const Model& model);
+
+// Operations on matrices for a token, forward and backward, without what recomputing adds: the "model's" in MFU.
+double operations_of_token(const Shape& shape);
+double recomputed_operations_of_token(const Shape& shape);
+
+// GPT-2's: deviations of 0.02, those that end in the residual stream smaller. A function of the seed and the place alone.
+ParameterSource first_parameters(const Shape& shape, std::uint64_t seed);
+
+}  // namespace ballast::gpt

@@ -1,0 +1,49 @@
+// What the trainer does with a row of numbers, in fp32: the formulas of its layers. Sums have one order, so a row has the
+// same bits from every instruction set.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "kernels/runtime/view.h"
+
+namespace ballast::gpt::rows {
+
+using Row = std::span<float>;
+using ConstRow = std::span<const float>;
+
+// Between fp32 and the format of a view, from its element `first` on; rounded to nearest, a tie to even.
+void read(const ConstView& from, std::size_t first, Row to);
+void write(ConstRow from, const View& to, std::size_t first);
+void add_to(const View& to, std::size_t first, ConstRow more);  // summed in fp32, and rounded once
+
+void add(Row to, ConstRow more);
+
+void gelu(ConstRow x, Row to);
+void gelu_backward(ConstRow x, Row gradient);  // gradient *= gelu'(x)
+
+struct Moments {
+  float mean;
+  float per_deviation;  // 1 / sqrt(variance + norm_epsilon)
+};
+Moments moments(ConstRow x);
+
+struct Normalised {
+  ConstRow x;
+  Moments moments;
+  ConstRow weight;
+};
+void normalise(const Normalised& row, ConstRow bias, Row to);
+
+// Adds the gradients of x and of the weight to what is there.
+void normalise_backward(const Normalised& row, ConstRow gradient, Row x_gradient, Row weight_gradient);
+
+// exp(scale x) / sum exp(scale x), in place.
+void softmax(Row x, float scale);
+// From the gradient of a softmax to that of its x, in place.
+void softmax_backward(ConstRow softmax, float scale, Row gradient);
+
+// -log softmax(x)[target]; x becomes its gradient, times `scale`.
+float cross_entropy(Row x, std::size_t target, float scale);
+
+}  // namespace ballast::gpt::rows

@@ -1,0 +1,35 @@
+"""What suites written in Python have in common: their options, and the line of JSON of a case."""
+
+import argparse
+import statistics
+from typing import Callable, Sequence
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default="", help="only the cases whose line in --list contains this text")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+
+
+def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
+    """The options, with the cases that were asked for; with --list it names them and ends the program."""
+    options = parser.parse_args()
+    options.cases = [case for case in cases if options.only in line(case)]
+    if not options.cases:
+        parser.error(f'no case has "{options.only}" in its line; --list names them')
+    if options.list:
+        print("\n".join(line(case) for case in options.cases))
+        parser.exit()
+    return options
+
+
+def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
+    """Seconds of rounds that ran in turn, as fields of a line; `value_of` turns seconds into the case's unit."""
+    ratios = [their / our for our, their in zip(ours, theirs)]
+    ratio = statistics.median(ratios)
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
+    return {
+        "value": value_of(statistics.median(ours)),
+        "against_value": value_of(statistics.median(theirs)),
+        "ratio": ratio,
+        "spread": (quartiles[2] - quartiles[0]) / (2 * ratio),
+    }

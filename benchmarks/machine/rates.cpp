@@ -1,0 +1,184 @@
+#include "benchmarks/machine/rates.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <random>
+
+#include "benchmarks/harness/buffer.h"
+#include "benchmarks/harness/statistics.h"
+#include "kernels/backend.h"
+#include "offload/record_store.h"
+
+namespace ballast::benchmarks {
+namespace {
+
+constexpr std::size_t rounds = 7;
+constexpr std::size_t slots = 8;                             // records on their way, as the engine has them
+constexpr std::size_t drive_bytes = std::size_t{256} << 20;  // read and written in a round
+constexpr std::size_t copied_bytes = std::size_t{64} << 20;  // more than caches hold
+
+using Clock = std::chrono::steady_clock;
+Clock::time_point now() { return Clock::now(); }
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(now() - begin).count(); }
+
+class Rates {
+ public:
+  Rates(Communicator& world, const RateOptions& options)
+      : world_(world),
+        options_(options),
+        backend_(kernels::cpu_backend({.threads = options.threads})),
+        plan_({.units = {{.name = "unit", .tensors = {{"weight", {options.unit_elements}}}}}},
+              {.tile_elements = options.tile_elements, .format = options.format, .names = optim::AdamW::state}) {}
+
+  Machine measure() {
+    Machine machine{.shares_cores = true};
+    machine.collective_latency = slowest([&] { gather(byte_size(DType::bf16)); });
+    const double others = static_cast<double>(world_.size() - 1) / static_cast<double>(world_.size());
+    const std::size_t unit_bytes = options_.unit_elements * byte_size(DType::bf16);
+    const double moved = others * static_cast<double>(unit_bytes);
+    // Of one rank nothing moves, and any rate will do.
+    const auto rate = [&](double seconds) {
+      return moved > 0 ? moved / std::max(1e-9, seconds - machine.collective_latency) : 1e12;
+    };
+    machine.gather = rate(slowest([&] { gather(unit_bytes); }));
+    machine.reduce = rate(slowest([&] { reduce(unit_bytes); }));
+    machine.upload = machine.download = rate_of_copies();
+    machine.host_memory = machine.device_memory = rate_of_updates();
+    if (!options_.directories.empty()) measure_drives(machine);
+    return machine;
+  }
+
+ private:
+  // The median of the rounds of the slowest rank.
+  double slowest(const std::function<void()>& work) {
+    std::vector<double> seconds;
+    for (std::size_t round = 0; round < rounds; ++round) {
+      world_.barrier();
+      const auto begin = now();
+      work();
+      seconds.push_back(seconds_since(begin));
+    }
+    std::vector<std::int64_t> nanoseconds(world_.size());
+    nanoseconds[world_.rank()] = static_cast<std::int64_t>(median(seconds) * 1e9);
+    world_.all_reduce(nanoseconds);
+    return static_cast<double>(std::ranges::max(nanoseconds)) * 1e-9;
+  }
+
+  void gather(std::size_t bytes) {
+    const std::size_t mine = bytes / world_.size();
+    memory_of(mine * world_.size());
+    const View all(buffer_->data(), mine * world_.size(), DType::u8);
+    world_.all_gather(all.part(world_.rank() * mine, mine), all);
+  }
+
+  void reduce(std::size_t bytes) {
+    const std::size_t mine = bytes / byte_size(DType::bf16) / world_.size();
+    memory_of(mine * (world_.size() * byte_size(DType::bf16) + sizeof(float)));
+    const View all(buffer_->data(), mine * world_.size(), DType::bf16);
+    const View part(buffer_->data() + all.bytes(), mine, DType::fp32);
+    backend_->fill(part, 0.0f);
+    world_.reduce_scatter(all, part);
+  }
+
+  double rate_of_copies() {
+    memory_of(2 * copied_bytes);
+    return static_cast<double>(copied_bytes) /
+           slowest([&] { std::memcpy(buffer_->data() + copied_bytes, buffer_->data(), copied_bytes); });
+  }
+
+  // Of all tiles of a unit, whose bytes are counted as the simulator counts them.
+  double rate_of_updates() {
+    const std::size_t state_bytes = plan_.blocks().of(0).state;
+    const std::vector<Range>& ranges = plan_.layout().units[0].tiles;
+    memory_of(options_.unit_elements * (byte_size(DType::bf16) + sizeof(float)) + ranges.size() * state_bytes);
+    std::byte* const parameters = buffer_->data() + ranges.size() * state_bytes;
+    std::byte* const gradients = parameters + options_.unit_elements * byte_size(DType::bf16);
+    std::size_t bytes = 0;
+    std::vector<kernels::UpdateTile> tiles;
+    for (const Range& range : ranges) {
+      kernels::UpdateTile& tile =
+          tiles.emplace_back(plan_.blocks().state(0).tile(buffer_->data() + tiles.size() * state_bytes));
+      tile.parameter = parameters + range.first * byte_size(DType::bf16);
+      tile.gradient = gradients + range.first * sizeof(float);
+      tile.gradient_dtype = DType::fp32;
+      tile.count = range.count;
+      tile.first_index = range.first;
+      bytes += range.count * (sizeof(float) + 2 * byte_size(DType::bf16)) + 2 * state_bytes;
+    }
+    const kernels::GroupStep group = optim::AdamW{}.at({.number = 1, .gradient_factor = 1.0});
+    return static_cast<double>(bytes) / slowest([&] {
+             for (const kernels::UpdateTile& tile : tiles) {
+               const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
+               backend_->update(tile, {&run, 1}, {&group, 1});
+             }
+           });
+  }
+
+  void measure_drives(Machine& machine) {
+    const std::size_t record = plan_.blocks().records().record;
+    const std::size_t tiles = std::max(slots, drive_bytes / record);
+    memory_of(slots * record);
+    std::minstd_rand noise;  // some drives make little of zeros
+    std::ranges::generate(buffer_->as<std::uint32_t>(), noise);
+    std::vector<std::unique_ptr<offload::IoQueue>> queues;
+    std::vector<offload::Drive> drives;
+    for (const std::filesystem::path& directory : options_.directories) {
+      drives.push_back({directory, queues.emplace_back(offload::open_queue({.depth = 16})).get()});
+    }
+    auto store = offload::RecordStore::scratch(plan_.blocks().shape(world_.rank(), tiles), drives);
+    const auto slot = [&](std::size_t tile) { return std::span(buffer_->data() + tile % slots * record, record); };
+    const auto bytes = static_cast<double>(tiles * record);
+    const double reading = slowest([&] {
+      std::vector<offload::PendingRead> reads(slots);
+      for (std::size_t tile = 0; tile < tiles + slots; ++tile) {
+        if (tile >= slots) reads[tile % slots].payload();
+        if (tile < tiles) reads[tile % slots] = store.read(tile, slot(tile));
+      }
+    });
+    const double both = slowest([&] { rewrite(store, tiles, slot); });
+    const auto begin = now();
+    store.commit(1);
+    machine.commit_latency = seconds_since(begin);
+    // A drive does less of both at once than of one after the other, and a step wants both.
+    machine.read = bytes / reading;
+    machine.write = bytes / std::max(1e-9, both - reading);
+  }
+
+  // As the engine does it: half of the slots are read into while the others are written.
+  template <class Slot>
+  static void rewrite(offload::RecordStore& store, std::size_t tiles, const Slot& slot) {
+    std::vector<offload::PendingRead> reads(slots);
+    std::vector<offload::Completion> written(slots);
+    for (std::size_t tile = 0; tile < tiles + slots / 2; ++tile) {
+      if (tile < tiles) {
+        written[tile % slots].wait();
+        reads[tile % slots] = store.read(tile, slot(tile));
+      }
+      if (tile < slots / 2) continue;
+      const std::size_t ready = tile - slots / 2;
+      reads[ready % slots].payload();
+      written[ready % slots] = store.write(ready, slot(ready));
+    }
+    for (const offload::Completion& completion : written)
+      completion.wait();
+  }
+
+  void memory_of(std::size_t bytes) {
+    if (!buffer_ || buffer_->bytes() < bytes) buffer_.emplace(bytes);
+  }
+
+  Communicator& world_;
+  const RateOptions& options_;
+  std::unique_ptr<kernels::Backend> backend_;
+  Plan plan_;
+  std::optional<Buffer> buffer_;
+};
+
+}  // namespace
+
+Machine measure_rates(Communicator& world, const RateOptions& options) { return Rates(world, options).measure(); }
+
+}  // namespace ballast::benchmarks

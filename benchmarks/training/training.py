@@ -1,0 +1,169 @@
+"""Memory against throughput: one GPT, all stages and tiers, each run beside the configuration that it is compared with.
+
+Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its ratio
+that of the seconds of a step. The table at the end adds memory, what the trainer waited for, and the forecast of the step.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import suite
+from cases import CASES, Case
+
+
+class Run(NamedTuple):
+    """What a configuration took once: medians of its steps, on rank 0."""
+
+    seconds: float
+    tokens_per_second: float
+    forecast_seconds: float
+    bytes: dict[str, int]  # by tier: reserved, and activations
+    exposed_seconds: dict[str, float]  # by phase
+    resident_bytes: int  # at the peak, of the largest process
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def command(case: Case, options: argparse.Namespace, drive: Path) -> list[str]:
+    shape = ["--layers", "--width", "--heads", "--context", "--batch", "--steps"]
+    values = [options.layers, options.width, options.heads, options.context, options.batch, options.steps]
+    numbers = [text for name, value in zip(shape, values) for text in (name, str(value))]
+    threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
+    on_drive = ["--drive", str(drive)] if "nvme" in case.options else []
+    return [options.program, *numbers, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
+
+
+def run_once(case: Case, options: argparse.Namespace) -> Run:
+    with tempfile.TemporaryDirectory(prefix="ballast-training-", dir=options.directory) as folder:
+        lines = Path(folder) / "steps.jsonl"
+        start = command(case, options, Path(folder))
+        meeting = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        ranks = [
+            subprocess.Popen(
+                [*start, "--json", str(lines)] if rank == 0 else start,
+                env={**os.environ, **{name: str(value) for name, value in meeting.items()}, "RANK": str(rank)},
+                stdout=subprocess.DEVNULL,
+            )
+            for rank in range(case.ranks)
+        ]
+        resident = max(wait(rank, case) for rank in ranks)
+        steps = [json.loads(line) for line in lines.read_text().splitlines()]
+    return summary(steps[1:], resident)  # the first one prepares
+
+
+def wait(rank: subprocess.Popen, case: Case) -> int:
+    _, status, usage = os.wait4(rank.pid, 0)
+    rank.returncode = os.waitstatus_to_exitcode(status)
+    if rank.returncode != 0:
+        raise SystemExit(f"training: a rank of '{case.name}' failed; what it said is above")
+    return usage.ru_maxrss * 1024
+
+
+def summary(steps: list[dict], resident: int) -> Run:
+    median = lambda values: statistics.median(list(values))
+    return Run(
+        seconds=median(step["seconds"] for step in steps),
+        tokens_per_second=median(step["tokens_per_second"] for step in steps),
+        forecast_seconds=steps[0]["forecast_seconds"],
+        bytes=steps[-1]["bytes"],
+        exposed_seconds={
+            phase: median(step["exposed_seconds"][phase] for step in steps) for phase in steps[0]["exposed_seconds"]
+        },
+        resident_bytes=resident,
+    )
+
+
+def record(case: Case, runs: dict[str, list[Run]]) -> dict:
+    ours, theirs = runs[case.name], runs[case.against]
+    tokens = ours[0].tokens_per_second * ours[0].seconds
+    seconds = lambda side: [run.seconds for run in side]
+    fields = suite.comparison(seconds(ours), seconds(theirs), lambda of_step: tokens / of_step)
+    against = case.against if case.against != case.name else ""
+    if not against:
+        fields["ratio"] = None
+    return {"suite": "training", "case": case.name, "unit": "tok/s", "against": against, **fields}
+
+
+def details(case: Case, runs: list[Run]) -> dict:
+    """For the table and the plot: what a line of the suite has no field for."""
+    median = lambda field: statistics.median(getattr(run, field) for run in runs)
+    return {
+        "case": case.name,
+        "ranks": case.ranks,
+        "tokens_per_second": median("tokens_per_second"),
+        "seconds": median("seconds"),
+        "forecast_ratio": statistics.median(run.forecast_seconds / run.seconds for run in runs),
+        "exposed_seconds": {
+            phase: statistics.median(run.exposed_seconds[phase] for run in runs) for phase in runs[0].exposed_seconds
+        },
+        "bytes": runs[0].bytes,
+        "resident_bytes": median("resident_bytes"),
+    }
+
+
+def table(rows: list[dict]) -> str:
+    text = "\nMiB of a rank: reserved in each tier, with activations; resident, of the process. exposed: forward + backward + step\n"
+    text += f"{'configuration':<48}{'tok/s':>7}{'forecast':>9}{'exposed ms':>15}"
+    text += f"{'device':>8}{'host':>7}{'drive':>7}{'resident':>9}\n"
+    mebibytes = lambda count: f"{count / 2**20:.0f}"
+    for row in rows:
+        exposed = "+".join(f"{seconds * 1e3:.0f}" for seconds in row["exposed_seconds"].values())
+        text += f"{row['case']:<48}{row['tokens_per_second']:>7.0f}{row['forecast_ratio']:>9.2f}{exposed:>15}"
+        text += f"{mebibytes(row['bytes']['device']):>8}{mebibytes(row['bytes']['host']):>7}"
+        text += f"{mebibytes(row['bytes']['nvme']):>7}{mebibytes(row['resident_bytes']):>9}\n"
+    return text
+
+
+def with_their_opponents(chosen: list[Case]) -> list[Case]:
+    names = {case.name for case in chosen}
+    for case in reversed(CASES):  # who is compared with comes earlier in the list
+        if case.name in names:
+            names.add(case.against)
+    return [case for case in CASES if case.name in names]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="training", description=__doc__.split("\n")[0])
+    parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", default=Path.cwd(), help="on the drive that keeps state (here)")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=2, help="sequences of a rank's step")
+    parser.add_argument("--steps", type=int, default=6, help="of a run; the first one is not counted")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--details", type=Path, help="write the last table too, a line of JSON for each case")
+    suite.add_choice(parser)
+    return suite.choose(parser, CASES, lambda case: case.name)
+
+
+def main() -> None:
+    options = arguments()
+    cases = with_their_opponents(options.cases)
+    runs: dict[str, list[Run]] = {case.name: [] for case in cases}
+    for _ in range(options.rounds):
+        for case in cases:
+            runs[case.name].append(run_once(case, options))
+    for case in cases:
+        print(json.dumps(record(case, runs)), flush=True)
+    rows = [details(case, runs[case.name]) for case in cases]
+    print(table(rows), file=sys.stderr)
+    if options.details:
+        options.details.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+// Gradients beside what a function really does when its arguments change a little.
+#pragma once
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "benchmarks/gpt/noise.h"
+#include "kernels/runtime/view.h"
+
+namespace ballast::testing {
+
+using Floats = std::vector<float>;
+
+inline View view_of(Floats& numbers) { return View(std::span(numbers)); }
+
+// Uniform, from -size to size.
+inline Floats random_floats(std::size_t count, std::uint64_t seed, float size = 1.0f) {
+  Floats numbers(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    numbers[i] = size * static_cast<float>(static_cast<std::int32_t>(gpt::noise({seed, i}) >> 32)) * 0x1p-31f;
+  }
+  return numbers;
+}
+
+// A number made from many, that depends on each of them differently: its gradient is `weights`.
+inline double weighed(std::span<const float> numbers, std::span<const float> weights) {
+  double sum = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    sum += double{numbers[i]} * double{weights[i]};
+  }
+  return sum;
+}
+
+// `value` is computed from `x`, and `gradient` is said to be its gradient. Numbers are fp32, so 1/500 of the largest slope
+// is allowed: rounding, and what is not straight between the two values.
+inline void check_gradient(const std::function<double()>& value, Floats& x, const Floats& gradient) {
+  constexpr float distance = 1e-2f;
+  REQUIRE(x.size() == gradient.size());
+  float largest = 0, worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float here = x[i];
+    x[i] = here + distance;
+    const double above = value();
+    x[i] = here - distance;
+    const double below = value();
+    x[i] = here;
+    const auto slope = static_cast<float>((above - below) / (2 * double{distance}));
+    largest = std::max(largest, std::abs(slope));
+    worst = std::max(worst, std::abs(slope - gradient[i]));
+  }
+  CHECK(largest > 0);
+  CHECK(worst <= largest / 500);
+}
+
+}  // namespace ballast::testing

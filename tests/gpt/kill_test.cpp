@@ -1,0 +1,103 @@
+// A GPT whose ranks are killed goes on from its drives to the bits of one that nobody killed.
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tests/comm/process_groups.h"
+#include "tests/gpt/training_rig.h"
+#include "tests/zero/progress_pipe.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+constexpr std::size_t ranks = 3;
+
+gpt::RunOptions run_on_drives(const std::filesystem::path& directory) {
+  gpt::RunOptions run = tiny_run();
+  run.steps = 40;
+  run.training.state = all_in(Tier::nvme);
+  run.training.drives = {.directories = {directory}, .run = "killed"};
+  return run;
+}
+
+// Says how far it has come, and leaves a hash of its parameters.
+class Witness : public gpt::Observer {
+ public:
+  Witness(std::filesystem::path file, int progress) : file_(std::move(file)), progress_(progress) {}
+  void step(const gpt::Step&) override {
+    if (progress_ >= 0 && ::write(progress_, "s", 1) != 1) throw std::runtime_error("nobody reads the progress");
+  }
+  void end(const gpt::End& end) override { std::ofstream(file_) << end.parameters_hash; }
+
+ private:
+  std::filesystem::path file_;
+  int progress_;
+};
+
+struct DriveJob {
+  explicit DriveJob(const std::filesystem::path& in)
+      : directory(in), meeting(ranks, process_kinds().front().way, patient) {}
+
+  void as_rank(std::size_t rank, int progress) const {
+    meeting.as_rank(rank, [&](Communicator& world) {
+      Witness witness(directory / std::to_string(rank), rank == 0 ? progress : -1);
+      const auto maths = gpt::cpu_maths(1);
+      gpt::train(run_on_drives(directory), world, *maths, witness);
+    });
+  }
+
+  void to_its_end() const {
+    Processes processes(ranks, [&](std::size_t rank) { as_rank(rank, -1); });
+    CHECK(processes.failures() == Failures(ranks));
+  }
+
+  // The victims are killed a moment after the nth step from here on.
+  void until_killed(const std::vector<std::size_t>& victims, std::size_t steps,
+                    std::chrono::microseconds moment) const {
+    ProgressPipe progress;
+    Processes processes(ranks, [&](std::size_t rank) { as_rank(rank, progress.writing_end()); });
+    progress.close_writing();
+    progress.wait_for_steps(steps);
+    std::this_thread::sleep_for(moment);
+    for (const std::size_t victim : victims) {
+      processes.send(victim, SIGKILL);
+    }
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      CHECK(!processes.failure(rank).empty());
+    }
+  }
+
+  std::vector<std::string> hashes() const {
+    std::vector<std::string> read(ranks);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      std::ifstream(directory / std::to_string(rank)) >> read[rank];
+    }
+    return read;
+  }
+
+  std::filesystem::path directory;
+  MeetingPlace meeting;
+};
+
+}  // namespace
+
+// Processes are forked before this one has threads of its own.
+TEST_CASE("a GPT whose ranks were killed, each and all, ends with the bits of one that nobody killed") {
+  const TemporaryDirectory killed, left_alone;
+  std::mt19937 random(5);
+  for (const std::vector<std::size_t>& victims : std::vector<std::vector<std::size_t>>{{0}, {1}, {2}, {0, 1, 2}}) {
+    CAPTURE(victims);
+    DriveJob(killed.path()).until_killed(victims, 2 + random() % 5, std::chrono::microseconds(random() % 3000));
+  }
+  const DriveJob after(killed.path()), undisturbed(left_alone.path());
+  after.to_its_end();
+  undisturbed.to_its_end();
+  CHECK(after.hashes() == undisturbed.hashes());
+  CHECK(after.hashes() == std::vector<std::string>(ranks, after.hashes().front()));
+  const GptOutcome in_memory = train_gpt(run_on_drives(TemporaryDirectory().path()), ranks);
+  CHECK(after.hashes().front() == std::to_string(in_memory.parameters));
+}

@@ -1,0 +1,100 @@
+// A program whose every round leaves another program's order in the same way: what an engine does then, in one list.
+#pragma once
+
+#include "zero/plan/builder.h"
+#include "zero/plan/verify.h"
+
+namespace ballast::testing {
+
+class DepartedProgram {
+ public:
+  // Follows the program of the input for as many visits.
+  DepartedProgram(const CompileInput& input, std::size_t visits) : in_(input), program_(compile(input)) {
+    const Trace trace = trace_of(input);
+    for (std::size_t i = 0; i < visits; ++i)
+      round_.visits.push_back(trace[i % trace.size()]);
+    round_.by_program = visits;
+    for (const Op& op : program_.ops) {
+      if (op.kind == OpKind::agree || (op.kind == OpKind::use && visits-- == 0)) break;
+      ops_.push_back(op);
+    }
+    for (Op& op : ops_)
+      std::erase_if(op.after, [](const Wait& wait) { return wait.of_last_round; });
+  }
+
+  void add(const Trace& chain) {
+    append(compile_visits(in_, round_, chain));
+    round_.visits.insert(round_.visits.end(), chain.begin(), chain.end());
+  }
+
+  std::size_t size() const { return ops_.size(); }
+  std::size_t end_of_step() const { return end_of_step_; }
+
+  Program finish() {
+    append(compile_step(in_, round_));
+    end_of_step_ = ops_.size();
+    append(without_kept_records(program_.entry));
+    Program all{program_.slots, program_.homes, program_.entry, ops_};
+    for (const std::uint32_t last : last_ones()) {
+      for (Op& op : all.ops)
+        op.after.push_back({last, true});
+    }
+    return all;
+  }
+
+  std::vector<std::string> verify(const Program& program) const {
+    CompileInput input = in_;
+    input.trace = round_.visits;
+    input.micro_steps = 1;
+    return ballast::verify(input, program);
+  }
+
+  std::vector<std::string> finish_and_verify() { return verify(finish()); }
+
+ private:
+  // Each list begins when everything before it is over.
+  void append(const std::vector<Op>& list) {
+    const auto begin = static_cast<std::uint32_t>(ops_.size());
+    const std::vector<std::uint32_t> before = last_ones();
+    for (Op op : list) {
+      for (Wait& wait : op.after)
+        wait.op += begin;
+      for (const std::uint32_t last : before)
+        op.after.push_back({last, false});
+      ops_.push_back(std::move(op));
+    }
+  }
+
+  // Whose end is the end of all.
+  std::vector<std::uint32_t> last_ones() const {
+    std::vector<std::uint32_t> last;
+    for (std::uint32_t i = 0; i < ops_.size(); ++i) {
+      const auto of_lane = [&](std::uint32_t other) { return ops_[other].lane == ops_[i].lane; };
+      if (done_in_order(ops_[i].lane)) std::erase_if(last, of_lane);
+      last.push_back(i);
+    }
+    return last;
+  }
+
+  // Nobody waits for them in the entry.
+  static std::vector<Op> without_kept_records(const std::vector<Op>& entry) {
+    std::vector<std::uint32_t> index;
+    std::vector<Op> rest;
+    for (const Op& op : entry) {
+      index.push_back(static_cast<std::uint32_t>(rest.size()));
+      if (op.kind == OpKind::read) continue;
+      rest.push_back(op);
+      for (Wait& wait : rest.back().after)
+        wait.op = index[wait.op];
+    }
+    return rest;
+  }
+
+  CompileInput in_;
+  Program program_;
+  DepartedRound round_;
+  std::vector<Op> ops_;
+  std::size_t end_of_step_ = 0;
+};
+
+}  // namespace ballast::testing

@@ -1,0 +1,191 @@
+// Rounds that leave their program: what an engine does then, put together to a program of its own and proved like any other.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "kernels/runtime/error.h"
+#include "tests/plan/departed_program.h"
+#include "tests/plan/plan_rig.h"
+#include "tests/plan/without.h"
+#include "zero/plan/verify.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+constexpr Spread device{1, 0, 0}, host{0, 1, 0}, nvme{0, 0, 1};
+
+std::vector<Placement> placements(std::size_t shards, std::size_t replicas) {
+  std::vector<Placement> all;
+  for (const Reduction reduction : {Reduction::each, Reduction::boundary}) {
+    all.push_back({shards, replicas, true, reduction, device, device, device});
+    all.push_back({shards, replicas, true, reduction, device, host, nvme});
+    all.push_back({shards, replicas, false, reduction, device, device, nvme});
+    all.push_back({shards, replicas, false, reduction, host, host, host});
+    all.push_back({shards, replicas, false, reduction, nvme, device, nvme});
+    all.push_back({shards, replicas, false, reduction, {0.4, 0.3, 0.3}, {0.5, 0.5, 0}, {0.2, 0.2, 0.6}});
+  }
+  return all;
+}
+
+std::size_t backward_uses(const Trace& visits, std::size_t unit) {
+  return static_cast<std::size_t>(std::ranges::count_if(
+      visits, [&](const Visit& visit) { return visit.unit == unit && visit.phase == Phase::backward; }));
+}
+
+// A round that follows its program for a while, and then does whatever comes.
+class AnyRound {
+ public:
+  AnyRound(const Plan& plan, std::uint32_t seed) : random_(seed), input_(plan.input()) {
+    const Trace trace = trace_of(input_);
+    const std::size_t steps = pick(input_.micro_steps);
+    std::size_t follows = steps * trace.size() + pick(trace.size() + 1);
+    while (follows > 0 && trace[(follows - 1) % trace.size()].held)
+      --follows;
+    for (std::size_t i = 0; i < follows; ++i)
+      round_.visits.push_back(trace[i % trace.size()]);
+    round_.by_program = follows;
+    for (std::size_t uses = pick(2 * trace.size()) + (follows == 0 ? 1 : 0); uses > 0; --uses)
+      add_use();
+  }
+
+  std::vector<std::string> problems() {
+    DepartedProgram program(input_, round_.by_program);
+    for (const Trace& chain : chains_)
+      program.add(chain);
+    return program.finish_and_verify();
+  }
+
+ private:
+  std::size_t pick(std::size_t below) { return random_() % below; }
+
+  void add_use() {
+    const std::size_t unit = pick(input_.model.units.size());
+    const Trace chain = visits_of(input_.model, unit, pick(2) == 0 ? Phase::forward : Phase::backward);
+    for (const Visit& visit : chain) {
+      if (visit.phase == Phase::backward && backward_uses(round_.visits, visit.unit) > 0) input_.sums_pass_by = true;
+    }
+    try {
+      compile_visits(input_, round_, chain);
+    } catch (const UsageError&) {
+      REQUIRE(input_.schedule.update_in_backward);
+      return;  // it is updated already
+    }
+    round_.visits.insert(round_.visits.end(), chain.begin(), chain.end());
+    chains_.push_back(chain);
+  }
+
+  std::mt19937 random_;
+  CompileInput input_;
+  DepartedRound round_;
+  std::vector<Trace> chains_;
+};
+
+}  // namespace
+
+TEST_CASE("whatever the trainer does instead of its program, the round is without faults") {
+  std::uint32_t seed = 0;
+  for (const Model& model : {plain_model(3), odd_model()}) {
+    for (const auto& [shards, replicas] : {std::pair{1, 1}, std::pair{2, 1}, std::pair{1, 3}, std::pair{3, 2}}) {
+      for (const Placement& placement :
+           placements(static_cast<std::size_t>(shards), static_cast<std::size_t>(replicas))) {
+        for (const Schedule& schedule :
+             {Schedule{.prefetch = 0, .staging_slots = 1}, Schedule{.prefetch = 2, .kept_records = 3},
+              Schedule{.kept_records = 100}, Schedule{.kept_records = 1, .update_in_backward = true}}) {
+          for (const std::size_t micro_steps : {1u, 3u}) {
+            if (schedule.update_in_backward && micro_steps > 1) continue;
+            const Plan plan(plan_of({.model = model,
+                                     .placement = placement,
+                                     .rank = static_cast<std::size_t>(shards - 1),
+                                     .micro_steps = micro_steps,
+                                     .schedule = schedule}));
+            CAPTURE(model.units.size(), shards, replicas, placement.whole_parameters,
+                    static_cast<int>(placement.reduction), placement.parameters.fractions(),
+                    placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
+                    schedule.kept_records, schedule.update_in_backward, micro_steps, seed);
+            CHECK(AnyRound(plan, seed++).problems() == std::vector<std::string>{});
+          }
+        }
+      }
+    }
+  }
+}
+
+namespace {
+
+constexpr Visit forward(std::size_t unit) { return {unit, Phase::forward}; }
+constexpr Visit backward(std::size_t unit) { return {unit, Phase::backward}; }
+
+struct Sample {
+  PlanSetup setup;
+  std::size_t follows;
+  Trace uses;
+};
+
+// Units used in another order, twice, or not at all; none of them what the program has made ready.
+std::vector<Sample> samples() {
+  PlanSetup nvme_state{.model = plain_model(4), .placement = placement_of_stage(3, 2), .micro_steps = 2};
+  nvme_state.placement.state = nvme;
+  nvme_state.schedule = {.staging_slots = 3, .kept_records = 1};
+  PlanSetup on_host{.model = plain_model(4), .placement = {2, 2, false, Reduction::each, host, host, host}};
+  PlanSetup whole{.model = plain_model(4), .placement = placement_of_stage(1, 3)};
+  whole.placement.reduction = Reduction::boundary;
+  PlanSetup in_backward{.model = plain_model(4), .placement = placement_of_stage(3, 2)};
+  in_backward.placement.parameters = in_backward.placement.state = nvme;
+  in_backward.schedule.update_in_backward = true;
+  return {{nvme_state, 13, {backward(0), forward(1), backward(3)}},
+          {on_host, 5, {backward(0), backward(3)}},
+          {whole, 5, {backward(0), backward(3)}},
+          {in_backward, 5, {backward(0), backward(1)}}};
+}
+
+CompileInput input_of(const Plan& plan) {
+  CompileInput input = plan.input();
+  input.sums_pass_by = true;
+  return input;
+}
+
+}  // namespace
+
+TEST_CASE("no operation of a list served on demand is superfluous") {
+  for (const Sample& sample : samples()) {
+    const Plan plan = plan_of(sample.setup);
+    DepartedProgram round(input_of(plan), sample.follows);
+    const std::size_t begin = round.size();
+    for (const Visit& visit : sample.uses)
+      round.add({visit});
+    const Program program = round.finish();
+    REQUIRE(round.verify(program) == std::vector<std::string>{});
+    for (std::size_t i = begin; i < round.end_of_step(); ++i) {
+      if (program.ops[i].kind == OpKind::meet) continue;  // it speaks of other ranks
+      INFO("without " << name(program.ops[i].kind) << ", operation " << i << " of " << sample.follows);
+      CHECK_FALSE(round.verify(without(program, i)).empty());
+    }
+  }
+}
+
+TEST_CASE("a unit that was updated in the backward pass is not lent again in that step") {
+  const Sample sample = samples()[3];
+  const Plan plan = plan_of(sample.setup);
+  const DepartedRound round{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
+                            .by_program = 5};
+  for (const Visit& visit : {forward(3), backward(3), backward(0)}) {
+    CHECK_THROWS_WITH(compile_visits(plan.input(), round, {visit}),
+                      Catch::Contains("B1007") && Catch::Contains("unit h." + std::to_string(visit.unit)) &&
+                          Catch::Contains(std::string(name(visit.phase))));
+  }
+  CHECK_NOTHROW(compile_visits(plan.input(), round, {backward(1)}));
+}
+
+TEST_CASE("a unit that no visit of the trace uses finds room all the same") {
+  PlanSetup setup{.model = odd_model(), .placement = placement_of_stage(3, 2)};
+  setup.trace = {forward(4), backward(4)};
+  const Plan plan = plan_of(setup);
+  DepartedProgram round(input_of(plan), 1);
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    for (std::size_t unit = 0; unit < setup.model.units.size(); ++unit)
+      round.add(visits_of(setup.model, unit, phase));
+  }
+  CHECK(round.finish_and_verify() == std::vector<std::string>{});
+}
