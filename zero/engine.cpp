@@ -301,7 +301,8 @@ Metrics Engine::metrics() const {
   Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
                   .on_demand = on_demand_,
                   .stalls = stalls_,
-                  .exposed = exposed_};
+                  .exposed = exposed_,
+                  .memory = memory_};
   for (std::size_t lane = 0; lane < lane_count; ++lane) {
     metrics.bytes[lane] = counters_[lane].bytes;
     metrics.busy[lane] = static_cast<double>(counters_[lane].nanoseconds) * 1e-9;

@@ -193,6 +193,7 @@ class Engine {
   std::deque<OpenUse> open_uses_;
   std::size_t first_open_use_ = 0;  // its number, counted from the first round on
   Timeline::Time made_ = std::chrono::steady_clock::now();
+  TierBytes memory_{};
   std::array<double, phase_count> exposed_{};
   std::array<double, lane_count> stalls_{};
   Metrics at_last_step_{};

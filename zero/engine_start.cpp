@@ -129,6 +129,7 @@ std::span<std::byte> Engine::memory_for_record() const {
 
 // What has been under way is over.
 void Engine::begin_program() {
+  memory_ = bytes_by_tier(ledger_of(program(), parts_.plan.blocks().records()));
   for (Round& round : rounds_) {
     round.list = &program().ops;
     round.ops = std::vector<OpProgress>(round.list->size());

@@ -34,6 +34,16 @@ std::string to_text(const Metrics& metrics) {
                         human_bytes(metrics.bytes[lane]), busy * 1e3,
                         static_cast<double>(metrics.bytes[lane]) / busy / 1e9, metrics.stalls[lane] * 1e3);
   }
+  text += "exposed ";
+  for (std::size_t phase = 0; phase < phase_count; ++phase) {
+    text += fmt::format("  {} {:.1f} ms", name(static_cast<Phase>(phase)), metrics.exposed[phase] * 1e3);
+  }
+  text += "\nmemory  ";
+  for (std::size_t tier = 0; tier < tier_count; ++tier) {
+    if (metrics.memory[tier] == 0) continue;
+    text += fmt::format("  {} {}", name(static_cast<Tier>(tier)), human_bytes(metrics.memory[tier]));
+  }
+  text += "\n";
   if (metrics.on_demand > 0) {
     text += fmt::format("{} {} served on demand: the trainer left the program's order\n", metrics.on_demand,
                         metrics.on_demand == 1 ? "step was" : "steps were");

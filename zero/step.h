@@ -11,6 +11,7 @@
 #include "optim/decision.h"
 #include "optim/rule.h"
 #include "zero/pace.h"
+#include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
 
 namespace ballast {
@@ -30,12 +31,13 @@ struct Metrics {
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane of what it waited for
   std::array<double, phase_count> exposed{};    // the same, by phase
+  TierBytes memory{};                           // reserved by now
 
   double own_seconds() const;  // that the trainer took, without what it waited for
   Metrics since(const Metrics& before) const;
 };
 
-std::string to_text(const Metrics& metrics);  // a line for each lane that was used, and one for steps served on demand
+std::string to_text(const Metrics& metrics);  // a line for each lane that was used, and what is to be said of all
 
 struct StepResult {
   bool skipped = false;

@@ -51,12 +51,12 @@ function(ballast_nvidia_folders answer name)
 endfunction()
 
 function(ballast_python_nvidia answer)
-  find_program(BALLAST_PYTHON python3)
-  mark_as_advanced(BALLAST_PYTHON)
+  find_program(BALLAST_PYTHON_PROGRAM python3)
+  mark_as_advanced(BALLAST_PYTHON_PROGRAM)
   set(folders "")
-  if(BALLAST_PYTHON)
+  if(BALLAST_PYTHON_PROGRAM)
     set(ask "import importlib.util as u; s = u.find_spec('nvidia'); print(*(s.submodule_search_locations if s else ()), sep=';')")
-    execute_process(COMMAND ${BALLAST_PYTHON} -c "${ask}" OUTPUT_VARIABLE folders ERROR_QUIET
+    execute_process(COMMAND ${BALLAST_PYTHON_PROGRAM} -c "${ask}" OUTPUT_VARIABLE folders ERROR_QUIET
       OUTPUT_STRIP_TRAILING_WHITESPACE)
   endif()
   set(${answer} ${folders} PARENT_SCOPE)

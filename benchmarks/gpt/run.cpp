@@ -84,9 +84,10 @@ class Run {
               .loss = mean_of_ranks(loss / static_cast<double>(options_.training.micro_steps)),
               .norm = result.norm,
               .seconds = end - std::exchange(last_step_ended_, end),
-              .bytes = held(),
+              .bytes = result.metrics.memory,
               .metrics = result.metrics,
               .skipped = result.reason};
+    step.bytes[static_cast<std::size_t>(Tier::device)] += accounts_.total(maths_.memory()).now;
     rate(step, computed);
     return step;
   }
@@ -102,16 +103,6 @@ class Run {
                          step.metrics.exposed[static_cast<std::size_t>(Phase::backward)];
     step.mfu = of_model / step.seconds / matrix_rate_;
     step.matrix_use = (of_model + again) / alone / matrix_rate_;
-  }
-
-  TierBytes held() const {
-    const Ledger ledger = training_->ledger();
-    TierBytes bytes{};
-    for (std::size_t tier = 0; tier < tier_count; ++tier) {
-      bytes[tier] = bytes_in(ledger, static_cast<Tier>(tier));
-    }
-    bytes[static_cast<std::size_t>(Tier::device)] += accounts_.total(maths_.memory()).now;
-    return bytes;
   }
 
   // Whole doubles travel, so that no bit is lost.

@@ -33,8 +33,6 @@ struct Forecast {
   Simulation step{};
 };
 
-using TierBytes = std::array<std::size_t, tier_count>;
-
 // Of this rank, before it reserves anything.
 struct Start {
   std::size_t ranks = 1;

@@ -136,7 +136,10 @@ TEST_CASE("a step says what its lanes moved, and what the trainer waited for") {
   CHECK(metrics.stalls[at(Lane::reduce)] > 0.0);
   CHECK(metrics.exposed[2] > 0.0);
   CHECK(metrics.seconds > 0.0);
-  CHECK_THAT(to_text(metrics), Contains("reduce") && !Contains("disk"));
+  CHECK(metrics.memory == bytes_by_tier(alone.training.ledger()));
+  CHECK(metrics.memory[0] > 0);
+  CHECK_THAT(to_text(metrics), Contains("reduce") && Contains("exposed   forward") && Contains("memory    device") &&
+                                   !Contains("disk") && !Contains("nvme"));
 }
 
 TEST_CASE("a loss scale is taken out again") {

@@ -45,6 +45,14 @@ std::size_t bytes_in(const Ledger& ledger, Tier tier) {
   return bytes;
 }
 
+TierBytes bytes_by_tier(const Ledger& ledger) {
+  TierBytes bytes{};
+  for (const LedgerEntry& entry : ledger) {
+    bytes[static_cast<std::size_t>(entry.tier)] += entry.bytes;
+  }
+  return bytes;
+}
+
 std::string to_text(const Ledger& ledger) {
   std::string text;
   for (std::size_t i = 0; i < tier_count; ++i) {

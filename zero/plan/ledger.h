@@ -1,6 +1,8 @@
 // What a program needs of each tier: the sum of its slots, which is what an engine reserves, to the byte.
 #pragma once
 
+#include <array>
+
 #include "zero/plan/block.h"
 #include "zero/plan/program.h"
 
@@ -15,9 +17,11 @@ struct LedgerEntry {
 };
 
 using Ledger = std::vector<LedgerEntry>;  // by tier, the largest owner first
+using TierBytes = std::array<std::size_t, tier_count>;
 
 Ledger ledger_of(const Program& program, const RecordSizes& records);
 std::size_t bytes_in(const Ledger& ledger, Tier tier);
+TierBytes bytes_by_tier(const Ledger& ledger);
 std::string to_text(const Ledger& ledger);  // a table
 
 }  // namespace ballast
