@@ -46,11 +46,11 @@ TEST_CASE("an abort ends the others' waiting and every later call with its reaso
 
 TEST_CASE("ranks whose bytes go through host memory take no channel on a GPU") {
   for (const GroupKind& kind : group_kinds()) {
+    if (kind.name == "threads") continue;  // whose copies a GPU's stream can make
     INFO(kind.name);
     const Channel channel;
-    const Failures failures = kind.run(2, patient, [&](Communicator& ranks) { ranks.split(0, &channel); });
-    for (const std::string& failure : failures) {
-      if (kind.name != "threads") CHECK_THAT(failure, Contains("B2301") && Contains("Connect the ranks by NCCL"));
+    for (const std::string& failure : kind.run(2, patient, [&](Communicator& ranks) { ranks.split(0, &channel); })) {
+      CHECK_THAT(failure, Contains("B2301") && Contains("Connect the ranks by NCCL"));
     }
   }
 }
