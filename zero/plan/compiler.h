@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <tuple>
 
 #include "zero/plan/builder.h"
 #include "zero/plan/gathered_units.h"
@@ -24,7 +25,7 @@ class Compiler {
   struct TileName {
     std::size_t unit = 0;
     std::size_t tile = 0;
-    auto operator<=>(const TileName&) const = default;
+    bool operator<(const TileName& other) const { return std::tie(unit, tile) < std::tie(other.unit, other.tile); }
   };
 
   // compile.cpp: where things are, and how parameters come to them.
