@@ -2,7 +2,6 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
-#include <thread>
 
 #include "tests/temporary_directory.h"
 #include "tests/zero/training_rig.h"
@@ -158,35 +157,22 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
   setup.placement.state = all_in(Tier::nvme);
   setup.directory = directory.path();
   train(setup);
-  ThreadGroup group(2, std::chrono::seconds(30));
-  std::vector<std::string> failures(2);
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const auto backend = kernels::cpu_backend({.threads = 1});
-        const auto world = thread_communicator(group, rank, *backend);
-        TrainingOptions options{.stage = 3,
-                                .state = all_in(Tier::nvme),
-                                .drives = {.directories = {directory.path()}, .run = "test"},
-                                .tile_elements = 256};
-        const Model model = odd_model();
-        Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, options);
-        training.start(first_parameters());
-        if (rank == 1) std::filesystem::resize_file(directory.path() / "test-rank-1" / "state.records", 200'000);
-        SyntheticTrainer trainer(model, rank);
-        for (std::size_t step = 0; step < 3; ++step) {
-          trainer.run(training, step);
-          training.step();
-        }
-        training.engine().finish();
-      } catch (const std::exception& failure) {
-        failures[rank] = failure.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads)
-    thread.join();
+  const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
+    TrainingOptions options{.stage = 3,
+                            .state = all_in(Tier::nvme),
+                            .drives = {.directories = {directory.path()}, .run = "test"},
+                            .tile_elements = 256};
+    const Model model = odd_model();
+    Training training(model, world, {optim::AdamW{}, optim::AdamW{}}, options);
+    training.start(first_parameters());
+    if (world.rank() == 1) std::filesystem::resize_file(directory.path() / "test-rank-1" / "state.records", 200'000);
+    SyntheticTrainer trainer(model, world.rank());
+    for (std::size_t step = 0; step < 3; ++step) {
+      trainer.run(training, step);
+      training.step();
+    }
+    training.engine().finish();
+  });
   CHECK_THAT(failures[1], Contains("B3201") && Contains("test-rank-1") && Contains("of step"));
   CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 1"));
 }

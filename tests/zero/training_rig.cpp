@@ -121,6 +121,25 @@ std::vector<Outcome> train(const Setup& setup) {
   return outcomes;
 }
 
+std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train) {
+  ThreadGroup everybody(ranks, std::chrono::seconds(30));
+  std::vector<std::string> failures(ranks);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto backend = kernels::cpu_backend({.threads = 1});
+        train(*thread_communicator(everybody, rank, *backend));
+      } catch (const std::exception& failure) {
+        failures[rank] = failure.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  return failures;
+}
+
 void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other) {
   REQUIRE(one.size() == other.size());
   for (std::size_t rank = 0; rank < one.size(); ++rank) {

@@ -1,6 +1,8 @@
 // Whole trainings on threads as ranks, to be compared bit by bit.
 #pragma once
 
+#include <functional>
+
 #include "tests/plan/plan_rig.h"
 #include "tests/zero/synthetic.h"
 #include "zero/comm/thread_communicator.h"
@@ -42,6 +44,9 @@ struct Outcome {
 
 Outcome train_rank(const Setup& setup, Communicator& world);
 std::vector<Outcome> train(const Setup& setup);  // all ranks, on threads
+
+// Ranks on threads, nobody of whom is told when another one fails, but by what they train with. What each fails with.
+std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train);
 
 void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other);
 void check_as_planned(
