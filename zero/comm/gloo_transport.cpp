@@ -24,6 +24,7 @@ constexpr std::size_t most_received_bytes = std::size_t{16} << 20;
 
 constexpr auto time_to_learn_why = std::chrono::milliseconds(2000);
 constexpr auto look_again = std::chrono::milliseconds(5);
+constexpr int times_gloo_waits_to_connect = 5;  // its timeout, to which it stays deaf to errors of the job
 
 std::size_t round_bytes_of(std::size_t size) {
   return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 64 * 64;
@@ -108,8 +109,9 @@ class GlooTransport : public ProcessTransport {
     gloo::transport::tcp::attr attributes(group().job().control().local_endpoint().host.c_str());
     std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
     Store store(group());
-    context_.setTimeout(group().job().timeout());
+    context_.setTimeout(group().job().timeout() / times_gloo_waits_to_connect);
     guarded(next(), [&] { context_.connectFullMesh(store, device); });
+    group().ask_all("connected", "");  // a rank that failed sooner would leave the others connecting to it
     for (std::size_t peer = 0; peer < size(); ++peer) {
       parts_.push_back(context_.createUnboundBuffer(place(peer), round_bytes_));
       call_buffers_.push_back(context_.createUnboundBuffer(&calls_[peer], sizeof(Call)));
