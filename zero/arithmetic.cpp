@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/random_math.h"
+#include "kernels/state_access.h"
 
 namespace ballast {
 
@@ -37,10 +38,15 @@ void Arithmetic::update(const Op& op, const StepNumbers& step) const {
   place_.backend().update(tile, runs_in(plan_.model().units[op.unit], layout, range), step.groups);
 }
 
-kernels::ExactSum Arithmetic::take_sum(const Piece& squares) const {
+kernels::ExactSum Arithmetic::read_sum(const Piece& squares) const {
   kernels::ExactSum sum;
   place_.copy(reinterpret_cast<std::byte*>(&sum), slots_.data(squares), sizeof sum);
   place_.finish();
+  return sum;
+}
+
+kernels::ExactSum Arithmetic::take_sum(const Piece& squares) const {
+  const kernels::ExactSum sum = read_sum(squares);
   place_.zero(slots_.data(squares), sizeof sum);
   return sum;
 }
@@ -59,10 +65,10 @@ std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
 void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& parameters,
                              std::span<std::byte> state) const {
   std::ranges::fill(state, std::byte{0});
-  const kernels::UpdateTile tile = plan_.blocks().state(unit).tile(state.data());
-  if (tile.format == kernels::StateFormat::fp32 && tile.master != nullptr) {
-    place_.backend().cast(parameters, View(tile.master, count, DType::fp32));
-  }
+  kernels::UpdateTile tile = plan_.blocks().state(unit).tile(state.data());
+  tile.parameter = parameters.data();
+  tile.count = count;
+  kernels::begin_master(tile, place_.backend());
 }
 
 }  // namespace ballast

@@ -20,6 +20,7 @@ class Arithmetic {
   void copy(const Op& op) const;
   void accumulate(const Op& op) const;
   void add_squares(const Op& op) const;
+  kernels::ExactSum read_sum(const Piece& squares) const;
   kernels::ExactSum take_sum(const Piece& squares) const;  // and leaves zero
   void update(const Op& op, const StepNumbers& step) const;
 

@@ -161,6 +161,9 @@ Lease Engine::lend(std::size_t unit, Phase phase) {
   });
   require_alive();
   require_prepared(phase);
+  require(!norm_is_known_ || phase != Phase::backward, Code::out_of_order, [] {
+    return Problem{.what = "gradients came after their norm was asked for", .needed = "step() between the two"};
+  });
   const Trace chain = visits_of(parts_.plan.model(), unit, phase);
   issue_up_to_trainer();
   if (!is_next(chain)) serve(chain);
@@ -231,7 +234,8 @@ void Engine::prepare(const StepOptions& options) {
                    .needed = "no max_norm, or updates after the backward pass"};
   });
   rules_.assign(options.groups.begin(), options.groups.end());
-  options_ = {rules_, options.max_norm, options.loss_scale};
+  begun_at_.assign(options.begun_at.begin(), options.begun_at.end());
+  options_ = {rules_, options.max_norm, options.loss_scale, options.discard, begun_at_};
   prepared_ = true;
   if (updates_in_backward_) now().numbers = numbers_of(decide({}));
 }
@@ -245,15 +249,41 @@ StepResult Engine::step(const StepOptions& options) {
   return step();
 }
 
-StepResult Engine::step() {
-  require_alive();
+void Engine::come_to_agreement() {
   require(open_uses_.empty(), Code::out_of_order, [] {
     return Problem{.what = "a step was asked for before every unit was given back", .needed = "the end of all leases"};
   });
-  require(prepared_, Code::out_of_order,
-          [] { return Problem{.what = "a step was asked for without options", .needed = "step(options)"}; });
   issue_up_to_trainer();
   if (!is_at_agreement()) serve_step();
+}
+
+double Engine::gradient_norm(double loss_scale) {
+  require_alive();
+  require(!updates_in_backward_, Code::out_of_order, [] {
+    return Problem{.what = "the norm was asked for where parameters are updated before it is known",
+                   .needed = "updates after the backward pass"};
+  });
+  come_to_agreement();
+  norm_is_known_ = true;
+  const Round& round = now();
+  wait_exposed(Phase::step, Lane::reduce, [&] {
+    for (std::size_t op = next_; op-- > 0;) {
+      round.ops[op].wait();
+    }
+  });
+  const Op& agreement = list()[next_];
+  kernels::ExactSum squares;
+  if (agreement.to.exists()) kernels::merge(squares, arithmetic(agreement.lane).read_sum(agreement.to));
+  if (agreement.state.exists()) kernels::merge(squares, arithmetic(Lane::host).read_sum(agreement.state));
+  options_.loss_scale = loss_scale;
+  return decide(sum_over_ranks(squares)).norm;
+}
+
+StepResult Engine::step() {
+  require_alive();
+  require(prepared_, Code::out_of_order,
+          [] { return Problem{.what = "a step was asked for without options", .needed = "step(options)"}; });
+  come_to_agreement();
   Round& round = now();
   const std::size_t agreement = next_;
   for (; next_ < list().size(); ++next_) {
@@ -277,7 +307,7 @@ void Engine::begin_round() {
   if (stream_) now().clock->set();
   next_ = 0;
   so_far_ = {};
-  prepared_ = false;
+  prepared_ = norm_is_known_ = false;
 }
 
 // From the end, so that this thread is woken once for each lane, not once for each operation.

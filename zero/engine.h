@@ -38,6 +38,14 @@ struct EngineParts {
 // parameters are kept whole.
 using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
 
+// What a rank keeps of a tile between steps: its parameter, master and moments.
+struct OwnTile {
+  std::size_t unit = 0;
+  Range range{};  // of the unit's elements
+  kernels::UpdateTile memory{};
+};
+using TileLook = std::function<void(const OwnTile& tile)>;
+
 // Units are used in whatever order. A round that leaves the program's is served on demand, to its end: the same numbers, but
 // nothing is done ahead. An order that comes twice in a row is compiled to the program of the rounds that follow.
 //
@@ -62,6 +70,9 @@ class Engine {
   // With what the next updates are made. Needed before backward where those update already; step(options) calls it.
   void prepare(const StepOptions& options);
 
+  // Of the gradients that step() would update with, before clipping. All ranks ask together, and step() comes next.
+  double gradient_norm(double loss_scale = 1.0);
+
   // Returns when the step is decided; its updates may go on while the next forward begins.
   StepResult step(const StepOptions& options);
   StepResult step();
@@ -69,6 +80,13 @@ class Engine {
   void finish();  // waits until everything that was begun is done
   bool prepared() const { return prepared_; }
   std::uint64_t steps() const { return steps_; }
+
+  // Between steps. What this rank updates, tile by tile, in host memory; tiles on drives come from there, and go there and are
+  // committed as a whole. Parameters that are changed have to be changed on all ranks alike where they are kept whole.
+  void look_at_state(const TileLook& look);
+  void change_state(const TileLook& change);
+  void continue_from(std::uint64_t steps) { steps_ = steps; }
+  View whole_parameters(std::size_t unit);  // where they are kept gathered: all of the unit, as it is laid out
 
   Metrics metrics() const;  // since the engine was made
   const Program& program() const { return compiled_ ? *compiled_ : parts_.plan.program(); }  // that it runs by now
@@ -109,6 +127,7 @@ class Engine {
   Lease::Memory take();
   void begin_use(const Op& op, OpProgress& progress);
   void give_back(std::size_t use);
+  void come_to_agreement();
   void issue_up_to_trainer();
   void issue(const Op& op, OpProgress& progress, Round& round);
   const OpProgress& awaited(const Wait& wait, const Round& round) const;
@@ -148,6 +167,7 @@ class Engine {
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
+  kernels::ExactSum sum_over_ranks(kernels::ExactSum squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
   void agree(const Op& op, Round& round);
   std::string first_wrong_parameter(const std::vector<Op>& list) const;
@@ -164,6 +184,14 @@ class Engine {
   void read_home(const Home& home);
   void put(const Piece& to, const std::byte* from) const;
   std::span<std::byte> memory_for_record() const;
+
+  // engine_state.cpp
+  Piece parameters_of(const Home& tile) const;
+  void keep_parameters(const Home& tile, const std::byte* from);
+  OwnTile own_tile(const Home& home, std::byte* parameter, std::byte* state) const;
+  void visit_memory(const Home& home, const TileLook& visit, bool changes);
+  void visit_record(const Home& home, const TileLook& visit, bool changes);
+  void visit_state(const TileLook& visit, bool changes);
 
   EngineParts parts_;
   CompileInput input_;                         // of the program
@@ -187,7 +215,9 @@ class Engine {
   std::size_t on_demand_ = 0;  // rounds
   std::vector<optim::Rule> rules_;
   StepOptions options_;  // its groups are rules_
+  std::vector<std::uint64_t> begun_at_;
   bool prepared_ = false;
+  bool norm_is_known_ = false;  // in this round: no gradients can be added any more
   bool began_ = false;
   std::uint64_t steps_ = 0;
   std::deque<OpenUse> open_uses_;

@@ -149,23 +149,36 @@ optim::Decision Engine::decide(const kernels::ExactSum& squares) const {
 StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
   StepNumbers numbers{.number = steps_ + (decision.skip ? 0u : 1u), .skip = decision.skip, .groups = {}};
   for (const optim::Rule& rule : rules_) {
-    numbers.groups.push_back(optim::at(rule, {.number = steps_ + 1, .gradient_factor = decision.gradient_factor}));
+    const std::size_t group = numbers.groups.size();
+    const std::uint64_t before = group < begun_at_.size() ? begun_at_[group] : 0;
+    numbers.groups.push_back(
+        optim::at(rule, {.number = steps_ + 1 - before, .gradient_factor = decision.gradient_factor}));
   }
   return numbers;
+}
+
+// Of what each has summed of its shards.
+kernels::ExactSum Engine::sum_over_ranks(kernels::ExactSum squares) const {
+  parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&squares), kernels::exact_sum_words});
+  return squares;
 }
 
 void Engine::agree(const Op& op, Round& round) {
   kernels::ExactSum sum;  // what this rank has summed, on the device and on the host
   if (op.to.exists()) kernels::merge(sum, arithmetic(op.lane).take_sum(op.to));
   if (op.state.exists()) kernels::merge(sum, arithmetic(Lane::host).take_sum(op.state));
-  parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
-  const optim::Decision decision = decide(sum);
+  optim::Decision decision = decide(sum_over_ranks(sum));
+  const bool is_finite = !decision.skip;
+  decision.skip = decision.skip || options_.discard;
   round.result = {.norm = decision.norm, .pace = pace_of(parts_.mesh, own_seconds_)};
   if (!updates_in_backward_) {
     round.numbers = numbers_of(decision);
     round.result.skipped = decision.skip;
-    if (decision.skip)
+    if (!is_finite) {
       round.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(*round.list);
+    } else if (decision.skip) {
+      round.result.reason = "the gradients were discarded";
+    }
   } else if (decision.skip) {  // updates are made already, nothing can be skipped any more
     round.result.reason = "the gradients were not finite, and parameters were updated with them";
   }

@@ -106,17 +106,10 @@ void Engine::fill_frozen(const Home& home, const ParameterSource& frozen) {
   if (draft.is_elsewhere()) put(piece, draft.bytes().data());
 }
 
-// A tile's parameter goes wherever else it is kept.
 void Engine::read_home(const Home& home) {
   const std::span<std::byte> record = memory_for_record();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
-  const std::size_t width = byte_size(parts_.plan.model().units[home.unit].dtype);
-  for (const Home& kept : program().homes) {
-    const Range common = intersection(kept.range, home.range);
-    if (kept.unit != home.unit || !kept.parameters.exists() || common.count == 0) continue;
-    put(kept.parameters.part((common.first - kept.range.first) * width, common.count * width),
-        block.data() + (common.first - home.range.first) * width);
-  }
+  keep_parameters(home, block.data());
 }
 
 std::span<std::byte> Engine::memory_for_record() const {

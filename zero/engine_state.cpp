@@ -1,0 +1,111 @@
+// What a rank keeps between steps, for its owner to look at and to change.
+#include <algorithm>
+
+#include "zero/engine.h"
+
+namespace ballast {
+namespace {
+
+// A piece in host memory: itself, or a copy of what is on a GPU.
+class OnHost {
+ public:
+  OnHost(const Slots& slots, const Piece& piece, const Workplace& gpu)
+      : copy_(slots.on_gpu(piece) ? piece.bytes : 0), data_(copy_.empty() ? slots.data(piece) : copy_.data()) {
+    if (copy_.empty()) return;
+    gpu.copy(data_, slots.data(piece), piece.bytes);
+    gpu.finish();
+  }
+  OnHost(OnHost&&) = delete;
+
+  std::byte* data() const { return data_; }
+  bool is_copy() const { return !copy_.empty(); }
+
+ private:
+  std::vector<std::byte> copy_;
+  std::byte* data_;
+};
+
+}  // namespace
+
+void Engine::look_at_state(const TileLook& look) { visit_state(look, false); }
+
+// What is gathered, or kept of records, is made again.
+void Engine::change_state(const TileLook& change) {
+  visit_state(change, true);
+  if (parts_.plan.tiles_on_drive() > 0) records_->commit(steps_);
+  run_entry(true);
+}
+
+void Engine::visit_state(const TileLook& visit, bool changes) {
+  finish();
+  for (const Home& home : program().homes) {
+    if (home.tile == none) continue;
+    home.on_drive ? visit_record(home, visit, changes) : visit_memory(home, visit, changes);
+  }
+}
+
+// In memory; beside state on the device, where the unit's parameters are kept.
+Piece Engine::parameters_of(const Home& tile) const {
+  if (tile.parameters.exists()) return tile.parameters;
+  const std::size_t width = byte_size(parts_.plan.model().units[tile.unit].dtype);
+  for (const Home& kept : program().homes) {
+    if (kept.unit != tile.unit || kept.tile != none || intersection(kept.range, tile.range) != tile.range) continue;
+    return kept.parameters.part((tile.range.first - kept.range.first) * width, tile.range.count * width);
+  }
+  fail(Code::internal, {.what = "a tile's parameter is nowhere"});
+}
+
+OwnTile Engine::own_tile(const Home& home, std::byte* parameter, std::byte* state) const {
+  kernels::UpdateTile memory = parts_.plan.blocks().state(home.unit).tile(state);
+  memory.parameter = parameter;
+  memory.count = home.range.count;
+  memory.first_index = home.range.first;
+  return {home.unit, home.range, memory};
+}
+
+void Engine::visit_memory(const Home& home, const TileLook& visit, bool changes) {
+  const Workplace& place = arithmetic(Lane::upload).place();
+  const Piece at = parameters_of(home);
+  const OnHost parameter(slots_, at, place);
+  const OnHost state(slots_, home.state, place);
+  visit(own_tile(home, parameter.data(), state.data()));
+  if (!changes) return;
+  if (parameter.is_copy()) put(at, parameter.data());
+  if (state.is_copy()) put(home.state, state.data());
+  keep_parameters(home, parameter.data());
+}
+
+void Engine::visit_record(const Home& home, const TileLook& visit, bool changes) {
+  const std::span<std::byte> record = memory_for_record();
+  const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
+  visit(own_tile(home, block.data(), block.data() + parts_.plan.blocks().of(home.unit).parameter));
+  if (!changes) return;
+  keep_parameters(home, block.data());
+  records_->write(home.unit, home.tile, record).wait();
+}
+
+// Wherever a tile's parameter is kept beside its state.
+void Engine::keep_parameters(const Home& tile, const std::byte* from) {
+  const std::size_t width = byte_size(parts_.plan.model().units[tile.unit].dtype);
+  for (const Home& kept : program().homes) {
+    const Range common = intersection(kept.range, tile.range);
+    if (kept.unit != tile.unit || !kept.parameters.exists() || common.count == 0) continue;
+    const Piece to = kept.parameters.part((common.first - kept.range.first) * width, common.count * width);
+    const std::byte* const values = from + (common.first - tile.range.first) * width;
+    if (slots_.data(to) != values) put(to, values);
+  }
+}
+
+View Engine::whole_parameters(std::size_t unit) {
+  const auto whole = std::ranges::find_if(program().homes, [&](const Home& home) {
+    return home.unit == unit && home.tile == none && home.range.count == parts_.plan.layout().units[unit].elements();
+  });
+  require(whole != program().homes.end(), Code::bad_argument, [&] {
+    return Problem{.what = "whole parameters were asked for where they are gathered on demand",
+                   .where = "unit " + parts_.plan.model().units[unit].name,
+                   .needed = "a lease of the unit, or a stage below 3"};
+  });
+  return slots_.view(whole->parameters, parts_.plan.model().units[unit].dtype);
+}
+
+}  // namespace ballast
