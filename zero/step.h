@@ -19,9 +19,9 @@ namespace ballast {
 struct StepOptions {
   std::span<const optim::Rule> groups;  // by parameter group; read before the call returns
   double max_norm = optim::no_clipping;
-  double loss_scale = 1.0;                     // the one that the step's gradients were made with
-  bool discard = false;                        // the gradients: nothing is updated
-  std::span<const std::uint64_t> begun_at{};   // steps before each group's first one; none: all began with the training
+  double loss_scale = 1.0;                    // the one that the step's gradients were made with
+  bool discard = false;                       // the gradients: nothing is updated
+  std::span<const std::uint64_t> begun_at{};  // steps before each group's first one; none: all began with the training
 };
 
 // What lanes did, and what the trainer waited for. Counted when an operation has ended: the last updates of a step are the
