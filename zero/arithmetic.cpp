@@ -62,6 +62,16 @@ std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
   return first;
 }
 
+kernels::ExactSum Arithmetic::squares_of(const Op& norm, const Range& part) const {
+  const kernels::ExactSum before = take_sum(norm.to);
+  const View values = slots_.view(norm.from, DType::fp32).part(part.first, part.count);
+  place_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(slots_.data(norm.to)));
+  const kernels::ExactSum sum = read_sum(norm.to);
+  place_.copy(slots_.data(norm.to), reinterpret_cast<const std::byte*>(&before), sizeof before);
+  place_.finish();
+  return sum;
+}
+
 void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& parameters,
                              std::span<std::byte> state) const {
   std::ranges::fill(state, std::byte{0});

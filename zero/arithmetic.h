@@ -28,6 +28,9 @@ class Arithmetic {
   // the memory of the operation's sum, which must have been taken, and leaves it zero.
   std::uint64_t first_non_finite(const Op& norm) const;
 
+  // Of a part of what a norm operation sums. In the memory of its sum, which is left as it was.
+  kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
+
   // A tile's first state, in host memory: zero, but for a master that is not in the parameter.
   void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
 

@@ -279,6 +279,34 @@ double Engine::gradient_norm(double loss_scale) {
   return decide(sum_over_ranks(squares)).norm;
 }
 
+std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
+  gradient_norm(loss_scale);
+  const Plan& plan = parts_.plan;
+  const std::vector<Unit>& units = plan.model().units;
+  std::vector<std::vector<double>> norms;
+  for (const Unit& unit : units)
+    norms.emplace_back(unit.tensors.size());
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    std::vector<kernels::ExactSum> squares(units[unit].tensors.size());
+    for (std::size_t i = 0; i < next_; ++i) {
+      const Op& op = list()[i];
+      if (op.kind == OpKind::norm && op.unit == unit) add_squares_by_tensor(op, squares);
+    }
+    for (std::size_t tensor = 0; tensor < squares.size(); ++tensor) {
+      norms[unit][tensor] = decide(sum_over_ranks(squares[tensor])).norm;
+    }
+  }
+  return norms;
+}
+
+void Engine::add_squares_by_tensor(const Op& norm, std::vector<kernels::ExactSum>& squares) const {
+  const UnitLayout& layout = parts_.plan.layout().units[norm.unit];
+  for (const TensorPart& part : tensors_in(parts_.plan.model().units[norm.unit], layout, layout.trained,
+                                           parts_.mesh.reduce->rank(), {0, layout.trained.shard})) {
+    kernels::merge(squares[part.tensor], arithmetic(norm.lane).squares_of(norm, {part.in_shard, part.range.count}));
+  }
+}
+
 StepResult Engine::step() {
   require_alive();
   require(prepared_, Code::out_of_order,

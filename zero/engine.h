@@ -72,6 +72,7 @@ class Engine {
 
   // Of the gradients that step() would update with, before clipping. All ranks ask together, and step() comes next.
   double gradient_norm(double loss_scale = 1.0);
+  std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // the same of each tensor, by unit
 
   // Returns when the step is decided; its updates may go on while the next forward begins.
   StepResult step(const StepOptions& options);
@@ -166,6 +167,7 @@ class Engine {
   void meet(const Op& op, const Round& round) const;
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
+  void add_squares_by_tensor(const Op& norm, std::vector<kernels::ExactSum>& squares) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
   kernels::ExactSum sum_over_ranks(kernels::ExactSum squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;

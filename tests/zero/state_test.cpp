@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <map>
+#include <numeric>
 
 #include "tests/temporary_directory.h"
 #include "tests/zero/training_rig.h"
@@ -131,6 +133,12 @@ TEST_CASE("the norm that is asked for is the step's, also where the trainer left
           for (std::size_t micro = 0; micro < micro_steps; ++micro)
             trainee.trainer.run(trainee.training, step * micro_steps + micro);
           const double asked = trainee.training.engine().gradient_norm(2.0);
+          double squares = 0.0;
+          for (const std::vector<double>& unit : trainee.training.engine().tensor_norms(2.0)) {
+            squares = std::inner_product(unit.begin(), unit.end(), unit.begin(), squares);
+          }
+          if (std::abs(std::sqrt(squares) - asked) > 1e-12 * asked)
+            throw std::runtime_error("tensors' norms do not add up");
           const double norm = trainee.training.step(2.0).norm;
           if (asked != norm || norm == 0.0) throw std::runtime_error(std::to_string(asked) + " is not the step's");
         }

@@ -1,0 +1,42 @@
+// The optimizer's rules, with torch's names.
+#include "optim/rule.h"
+
+#include <pybind11/stl.h>
+
+#include "python/bindings/bindings.h"
+
+namespace ballast::python {
+
+void bind_rule(py::module_& module) {
+  using namespace optim;
+  py::class_<AdamW>(module, "AdamW")
+      .def(py::init<double, double, double, double, double, bool, bool>(), py::kw_only(), py::arg("lr"),
+           py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("maximize") = false,
+           py::arg("amsgrad") = false);
+  py::class_<Adam>(module, "Adam")
+      .def(py::init<double, double, double, double, double, bool, bool>(), py::kw_only(), py::arg("lr"),
+           py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"), py::arg("maximize") = false,
+           py::arg("amsgrad") = false);
+  py::class_<Sgd>(module, "Sgd")
+      .def(py::init<double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("weight_decay"),
+           py::arg("maximize") = false);
+  py::class_<SgdMomentum>(module, "SgdMomentum")
+      .def(py::init<double, double, double, double, bool, bool>(), py::kw_only(), py::arg("lr"), py::arg("momentum"),
+           py::arg("dampening"), py::arg("weight_decay"), py::arg("nesterov") = false, py::arg("maximize") = false);
+  py::class_<Lion>(module, "Lion")
+      .def(py::init<double, double, double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("beta1"),
+           py::arg("beta2"), py::arg("weight_decay"), py::arg("maximize") = false);
+  py::class_<Adagrad>(module, "Adagrad")
+      .def(py::init<double, double, double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("lr_decay"),
+           py::arg("weight_decay"), py::arg("eps"), py::arg("maximize") = false);
+  module.def("check_rule", [](const Rule& rule) { check(rule); }, py::arg("rule"), "Raises what is wrong with it.");
+  module.def(
+      "state_names",
+      [](const Rule& rule) {
+        const StateNames names = state_names(rule);
+        return std::pair(std::string(names.momentum), std::string(names.variance));
+      },
+      py::arg("rule"), "Those of its first and second moment, empty where it has none.");
+}
+
+}  // namespace ballast::python
