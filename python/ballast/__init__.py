@@ -14,6 +14,7 @@ from ballast.options import PlanOptions
 from ballast.planning import front, plan
 from ballast.result import Plan
 from ballast.sizes import human_size, parse_rate, parse_size
+from ballast.wrapping import wrap
 
 __all__ = [
     "Error",
@@ -33,4 +34,5 @@ __all__ = [
     "parse_size",
     "plan",
     "this_machine",
+    "wrap",
 ]

@@ -18,5 +18,7 @@ void bind_question(py::module_& module);
 void bind_this_machine(py::module_& module);
 void bind_drive(py::module_& module);
 void bind_connect(py::module_& module);
+void bind_rule(py::module_& module);
+void bind_training(py::module_& module);
 
 }  // namespace ballast::python

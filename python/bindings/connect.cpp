@@ -3,7 +3,7 @@
 
 #include <pybind11/stl.h>
 
-#include "python/bindings/bindings.h"
+#include "python/bindings/group.h"
 
 namespace ballast::python {
 namespace {
@@ -31,15 +31,6 @@ class PythonStore : public KeyValueStore {
   std::string prefix_;
 };
 
-struct Rendezvous {
-  py::object store;
-  std::optional<std::size_t> rank;
-  std::optional<std::size_t> size;
-  std::string host;  // of rank 0, as the others reach it
-  std::string job;
-  std::optional<double> timeout;  // seconds
-};
-
 Launch launch_of(const Rendezvous& where) {
   const bool told =
       where.rank && where.size;  // then a launcher's environment, which may be another group's, is not read
@@ -49,57 +40,59 @@ Launch launch_of(const Rendezvous& where) {
   return launch;
 }
 
-// The communicator with what it works with. Calls that wait for other ranks let Python's other threads run.
-class Group {
- public:
-  explicit Group(const Rendezvous& where) : backend_(kernels::cpu_backend()) {
-    ConnectOptions options{.backend = *backend_, .accounts = accounts_, .launch = launch_of(where)};
-    std::optional<PythonStore> store;
-    if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
-    if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
-    const py::gil_scoped_release released;
-    communicator_ = ballast::connect(options);
-  }
-  Group(const Group&) = delete;
-  ~Group() { close(); }
-
-  Communicator& communicator() const {
-    require(communicator_ != nullptr, Code::bad_argument,
-            [] { return Problem{.what = "the group was closed", .remedy = "Use it inside of its `with` block."}; });
-    return *communicator_;
-  }
-
-  void barrier() const {
-    Communicator& group = communicator();
-    const py::gil_scoped_release released;
-    group.barrier();
-  }
-
-  std::vector<std::int64_t> all_reduce(std::vector<std::int64_t> values) const {
-    Communicator& group = communicator();
-    const py::gil_scoped_release released;
-    group.all_reduce(values);
-    return values;
-  }
-
-  void abort(const std::string& reason) const {
-    Communicator& group = communicator();
-    const py::gil_scoped_release released;
-    group.abort(reason);
-  }
-
-  void close() {
-    const py::gil_scoped_release released;
-    communicator_.reset();
-  }
-
- private:
-  std::unique_ptr<kernels::Backend> backend_;
-  MemoryAccounts accounts_;
-  std::unique_ptr<Communicator> communicator_;
-};
-
 }  // namespace
+
+Group::Group(const Rendezvous& where) : backend_(kernels::cpu_backend()) {
+  ConnectOptions options{.backend = *backend_, .accounts = accounts_, .launch = launch_of(where)};
+  std::optional<PythonStore> store;
+  if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
+  if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
+  const py::gil_scoped_release released;
+  communicator_ = ballast::connect(options);
+}
+
+Communicator& Group::communicator() const {
+  require(communicator_ != nullptr, Code::bad_argument,
+          [] { return Problem{.what = "the group was closed", .remedy = "Use it inside of its `with` block."}; });
+  return *communicator_;
+}
+
+void Group::barrier() const {
+  Communicator& group = communicator();
+  const py::gil_scoped_release released;
+  group.barrier();
+}
+
+std::vector<std::int64_t> Group::all_reduce(std::vector<std::int64_t> values) const {
+  Communicator& group = communicator();
+  const py::gil_scoped_release released;
+  group.all_reduce(values);
+  return values;
+}
+
+void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const {
+  Communicator& group = communicator();
+  const py::gil_scoped_release released;
+  const auto* const from = reinterpret_cast<const std::byte*>(mine);
+  group.all_reduce(ConstView(from, count, DType::fp32), View(reinterpret_cast<std::byte*>(into), count, DType::fp32));
+}
+
+void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
+  Communicator& group = communicator();
+  const py::gil_scoped_release released;
+  group.broadcast(View(reinterpret_cast<std::byte*>(address), bytes, DType::u8), root);
+}
+
+void Group::abort(const std::string& reason) const {
+  Communicator& group = communicator();
+  const py::gil_scoped_release released;
+  group.abort(reason);
+}
+
+void Group::close() {
+  const py::gil_scoped_release released;
+  communicator_.reset();
+}
 
 void bind_connect(py::module_& module) {
   py::class_<Rendezvous>(module, "Rendezvous")
@@ -113,6 +106,8 @@ void bind_connect(py::module_& module) {
       .def_property_readonly("size", [](const Group& group) { return group.communicator().size(); })
       .def("barrier", &Group::barrier)
       .def("all_reduce", &Group::all_reduce, py::arg("values"))
+      .def("sum", &Group::sum, py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"))
+      .def("broadcast", &Group::broadcast, py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"))
       .def("abort", &Group::abort, py::arg("reason"))
       .def("close", &Group::close);
 }

@@ -4,23 +4,10 @@
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
-#include "python/bindings/bindings.h"
+#include "python/bindings/by_name.h"
 #include "zero/plan/simulate.h"
 
 namespace ballast::python {
-namespace {
-
-template <class Enum, class Value, std::size_t count>
-py::dict by_name(const std::array<Value, count>& values) {
-  py::dict named;
-  for (std::size_t i = 0; i < count; ++i) {
-    named[py::str(std::string(name(static_cast<Enum>(i))))] = values[i];
-  }
-  return named;
-}
-
-}  // namespace
-
 void bind_ledger(py::module_& module) {
   py::class_<LedgerEntry>(module, "LedgerEntry")
       .def_readonly("tier", &LedgerEntry::tier)

@@ -16,4 +16,6 @@ PYBIND11_MODULE(_core, module) {
   bind_this_machine(module);
   bind_drive(module);
   bind_connect(module);
+  bind_rule(module);
+  bind_training(module);
 }

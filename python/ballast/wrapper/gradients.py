@@ -1,0 +1,151 @@
+"""What stands in `parameter.grad` for a gradient that Ballast has taken: it has the shape, and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail
+
+aten = torch.ops.aten
+
+
+class Taker(Protocol):
+    """Who has taken gradients, and answers for them."""
+
+    def name_of(self, member: int) -> str: ...
+    def norm_of(self, member: int) -> float: ...
+    def scale(self, member: int, factor: float) -> None: ...
+    def all_finite(self) -> bool: ...
+    def drop(self, member: int) -> None: ...
+
+
+class TakenGradient(torch.Tensor):
+    """Answers what norms, clipping and gradient scalers ask of a gradient, from the sums over all ranks. Gradients that
+    arrive later are added to it by autograd, and wait in `fresh`."""
+
+    taker: Taker
+    member: int
+    fresh: torch.Tensor | None
+    spent: bool  # in a step
+
+    @staticmethod
+    def __new__(cls, parameter: torch.Tensor, taker: Taker, member: int) -> TakenGradient:
+        gradient: TakenGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
+        gradient.taker = taker
+        gradient.member = member
+        gradient.fresh = None
+        gradient.spent = False
+        return gradient
+
+    def __init__(self, parameter: torch.Tensor, taker: Taker, member: int):
+        pass
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"TakenGradient({self.taker.name_of(self.member)}, shape={tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        answer = ANSWERS.get(func)
+        if answer is None:
+            refuse(func, args)
+        return answer(*args, **(kwargs or {}))
+
+    def receive(self, gradient: torch.Tensor) -> None:
+        if self.spent:
+            fail(
+                "out_of_order",
+                _core.Problem(
+                    what="gradients were computed before those of the last step were cleared",
+                    where=f"parameter {self.taker.name_of(self.member)}",
+                    needed="optimizer.zero_grad() after each step",
+                ),
+            )
+        self.fresh = gradient if self.fresh is None else self.fresh + gradient
+
+
+def refuse(func: Any, args: Sequence[Any]) -> None:
+    """Nothing is computed with numbers that are not here."""
+    flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
+    taken = next(each for each in flat if isinstance(each, TakenGradient))
+    fail(
+        "unsupported",
+        _core.Problem(
+            what=f"{func} was asked for of a gradient that is partitioned over ranks by now",
+            where=f"parameter {taken.taker.name_of(taken.member)}",
+            needed="norms, clipping by norm, or scaling",
+            remedy="Look at gradients in a hook of the parameter, before they are taken.",
+        ),
+    )
+
+
+def _norm_order(order: Any) -> float:
+    return 2.0 if order is None else float(order)
+
+
+def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: Any) -> torch.Tensor:
+    if _norm_order(order) != 2.0 or any(each for each in rest):
+        refuse(f"a norm of order {order}", [gradient])
+    norm = gradient.taker.norm_of(gradient.member)
+    return torch.tensor(norm, dtype=more.get("dtype") or torch.float32, device=gradient.device)
+
+
+def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: Any) -> list[torch.Tensor]:
+    return [_vector_norm(gradient, order, **more) for gradient in gradients]
+
+
+def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
+    if isinstance(other, TakenGradient) or alpha != 1:
+        refuse("a sum of gradients", [gradient])
+    gradient.receive(other)
+    return gradient
+
+
+def _mul(gradient: TakenGradient, factor: Any) -> TakenGradient:
+    gradient.taker.scale(gradient.member, float(factor))
+    return gradient
+
+
+def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
+    return _mul(gradient, 1.0 / float(divisor))
+
+
+def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
+    for i, gradient in enumerate(gradients):
+        _mul(gradient, factors[i] if isinstance(factors, (list, tuple)) else factors)
+
+
+def _zero(gradient: TakenGradient) -> TakenGradient:
+    gradient.taker.drop(gradient.member)
+    gradient.fresh = None
+    return gradient
+
+
+def _unscale(gradients: Sequence[TakenGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    if not gradients[0].taker.all_finite():
+        found_inf.fill_(1.0)
+    _foreach_mul(gradients, inverse_scale)
+
+
+ANSWERS: dict[Any, Callable[..., Any]] = {
+    aten.add_.Tensor: _add,
+    aten.mul_.Tensor: _mul,
+    aten.mul_.Scalar: _mul,
+    aten.div_.Tensor: _div,
+    aten.div_.Scalar: _div,
+    aten.zero_.default: _zero,
+    aten.detach.default: lambda gradient: gradient,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.norm.Scalar: _vector_norm,
+    aten._foreach_norm.Scalar: _foreach_norm,
+    aten._foreach_mul_.Scalar: _foreach_mul,
+    aten._foreach_mul_.Tensor: _foreach_mul,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}

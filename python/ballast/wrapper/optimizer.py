@@ -1,0 +1,121 @@
+"""The class of a wrapped optimizer: the user's own, and this."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.wrapper.session import Session
+
+
+class WrappedOptimizer(Optimizer):
+    """What `ballast.wrap()` adds to an optimizer. Everything else is as its own class has it."""
+
+    _ballast: Session
+    _step_supports_amp_scaling = True  # a GradScaler leaves unscaling, and the decision to skip, to step()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of all ranks with the gradients since the last one."""
+        self._opt_called = True  # what torch's learning rate schedulers look at
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        self._ballast.step(
+            loss_scale=1.0 if scale is None else float(scale),
+            found_inf=found_inf is not None and bool(found_inf),
+        )
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears all gradients. Those that were computed since the last step then count for nothing."""
+        self._ballast.discard()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and (set_to_none or type(parameter.grad) is not torch.Tensor):
+                    parameter.grad = None
+        super().zero_grad(set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """The norm of all gradients, which the next step clips to `max_norm`. All ranks call it together."""
+        norm = self._ballast.gradient_norm()
+        coefficient = min(1.0, max_norm / (norm + 1e-6))
+        if coefficient < 1.0 and math.isfinite(coefficient):
+            self._ballast.scale(coefficient)
+        return torch.tensor(norm)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The same as for any optimizer, also between steps."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_ballast"):
+            self._ballast.watch()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a state_dict() of this optimizer or of the plain one, on all ranks together."""
+        kept: dict[Any, Any] = {}
+
+        def keep(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            kept.update(loaded["state"])
+            return {**loaded, "state": {}}  # torch would round it to the format of the parameters
+
+        hook = self.register_load_state_dict_pre_hook(keep)  # the last of all
+        state = self.state
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        self.state = state
+        if kept:
+            saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+            ours = [parameter for group in self.param_groups for parameter in group["params"]]
+            self._ballast.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step: a flat dictionary of numbers, for a progress bar or a logger."""
+        return self._ballast.metrics()
+
+    def memory(self) -> str:
+        """A table: how many bytes this rank keeps for what, in which tier."""
+        return self._ballast.partition().ledger()
+
+    def close(self) -> None:
+        """Gives all memory and files back. The parameters stay as they are, and the optimizer is of no use any more."""
+        self.state.clear()
+        self._ballast.close()
+
+    def __del__(self) -> None:
+        if "_ballast" in self.__dict__:
+            self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        _refuse_copy("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        _refuse_copy("pickled")
+
+
+def _refuse_copy(what: str) -> NoReturn:
+    fail(
+        "unsupported",
+        _core.Problem(
+            what=f"a wrapped optimizer was to be {what}",
+            needed="its state_dict(), which can be",
+            remedy="Copy the model, make an optimizer for the copy, wrap that, and load the state_dict() into it.",
+        ),
+    )
+
+
+def class_for(kind: type[Optimizer]) -> type[WrappedOptimizer]:
+    """A subclass of the user's own class, with its name."""
+    made = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    made.step = Optimizer.profile_hook_step(WrappedOptimizer.step)  # with the hooks before and after a step
+    made.step.hooked = True
+    made.step._wrapped_by_lr_sched = True  # schedulers need not wrap it once more
+    return made

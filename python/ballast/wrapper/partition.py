@@ -1,0 +1,338 @@
+"""The parameters of an optimizer in a training of the library: units, memory, gradients and steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, refuse
+from ballast.connecting import Group
+from ballast.wrapper.arrivals import Arrivals
+from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.memory import tensor_of
+from ballast.wrapper.units import Member, model_of, units_of
+
+Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """What a step is made with."""
+
+    rules: list[_core.Rule]  # by group
+    begun_at: list[int]  # by group: steps before its first one
+    max_norm: float
+
+
+class Partition:
+    """Made when parameters are where they stay. They then lie in the library's memory, where its updates are seen at once."""
+
+    def __init__(
+        self,
+        members: list[Member],
+        group: Group,
+        numbers: Callable[[], StepNumbers],
+        options: _core.TrainingOptions,
+    ):
+        self._members = members
+        self._group = group
+        self._numbers_now = numbers
+        self._units = units_of(members)
+        self._order = list(reversed(range(len(self._units))))
+        options.backward_order = self._order
+        self._core = _core.Training(
+            model=model_of(self._units), group=group._core, rules=numbers().rules, options=options
+        )
+        self._core.start(self._address_of)
+        self._places = [self._place(member) for member in members]
+        self._versions = [0] * len(members)
+        self._numbers = {id(member.parameter): number for number, member in enumerate(members)}
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._update_is_elsewhere = _keeps_copies(options)
+        self._order_is_learnt = False
+        self._begin_step()
+        self._adopt()
+
+    def _begin_step(self) -> None:
+        self._arrivals = Arrivals(self._order, [len(unit.members) for unit in self._units])
+        self._taken: set[int] = set()  # members
+        self._factors: dict[int, float] = {}  # by member: what taken gradients are multiplied by
+        self._norms: list[list[float]] | None = None
+        self._passes: int | None = None  # of all ranks, once they have agreed
+
+    # --- Memory ---
+
+    def _address_of(self, unit: int, tensor: int) -> int:
+        parameter = self._units[unit].members[tensor].parameter
+        self._source = parameter.detach().to("cpu").contiguous()  # lives until the next one is asked for
+        return self._source.data_ptr()
+
+    def _place(self, member: Member) -> torch.Tensor:
+        unit = self._units[member.unit]
+        whole = tensor_of(self._core.whole_parameters(member.unit), unit.dtype)
+        begin = self._core.tensor_begins(member.unit)[member.tensor]
+        return whole[begin : begin + member.parameter.numel()].view(member.parameter.shape)
+
+    def _adopt(self) -> None:
+        for number, member in enumerate(self._members):
+            member.parameter.data = self._places[number]
+            self._versions[number] = member.parameter._version
+
+    def release(self) -> None:
+        """Parameters go back into torch's memory."""
+        for number, member in enumerate(self._members):
+            if member.parameter.data_ptr() == self._places[number].data_ptr():
+                member.parameter.data = member.parameter.data.clone()
+
+    def _moved_parameters(self) -> bool:
+        """Whether somebody wrote to parameters, which are back in their places then."""
+        written = False
+        for number, member in enumerate(self._members):
+            parameter, place = member.parameter, self._places[number]
+            if parameter.data_ptr() != place.data_ptr():
+                self._require_same_kind(member, place)
+                place.copy_(parameter.data)
+                parameter.data = place
+                written = True
+            if parameter._version != self._versions[number]:
+                self._versions[number] = parameter._version
+                written = True
+        return written
+
+    def _require_same_kind(self, member: Member, place: torch.Tensor) -> None:
+        parameter = member.parameter
+        if (parameter.dtype, parameter.device, parameter.shape) == (place.dtype, place.device, place.shape):
+            return
+        fail(
+            "unsupported",
+            _core.Problem(
+                what="a parameter has become another one since training began",
+                where=f"parameter {member.name}",
+                needed=f"{place.dtype} on {place.device}, shape {tuple(place.shape)}",
+                available=f"{parameter.dtype} on {parameter.device}, shape {tuple(parameter.shape)}",
+                remedy="Move and cast the model before its first backward pass.",
+            ),
+        )
+
+    # --- Gradients ---
+
+    def arrived(self, parameter: torch.Tensor) -> None:
+        """Called when a gradient has been added to `parameter.grad`."""
+        number = self._numbers[id(parameter)]
+        if number in self._taken and not isinstance(parameter.grad, TakenGradient):
+            self._discard_what_was_cleared()
+        member = self._members[number]
+        for unit in self._arrivals.arrived(member.unit, member.tensor):
+            self._take(unit)
+
+    def _take(self, unit: int, *, count: bool = True) -> None:
+        memory = self._core.lend_gradients(unit)
+        try:
+            if count:
+                self._copy_gradients(unit, memory)
+        finally:
+            self._core.give_back()
+
+    def _copy_gradients(self, unit: int, memory: _core.Memory) -> None:
+        views = self._views_of(unit, memory)
+        into, gradients = [], []
+        for member, view in zip(self._units[unit].members, views):
+            gradient = self._fresh_gradient(member)
+            if gradient is None:
+                continue
+            into.append(view)
+            gradients.append(gradient.detach().reshape(view.shape))
+        if into:
+            torch._foreach_copy_(into, gradients)
+
+    def _fresh_gradient(self, member: Member) -> torch.Tensor | None:
+        """What has arrived since the unit was taken; from now on it is taken."""
+        parameter = member.parameter
+        gradient = parameter.grad
+        if gradient is None:
+            return None
+        if isinstance(gradient, TakenGradient):
+            fresh, gradient.fresh = gradient.fresh, None
+            return fresh
+        number = self._numbers[id(parameter)]
+        parameter.grad = TakenGradient(parameter, self, number)
+        self._taken.add(number)
+        return gradient.to_dense() if gradient.is_sparse else gradient
+
+    def _views_of(self, unit: int, memory: _core.Memory) -> list[torch.Tensor]:
+        key = (unit, memory.address)
+        if key not in self._views:
+            whole = tensor_of(memory, self._units[unit].dtype)
+            begins = self._core.tensor_begins(unit)
+            self._views[key] = [
+                whole[begin : begin + member.parameter.numel()].view(member.parameter.shape)
+                for begin, member in zip(begins, self._units[unit].members)
+            ]
+        return self._views[key]
+
+    # --- What is asked of taken gradients ---
+
+    def name_of(self, member: int) -> str:
+        return self._members[member].name
+
+    def norm_of(self, member: int) -> float:
+        if self._norms is None:
+            self._agree()
+            self._norms = self._core.tensor_norms(1.0)
+        place = self._members[member]
+        return self._norms[place.unit][place.tensor] * abs(self._factors.get(member, 1.0))
+
+    def all_finite(self) -> bool:
+        return all(math.isfinite(self.norm_of(member)) for member in self._taken)
+
+    def scale_all(self, factor: float) -> None:
+        for member in self._taken:
+            self.scale(member, factor)
+
+    def scale(self, member: int, factor: float) -> None:
+        self._factors[member] = self._factors.get(member, 1.0) * factor
+
+    def drop(self, member: int) -> None:
+        self._members[member].parameter.grad = None
+
+    def gradient_norm(self) -> float:
+        """Of all gradients, of which all ranks ask together."""
+        self._agree()
+        return self._core.gradient_norm(1.0 / self._factor())
+
+    def _factor(self) -> float:
+        factors = {self._factors.get(member, 1.0) for member in self._taken}
+        if any(not math.isfinite(factor) for factor in factors):
+            return 1.0  # made of gradients that are not finite either: the step will find them
+        if len(factors) > 1:
+            unscaled = next(member for member in self._taken if member not in self._factors)
+            fail(
+                "unsupported",
+                _core.Problem(
+                    what="some gradients were scaled or clipped, and others were not",
+                    where=f"parameter {self.name_of(unscaled)}",
+                    needed="all of the optimizer's parameters, clipped together",
+                    remedy="Use optimizer.clip_grad_norm_(max_norm), or max_grad_norm= of ballast.wrap().",
+                ),
+            )
+        return factors.pop() if factors else 1.0
+
+    # --- Steps ---
+
+    def _agree(self, *, count: bool = True) -> int:
+        """All ranks complete the same passes, and take over parameters that were written to."""
+        if self._passes is not None:
+            return self._passes
+        ranks, rank = self._group.size, self._group.rank
+        words = [0] * (2 * ranks)
+        words[rank] = self._arrivals.passes
+        words[ranks + rank] = int(self._moved_parameters())
+        words = self._group.all_reduce(words)
+        if any(words[ranks:]) and self._update_is_elsewhere:
+            self._core.take_whole_parameters()
+        self._passes = max(words[:ranks])
+        completed = self._arrivals.completed
+        for unit in self._arrivals.rest(self._passes):
+            self._take(unit, count=count)
+        if self._passes > 0 and not self._order_is_learnt:
+            self._learn_order(completed)
+        return self._passes
+
+    def _learn_order(self, completed: list[int]) -> None:
+        """From the next step on, units are taken in the order in which rank 0 has seen them come."""
+        seen = completed + [unit for unit in self._order if unit not in completed]
+        self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
+        self._order_is_learnt = True
+
+    def step(self, *, loss_scale: float = 1.0, discard: bool = False) -> _core.StepResult | None:
+        """None where no rank has a gradient."""
+        self._discard_what_was_cleared()
+        if self._agree(count=not discard) == 0:
+            self._begin_step()
+            return None
+        now = self._numbers_now()
+        result = self._core.step(
+            rules=now.rules,
+            begun_at=now.begun_at,
+            max_norm=now.max_norm,
+            loss_scale=loss_scale if discard else loss_scale / self._factor(),
+            discard=discard,
+        )
+        self._core.finish()
+        for number in self._taken:
+            gradient = self._members[number].parameter.grad
+            if isinstance(gradient, TakenGradient):
+                gradient.spent = True
+        self._begin_step()
+        return result
+
+    def discard(self) -> None:
+        """Gradients that have come since the last step count for nothing. All ranks do this together."""
+        if self._arrivals.passes > 0 or self._passes:
+            self._factors = {}
+            self.step(discard=True)
+
+    def _discard_what_was_cleared(self) -> None:
+        """Gradients may have been cleared through the model, too."""
+        is_there = lambda number: isinstance(self._members[number].parameter.grad, TakenGradient)
+        cleared = [number for number in self._taken if not is_there(number)]
+        if len(cleared) < len(self._taken) and cleared:
+            refuse(
+                "some gradients were cleared, and others were not",
+                where=f"parameter {self.name_of(cleared[0])}",
+                needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
+            )
+        if cleared:
+            self._taken = set()
+            self.discard()
+
+    # --- State ---
+
+    @property
+    def steps(self) -> int:
+        return self._core.steps
+
+    def parts(self, parameter: torch.Tensor) -> list[tuple[int, int]]:
+        """Of which elements this rank keeps the state."""
+        member = self._members[self._numbers[id(parameter)]]
+        return self._core.parts(member.unit, member.tensor)
+
+    def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
+        """Of the whole parameter, with zeros where other ranks have it."""
+        member = self._members[self._numbers[id(parameter)]]
+        numbers = torch.zeros(parameter.shape, dtype=torch.float32)
+        self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
+        return numbers
+
+    def write_moments(self, moments: Moments, steps: int) -> None:
+        """All ranks do this together."""
+
+        def address_of(unit: int, tensor: int, moment: _core.Moment) -> int:
+            found = moments.get((id(self._units[unit].members[tensor].parameter), moment))
+            return 0 if found is None else found.data_ptr()
+
+        self._core.write_moments(address_of)
+        self._core.continue_from(steps)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self._members
+
+    def metrics(self) -> dict[str, Any]:
+        return self._core.metrics
+
+    def ledger(self) -> str:
+        return self._core.ledger()
+
+    def chrome_trace(self) -> str:
+        return self._core.chrome_trace()
+
+
+def _keeps_copies(options: _core.TrainingOptions) -> bool:
+    """Whether what is updated is not the parameter alone, in the memory that torch sees."""
+    return options.state != _core.Spread(device=1.0) or options.format != _core.StateFormat.fp32

@@ -1,0 +1,312 @@
+"""What stands behind a wrapped optimizer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse
+from ballast.connecting import Group
+from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.partition import Partition, StepNumbers
+from ballast.wrapper.rules import MakeRule
+from ballast.wrapper.state import LazyState
+from ballast.wrapper.units import Member, names_of, require_known
+
+log = logging.getLogger("ballast")
+
+State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
+MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
+
+
+class Session:
+    """Watches the optimizer's parameters, and partitions them when the first gradient arrives: until then the model can be
+    moved and cast. Made anew, with the state so far, when other parameters are trained."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None,
+        group: Group,
+        make_rule: MakeRule,
+        options: WrapOptions,
+    ):
+        self._optimizer = weakref.ref(optimizer)
+        self._model = model if model is None else weakref.ref(model)
+        self.group = group
+        self.options = options
+        self._make_rule = make_rule
+        self._partition: Partition | None = None
+        self._groups: list[tuple[int, int]] = []  # the library's: place in param_groups, and steps before its first one
+        self._hooks: dict[int, Any] = {}  # by id of the parameter
+        self._loaded: State | None = None  # waits for the partition
+        self._aside: State = {}  # of parameters that are frozen now
+        self._process = os.getpid()
+        self.last: _core.StepResult | None = None
+        self.skipped = 0
+        self._agree_on_parameters()
+        self.watch()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it owns this
+        return optimizer
+
+    def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+        for number, group in enumerate(self.optimizer.param_groups):
+            for parameter in group["params"]:
+                yield number, parameter
+
+    # --- Before the first gradient ---
+
+    def _agree_on_parameters(self) -> None:
+        """All ranks begin with rank 0's."""
+        if self.group.size == 1:
+            return
+        with torch.no_grad():
+            for _, parameter in self._parameters():
+                values = parameter.detach().to("cpu", copy=True).contiguous()
+                self.group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=0)
+                parameter.copy_(values)
+
+    def watch(self) -> None:
+        """Every parameter that can be trained tells when its gradient has come."""
+        me = weakref.ref(self)
+
+        def arrived(parameter: torch.Tensor) -> None:
+            session = me()
+            if session is not None:
+                session.arrived(parameter)
+
+        names = self.names()
+        for _, parameter in self._parameters():
+            if parameter.requires_grad and id(parameter) not in self._hooks:
+                require_known(parameter, names[id(parameter)])
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(arrived)
+
+    def names(self) -> dict[int, str]:
+        model = None if self._model is None else self._model()
+        return names_of(self.optimizer.param_groups, model)
+
+    # --- The partition ---
+
+    def arrived(self, parameter: torch.Tensor) -> None:
+        self.partition().arrived(parameter)
+
+    def partition(self) -> Partition:
+        """Of what is trained now."""
+        self.watch()
+        trained = [(number, each) for number, each in self._parameters() if each.requires_grad]
+        if self._partition is not None and self._loaded is None:
+            known = {id(member.parameter) for member in self._partition.members}
+            if known == {id(each) for _, each in trained}:
+                return self._partition
+        return self._make_partition(trained)
+
+    def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:
+        state = self._loaded
+        if self._partition is not None:
+            state = {**self._aside, **self._take_out(self._partition)} if state is None else state
+            self._drop_partition()
+        self._loaded = None
+        self._partition = self._partition_of(trained, state or {})
+        now = {id(parameter) for _, parameter in trained}
+        self._aside = {key: values for key, values in (state or {}).items() if key not in now}
+        self._show_state()
+        if self.group.rank == 0:
+            log.info("what each rank keeps:\n%s", self._partition.ledger())
+        return self._partition
+
+    def _partition_of(self, trained: list[tuple[int, torch.nn.Parameter]], state: State) -> Partition:
+        made = {key: int(values["step"]) for key, values in state.items() if "step" in values}
+        steps = max(made.values(), default=0)
+        names = self.names()
+        self._groups = []
+        members = [
+            Member(parameter, names[id(parameter)], self._group_of(number, steps - made.get(id(parameter), 0)))
+            for number, parameter in trained
+        ]
+        partition = Partition(members, self.group, self.numbers, self._options_for(trained))
+        if state:
+            partition.write_moments(self._moments(partition, state), steps)
+        return partition
+
+    def _options_for(self, trained: list[tuple[int, torch.nn.Parameter]]) -> _core.TrainingOptions:
+        gpus = {parameter.device.index for _, parameter in trained if parameter.device.type == "cuda"}
+        if not gpus:
+            return self.options.for_training(gpu=None, stream=0)
+        return self.options.for_training(gpu=gpus.pop(), stream=torch.cuda.current_stream().cuda_stream)
+
+    def _group_of(self, number: int, begun_at: int) -> int:
+        if (number, begun_at) not in self._groups:
+            self._groups.append((number, begun_at))
+        return self._groups.index((number, begun_at))
+
+    def numbers(self) -> StepNumbers:
+        groups = self.optimizer.param_groups
+        return StepNumbers(
+            rules=[self._make_rule(groups[number]) for number, _ in self._groups],
+            begun_at=[begun_at for _, begun_at in self._groups],
+            max_norm=self.options.max_norm,
+        )
+
+    def _drop_partition(self) -> None:
+        assert self._partition is not None
+        self._partition.release()
+        for member in self._partition.members:
+            if isinstance(member.parameter.grad, TakenGradient):
+                member.parameter.grad = None
+        self._partition = None
+
+    # --- Steps ---
+
+    def step(self, loss_scale: float, found_inf: bool) -> None:
+        result = self.partition().step(loss_scale=loss_scale, discard=found_inf)
+        if result is None:
+            return
+        self.last = result
+        self.skipped += int(result.skipped)
+        if result.skipped and not found_inf and self.group.rank == 0:
+            log.warning("step %d was skipped: %s", result.step + 1, result.reason)
+
+    def discard(self) -> None:
+        if self._partition is not None:
+            self._partition.discard()
+
+    def gradient_norm(self) -> float:
+        return self.partition().gradient_norm()
+
+    def scale(self, factor: float) -> None:
+        self.partition().scale_all(factor)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step, and of memory; empty before the first."""
+        if self.last is None:
+            return {}
+        of_step = self.last.metrics
+        numbers = {
+            "step": float(self.last.step),
+            "grad_norm": self.last.norm,
+            "skipped": float(self.last.skipped),
+            "skipped_steps": float(self.skipped),
+            "seconds": of_step["seconds"],
+            "exposed_seconds": sum(of_step["exposed"].values()),
+        }
+        for phase, seconds in of_step["exposed"].items():
+            numbers[f"exposed_seconds/{phase}"] = seconds
+        for tier, count in of_step["memory"].items():
+            numbers[f"memory_bytes/{tier}"] = float(count)
+        for lane, busy in of_step["busy"].items():
+            if busy > 0:
+                numbers[f"bytes/{lane}"] = float(of_step["bytes"][lane])
+                numbers[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
+        return numbers
+
+    # --- State ---
+
+    def _names_of_moments(self) -> list[tuple[_core.Moment, str]]:
+        rule = self._make_rule(self.optimizer.param_groups[0])
+        return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
+
+    def _show_state(self) -> None:
+        """In optimizer.state, as torch has it."""
+        partition = self._partition
+        assert partition is not None
+        state = self.optimizer.state
+        state.clear()
+        for _, parameter in self._parameters():
+            if id(parameter) in self._aside:
+                state[parameter] = self._aside[id(parameter)]
+        for member in partition.members:
+            begun_at = self._groups[member.group][1]
+            state[member.parameter] = {
+                "step": LazyState((), f"{member.name}, step", partial(steps_since, partition, begun_at)),
+                **{name: self._lazy(partition, member, moment, name) for moment, name in self._names_of_moments()},
+            }
+
+    @staticmethod
+    def _lazy(partition: Partition, member: Member, moment: _core.Moment, name: str) -> LazyState:
+        """Of all of the parameter where this rank keeps all, else of its part, one-dimensional."""
+        parameter = member.parameter
+        parts = partition.parts(parameter)
+        is_whole = sum(count for _, count in parts) == parameter.numel()
+
+        def read() -> torch.Tensor:
+            whole = partition.read_moment(parameter, moment)
+            own = [whole.view(-1)[first : first + count] for first, count in parts]
+            return whole if is_whole else torch.cat([whole.new_empty(0), *own])
+
+        shape = tuple(parameter.shape) if is_whole else (sum(count for _, count in parts),)
+        return LazyState(shape, f"{member.name}, {name}", read)
+
+    def _take_out(self, partition: Partition) -> State:
+        """All of it, on every rank."""
+        state: State = {}
+        for member in partition.members:
+            values: dict[str, Any] = {"step": steps_since(partition, self._groups[member.group][1])}
+            for moment, name in self._names_of_moments():
+                mine = partition.read_moment(member.parameter, moment)
+                whole = torch.zeros_like(mine)
+                self.group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
+                values[name] = whole
+            state[id(member.parameter)] = values
+        return state
+
+    def load(self, state: State) -> None:
+        """Whole, or this rank's part of it; taken over when the partition is asked for next. All ranks do this together."""
+        self._loaded = state
+
+    def _moments(self, partition: Partition, state: State) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+        moments = {}
+        for member in partition.members:
+            for moment, name in self._names_of_moments():
+                value = state.get(id(member.parameter), {}).get(name)
+                if value is not None:
+                    moments[id(member.parameter), moment] = whole_moment(partition, member, value)
+        return moments
+
+    # --- The end ---
+
+    def close(self) -> None:
+        if os.getpid() != self._process:  # a fork has none of the threads
+            return
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}
+        if self._partition is not None:
+            self._drop_partition()
+
+
+def steps_since(partition: Partition, first: int) -> torch.Tensor:
+    """As torch counts them."""
+    return torch.tensor(float(partition.steps - first))
+
+
+def whole_moment(partition: Partition, member: Member, value: torch.Tensor) -> torch.Tensor:
+    """In fp32, zero where other ranks keep it."""
+    shape = member.parameter.shape
+    value = value.detach().to("cpu", torch.float32).contiguous()
+    if value.shape == shape:
+        return value
+    parts = partition.parts(member.parameter)
+    if value.numel() != sum(count for _, count in parts):
+        refuse(
+            f"state of {value.numel()} elements was loaded",
+            where=f"parameter {member.name}",
+            needed=f"{tuple(shape)}, or this rank's part of {sum(count for _, count in parts)} elements",
+        )
+    whole = torch.zeros(shape, dtype=torch.float32)
+    begin = 0
+    for first, count in parts:
+        whole.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
+        begin += count
+    return whole

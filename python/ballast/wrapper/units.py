@@ -1,0 +1,105 @@
+"""Parameters of torch as units of the library: those that are reduced and updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail
+
+# Large enough that what a unit costs in itself does not count, small enough that the first is reduced early in backward.
+UNIT_ELEMENTS = 8 << 20
+
+DTYPES = {
+    torch.float32: _core.DType.fp32,
+    torch.bfloat16: _core.DType.bf16,
+    torch.float16: _core.DType.fp16,
+}
+
+
+@dataclass
+class Member:
+    """A parameter that is trained, and where it is kept."""
+
+    parameter: torch.nn.Parameter
+    name: str
+    group: int  # of the library's groups: see grouping in partition.py
+    unit: int = 0
+    tensor: int = 0  # in the unit
+
+
+@dataclass
+class UnitOfMembers:
+    dtype: torch.dtype
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def elements(self) -> int:
+        return sum(member.parameter.numel() for member in self.members)
+
+
+def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
+    """In the order of declaration, each of one number format."""
+    units: list[UnitOfMembers] = []
+    open_units: dict[torch.dtype, UnitOfMembers] = {}
+    for member in members:
+        dtype = member.parameter.dtype
+        unit = open_units.get(dtype)
+        if unit is None or unit.elements + member.parameter.numel() > UNIT_ELEMENTS:
+            unit = open_units[dtype] = UnitOfMembers(dtype)
+            units.append(unit)
+        unit.members.append(member)
+    for number, unit in enumerate(units):
+        for tensor, member in enumerate(unit.members):
+            member.unit, member.tensor = number, tensor
+    return units
+
+
+def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
+    return _core.Model(
+        [
+            _core.Unit(
+                f"unit {number}",
+                dtype=DTYPES[unit.dtype],
+                tensors=[
+                    _core.Tensor(member.name, list(member.parameter.shape), group=member.group)
+                    for member in unit.members
+                ],
+            )
+            for number, unit in enumerate(units)
+        ]
+    )
+
+
+def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:
+    """By id of the parameter: the model's names, or the place in the optimizer."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
+    for number, group in enumerate(groups):
+        for i, parameter in enumerate(group["params"]):  # type: ignore[arg-type, var-annotated]
+            names.setdefault(id(parameter), f"param_groups[{number}].params[{i}]")
+    return names
+
+
+def require_known(parameter: torch.Tensor, name: str) -> None:
+    """Refuses what cannot be partitioned."""
+    problem = ""
+    if parameter.dtype not in DTYPES:
+        problem = f"it holds {parameter.dtype}"
+    elif parameter.layout != torch.strided:
+        problem = f"its layout is {parameter.layout}"
+    elif parameter.device.type not in ("cpu", "cuda"):
+        problem = f"it is on the device {parameter.device}"
+    elif type(parameter) not in (torch.nn.Parameter, torch.Tensor):
+        problem = f"it is a {type(parameter).__name__}"
+    if problem:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"a parameter cannot be partitioned: {problem}",
+                where=f"parameter {name}",
+                needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
+            ),
+        )

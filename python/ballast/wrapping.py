@@ -1,0 +1,65 @@
+"""One line that makes an optimizer one of many ranks and tiers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ballast import _core
+from ballast.checks import refuse
+
+if TYPE_CHECKING:
+    import torch
+
+    Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+def wrap(
+    optimizer: Optimizer,
+    model: torch.nn.Module | None = None,
+    *,
+    process_group: Any = None,
+    **options: Any,
+) -> Optimizer:
+    """The same optimizer, whose state and gradients are partitioned over the ranks, and kept where `offload` says.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    >>> optimizer = wrap(optimizer)
+    >>> model(torch.ones(4)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.zero_grad()
+    >>> optimizer.metrics()["step"]
+    1.0
+
+    Ranks are those of torch.distributed, or of `process_group`; without it, those that a launcher has started. Gradients
+    are averaged over them: the model needs no DistributedDataParallel.
+
+    stage           0: every rank keeps everything; 1 and 2 (default): optimizer state and reduced gradients are shared
+    offload         "host", "nvme:/scratch", or a place for each of "gradients" and "state"
+    max_grad_norm   clips gradients to this norm in each step
+    state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
+    run             a name: state on a drive is kept, and goes on where it was
+    timeout         seconds, of every wait for other ranks
+    """
+    import torch
+
+    from ballast.wrapper import meeting, options as wrap_options
+    from ballast.wrapper.optimizer import WrappedOptimizer, class_for
+    from ballast.wrapper.rules import rule_of
+    from ballast.wrapper.session import Session
+
+    if isinstance(optimizer, WrappedOptimizer):
+        refuse("an optimizer was wrapped twice")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        refuse(f"a {type(optimizer).__name__} was to be wrapped", needed="a torch.optim.Optimizer")
+    read = wrap_options.read(options)
+    make_rule = rule_of(optimizer)
+    for group in optimizer.param_groups:
+        _core.check_rule(make_rule(group))
+    session = Session(optimizer, model, meeting.group_of(process_group, read.timeout), make_rule, read)
+    optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
+    optimizer.__class__ = class_for(type(optimizer))
+    optimizer._ballast = session  # type: ignore[attr-defined]
+    session.load({id(parameter): values for parameter, values in optimizer.state.items()})
+    return optimizer

@@ -1,0 +1,8 @@
+"""These tests train with torch."""
+
+from importlib.util import find_spec
+
+from python.conftest import BUILT
+
+if not BUILT or find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]

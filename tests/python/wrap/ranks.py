@@ -1,0 +1,57 @@
+"""Ranks that are processes, each with torch.distributed, for tests of what they do together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+
+def run_ranks(size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+    """What body(rank, *args) returns on each rank; fails with what the first rank has failed with."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    with TemporaryDirectory() as folder:
+        ends = [context.Pipe(duplex=False) for _ in range(size)]
+        ranks = [
+            context.Process(target=_run, args=(rank, size, folder, ends[rank][1], body, args), daemon=True)
+            for rank in range(size)
+        ]
+        for rank in ranks:
+            rank.start()
+        for _, sender in ends:
+            sender.close()
+        answers = [_answer(receiver) for receiver, _ in ends]
+        for rank in ranks:
+            rank.join()
+    failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(answers) if failure]
+    assert not failures, "\n".join(failures)
+    return [value for _, value in answers]
+
+
+def _answer(receiver: Any) -> tuple[str, Any]:
+    try:
+        answer: tuple[str, Any] = receiver.recv()
+        return answer
+    except EOFError:
+        return "it died", None
+
+
+def _run(rank: int, size: int, folder: str, sender: Any, body: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        store = f"file://{Path(folder) / 'store'}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+        sender.send(("", body(rank, *args)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        sender.send((traceback.format_exc(), None))
+        sys.exit(1)

@@ -1,0 +1,99 @@
+"""One process: the wrapped optimizer beside the plain one."""
+
+import math
+
+import pytest
+import torch
+from python.wrap.loops import Loop, check_close, check_equal, mlp
+
+import ballast
+
+RULES = [
+    (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.9)}),
+    (torch.optim.SGD, {"lr": 1e-1}),
+    (torch.optim.SGD, {"lr": 1e-1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (torch.optim.Adagrad, {"lr": 1e-2, "lr_decay": 0.1}),
+    (torch.optim.AdamW, {"lr": 1e-2, "maximize": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), RULES)
+def test_each_rule_trains_as_torch_does(kind, options):
+    loop = Loop(make_optimizer=kind, optimizer_options=options)
+    check_close(loop.run(), loop.run(stage=2))
+
+
+@pytest.mark.parametrize("micro_steps", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_accumulation_and_clipping_are_torchs(micro_steps, clip):
+    loop = Loop(micro_steps=micro_steps, clip=clip)
+    check_close(loop.run(), loop.run(stage=2))
+
+
+def test_clipping_by_the_option_or_by_a_call_is_the_same():
+    loop = Loop(clip=0.05)
+    plain = loop.run()
+    check_close(plain, Loop().run(stage=2, max_grad_norm=0.05))
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    norms = []
+    for step in range(loop.steps):
+        loop.loss(model, loop.batch(step)).backward()
+        norms.append(float(optimizer.clip_grad_norm_(0.05)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(norm > 0.05 for norm in norms)
+    for mine, theirs in zip(plain.parameters, model.parameters()):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("offload", [None, "host", "nvme"])
+def test_tiers_and_stages_give_the_same_bits(offload, tmp_path):
+    where = f"nvme:{tmp_path}" if offload == "nvme" else offload
+    loop = Loop(micro_steps=2)
+    check_equal(loop.run(stage=0), loop.run(stage=2, offload=where))
+
+
+@pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact"])
+def test_bfloat16_parameters_keep_what_rounding_would_lose(state_format):
+    def in_bfloat16():
+        return mlp(64).to(torch.bfloat16)
+
+    options = {"lr": 1e-4}  # of which bfloat16 alone keeps nothing
+    loss = lambda model, batch: model(batch.to(torch.bfloat16)).float().square().mean()
+    small = Loop(make_model=in_bfloat16, loss=loss, optimizer_options=options, steps=100)
+    exact = Loop(optimizer_options=options, make_model=lambda: mlp(64), steps=100).run()
+    ours = small.run(stage=2, state_format=state_format)
+    assert math.isclose(ours.losses[-1], exact.losses[-1], rel_tol=0.03)
+
+
+def test_parameters_that_are_written_to_go_on_from_there(tmp_path):
+    for offload in (None, "host", f"nvme:{tmp_path}"):
+        plain, ours = Loop(steps=2).run(), Loop(steps=2).run(stage=2, offload=offload)
+        with torch.no_grad():
+            for run in (plain, ours):
+                run.model[0].weight.mul_(0.5)  # in place
+                run.model[2].bias.data = torch.ones(5)  # in other memory
+        loop = Loop(steps=5)
+        check_close(loop.train(plain.model, plain.optimizer, 2), loop.train(ours.model, ours.optimizer, 2))
+
+
+def test_numbers_that_are_not_finite_skip_the_step():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()))
+    before = [parameter.clone() for parameter in model.parameters()]
+    (model(torch.ones(20)).sum() * float("inf")).backward()
+    optimizer.step()
+    assert optimizer.metrics()["skipped"] == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def test_float64_and_unknown_optimizers_are_refused():
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    with pytest.raises(ballast.UsageError, match="B1005.*float64"):
+        ballast.wrap(torch.optim.AdamW([weight]))
+    with pytest.raises(ballast.UsageError, match="B1005.*LBFGS"):
+        ballast.wrap(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]))
+    with pytest.raises(ballast.UsageError, match="amsgrad"):
+        ballast.wrap(torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], amsgrad=True))
