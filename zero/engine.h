@@ -87,6 +87,7 @@ class Engine {
   void look_at_state(const TileLook& look);
   void change_state(const TileLook& change);
   void continue_from(std::uint64_t steps) { steps_ = steps; }
+  void read_memory(const ConstView& view, std::byte* into) const;  // of the training, also a GPU's, into the host's
   View whole_parameters(std::size_t unit);  // where they are kept gathered: all of the unit, as it is laid out
 
   Metrics metrics() const;  // since the engine was made

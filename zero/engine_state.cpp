@@ -96,6 +96,13 @@ void Engine::keep_parameters(const Home& tile, const std::byte* from) {
   }
 }
 
+void Engine::read_memory(const ConstView& view, std::byte* into) const {
+  if (view.data() == into) return;
+  const Workplace& place = arithmetic(Lane::upload).place();
+  place.copy(into, view.data(), view.bytes());
+  place.finish();
+}
+
 View Engine::whole_parameters(std::size_t unit) {
   const auto whole = std::ranges::find_if(program().homes, [&](const Home& home) {
     return home.unit == unit && home.tile == none && home.range.count == parts_.plan.layout().units[unit].elements();

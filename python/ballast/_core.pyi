@@ -1,7 +1,7 @@
 """The C++ library as python/bindings/ shows it."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypedDict
 
 from ballast.connecting import Store
@@ -253,5 +253,152 @@ class Group:
     def size(self) -> int: ...
     def barrier(self) -> None: ...
     def all_reduce(self, values: Sequence[int]) -> list[int]: ...
+    def sum(self, mine: int, *, into: int, count: int) -> None: ...
+    def broadcast(self, *, address: int, bytes: int, root: int) -> None: ...
     def abort(self, reason: str) -> None: ...
     def close(self) -> None: ...
+
+class AdamW:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool = False,
+        amsgrad: bool = False,
+    ) -> None: ...
+
+class Adam:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool = False,
+        amsgrad: bool = False,
+    ) -> None: ...
+
+class Sgd:
+    def __init__(self, *, lr: float, weight_decay: float, maximize: bool = False) -> None: ...
+
+class SgdMomentum:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool = False,
+        maximize: bool = False,
+    ) -> None: ...
+
+class Lion:
+    def __init__(
+        self, *, lr: float, beta1: float, beta2: float, weight_decay: float, maximize: bool = False
+    ) -> None: ...
+
+class Adagrad:
+    def __init__(
+        self, *, lr: float, lr_decay: float, weight_decay: float, eps: float, maximize: bool = False
+    ) -> None: ...
+
+def check_rule(rule: AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad) -> None: ...
+def state_names(rule: AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad) -> tuple[str, str]: ...
+
+class Memory:
+    @property
+    def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def gpu(self) -> int | None: ...
+
+class TrainingOptions:
+    stage: int
+    parameters: Spread
+    gradients: Spread
+    state: Spread
+    directories: list[str]
+    run: str
+    format: StateFormat
+    tile_elements: int
+    backward_order: list[int]
+    threads: int
+    gpu: int | None
+    stream: int
+    keeps_timeline: bool
+    def __init__(self) -> None: ...
+
+class StepMetrics(TypedDict):
+    seconds: float
+    on_demand: int
+    bytes: dict[str, int]
+    busy: dict[str, float]
+    stalls: dict[str, float]
+    exposed: dict[str, float]
+    memory: dict[str, int]
+
+class StepResult:
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def norm(self) -> float: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def metrics(self) -> StepMetrics: ...
+    @property
+    def pace(self) -> str: ...
+
+class Moment(enum.Enum):
+    momentum = 0
+    variance = 1
+
+class Training:
+    def __init__(
+        self,
+        *,
+        model: Model,
+        group: Group,
+        rules: Sequence[AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad],
+        options: TrainingOptions,
+    ) -> None: ...
+    @property
+    def found(self) -> bool: ...
+    def start(self, address_of: Callable[[int, int], int]) -> None: ...
+    @property
+    def steps(self) -> int: ...
+    def tensor_begins(self, unit: int) -> list[int]: ...
+    def whole_parameters(self, unit: int) -> Memory: ...
+    def lend_gradients(self, unit: int) -> Memory: ...
+    def give_back(self) -> None: ...
+    def gradient_norm(self, *, loss_scale: float) -> float: ...
+    def tensor_norms(self, *, loss_scale: float) -> list[list[float]]: ...
+    def step(
+        self,
+        *,
+        rules: Sequence[AdamW | Adam | Sgd | SgdMomentum | Lion | Adagrad],
+        max_norm: float,
+        loss_scale: float,
+        discard: bool,
+        begun_at: Sequence[int],
+    ) -> StepResult: ...
+    def finish(self) -> None: ...
+    def parts(self, unit: int, tensor: int) -> list[tuple[int, int]]: ...
+    def read_moment(self, unit: int, tensor: int, moment: Moment, *, into: int) -> None: ...
+    def write_moments(self, address_of: Callable[[int, int, Moment], int]) -> None: ...
+    def take_whole_parameters(self) -> None: ...
+    def continue_from(self, steps: int) -> None: ...
+    @property
+    def metrics(self) -> StepMetrics: ...
+    def ledger(self) -> str: ...
+    def chrome_trace(self) -> str: ...

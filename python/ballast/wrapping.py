@@ -60,6 +60,6 @@ def wrap(
     session = Session(optimizer, model, meeting.group_of(process_group, read.timeout), make_rule, read)
     optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
     optimizer.__class__ = class_for(type(optimizer))
-    optimizer._ballast = session  # type: ignore[attr-defined]
+    optimizer._ballast = session
     session.load({id(parameter): values for parameter, values in optimizer.state.items()})
     return optimizer

@@ -31,7 +31,7 @@ class Group {
   Communicator& communicator() const;
   void barrier() const;
   std::vector<std::int64_t> all_reduce(std::vector<std::int64_t> values) const;
-  void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const;  // of fp32, over the ranks
+  void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const;        // of fp32, over the ranks
   void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // in host memory
   void abort(const std::string& reason) const;
   void close();

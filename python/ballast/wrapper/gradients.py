@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -34,7 +34,7 @@ class TakenGradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor, taker: Taker, member: int) -> TakenGradient:
-        gradient: TakenGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        gradient: TakenGradient = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
         gradient.taker = taker
@@ -53,10 +53,9 @@ class TakenGradient(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        answer = ANSWERS.get(func)
-        if answer is None:
+        if func not in ANSWERS:
             refuse(func, args)
-        return answer(*args, **(kwargs or {}))
+        return ANSWERS[func](*args, **(kwargs or {}))
 
     def receive(self, gradient: torch.Tensor) -> None:
         if self.spent:
@@ -71,7 +70,7 @@ class TakenGradient(torch.Tensor):
         self.fresh = gradient if self.fresh is None else self.fresh + gradient
 
 
-def refuse(func: Any, args: Sequence[Any]) -> None:
+def refuse(func: Any, args: Sequence[Any]) -> NoReturn:
     """Nothing is computed with numbers that are not here."""
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))

@@ -25,5 +25,5 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype) -> torch.Tensor:
     if memory.bytes == 0:
         return torch.empty(0, dtype=dtype)
     if memory.gpu is None:
-        return torch.frombuffer(memory, dtype=dtype)  # type: ignore[arg-type]
+        return torch.frombuffer(memory, dtype=dtype)
     return torch.as_tensor(_OnGpu(memory), device=f"cuda:{memory.gpu}").view(dtype)

@@ -18,9 +18,10 @@ class WrappedOptimizer(Optimizer):
     """What `ballast.wrap()` adds to an optimizer. Everything else is as its own class has it."""
 
     _ballast: Session
+    state: dict[torch.Tensor, dict[str, Any]]
     _step_supports_amp_scaling = True  # a GradScaler leaves unscaling, and the decision to skip, to step()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all ranks with the gradients since the last one."""
         self._opt_called = True  # what torch's learning rate schedulers look at
         loss = None
@@ -114,8 +115,9 @@ def _refuse_copy(what: str) -> NoReturn:
 
 def class_for(kind: type[Optimizer]) -> type[WrappedOptimizer]:
     """A subclass of the user's own class, with its name."""
-    made = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    made: Any = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     made.step = Optimizer.profile_hook_step(WrappedOptimizer.step)  # with the hooks before and after a step
     made.step.hooked = True
     made.step._wrapped_by_lr_sched = True  # schedulers need not wrap it once more
-    return made
+    wrapped: type[WrappedOptimizer] = made
+    return wrapped

@@ -15,6 +15,7 @@ from ballast.connecting import Group
 from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.memory import tensor_of
+from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import Member, model_of, units_of
 
 Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
@@ -24,7 +25,7 @@ Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parame
 class StepNumbers:
     """What a step is made with."""
 
-    rules: list[_core.Rule]  # by group
+    rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
 
@@ -70,7 +71,7 @@ class Partition:
     def _address_of(self, unit: int, tensor: int) -> int:
         parameter = self._units[unit].members[tensor].parameter
         self._source = parameter.detach().to("cpu").contiguous()  # lives until the next one is asked for
-        return self._source.data_ptr()
+        return int(self._source.data_ptr())
 
     def _place(self, member: Member) -> torch.Tensor:
         unit = self._units[member.unit]
@@ -183,7 +184,7 @@ class Partition:
     def norm_of(self, member: int) -> float:
         if self._norms is None:
             self._agree()
-            self._norms = self._core.tensor_norms(1.0)
+            self._norms = self._core.tensor_norms(loss_scale=1.0)
         place = self._members[member]
         return self._norms[place.unit][place.tensor] * abs(self._factors.get(member, 1.0))
 
@@ -203,7 +204,7 @@ class Partition:
     def gradient_norm(self) -> float:
         """Of all gradients, of which all ranks ask together."""
         self._agree()
-        return self._core.gradient_norm(1.0 / self._factor())
+        return self._core.gradient_norm(loss_scale=1.0 / self._factor())
 
     def _factor(self) -> float:
         factors = {self._factors.get(member, 1.0) for member in self._taken}
@@ -279,8 +280,8 @@ class Partition:
 
     def _discard_what_was_cleared(self) -> None:
         """Gradients may have been cleared through the model, too."""
-        is_there = lambda number: isinstance(self._members[number].parameter.grad, TakenGradient)
-        cleared = [number for number in self._taken if not is_there(number)]
+        gradients = {number: self._members[number].parameter.grad for number in self._taken}
+        cleared = [number for number, gradient in gradients.items() if not isinstance(gradient, TakenGradient)]
         if len(cleared) < len(self._taken) and cleared:
             refuse(
                 "some gradients were cleared, and others were not",
@@ -322,9 +323,6 @@ class Partition:
     @property
     def members(self) -> Sequence[Member]:
         return self._members
-
-    def metrics(self) -> dict[str, Any]:
-        return self._core.metrics
 
     def ledger(self) -> str:
         return self._core.ledger()

@@ -11,7 +11,8 @@ from ballast import _core
 from ballast.checks import fail, refuse
 
 Group = Mapping[str, Any]
-MakeRule = Callable[[Group], "_core.Rule"]
+Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad
+MakeRule = Callable[[Group], Rule]
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule:
@@ -46,11 +47,11 @@ def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule:
     )
 
 
-def _adamw(group: Group) -> _core.Rule:
+def _adamw(group: Group) -> Rule:
     return _core.AdamW(**_of_adam(group), **_common(group))
 
 
-def _adam(group: Group) -> _core.Rule:
+def _adam(group: Group) -> Rule:
     make = _core.AdamW if group.get("decoupled_weight_decay") else _core.Adam
     return make(**_of_adam(group), **_common(group))
 
@@ -60,11 +61,11 @@ def _of_adam(group: Group) -> dict[str, Any]:
     return {"beta1": beta1, "beta2": beta2, "eps": float(group["eps"]), "amsgrad": bool(group["amsgrad"])}
 
 
-def _sgd(group: Group) -> _core.Rule:
+def _sgd(group: Group) -> Rule:
     return _core.Sgd(**_common(group))
 
 
-def _sgd_momentum(group: Group) -> _core.Rule:
+def _sgd_momentum(group: Group) -> Rule:
     return _core.SgdMomentum(
         momentum=float(group["momentum"]),
         dampening=float(group["dampening"]),
@@ -73,11 +74,11 @@ def _sgd_momentum(group: Group) -> _core.Rule:
     )
 
 
-def _adagrad(group: Group) -> _core.Rule:
+def _adagrad(group: Group) -> Rule:
     return _core.Adagrad(lr_decay=float(group["lr_decay"]), eps=float(group["eps"]), **_common(group))
 
 
-def _lion(group: Group) -> _core.Rule:
+def _lion(group: Group) -> Rule:
     beta1, beta2 = (float(beta) for beta in group["betas"])
     return _core.Lion(beta1=beta1, beta2=beta2, **_common(group))
 

@@ -22,7 +22,7 @@ class LazyState(torch.Tensor):
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor]) -> LazyState:
-        moment: LazyState = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        moment: LazyState = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=torch.float32
         )
         moment.read_now = read

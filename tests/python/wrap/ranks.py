@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 def run_ranks(size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
     """What body(rank, *args) returns on each rank; fails with what the first rank has failed with."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # seconds, once
     with TemporaryDirectory() as folder:
         ends = [context.Pipe(duplex=False) for _ in range(size)]
         ranks = [
@@ -35,7 +36,7 @@ def run_ranks(size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
 
 def _answer(receiver: Any) -> tuple[str, Any]:
     try:
-        answer: tuple[str, Any] = receiver.recv()
+        answer: tuple[str, Any] = pickle.loads(receiver.recv_bytes())
         return answer
     except EOFError:
         return "it died", None
@@ -49,9 +50,10 @@ def _run(rank: int, size: int, folder: str, sender: Any, body: Callable[..., Any
     try:
         store = f"file://{Path(folder) / 'store'}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-        sender.send(("", body(rank, *args)))
+        answer = pickle.dumps(("", body(rank, *args)))  # connections themselves would lend tensors' memory
+        sender.send_bytes(answer)
         dist.barrier()
         dist.destroy_process_group()
     except BaseException:
-        sender.send((traceback.format_exc(), None))
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
         sys.exit(1)

@@ -1,0 +1,154 @@
+#include "python/bindings/session.h"
+
+#include <cstring>
+
+namespace ballast::python {
+namespace {
+
+TrainingOptions training_options(const SessionOptions& asked) {
+  TrainingOptions options{
+      .stage = asked.stage,
+      .parameters = asked.parameters,
+      .gradients = asked.gradients,
+      .state = asked.state,
+      .drives = {.directories = {asked.directories.begin(), asked.directories.end()}, .run = asked.run},
+      .format = asked.format,
+      .keeps_timeline = asked.keeps_timeline,
+      .threads = asked.threads,
+      .gpu = asked.gpu,
+      .stream = reinterpret_cast<StreamHandle>(asked.stream)};
+  if (asked.tile_elements > 0) options.tile_elements = asked.tile_elements;
+  for (const std::size_t unit : asked.backward_order)
+    options.trace.push_back({unit, Phase::backward});
+  return options;
+}
+
+}  // namespace
+
+Session::Session(Model model, py::object group, std::vector<optim::Rule> rules, const SessionOptions& options)
+    : group_(std::move(group)), gpu_(options.gpu) {
+  Communicator& world = group_.cast<Group&>().communicator();
+  const py::gil_scoped_release released;
+  training_.emplace(std::move(model), world, std::move(rules), training_options(options));
+}
+
+// `address` takes Python's lock itself.
+void Session::start(const AddressOf& address) {
+  const py::gil_scoped_release released;
+  training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    const auto* const from = reinterpret_cast<const std::byte*>(address(unit, tensor));
+    std::memcpy(to.data(), from + range.first * byte_size(to.dtype()), to.bytes());
+  });
+}
+
+std::vector<std::size_t> Session::tensor_begins(std::size_t unit) const {
+  return training_->plan().layout().units.at(unit).tensor_begin;
+}
+
+Memory Session::whole_parameters(std::size_t unit) {
+  const View whole = training_->engine().whole_parameters(unit);
+  return {whole.data(), whole.bytes(), gpu_, {}};
+}
+
+Memory Session::lend_gradients(std::size_t unit) {
+  const py::gil_scoped_release released;
+  lease_.emplace(training_->backward(unit));
+  const View lent = lease_->gradients();
+  return {lent.data(), lent.bytes(), gpu_, {}};
+}
+
+void Session::give_back() {
+  const py::gil_scoped_release released;
+  lease_.reset();
+}
+
+double Session::gradient_norm(double loss_scale) {
+  const py::gil_scoped_release released;
+  return training_->engine().gradient_norm(loss_scale);
+}
+
+std::vector<std::vector<double>> Session::tensor_norms(double loss_scale) {
+  const py::gil_scoped_release released;
+  return training_->engine().tensor_norms(loss_scale);
+}
+
+StepResult Session::step(const std::vector<optim::Rule>& rules, double max_norm, double loss_scale, bool discard,
+                         const std::vector<std::uint64_t>& begun_at) {
+  const py::gil_scoped_release released;
+  return training_->engine().step({rules, max_norm, loss_scale, discard, begun_at});
+}
+
+void Session::finish() {
+  const py::gil_scoped_release released;
+  training_->engine().finish();
+}
+
+std::string Session::chrome_trace() {
+  finish();
+  return training_->chrome_trace();
+}
+
+// The tensors' parts in a tile, and where those begin in it.
+template <class Visit>
+void Session::each_part(const OwnTile& tile, Visit&& visit) const {
+  const UnitLayout& layout = training_->plan().layout().units[tile.unit];
+  const std::size_t first = tile.range.first - layout.trained.of_rank(rank_in_shard_group()).first;
+  for (const TensorPart& part : tensors_in(training_->model().units[tile.unit], layout, layout.trained,
+                                           rank_in_shard_group(), {first, tile.range.count})) {
+    visit(part.tensor, part.range, part.in_shard - first);
+  }
+}
+
+Session::Parts Session::parts(std::size_t unit, std::size_t tensor) const {
+  const Unit& model = training_->model().units.at(unit);
+  const UnitLayout& layout = training_->plan().layout().units[unit];
+  Parts parts;
+  for (const TensorPart& part : owners_of(model, layout, tensor, {0, model.tensors.at(tensor).elements()})) {
+    if (part.rank == rank_in_shard_group()) parts.emplace_back(part.range.first, part.range.count);
+  }
+  return parts;
+}
+
+void Session::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into) {
+  const py::gil_scoped_release released;
+  std::vector<float> numbers;
+  training_->engine().look_at_state([&](const OwnTile& tile) {
+    if (tile.unit != unit) return;
+    numbers.resize(tile.memory.count);
+    kernels::read_moment(tile.memory, moment, numbers);
+    each_part(tile, [&](std::size_t found, const Range& range, std::size_t in_tile) {
+      if (found != tensor) return;
+      std::copy_n(numbers.data() + in_tile, range.count, reinterpret_cast<float*>(into) + range.first);
+    });
+  });
+}
+
+void Session::write_moments(const MomentAddress& address) {
+  const py::gil_scoped_release released;
+  std::vector<float> numbers;
+  training_->engine().change_state([&](const OwnTile& tile) {
+    for (const kernels::Moment moment : {kernels::Moment::momentum, kernels::Moment::variance}) {
+      if ((moment == kernels::Moment::momentum ? tile.memory.momentum : tile.memory.variance) == nullptr) continue;
+      numbers.resize(tile.memory.count);
+      kernels::read_moment(tile.memory, moment, numbers);
+      each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
+        const std::uintptr_t from = address(tile.unit, tensor, moment);
+        if (from == 0) return;
+        std::copy_n(reinterpret_cast<const float*>(from) + range.first, range.count, numbers.data() + in_tile);
+      });
+      kernels::write_moment(tile.memory, moment, numbers);
+    }
+  });
+}
+
+void Session::take_whole_parameters() {
+  const py::gil_scoped_release released;
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  training_->engine().change_state([&](const OwnTile& tile) {
+    const View part = training_->engine().whole_parameters(tile.unit).part(tile.range.first, tile.range.count);
+    training_->engine().read_memory(part, tile.memory.parameter);
+    kernels::begin_master(tile.memory, *backend);
+  });
+}
+
+}  // namespace ballast::python

@@ -1,0 +1,83 @@
+// A training as Python has it: memory by its address, and callbacks for numbers that torch holds. Keeps the group that it
+// trains in, and lets Python's other threads run while it works or waits.
+#pragma once
+
+#include <optional>
+
+#include "kernels/state_access.h"
+#include "python/bindings/group.h"
+#include "zero/training.h"
+
+namespace ballast::python {
+
+// A stretch of memory of the training, which lives as long as this is looked at.
+struct Memory {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::optional<int> gpu{};
+  py::object owner{};
+};
+
+struct SessionOptions {
+  int stage = 0;
+  Spread parameters{};
+  Spread gradients{};
+  Spread state{};
+  std::vector<std::string> directories{};
+  std::string run;
+  kernels::StateFormat format = kernels::StateFormat::fp32;
+  std::size_t tile_elements = 0;              // 0: the library's own choice
+  std::vector<std::size_t> backward_order{};  // of units, which are not lent forward; else in order of declaration
+  int threads = 0;
+  std::optional<int> gpu{};
+  std::uintptr_t stream = 0;
+  bool keeps_timeline = false;
+};
+
+class Session {
+ public:
+  // The address of a tensor's first parameters on the host, in the unit's format.
+  using AddressOf = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor)>;
+  // That of a moment of all of a tensor, in fp32; 0: it stays as it is.
+  using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
+  using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
+
+  Session(Model model, py::object group, std::vector<optim::Rule> rules, const SessionOptions& options);
+
+  bool found() const { return training_->found(); }
+  void start(const AddressOf& address);
+  std::uint64_t steps() const { return training_->steps(); }
+  std::vector<std::size_t> tensor_begins(std::size_t unit) const;
+  Memory whole_parameters(std::size_t unit);
+
+  Memory lend_gradients(std::size_t unit);  // until they are given back
+  void give_back();
+  double gradient_norm(double loss_scale);
+  std::vector<std::vector<double>> tensor_norms(double loss_scale);
+  StepResult step(const std::vector<optim::Rule>& rules, double max_norm, double loss_scale, bool discard,
+                  const std::vector<std::uint64_t>& begun_at);
+  void finish();
+
+  // Between steps. A rank keeps the moments of its parts.
+  Parts parts(std::size_t unit, std::size_t tensor) const;
+  void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
+  void write_moments(const MomentAddress& address);
+  void take_whole_parameters();  // into the state, after their owner has written to them
+  void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
+
+  Metrics metrics() { return training_->engine().metrics(); }
+  std::string ledger() const { return to_text(training_->ledger()); }
+  std::string chrome_trace();
+
+ private:
+  template <class Visit>
+  void each_part(const OwnTile& tile, Visit&& visit) const;
+  std::size_t rank_in_shard_group() const { return training_->plan().input().rank_in_shard_group; }
+
+  py::object group_;
+  std::optional<int> gpu_;
+  std::optional<Training> training_;
+  std::optional<Lease> lease_;
+};
+
+}  // namespace ballast::python

@@ -1,0 +1,111 @@
+"""What ranks do in the tests: functions that other processes can find by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from python.wrap.loops import Loop, mean_square, mlp
+
+import ballast
+
+Trained = tuple[list[float], list[torch.Tensor]]
+
+
+def loop_of(rank: int, **changes: Any) -> Loop:
+    return Loop(rank=rank, ranks=dist.get_world_size(), **changes)
+
+
+def in_every_way(rank: int, micro_steps: int, clip: float | None, ways: list[dict[str, Any]]) -> list[Trained]:
+    """First as torch's DistributedDataParallel does."""
+    loop = loop_of(rank, micro_steps=micro_steps, clip=clip)
+    model = torch.nn.parallel.DistributedDataParallel(mlp())
+    runs = [loop.train(model, torch.optim.AdamW(model.parameters(), lr=1e-2))]
+    runs += [loop.run(**options) for options in ways]
+    return [(run.losses, run.parameters) for run in runs]
+
+
+def different_beginnings(rank: int) -> list[torch.Tensor]:
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(20, 5)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    mean_square(model, torch.ones(20)).backward()
+    optimizer.step()
+    return before + [parameter.detach().clone() for parameter in model.parameters()]
+
+
+class Routed(torch.nn.Module):
+    """Each rank uses an expert of its own, and the last one is used by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(20, 20)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(20, 5) for _ in range(3)])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.experts[dist.get_rank() % 2](self.first(batch))
+        return result
+
+
+def routed(rank: int, stage: int | None) -> list[torch.Tensor]:
+    loop = loop_of(rank, make_model=Routed, micro_steps=2, optimizer_options={"lr": 1e-2, "weight_decay": 0.0})
+    if stage is not None:
+        return loop.run(stage=stage).parameters
+    ddp = torch.nn.parallel.DistributedDataParallel(Routed(), find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.0)
+    return loop.train(ddp, optimizer).parameters
+
+
+def one_rank_has_no_batch(rank: int) -> list[torch.Tensor]:
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+    if rank == 0:
+        mean_square(model, torch.ones(20)).backward()
+    optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def saved_state(rank: int) -> tuple[dict[str, Any], list[float], list[float]]:
+    """Saved after three steps; what comes then; and what comes after loading it into another."""
+    loop = loop_of(rank, steps=3)
+    run = loop.run(stage=2)
+    saved = torch.nn.Module.state_dict(run.model), run.optimizer.state_dict()
+    parts = {name: value.clone() for name, value in saved[0].items()}
+    state = {
+        key: {name: torch.clone(value) for name, value in values.items()} for key, values in saved[1]["state"].items()
+    }
+    longer = loop_of(rank, steps=6)
+    on = longer.train(run.model, run.optimizer, 3).losses
+    model = mlp(24)
+    model.load_state_dict(parts)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    optimizer.load_state_dict({"state": state, "param_groups": saved[1]["param_groups"]})
+    return state, on, longer.train(model, optimizer, 3).losses
+
+
+def beside_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
+    """Pairs of ranks hold two halves of a layer; the others have other data."""
+    halves = dist.get_world_size() // ranks_of_data
+    groups = [dist.new_group([half + halves * i for i in range(ranks_of_data)]) for half in range(halves)]
+    half = rank % halves
+    torch.manual_seed(half)
+    weight = torch.nn.Parameter(torch.randn(5, 20))
+    optimizer = ballast.wrap(torch.optim.SGD([weight], lr=0.1), process_group=groups[half])
+    (weight.sum() * (1 + rank // halves)).backward()
+    optimizer.step()
+    return [optimizer.metrics()["grad_norm"], float(weight.sum())]
+
+
+def different_uses(rank: int) -> str:
+    """Ranks that train different parameters are told so."""
+    model = mlp() if rank == 0 else mlp(30)
+    try:
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), timeout=20)
+        mean_square(model, torch.ones(20)).backward()
+        optimizer.step()
+    except ballast.Error as error:
+        return str(error)
+    return ""
