@@ -172,12 +172,19 @@ Lease Engine::lend(std::size_t unit, Phase phase) {
   while (memory.size() < chain.size()) {
     memory.push_back(take());
   }
-  so_far_.visits.insert(so_far_.visits.end(), chain.begin(), chain.end());
+  remember(chain);
   const std::size_t end = first + memory.size();
   return Lease(std::move(memory), [this, first, end] {
     for (std::size_t use = first; use < end; ++use)
       give_back(use);
   });
+}
+
+// Long evaluations leave the order too: uses in forward are over when the next list begins, and need not be compiled again.
+void Engine::remember(const Trace& chain) {
+  visited_.insert(visited_.end(), chain.begin(), chain.end());
+  const bool counts = !departed_ || chain.back().phase == Phase::backward;
+  if (counts) so_far_.visits.insert(so_far_.visits.end(), chain.begin(), chain.end());
 }
 
 // The trainer's next turn.
@@ -335,6 +342,7 @@ void Engine::begin_round() {
   if (stream_) now().clock->set();
   next_ = 0;
   so_far_ = {};
+  visited_.clear();
   prepared_ = norm_is_known_ = false;
 }
 

@@ -127,6 +127,7 @@ class Engine {
   // engine.cpp: the trainer's thread.
   Lease lend(std::size_t unit, Phase phase);
   Lease::Memory take();
+  void remember(const Trace& chain);
   void begin_use(const Op& op, OpProgress& progress);
   void give_back(std::size_t use);
   void come_to_agreement();
@@ -211,7 +212,8 @@ class Engine {
   std::array<Round, 3> rounds_;
   std::size_t round_ = 0;
   std::size_t next_ = 0;       // operation to issue
-  DepartedRound so_far_{};     // of this round
+  Trace visited_{};            // in this round
+  DepartedRound so_far_{};     // the same, as far as it counts for what is served
   bool departed_ = false;      // in this round
   std::vector<Op> served_{};   // the list that is followed then
   Trace last_departed_{};      // of the round before, if that departed

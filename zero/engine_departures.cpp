@@ -58,7 +58,7 @@ void Engine::follow(std::vector<Op> ops, const Visit& asked) {
   Round& round = now();
   round.list = &served_;
   round.ops = std::vector<OpProgress>(served_.size());
-  round.place = {static_cast<std::int64_t>(so_far_.visits.size()), static_cast<std::int64_t>(asked.unit + 1),
+  round.place = {static_cast<std::int64_t>(visited_.size()), static_cast<std::int64_t>(asked.unit + 1),
                  static_cast<std::int64_t>(asked.phase)};
   next_ = 0;
   issue_up_to_trainer();
@@ -81,14 +81,14 @@ void Engine::return_to_program() {
   departed_ = false;
   const Trace repeated = repeated_order();
   const bool changed = !repeated.empty() && change_program(repeated, input_.sums_pass_by);
-  last_departed_ = std::move(so_far_.visits);
+  last_departed_ = visited_;
   begin_program();
   wait_exposed(Phase::step, Lane::gather, [&] { run_entry(changed); });
 }
 
 // The order of each micro-step of this round, if the last one departed and had the same; else empty.
 Trace Engine::repeated_order() const {
-  const Trace& visits = so_far_.visits;
+  const Trace& visits = visited_;
   const std::size_t length = visits.size() / input_.micro_steps;
   if (visits != last_departed_ || visits.size() % input_.micro_steps != 0) return {};
   for (std::size_t i = length; i < visits.size(); ++i) {
