@@ -9,6 +9,7 @@ True
 from ballast._core import version as __version__
 from ballast.connecting import Group, Store, connect
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
+from ballast.gathering import gather
 from ballast.machine import this_machine
 from ballast.options import PlanOptions
 from ballast.planning import front, plan
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "connect",
     "front",
+    "gather",
     "human_size",
     "parse_rate",
     "parse_size",

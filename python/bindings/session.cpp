@@ -50,6 +50,13 @@ Memory Session::whole_parameters(std::size_t unit) {
   return {whole.data(), whole.bytes(), gpu_, {}};
 }
 
+Memory Session::lend_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  lease_.emplace(training_->forward(unit));
+  const ConstView lent = lease_->parameters();
+  return {const_cast<std::byte*>(lent.data()), lent.bytes(), gpu_, {}};  // torch has no tensors that can only be read
+}
+
 Memory Session::lend_gradients(std::size_t unit) {
   const py::gil_scoped_release released;
   lease_.emplace(training_->backward(unit));
@@ -138,6 +145,23 @@ void Session::write_moments(const MomentAddress& address) {
       });
       kernels::write_moment(tile.memory, moment, numbers);
     }
+  });
+}
+
+void Session::write_parameters(const AddressOf& address) {
+  const py::gil_scoped_release released;
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  training_->engine().change_state([&](const OwnTile& tile) {
+    const std::size_t width = byte_size(tile.memory.parameter_dtype);
+    bool is_new = false;
+    each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
+      const std::uintptr_t from = address(tile.unit, tensor);
+      if (from == 0) return;
+      const auto* const values = reinterpret_cast<const std::byte*>(from) + range.first * width;
+      std::memcpy(tile.memory.parameter + in_tile * width, values, range.count * width);
+      is_new = true;
+    });
+    if (is_new) kernels::begin_master(tile.memory, *backend);
   });
 }
 

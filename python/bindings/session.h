@@ -50,7 +50,9 @@ class Session {
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;
   Memory whole_parameters(std::size_t unit);
 
-  Memory lend_gradients(std::size_t unit);  // until they are given back
+  // One unit at a time, until it is given back.
+  Memory lend_parameters(std::size_t unit);
+  Memory lend_gradients(std::size_t unit);
   void give_back();
   double gradient_norm(double loss_scale);
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
@@ -62,7 +64,8 @@ class Session {
   Parts parts(std::size_t unit, std::size_t tensor) const;
   void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
-  void take_whole_parameters();  // into the state, after their owner has written to them
+  void take_whole_parameters();                     // into the state, after their owner has written to them
+  void write_parameters(const AddressOf& address);  // of all of a tensor; 0: it stays as it is
   void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
 
   Metrics metrics() { return training_->engine().metrics(); }

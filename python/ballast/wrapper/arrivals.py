@@ -7,56 +7,56 @@ from collections.abc import Sequence
 
 class Arrivals:
     """Gradients arrive one by one, on each rank in an order of its own, and some of them on some ranks only. Units are taken
-    whole and in one order, pass after pass, so that all ranks take the same ones.
+    whole and in one order, pass after pass, so that all ranks take the same ones, and sums do not depend on what is a unit.
+    A pass ends where a gradient arrives for the second time.
 
     >>> arrivals = Arrivals(order=[1, 0], members=[1, 2])  # unit 0 has one parameter, unit 1 has two
     >>> arrivals.arrived(1, 0), arrivals.arrived(0, 0)  # unit 0 is complete, but it is not its turn
     ([], [])
     >>> arrivals.arrived(1, 1)
     [1, 0]
-    >>> arrivals.arrived(0, 0), arrivals.passes
-    ([], 2)
-    >>> arrivals.rest(passes=2)  # the second pass
+    >>> arrivals.ended_by(0, 0), arrivals.arrived(0, 0)  # the second pass
+    ([], [])
+    >>> arrivals.ended_by(0, 0)  # and the third: unit 1 had nothing new
     [1, 0]
+    >>> arrivals.arrived(0, 0), arrivals.passes
+    ([], 3)
+    >>> arrivals.rest(passes=4)  # another rank has had one more
+    [1, 0, 1, 0]
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
         self._order = list(order)
         self._members = list(members)
-        self._came = [[0] * count for count in members]  # in this step
-        self._missing = [set(range(count)) for count in members]  # since the unit was taken last
-        self._taken = 0
-        self.completed: list[int] = []  # units, in the order in which their first passes ended here
+        self._begin_pass()
+        self.passes = 0  # begun
+        self.completed: list[int] = []  # units, in the order in which they were complete in the first pass
 
-    @property
-    def passes(self) -> int:
-        """How many there have been on this rank: as many as the gradients of one parameter."""
-        return max((count for unit in self._came for count in unit), default=0)
-
-    def arrived(self, unit: int, member: int) -> list[int]:
-        """The units to be taken now."""
-        self._came[unit][member] += 1
-        self._missing[unit].discard(member)
-        if not self._missing[unit] and unit not in self.completed:
-            self.completed.append(unit)
-        taken = []
-        while self._order and not self._missing[self._next()]:
-            taken.append(self._take())
-        return taken
-
-    def rest(self, passes: int) -> list[int]:
-        """The units that complete so many passes, with whatever has arrived of them. Then the next step begins."""
-        rest = [self._take() for _ in range(passes * len(self._order) - self._taken)]
-        self._came = [[0] * count for count in self._members]
+    def _begin_pass(self) -> None:
         self._missing = [set(range(count)) for count in self._members]
         self._taken = 0
+
+    def ended_by(self, unit: int, member: int) -> list[int]:
+        """What is left to take of the pass that ends when this gradient arrives; to be asked before it is put aside."""
+        if self.passes == 0 or member in self._missing[unit]:
+            return []
+        rest = self._order[self._taken :]
+        self._begin_pass()
+        self.passes += 1
         return rest
 
-    def _next(self) -> int:
-        return self._order[self._taken % len(self._order)]
+    def arrived(self, unit: int, member: int) -> list[int]:
+        """What is to be taken now."""
+        self.passes = max(1, self.passes)
+        self._missing[unit].discard(member)
+        if self.passes == 1 and not self._missing[unit]:
+            self.completed.append(unit)
+        first = self._taken
+        while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:
+            self._taken += 1
+        return self._order[first : self._taken]
 
-    def _take(self) -> int:
-        unit = self._next()
-        self._missing[unit] = set(range(self._members[unit]))
-        self._taken += 1
-        return unit
+    def rest(self, passes: int) -> list[int]:
+        """What completes so many passes."""
+        left = self._order[self._taken :] if self.passes > 0 else []
+        return left + self._order * (passes - self.passes)

@@ -25,25 +25,31 @@ class Taker(Protocol):
 
 class TakenGradient(torch.Tensor):
     """Answers what norms, clipping and gradient scalers ask of a gradient, from the sums over all ranks. Gradients that
-    arrive later are added to it by autograd, and wait in `fresh`."""
+    arrive later are added to it by autograd, and wait in `next`."""
 
     taker: Taker
     member: int
-    fresh: torch.Tensor | None
+    fresh: torch.Tensor | None  # what has come, until the unit is taken
+    next: torch.Tensor | None  # what comes in the pass that begins now
     spent: bool  # in a step
 
     @staticmethod
-    def __new__(cls, parameter: torch.Tensor, taker: Taker, member: int) -> TakenGradient:
+    def __new__(
+        cls, parameter: torch.Tensor, taker: Taker, member: int, fresh: torch.Tensor | None = None
+    ) -> TakenGradient:
         gradient: TakenGradient = torch.Tensor._make_wrapper_subclass(
             cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
         )
         gradient.taker = taker
         gradient.member = member
-        gradient.fresh = None
+        gradient.fresh = fresh
+        gradient.next = None
         gradient.spent = False
         return gradient
 
-    def __init__(self, parameter: torch.Tensor, taker: Taker, member: int):
+    def __init__(
+        self, parameter: torch.Tensor, taker: Taker, member: int, fresh: torch.Tensor | None = None
+    ):
         pass
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -67,7 +73,7 @@ class TakenGradient(torch.Tensor):
                     needed="optimizer.zero_grad() after each step",
                 ),
             )
-        self.fresh = gradient if self.fresh is None else self.fresh + gradient
+        self.next = gradient if self.next is None else self.next + gradient
 
 
 def refuse(func: Any, args: Sequence[Any]) -> NoReturn:
@@ -123,7 +129,7 @@ def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
 
 def _zero(gradient: TakenGradient) -> TakenGradient:
     gradient.taker.drop(gradient.member)
-    gradient.fresh = None
+    gradient.fresh = gradient.next = None
     return gradient
 
 

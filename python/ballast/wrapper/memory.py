@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ballast import _core
+from ballast.wrapper.units import Member, UnitOfMembers
 
 
 class _OnGpu:
@@ -27,3 +30,13 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype) -> torch.Tensor:
     if memory.gpu is None:
         return torch.frombuffer(memory, dtype=dtype)
     return torch.as_tensor(_OnGpu(memory), device=f"cuda:{memory.gpu}").view(dtype)
+
+
+def views_in(
+    memory: _core.Memory, unit: UnitOfMembers, begins: list[int], members: Sequence[Member]
+) -> list[torch.Tensor]:
+    """Of these members of the unit, in memory that is laid out like it."""
+    whole = tensor_of(memory, unit.dtype)
+    return [
+        whole[begins[member.tensor] :][: member.parameter.numel()].view(member.parameter.shape) for member in members
+    ]

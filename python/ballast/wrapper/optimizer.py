@@ -87,13 +87,15 @@ class WrappedOptimizer(Optimizer):
         return self._ballast.partition().ledger()
 
     def close(self) -> None:
-        """Gives all memory and files back. The parameters stay as they are, and the optimizer is of no use any more."""
+        """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of no
+        use any more. One that is deleted instead leaves parameters that are partitioned over ranks without their numbers."""
         self.state.clear()
-        self._ballast.close()
+        self._ballast.close(together=True)
 
     def __del__(self) -> None:
         if "_ballast" in self.__dict__:
-            self.close()
+            self.state.clear()
+            self._ballast.close(together=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse_copy("copied")

@@ -20,6 +20,7 @@ class WrapOptions:
     """The keywords of `wrap()`, beside the process group."""
 
     stage: int = 2
+    units: tuple[str, ...] = ()  # classes of modules whose parameters are gathered together; else repeated blocks
     offload: str | Mapping[str, str] | None = None
     max_grad_norm: float | None = None
     state_format: str = "auto"
@@ -75,21 +76,21 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
     """
     all_known("option", given, (known.name for known in fields(WrapOptions)))
     options = WrapOptions(**given)
-    if options.stage not in (0, 1, 2):
-        refuse(f"stage={options.stage!r} was asked for", needed="0, 1 or 2")
+    if options.stage not in (0, 1, 2, 3):
+        refuse(f"stage={options.stage!r} was asked for", needed="0, 1, 2 or 3")
     one_of("state format", options.state_format, ["auto", *(known.name for known in _core.StateFormat)])
     if options.max_grad_norm is not None and not options.max_grad_norm > 0:
         refuse(f"max_grad_norm={options.max_grad_norm} was asked for", needed="a number above 0, or None")
     all_known("kind of state", options._places(), KINDS)
     for kind, word in options._places().items():
-        _check_place(kind, word)
+        _check_place(kind, word, options.stage)
     return options
 
 
-def _check_place(kind: str, word: str) -> None:
+def _check_place(kind: str, word: str, stage: int) -> None:
     tier, _, path = word.partition(":")
     one_of("tier", tier, [known.name for known in _core.Tier])
-    if kind == "parameters" and tier != "device":
+    if kind == "parameters" and tier != "device" and stage < 3:
         refuse(f"parameters were to be kept on {tier}", needed="stage 3: below it they are kept whole, on the device")
     if tier == "nvme" and not path:
         refuse("state was to be kept on a drive, and no directory was given", needed='such as "nvme:/scratch"')

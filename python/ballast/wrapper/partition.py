@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -14,9 +14,21 @@ from ballast.checks import fail, refuse
 from ballast.connecting import Group
 from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.gradients import TakenGradient
-from ballast.wrapper.memory import tensor_of
+from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
-from ballast.wrapper.units import Member, model_of, units_of
+from ballast.wrapper.units import Member, UnitOfMembers, model_of
+
+
+
+class Residence(Protocol):
+    """Where torch sees the parameters."""
+
+    def make_room(self) -> None: ...  # for gradients: nothing else may be lent
+    def after_step(self) -> None: ...
+    def enter(self, unit: int | None) -> None: ...
+    def release(self, together: bool) -> None: ...
+    def take_over_changes(self) -> bool: ...
+
 
 Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
 
@@ -31,150 +43,99 @@ class StepNumbers:
 
 
 class Partition:
-    """Made when parameters are where they stay. They then lie in the library's memory, where its updates are seen at once."""
+    """Made when parameters are where they stay."""
 
     def __init__(
         self,
-        members: list[Member],
+        units: list[UnitOfMembers],
         group: Group,
         numbers: Callable[[], StepNumbers],
         options: _core.TrainingOptions,
+        reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
     ):
-        self._members = members
+        self._units = units
         self._group = group
         self._numbers_now = numbers
-        self._units = units_of(members)
-        self._order = list(reversed(range(len(self._units))))
-        options.backward_order = self._order
-        self._core = _core.Training(
-            model=model_of(self._units), group=group._core, rules=numbers().rules, options=options
-        )
+        self._members = [member for unit in units for member in unit.trained]
+        self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
+        self._in_unit = [number for unit in units for number in range(len(unit.trained))]
+        self._order = [unit for unit in reversed(range(len(units))) if units[unit].trained]
+        if options.stage < 3:  # parameters are always there: nothing is lent forward
+            options.backward_order = self._order
+        self._core = _core.Training(model=model_of(units), group=group._core, rules=numbers().rules, options=options)
         self._core.start(self._address_of)
-        self._places = [self._place(member) for member in members]
-        self._versions = [0] * len(members)
-        self._numbers = {id(member.parameter): number for number, member in enumerate(members)}
+        self._residence = reside(self._core, units)
+        self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._update_is_elsewhere = _keeps_copies(options)
         self._order_is_learnt = False
         self._begin_step()
-        self._adopt()
 
     def _begin_step(self) -> None:
-        self._arrivals = Arrivals(self._order, [len(unit.members) for unit in self._units])
+        self._arrivals = Arrivals(self._order, [len(unit.trained) for unit in self._units])
         self._taken: set[int] = set()  # members
         self._factors: dict[int, float] = {}  # by member: what taken gradients are multiplied by
         self._norms: list[list[float]] | None = None
         self._passes: int | None = None  # of all ranks, once they have agreed
-
-    # --- Memory ---
 
     def _address_of(self, unit: int, tensor: int) -> int:
         parameter = self._units[unit].members[tensor].parameter
         self._source = parameter.detach().to("cpu").contiguous()  # lives until the next one is asked for
         return int(self._source.data_ptr())
 
-    def _place(self, member: Member) -> torch.Tensor:
-        unit = self._units[member.unit]
-        whole = tensor_of(self._core.whole_parameters(member.unit), unit.dtype)
-        begin = self._core.tensor_begins(member.unit)[member.tensor]
-        return whole[begin : begin + member.parameter.numel()].view(member.parameter.shape)
+    def begin_call(self) -> None:
+        """The model is being called, and the residence has not seen it begin."""
+        self._residence.enter(None)
 
-    def _adopt(self) -> None:
-        for number, member in enumerate(self._members):
-            member.parameter.data = self._places[number]
-            self._versions[number] = member.parameter._version
-
-    def release(self) -> None:
-        """Parameters go back into torch's memory."""
-        for number, member in enumerate(self._members):
-            if member.parameter.data_ptr() == self._places[number].data_ptr():
-                member.parameter.data = member.parameter.data.clone()
-
-    def _moved_parameters(self) -> bool:
-        """Whether somebody wrote to parameters, which are back in their places then."""
-        written = False
-        for number, member in enumerate(self._members):
-            parameter, place = member.parameter, self._places[number]
-            if parameter.data_ptr() != place.data_ptr():
-                self._require_same_kind(member, place)
-                place.copy_(parameter.data)
-                parameter.data = place
-                written = True
-            if parameter._version != self._versions[number]:
-                self._versions[number] = parameter._version
-                written = True
-        return written
-
-    def _require_same_kind(self, member: Member, place: torch.Tensor) -> None:
-        parameter = member.parameter
-        if (parameter.dtype, parameter.device, parameter.shape) == (place.dtype, place.device, place.shape):
-            return
-        fail(
-            "unsupported",
-            _core.Problem(
-                what="a parameter has become another one since training began",
-                where=f"parameter {member.name}",
-                needed=f"{place.dtype} on {place.device}, shape {tuple(place.shape)}",
-                available=f"{parameter.dtype} on {parameter.device}, shape {tuple(parameter.shape)}",
-                remedy="Move and cast the model before its first backward pass.",
-            ),
-        )
+    def release(self, together: bool) -> None:
+        """Parameters go back into torch's memory, if all ranks do this together; else those that are whole."""
+        self._residence.release(together)
 
     # --- Gradients ---
 
-    def arrived(self, parameter: torch.Tensor) -> None:
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
         """Called when a gradient has been added to `parameter.grad`."""
         number = self._numbers[id(parameter)]
         if number in self._taken and not isinstance(parameter.grad, TakenGradient):
             self._discard_what_was_cleared()
-        member = self._members[number]
-        for unit in self._arrivals.arrived(member.unit, member.tensor):
-            self._take(unit)
+        place = (self._members[number].unit, self._in_unit[number])
+        self._take_all(self._arrivals.ended_by(*place))
+        self._put_aside(number, parameter)
+        self._take_all(self._arrivals.arrived(*place))
 
-    def _take(self, unit: int, *, count: bool = True) -> None:
-        memory = self._core.lend_gradients(unit)
-        try:
-            if count:
-                self._copy_gradients(unit, memory)
-        finally:
-            self._core.give_back()
+    def _put_aside(self, number: int, parameter: torch.nn.Parameter) -> None:
+        """Until its unit is taken; so that autograd does not add the next pass to it."""
+        gradient = parameter.grad
+        if not isinstance(gradient, TakenGradient):
+            parameter.grad = TakenGradient(parameter, self, number, gradient)
+            self._taken.add(number)
+        elif gradient.next is not None:
+            gradient.fresh, gradient.next = gradient.next, None
+
+    def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
+        for unit in units:
+            self._residence.make_room()
+            memory = self._core.lend_gradients(unit)
+            try:
+                if count:
+                    self._copy_gradients(unit, memory)
+            finally:
+                self._core.give_back()
 
     def _copy_gradients(self, unit: int, memory: _core.Memory) -> None:
-        views = self._views_of(unit, memory)
-        into, gradients = [], []
-        for member, view in zip(self._units[unit].members, views):
-            gradient = self._fresh_gradient(member)
-            if gradient is None:
-                continue
-            into.append(view)
-            gradients.append(gradient.detach().reshape(view.shape))
-        if into:
-            torch._foreach_copy_(into, gradients)
-
-    def _fresh_gradient(self, member: Member) -> torch.Tensor | None:
-        """What has arrived since the unit was taken; from now on it is taken."""
-        parameter = member.parameter
-        gradient = parameter.grad
-        if gradient is None:
-            return None
-        if isinstance(gradient, TakenGradient):
-            fresh, gradient.fresh = gradient.fresh, None
-            return fresh
-        number = self._numbers[id(parameter)]
-        parameter.grad = TakenGradient(parameter, self, number)
-        self._taken.add(number)
-        return gradient.to_dense() if gradient.is_sparse else gradient
-
-    def _views_of(self, unit: int, memory: _core.Memory) -> list[torch.Tensor]:
         key = (unit, memory.address)
         if key not in self._views:
-            whole = tensor_of(memory, self._units[unit].dtype)
-            begins = self._core.tensor_begins(unit)
-            self._views[key] = [
-                whole[begin : begin + member.parameter.numel()].view(member.parameter.shape)
-                for begin, member in zip(begins, self._units[unit].members)
-            ]
-        return self._views[key]
+            self._views[key] = views_in(memory, self._units[unit], self._begins[unit], self._units[unit].trained)
+        into, gradients = [], []
+        for member, view in zip(self._units[unit].trained, self._views[key]):
+            taken = member.parameter.grad
+            if not isinstance(taken, TakenGradient) or taken.fresh is None:
+                continue
+            fresh, taken.fresh = taken.fresh.detach(), None
+            into.append(view)
+            gradients.append((fresh.to_dense() if fresh.is_sparse else fresh).reshape(member.parameter.shape))
+        if into:
+            torch._foreach_copy_(into, gradients)
 
     # --- What is asked of taken gradients ---
 
@@ -232,14 +193,13 @@ class Partition:
         ranks, rank = self._group.size, self._group.rank
         words = [0] * (2 * ranks)
         words[rank] = self._arrivals.passes
-        words[ranks + rank] = int(self._moved_parameters())
+        words[ranks + rank] = int(self._residence.take_over_changes())
         words = self._group.all_reduce(words)
         if any(words[ranks:]) and self._update_is_elsewhere:
             self._core.take_whole_parameters()
         self._passes = max(words[:ranks])
         completed = self._arrivals.completed
-        for unit in self._arrivals.rest(self._passes):
-            self._take(unit, count=count)
+        self._take_all(self._arrivals.rest(self._passes), count=count)
         if self._passes > 0 and not self._order_is_learnt:
             self._learn_order(completed)
         return self._passes
@@ -264,7 +224,7 @@ class Partition:
             loss_scale=loss_scale if discard else loss_scale / self._factor(),
             discard=discard,
         )
-        self._core.finish()
+        self._residence.after_step()
         for number in self._taken:
             gradient = self._members[number].parameter.grad
             if isinstance(gradient, TakenGradient):
@@ -317,6 +277,7 @@ class Partition:
             found = moments.get((id(self._units[unit].members[tensor].parameter), moment))
             return 0 if found is None else found.data_ptr()
 
+        self._residence.make_room()
         self._core.write_moments(address_of)
         self._core.continue_from(steps)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,14 @@ from ballast import _core
 from ballast.checks import refuse
 from ballast.connecting import Group
 from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.modules import units_of_modules
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.rules import MakeRule
 from ballast.wrapper.state import LazyState
-from ballast.wrapper.units import Member, names_of, require_known
+from ballast.wrapper.units import Member, UnitOfMembers, names_of, require_known, units_of
+from ballast.wrapper.whole import WholeParameters
+from ballast.wrapper.window import Window
 
 log = logging.getLogger("ballast")
 
@@ -54,12 +57,21 @@ class Session:
         self.skipped = 0
         self._agree_on_parameters()
         self.watch()
+        if options.stage == 3:  # parameters are partitioned before they are used
+            self._hooks[id(model)] = self.model.register_forward_pre_hook(before_forward(weakref.ref(self)))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._optimizer()
         assert optimizer is not None  # it owns this
         return optimizer
+
+    @property
+    def model(self) -> torch.nn.Module:
+        model = None if self._model is None else self._model()
+        if model is None:
+            refuse("stage 3 was asked for without a model", needed="ballast.wrap(optimizer, model, stage=3)")
+        return model
 
     def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         for number, group in enumerate(self.optimizer.param_groups):
@@ -135,10 +147,22 @@ class Session:
             Member(parameter, names[id(parameter)], self._group_of(number, steps - made.get(id(parameter), 0)))
             for number, parameter in trained
         ]
-        partition = Partition(members, self.group, self.numbers, self._options_for(trained))
+        units, reside = self._units_and_residence(members)
+        partition = Partition(units, self.group, self.numbers, self._options_for(trained), reside)
         if state:
             partition.write_moments(self._moments(partition, state), steps)
         return partition
+
+    def _units_and_residence(self, members: list[Member]) -> tuple[list[UnitOfMembers], Callable[..., Any]]:
+        if self.options.stage < 3:
+            return units_of(members), WholeParameters
+        model = self.model
+        trained = {id(member.parameter): member for member in members}
+        all_members = [
+            trained.get(id(parameter), Member(parameter, name, None)) for name, parameter in model.named_parameters()
+        ]
+        modules = units_of_modules(model, all_members, self.options.units)
+        return modules, partial(Window, model, self.group)
 
     def _options_for(self, trained: list[tuple[int, torch.nn.Parameter]]) -> _core.TrainingOptions:
         gpus = {parameter.device.index for _, parameter in trained if parameter.device.type == "cuda"}
@@ -151,6 +175,9 @@ class Session:
             self._groups.append((number, begun_at))
         return self._groups.index((number, begun_at))
 
+    def _begun_at(self, member: Member) -> int:
+        return 0 if member.group is None else self._groups[member.group][1]
+
     def numbers(self) -> StepNumbers:
         groups = self.optimizer.param_groups
         return StepNumbers(
@@ -159,9 +186,9 @@ class Session:
             max_norm=self.options.max_norm,
         )
 
-    def _drop_partition(self) -> None:
+    def _drop_partition(self, together: bool = True) -> None:
         assert self._partition is not None
-        self._partition.release()
+        self._partition.release(together or self.group.size == 1)
         for member in self._partition.members:
             if isinstance(member.parameter.grad, TakenGradient):
                 member.parameter.grad = None
@@ -227,7 +254,7 @@ class Session:
             if id(parameter) in self._aside:
                 state[parameter] = self._aside[id(parameter)]
         for member in partition.members:
-            begun_at = self._groups[member.group][1]
+            begun_at = self._begun_at(member)
             state[member.parameter] = {
                 "step": LazyState((), f"{member.name}, step", partial(steps_since, partition, begun_at)),
                 **{name: self._lazy(partition, member, moment, name) for moment, name in self._names_of_moments()},
@@ -252,7 +279,7 @@ class Session:
         """All of it, on every rank."""
         state: State = {}
         for member in partition.members:
-            values: dict[str, Any] = {"step": steps_since(partition, self._groups[member.group][1])}
+            values: dict[str, Any] = {"step": steps_since(partition, self._begun_at(member))}
             for moment, name in self._names_of_moments():
                 mine = partition.read_moment(member.parameter, moment)
                 whole = torch.zeros_like(mine)
@@ -276,14 +303,30 @@ class Session:
 
     # --- The end ---
 
-    def close(self) -> None:
+    def close(self, *, together: bool) -> None:
+        """Together with all ranks, which gather what is partitioned; or this one alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
         for hook in self._hooks.values():
             hook.remove()
         self._hooks = {}
         if self._partition is not None:
-            self._drop_partition()
+            self._drop_partition(together)
+
+
+def before_forward(session: Callable[[], Session | None]) -> Callable[..., None]:
+    """Partitions, where that has to be, before the model runs."""
+
+    def hook(*_: Any) -> None:
+        live = session()
+        if live is None:
+            return
+        known = live._partition
+        partition = live.partition()
+        if partition is not known:
+            partition.begin_call()  # its own hook comes too late for this one
+
+    return hook
 
 
 def steps_since(partition: Partition, first: int) -> torch.Tensor:

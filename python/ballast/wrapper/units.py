@@ -20,13 +20,13 @@ DTYPES = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
-    """A parameter that is trained, and where it is kept."""
+    """A parameter, and where it is kept."""
 
     parameter: torch.nn.Parameter
     name: str
-    group: int  # of the library's groups: see grouping in partition.py
+    group: int | None  # of the library's groups: see Session; none: it is frozen
     unit: int = 0
     tensor: int = 0  # in the unit
 
@@ -40,6 +40,10 @@ class UnitOfMembers:
     def elements(self) -> int:
         return sum(member.parameter.numel() for member in self.members)
 
+    @property
+    def trained(self) -> list[Member]:
+        return [member for member in self.members if member.group is not None]
+
 
 def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
     """In the order of declaration, each of one number format."""
@@ -52,6 +56,11 @@ def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
             unit = open_units[dtype] = UnitOfMembers(dtype)
             units.append(unit)
         unit.members.append(member)
+    return numbered(units)
+
+
+def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
+    """Members know where they are."""
     for number, unit in enumerate(units):
         for tensor, member in enumerate(unit.members):
             member.unit, member.tensor = number, tensor
@@ -65,7 +74,12 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
                 f"unit {number}",
                 dtype=DTYPES[unit.dtype],
                 tensors=[
-                    _core.Tensor(member.name, list(member.parameter.shape), group=member.group)
+                    _core.Tensor(
+                        member.name,
+                        list(member.parameter.shape),
+                        group=member.group or 0,
+                        frozen=member.group is None,
+                    )
                     for member in unit.members
                 ],
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from python.wrap.loops import Loop, mean_square, mlp
+from python.wrap.loops import Loop, Tower, mean_square, mlp
 
 import ballast
 
@@ -109,3 +110,30 @@ def different_uses(rank: int) -> str:
     except ballast.Error as error:
         return str(error)
     return ""
+
+
+def towers(rank: int, checkpointing: str, ways: list[dict[str, Any]]) -> list[Trained]:
+    trained = []
+    for options in ways:
+        run = loop_of(rank, make_model=partial(Tower, checkpointing), micro_steps=2, clip=0.5).run(**options)
+        with ballast.gather(run.model):
+            trained.append((run.losses, run.parameters))
+    return trained
+
+
+def changes_while_gathered(rank: int) -> tuple[float, list[float]]:
+    """With parameters written to in stage 3, and in the same way in stage 2."""
+    losses, seen = [], 0.0
+    for stage in (2, 3):
+        loop = loop_of(rank, make_model=Tower, steps=2)
+        run = loop.run(stage=stage)
+        with ballast.gather(run.model), torch.no_grad():
+            run.model.blocks[3].down.weight.fill_(3.0)
+        longer = loop_of(rank, steps=4)
+        losses.append(longer.train(run.model, run.optimizer, 2).losses)
+        run = loop.run(stage=stage)
+        with ballast.gather(run.model), torch.no_grad():
+            run.model.blocks[3].down.weight.fill_(3.0)
+        with ballast.gather(run.model.blocks[3]):
+            seen = float(run.model.blocks[3].down.weight.mean())
+    return seen, losses

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 import ballast
 
@@ -86,3 +87,45 @@ def check_equal(one: Run, other: Run) -> None:
     assert one.losses == other.losses
     for mine, theirs in zip(one.parameters, other.parameters):
         assert torch.equal(mine, theirs)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 2 * width)
+        self.down = torch.nn.Linear(2 * width, width)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        inner = torch.nn.functional.gelu(self.up(self.norm(batch)))
+        result: torch.Tensor = batch + self.down(inner)
+        return result
+
+
+class Tower(torch.nn.Module):
+    """Blocks, one of them used twice; a parameter of the model itself, tied ones, frozen ones, and one that nobody uses."""
+
+    def __init__(self, checkpointing: str = "none"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.checkpointing = checkpointing
+        self.first = torch.nn.Linear(20, 16)
+        self.position = torch.nn.Parameter(torch.randn(16) * 0.1)
+        self.blocks = torch.nn.ModuleList([Block(16) for _ in range(4)])
+        self.blocks[1].requires_grad_(False)
+        self.blocks[2].up.bias.requires_grad_(False)
+        self.unused = torch.nn.Linear(3, 3)
+        self.last = torch.nn.Linear(16, 20, bias=False)
+        self.head = torch.nn.Linear(20, 16)
+        self.head.weight = self.first.weight
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = self.first(batch) + self.position
+        for block in [*self.blocks, self.blocks[0]]:
+            if self.checkpointing == "none":
+                batch = block(batch)
+            else:
+                reentrant = self.checkpointing == "reentrant"
+                batch = torch.utils.checkpoint.checkpoint(block, batch, use_reentrant=reentrant)
+        result: torch.Tensor = self.head(self.last(batch))
+        return result

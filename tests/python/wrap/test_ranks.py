@@ -1,5 +1,9 @@
 """Several processes: beside torch's own data parallelism."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 import torch
 from python.wrap import bodies
@@ -54,6 +58,39 @@ def test_a_process_group_limits_who_shares():
     answers = run_ranks(4, bodies.beside_tensor_parallelism, 2)
     assert answers[0] == answers[2] != answers[1] == answers[3]
     assert all(norm == pytest.approx(15.0) for norm, _ in answers)  # the mean of 1 and 2, a hundred times
+
+
+DIES = """
+import os, torch, ballast
+model = torch.nn.Linear(20, 5)
+optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage={stage}, timeout=120)
+for step in range(5):
+    model(torch.ones(20)).sum().backward()
+    if step == 3 and os.environ["RANK"] == "1":
+        raise RuntimeError("this batch is bad")
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_that_ends_by_an_error_ends_the_others_with_its_name(stage, environment):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "BALLAST_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", DIES.format(stage=stage)],
+            env={**environment, **meeting, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    first, second = (rank.communicate(timeout=100)[1] for rank in ranks)
+    assert "RuntimeError: this batch is bad" in second
+    assert "B3301 rank 1" in first
 
 
 def test_ranks_that_train_different_models_are_told():

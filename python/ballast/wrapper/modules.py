@@ -1,0 +1,76 @@
+"""Which parameters of a model are gathered together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ballast.checks import refuse
+from ballast.wrapper.units import Member, UnitOfMembers, numbered
+
+
+def units_of_modules(
+    model: torch.nn.Module, members: Sequence[Member], kinds: Iterable[str]
+) -> list[UnitOfMembers]:
+    """One for each block, and one for each other module with parameters of its own, in order of declaration. Modules that
+    share a parameter are one unit. `kinds` are names of classes: blocks that were named, instead of those that are found."""
+    blocks = named_blocks(model, set(kinds)) or repeated_blocks(model)
+    by_id = {id(member.parameter): member for member in members}
+    owners: dict[int, int] = {}  # parameter to unit
+    merged: list[list[Member]] = []
+    for module in [*blocks, *(each for each in model.modules())]:
+        own = module.parameters() if module in blocks else module.parameters(recurse=False)
+        _add([by_id[id(parameter)] for parameter in own], owners, merged)
+    units = [unit for group in merged for unit in _by_dtype(group)]
+    position = {id(member): number for number, member in enumerate(members)}
+    units.sort(key=lambda unit: position[id(unit.members[0])])
+    return numbered(units)
+
+
+def _add(members: list[Member], owners: dict[int, int], merged: list[list[Member]]) -> None:
+    known = sorted({owners[id(member.parameter)] for member in members if id(member.parameter) in owners})
+    new = [member for member in members if id(member.parameter) not in owners]
+    if not new and len(known) < 2:
+        return
+    target = known[0] if known else len(merged)
+    if not known:
+        merged.append([])
+    for other in known[1:]:
+        new += merged[other]
+        merged[other] = []
+    merged[target] += new
+    for member in new:
+        owners[id(member.parameter)] = target
+
+
+def _by_dtype(members: list[Member]) -> list[UnitOfMembers]:
+    units: dict[torch.dtype, UnitOfMembers] = {}
+    for member in members:
+        units.setdefault(member.parameter.dtype, UnitOfMembers(member.parameter.dtype)).members.append(member)
+    return list(units.values())
+
+
+def named_blocks(model: torch.nn.Module, kinds: set[str]) -> list[torch.nn.Module]:
+    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+    missing = kinds - {type(module).__name__ for module in blocks}
+    if missing:
+        refuse(f"no module is a {missing.pop()}", where="units", needed="names of classes of the model's modules")
+    return blocks
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Modules of one class, side by side in a list: the outermost such lists."""
+    blocks: list[torch.nn.Module] = []
+
+    def visit(module: torch.nn.Module) -> None:
+        children = list(module.children())
+        is_list = isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
+        if is_list and len(children) > 1 and len({type(child) for child in children}) == 1:
+            blocks.extend(child for child in children if any(True for _ in child.parameters()))
+            return
+        for child in children:
+            visit(child)
+
+    visit(model)
+    return blocks

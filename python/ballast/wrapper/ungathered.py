@@ -1,0 +1,54 @@
+"""What a parameter is while its numbers are elsewhere: it has the shape, and gathers itself when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# What can be asked of a parameter without its numbers.
+_HARMLESS = {
+    "__get__",
+    "__set__",
+    "__repr__",
+    "__hash__",
+    "__len__",
+    "size",
+    "dim",
+    "numel",
+    "nelement",
+    "stride",
+    "is_floating_point",
+    "is_complex",
+    "is_contiguous",
+    "element_size",
+    "requires_grad_",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+}
+
+
+class Ungathered(torch.nn.Parameter):
+    """Made of a parameter by changing its class; and back."""
+
+    ballast_window: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") not in _HARMLESS:
+            for each in _flat(args, (kwargs or {}).values()):
+                if type(each) is Ungathered:
+                    each.ballast_window.gather(each)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _flat(*values: Any) -> list[Any]:
+    flat: list[Any] = []
+    for value in values:
+        for each in value:
+            flat += each if isinstance(each, (list, tuple)) else [each]
+    return flat

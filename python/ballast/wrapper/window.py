@@ -1,0 +1,220 @@
+"""Stage 3: parameters are gathered unit by unit, one unit at a time, wherever torch uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.wrapper.memory import views_in
+from ballast.wrapper.ungathered import Ungathered
+from ballast.wrapper.units import Member, UnitOfMembers
+from ballast.wrapper.whole import require_same_kind
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Instead of what autograd would save of a parameter: where to find it again."""
+
+    unit: int
+    member: int  # of the unit
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # elements, from the member's first
+
+
+class Window:
+    """The unit whose parameters are in memory. Modules open it before they run; what autograd saves for backward of a
+    parameter is found again by opening it."""
+
+    def __init__(
+        self, model: torch.nn.Module, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]
+    ):
+        self._core = core
+        self._group = group
+        self._units = units
+        self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._open: int | None = None
+        self._now: list[torch.Tensor] = []  # the open unit's parameters
+        self._whole: set[int] = set()  # units whose parameters are in torch's memory for a while
+        self._places = {id(member.parameter): member for unit in units for member in unit.members}
+        self._hooks = [hook for module in model.modules() for hook in self._watch(module, module is model)]
+        self._depth = 0  # of calls of modules
+        for member in self._places.values():
+            member.parameter.ballast_window = self
+            self._put_away(member)
+
+    # --- Opening and closing ---
+
+    def open(self, unit: int) -> None:
+        if self._open == unit or unit in self._whole:
+            return
+        self.make_room()
+        memory = self._core.lend_parameters(unit)
+        key = (unit, memory.address)
+        if key not in self._views:
+            self._views[key] = views_in(memory, self._units[unit], self._begins[unit], self._units[unit].members)
+        self._now = self._views[key]
+        self._open = unit
+        for member, view in zip(self._units[unit].members, self._now):
+            member.parameter.__class__ = torch.nn.Parameter
+            member.parameter.data = view
+
+    def make_room(self) -> None:
+        if self._open is None:
+            return
+        for member in self._units[self._open].members:
+            self._put_away(member)
+        self._core.give_back()
+        self._open = None
+
+    @staticmethod
+    def _put_away(member: Member) -> None:
+        parameter = member.parameter
+        nothing = torch.full((1,), float("nan"), dtype=parameter.dtype, device=parameter.device)
+        parameter.data = nothing.expand(parameter.shape)
+        parameter.__class__ = Ungathered
+
+    def gather(self, parameter: torch.nn.Parameter) -> None:
+        """It is used outside of the module that it belongs to."""
+        member = self._places[id(parameter)]
+        if self._depth == 0:
+            fail(
+                "out_of_order",
+                _core.Problem(
+                    what="a parameter was used while its numbers are partitioned over ranks",
+                    where=f"parameter {member.name}",
+                    needed="with ballast.gather(model): ...",
+                ),
+            )
+        self.open(member.unit)
+
+    # --- Modules ---
+
+    def _watch(self, module: torch.nn.Module, is_model: bool) -> list[Any]:
+        own = [self._places[id(parameter)] for parameter in module.parameters(recurse=False)]
+        if not own and not is_model:
+            return []
+        unit = own[0].unit if own else None
+
+        def before(*_: Any) -> None:
+            self.enter(unit)
+
+        def after(*_: Any) -> None:
+            self._depth -= 1
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+        return [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after, always_call=True),
+        ]
+
+    def enter(self, unit: int | None) -> None:
+        self._depth += 1
+        if unit is not None:
+            self.open(unit)
+        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))
+
+    def _savers(self, outer: tuple[Any, Any] | None) -> tuple[Any, Any]:
+        """What is no parameter goes to whoever saves tensors around here: activation checkpointing, for instance."""
+
+        def pack(tensor: torch.Tensor) -> Any:
+            place = self._place_of(tensor)
+            if place is not None:
+                return place
+            return tensor if outer is None else outer[0](tensor)
+
+        def unpack(saved: Any) -> Any:
+            if isinstance(saved, Saved):
+                self.open(saved.unit)
+                whole = self._now[saved.member]
+                return whole.as_strided(saved.size, saved.stride, whole.storage_offset() + saved.offset)
+            return saved if outer is None else outer[1](saved)
+
+        return pack, unpack
+
+    def _place_of(self, tensor: torch.Tensor) -> Saved | None:
+        if self._open is None:
+            return None
+        address = tensor.data_ptr()
+        for number, view in enumerate(self._now):
+            offset = address - view.data_ptr()
+            if 0 <= offset < view.nbytes:
+                elements = offset // view.element_size()
+                return Saved(self._open, number, tuple(tensor.shape), tensor.stride(), elements)
+        return None
+
+    # --- Looking at parameters, and changing them ---
+
+    @contextmanager
+    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        """All ranks do this together."""
+        units = sorted({self._places[id(parameter)].unit for parameter in parameters} - self._whole)
+        versions = {member: self._copy_out(member) for unit in units for member in self._opened(unit)}
+        self.make_room()
+        for member, (values, _) in versions.items():
+            member.parameter.__class__ = torch.nn.Parameter
+            member.parameter.data = values
+        self._whole |= set(units)
+        try:
+            yield
+        finally:
+            self._take_changes(versions)
+            self._whole -= set(units)
+            for member in versions:
+                self._put_away(member)
+
+    def _opened(self, unit: int) -> list[Member]:
+        self.open(unit)
+        return self._units[unit].members
+
+    def _copy_out(self, member: Member) -> tuple[torch.Tensor, int]:
+        return self._now[member.tensor].clone(), member.parameter._version
+
+    def _take_changes(self, versions: dict[Member, tuple[torch.Tensor, int]]) -> None:
+        changed = [
+            member
+            for member, (values, version) in versions.items()
+            if member.parameter._version != version or member.parameter.data_ptr() != values.data_ptr()
+        ]
+        if not any(self._group.all_reduce([len(changed)])):
+            return
+        kept = {}
+        for member in changed:
+            require_same_kind(member, versions[member][0])
+            kept[member.unit, member.tensor] = member.parameter.detach().to("cpu").contiguous()
+
+        def address_of(unit: int, tensor: int) -> int:
+            values = kept.get((unit, tensor))
+            return 0 if values is None else values.data_ptr()
+
+        self._core.write_parameters(address_of)
+
+    # --- As a residence ---
+
+    def after_step(self) -> None:
+        """Updates go on while the next forward pass begins."""
+
+    def take_over_changes(self) -> bool:
+        return False
+
+    def release(self, together: bool) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if not together:
+            return
+        for number in range(len(self._units)):
+            copies = [(member, self._copy_out(member)[0]) for member in self._opened(number)]
+            self.make_room()
+            for member, values in copies:
+                member.parameter.__class__ = torch.nn.Parameter
+                member.parameter.data = values
+                del member.parameter.ballast_window

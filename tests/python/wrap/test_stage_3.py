@@ -1,0 +1,99 @@
+"""Parameters that are partitioned too: the same bits as where they are kept whole."""
+
+from functools import partial
+
+import pytest
+import torch
+from python.wrap import bodies
+from python.wrap.loops import Loop, Tower, check_close, check_equal
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_one_rank_trains_a_model_with_everything_in_it(checkpointing, micro_steps):
+    loop = Loop(make_model=partial(Tower, checkpointing), micro_steps=micro_steps, clip=0.5)
+    plain, whole, ours = loop.run(), loop.run(stage=2), loop.run(stage=3)
+    with ballast.gather(ours.model):
+        check_equal(whole, ours)
+        # Torch leaves unused parameters alone, here they have gradients of zero.
+        torch.nn.init.zeros_(plain.model.unused.weight), torch.nn.init.zeros_(ours.model.unused.weight)
+        torch.nn.init.zeros_(plain.model.unused.bias), torch.nn.init.zeros_(ours.model.unused.bias)
+        check_close(plain, ours, 1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("checkpointing", ["none", "not reentrant"])
+def test_ranks_and_tiers_give_the_same_bits(ranks, checkpointing, tmp_path):
+    everywhere = [
+        {"stage": 3},
+        {"stage": 3, "offload": "host"},
+        {"stage": 3, "offload": {"parameters": f"nvme:{tmp_path}", "gradients": "host", "state": f"nvme:{tmp_path}"}},
+    ]
+    for whole, *others in run_ranks(ranks, bodies.towers, checkpointing, [{"stage": 2}, *everywhere]):
+        for other in others:
+            assert other[0] == whole[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], whole[1]))
+
+
+def test_a_parameter_that_is_touched_names_the_way_to_it():
+    run = Loop(make_model=Tower, steps=1).run(stage=3)
+    weight = run.model.blocks[0].up.weight
+    assert weight.shape == (32, 16)
+    with pytest.raises(ballast.UsageError, match="B1007(.|\n)*blocks.0.up.weight(.|\n)*ballast.gather"):
+        weight.sum()
+    with ballast.gather(weight):
+        assert torch.isfinite(weight).all()
+    with pytest.raises(ballast.UsageError, match="ballast.gather"):
+        run.model.state_dict()
+
+
+def test_what_is_written_while_gathered_is_kept_on_all_ranks():
+    for changed, losses in run_ranks(2, bodies.changes_while_gathered):
+        assert changed == 3.0
+        assert losses[0] == losses[1]
+
+
+def test_evaluation_between_steps_changes_nothing():
+    loop = Loop(make_model=Tower)
+    quiet, ours = loop.run(stage=3), Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters(), lr=1e-2), ours, stage=3)
+    losses = []
+    for step in range(loop.steps):
+        ours.eval()
+        with torch.no_grad():
+            for _ in range(3):
+                ours(loop.batch(99))
+        ours.train()
+        loss = loop.loss(ours, loop.batch(step))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses == quiet.losses
+
+
+def test_units_can_be_named():
+    with pytest.raises(ballast.UsageError, match="no module is a Blok"):
+        Loop(make_model=Tower, steps=1).run(stage=3, units=("Blok",))
+    loop = Loop(make_model=Tower)
+    check = loop.run(stage=3, units=("Block",))
+    assert check.losses == loop.run(stage=3).losses
+
+
+def test_a_model_is_needed():
+    with pytest.raises(ballast.UsageError, match="without a model"):
+        ballast.wrap(torch.optim.AdamW(Tower().parameters()), stage=3)
+
+
+def test_an_optimizer_that_is_deleted_leaves_whole_parameters():
+    run = Loop(make_model=Tower, steps=2).run(stage=3)
+    with ballast.gather(run.model):
+        expected = run.parameters
+    model = run.model
+    del run
+    assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), expected))
+    model(torch.ones(20)).sum().backward()
