@@ -154,16 +154,16 @@ class Engine {
   [[noreturn]] void fail_op(const Op& op);
 
   // engine_start.cpp
+  class RecordMemory;
   void clear_device_memory() const;
   void begin_program();
   void run_entry(bool with_records);
   void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
   void fill_home(const Home& home, const ParameterSource& source);
-  void fill_record(const Home& home, const ParameterSource& source);
+  void fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory);
   void fill_frozen(const Home& home, const ParameterSource& frozen);
-  void read_home(const Home& home);
+  void read_home(const Home& home, RecordMemory& memory);
   void put(const Piece& to, const std::byte* from) const;
-  std::span<std::byte> memory_for_record() const;
 
   EngineParts parts_;
   CompileInput input_;                         // of the program

@@ -24,10 +24,56 @@ class Draft {
 
 }  // namespace
 
-void Engine::initialise(const ParameterSource& source) {
-  for (const Home& home : program().homes) {
-    home.on_drive ? fill_record(home, source) : fill_home(home, source);
+// The memory that a round reads records into, in turn: while one is on its way to its drive, the next one is made.
+class Engine::RecordMemory {
+ public:
+  RecordMemory(const Program& program, const Slots& slots) : slots_(slots) {
+    for (const std::vector<Op>* ops : {&program.entry, &program.ops}) {
+      for (const Op& op : *ops) {
+        if (op.kind == OpKind::read && std::ranges::find(pieces_, op.to) == pieces_.end()) pieces_.push_back(op.to);
+      }
+    }
+    require(!pieces_.empty(), Code::internal,
+            [] { return Problem{.what = "a program with records does not read any"}; });
+    written_.resize(pieces_.size());
   }
+  RecordMemory(RecordMemory&&) = delete;
+  ~RecordMemory() {  // nothing may be at work in the slots when they go
+    offload::InFlight under_way;
+    for (const offload::Completion& write : written_) {
+      under_way.add(write);
+    }
+  }
+
+  std::span<std::byte> next() {
+    const std::size_t number = used_++ % pieces_.size();
+    written_[number].wait();
+    return slots_.bytes(pieces_[number]);
+  }
+
+  // From what next() gave last.
+  void is_written_by(const offload::Completion& write) { written_[(used_ - 1) % pieces_.size()] = write; }
+
+  void finish() const {
+    for (const offload::Completion& write : written_) {
+      write.wait();
+    }
+  }
+
+ private:
+  const Slots& slots_;
+  std::vector<Piece> pieces_{};
+  std::vector<offload::Completion> written_{};
+  std::size_t used_ = 0;
+};
+
+void Engine::initialise(const ParameterSource& source) {
+  std::optional<RecordMemory> records;
+  if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
+  for (const Home& home : program().homes) {
+    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source);
+  }
+  if (records) records->finish();
   if (parts_.plan.tiles_on_drive() > 0) records_->commit(0);
   run_entry(true);
 }
@@ -64,10 +110,10 @@ void Engine::put(const Piece& to, const std::byte* from) const {
   place.finish();
 }
 
-void Engine::fill_record(const Home& home, const ParameterSource& source) {
+void Engine::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) {
   const DType dtype = parts_.plan.model().units[home.unit].dtype;
   const BlockSizes& sizes = parts_.plan.blocks().of(home.unit);
-  const std::span<std::byte> record = memory_for_record();
+  const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->block(record);
   const View parameters(block.data(), home.range.count, dtype);
   std::ranges::fill(block, std::byte{0});
@@ -75,7 +121,7 @@ void Engine::fill_record(const Home& home, const ParameterSource& source) {
   arithmetic(Lane::host)
       .begin_state(home.unit, home.range.count, parameters, block.subspan(sizes.parameter, sizes.state));
   if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), slots_.data(home.parameters));
-  records_->write(home.unit, home.tile, record).wait();
+  memory.is_written_by(records_->write(home.unit, home.tile, record));
 }
 
 void Engine::resume(const ParameterSource& frozen) {
@@ -87,8 +133,10 @@ void Engine::resume(const ParameterSource& frozen) {
     });
     if (home.tile == none) fill_frozen(home, frozen);
   }
+  std::optional<RecordMemory> records;
+  if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
   for (const Home& home : program().homes) {
-    if (home.on_drive) read_home(home);
+    if (home.on_drive) read_home(home, *records);
   }
   if (records_) steps_ = records_->step();
   run_entry(true);
@@ -107,8 +155,8 @@ void Engine::fill_frozen(const Home& home, const ParameterSource& frozen) {
 }
 
 // A tile's parameter goes wherever else it is kept.
-void Engine::read_home(const Home& home) {
-  const std::span<std::byte> record = memory_for_record();
+void Engine::read_home(const Home& home, RecordMemory& memory) {
+  const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
   const std::size_t width = byte_size(parts_.plan.model().units[home.unit].dtype);
   for (const Home& kept : program().homes) {
@@ -117,14 +165,6 @@ void Engine::read_home(const Home& home) {
     put(kept.parameters.part((common.first - kept.range.first) * width, common.count * width),
         block.data() + (common.first - home.range.first) * width);
   }
-}
-
-std::span<std::byte> Engine::memory_for_record() const {
-  for (const std::vector<Op>* ops : {&program().entry, &program().ops}) {
-    const auto read = std::ranges::find(*ops, OpKind::read, &Op::kind);
-    if (read != ops->end()) return slots_.bytes(read->to);
-  }
-  fail(Code::internal, {.what = "a program with records does not read any"});
 }
 
 // What has been under way is over.
