@@ -1,14 +1,12 @@
 #include "offload/record_store.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <map>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
+#include "offload/drive_space.h"
 #include "offload/scratch.h"
 #include "offload/watchdog.h"
 
@@ -27,40 +25,12 @@ void settle(const Completion& completion) {
   one.add(completion);
 }
 
-dev_t device_of(const std::filesystem::path& directory) {
-  struct stat found {};
-  if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, 0, errno);
-  return found.st_dev;
-}
-
-// A process that writes past this limit is killed.
-void require_allowed(std::uint64_t file_bytes, const Drive& drive) {
-  struct rlimit limit {};
-  ::getrlimit(RLIMIT_FSIZE, &limit);
-  require(limit.rlim_cur == RLIM_INFINITY || file_bytes <= limit.rlim_cur, Code::drive_full, [&] {
-    return Problem{.what = "the limit on the size of files is lower than the state needs",
-                   .where = drive.directory.string(),
-                   .needed = human_bytes(file_bytes),
-                   .available = human_bytes(limit.rlim_cur),
-                   .remedy = "raise it (`ulimit -f`), or name more directories"};
-  });
-}
-
-// Directories may share a drive.
-void require_space(const RecordPlaces& places, std::span<const Drive> drives) {
-  std::map<dev_t, std::uint64_t> needed;
-  for (std::size_t i = 0; i < drives.size(); ++i) {
-    std::uint64_t& of_drive = needed[device_of(drives[i].directory)];
-    of_drive += places.file_bytes(i);
-    require_allowed(places.file_bytes(i), drives[i]);
-    const std::uint64_t available = std::filesystem::space(drives[i].directory).available;
-    require(of_drive <= available, Code::drive_full, [&] {
-      return Problem{.what = "the state does not fit on the drive",
-                     .where = drives[i].directory.string(),
-                     .needed = human_bytes(of_drive),
-                     .available = human_bytes(available)};
-    });
+std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives) {
+  std::vector<std::filesystem::path> directories;
+  for (const Drive& drive : drives) {
+    directories.push_back(drive.directory);
   }
+  return directories;
 }
 
 // A store that is being made. A crash leaves files of this name, which the next attempt takes away.
@@ -144,7 +114,7 @@ RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive>
   }
   const Unfinished cleanup(paths);
   RecordStore store(shape, drives, options);
-  require_space(store.places_, drives);
+  require_space(shape, directories_of(drives), 1);
   FileOptions with_name = options.file;
   with_name.create = true;
   for (std::size_t i = 0; i < drives.size(); ++i) {
@@ -163,7 +133,7 @@ RecordStore RecordStore::scratch(const RecordShape& shape, std::span<const Drive
   for (const Drive& drive : drives) {
     remove_stale_scratch(drive.directory);
   }
-  require_space(store.places_, drives);
+  require_space(shape, directories_of(drives), 1);
   for (const Drive& drive : drives) {
     store.add(File::nameless(drive.directory, options.file), *drive.queue);
   }

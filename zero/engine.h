@@ -20,6 +20,8 @@
 
 namespace ballast {
 
+class RecordMemory;
+
 // What the engine works with; all of it outlives the engine.
 struct EngineParts {
   const Plan& plan;
@@ -183,18 +185,17 @@ class Engine {
   void run_entry(bool with_records);
   void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
   void fill_home(const Home& home, const ParameterSource& source);
-  void fill_record(const Home& home, const ParameterSource& source);
+  void fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory);
   void fill_frozen(const Home& home, const ParameterSource& frozen);
-  void read_home(const Home& home);
+  void read_home(const Home& home, RecordMemory& memory);
   void put(const Piece& to, const std::byte* from) const;
-  std::span<std::byte> memory_for_record() const;
 
   // engine_state.cpp
   Piece parameters_of(const Home& tile) const;
   void keep_parameters(const Home& tile, const std::byte* from);
   OwnTile own_tile(const Home& home, std::byte* parameter, std::byte* state) const;
   void visit_memory(const Home& home, const TileLook& visit, bool changes);
-  void visit_record(const Home& home, const TileLook& visit, bool changes);
+  void visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory);
   void visit_state(const TileLook& visit, bool changes);
 
   EngineParts parts_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "zero/engine.h"
+#include "zero/record_memory.h"
 
 namespace ballast {
 namespace {
@@ -25,9 +26,12 @@ class Draft {
 }  // namespace
 
 void Engine::initialise(const ParameterSource& source) {
+  std::optional<RecordMemory> records;
+  if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
   for (const Home& home : program().homes) {
-    home.on_drive ? fill_record(home, source) : fill_home(home, source);
+    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source);
   }
+  if (records) records->finish();
   if (parts_.plan.tiles_on_drive() > 0) records_->commit(0);
   run_entry(true);
 }
@@ -64,10 +68,10 @@ void Engine::put(const Piece& to, const std::byte* from) const {
   place.finish();
 }
 
-void Engine::fill_record(const Home& home, const ParameterSource& source) {
+void Engine::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) {
   const DType dtype = parts_.plan.model().units[home.unit].dtype;
   const BlockSizes& sizes = parts_.plan.blocks().of(home.unit);
-  const std::span<std::byte> record = memory_for_record();
+  const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->block(record);
   const View parameters(block.data(), home.range.count, dtype);
   std::ranges::fill(block, std::byte{0});
@@ -75,7 +79,7 @@ void Engine::fill_record(const Home& home, const ParameterSource& source) {
   arithmetic(Lane::host)
       .begin_state(home.unit, home.range.count, parameters, block.subspan(sizes.parameter, sizes.state));
   if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), slots_.data(home.parameters));
-  records_->write(home.unit, home.tile, record).wait();
+  memory.is_written_by(records_->write(home.unit, home.tile, record));
 }
 
 void Engine::resume(const ParameterSource& frozen) {
@@ -87,8 +91,10 @@ void Engine::resume(const ParameterSource& frozen) {
     });
     if (home.tile == none) fill_frozen(home, frozen);
   }
+  std::optional<RecordMemory> records;
+  if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
   for (const Home& home : program().homes) {
-    if (home.on_drive) read_home(home);
+    if (home.on_drive) read_home(home, *records);
   }
   if (records_) steps_ = records_->step();
   run_entry(true);
@@ -106,18 +112,10 @@ void Engine::fill_frozen(const Home& home, const ParameterSource& frozen) {
   if (draft.is_elsewhere()) put(piece, draft.bytes().data());
 }
 
-void Engine::read_home(const Home& home) {
-  const std::span<std::byte> record = memory_for_record();
+void Engine::read_home(const Home& home, RecordMemory& memory) {
+  const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
   keep_parameters(home, block.data());
-}
-
-std::span<std::byte> Engine::memory_for_record() const {
-  for (const std::vector<Op>* ops : {&program().entry, &program().ops}) {
-    const auto read = std::ranges::find(*ops, OpKind::read, &Op::kind);
-    if (read != ops->end()) return slots_.bytes(read->to);
-  }
-  fail(Code::internal, {.what = "a program with records does not read any"});
 }
 
 // What has been under way is over.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "zero/engine.h"
+#include "zero/record_memory.h"
 
 namespace ballast {
 namespace {
@@ -38,10 +39,13 @@ void Engine::change_state(const TileLook& change) {
 
 void Engine::visit_state(const TileLook& visit, bool changes) {
   finish();
+  std::optional<RecordMemory> records;
+  if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
   for (const Home& home : program().homes) {
     if (home.tile == none) continue;
-    home.on_drive ? visit_record(home, visit, changes) : visit_memory(home, visit, changes);
+    home.on_drive ? visit_record(home, visit, changes, *records) : visit_memory(home, visit, changes);
   }
+  if (records) records->finish();
 }
 
 // In memory; beside state on the device, where the unit's parameters are kept.
@@ -75,13 +79,13 @@ void Engine::visit_memory(const Home& home, const TileLook& visit, bool changes)
   keep_parameters(home, parameter.data());
 }
 
-void Engine::visit_record(const Home& home, const TileLook& visit, bool changes) {
-  const std::span<std::byte> record = memory_for_record();
+void Engine::visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory) {
+  const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
   visit(own_tile(home, block.data(), block.data() + parts_.plan.blocks().of(home.unit).parameter));
   if (!changes) return;
   keep_parameters(home, block.data());
-  records_->write(home.unit, home.tile, record).wait();
+  memory.is_written_by(records_->write(home.unit, home.tile, record));
 }
 
 // Wherever a tile's parameter is kept beside its state.

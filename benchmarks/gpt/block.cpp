@@ -6,25 +6,36 @@ namespace ballast::gpt {
 
 using namespace block;
 
-BlockMemory::BlockMemory(const Shape& shape, std::size_t batch, const Maths& maths, MemoryAccounts& accounts) {
-  struct Part {
-    View& view;
-    std::size_t widths;
-  };
-  const Part parts[] = {{normed, 1},  {qkv, 3},       {attended, 1},        {middle, 1},       {second_normed, 1},
-                        {widened, 4}, {activated, 4}, {narrow_gradient, 1}, {wide_gradient, 4}};
+namespace {
+
+struct Part {
+  View BlockMemory::*view;
+  std::size_t widths;
+};
+constexpr Part parts[] = {{&BlockMemory::normed, 1},        {&BlockMemory::qkv, 3},
+                          {&BlockMemory::attended, 1},      {&BlockMemory::middle, 1},
+                          {&BlockMemory::second_normed, 1}, {&BlockMemory::widened, 4},
+                          {&BlockMemory::activated, 4},     {&BlockMemory::narrow_gradient, 1},
+                          {&BlockMemory::wide_gradient, 4}};
+
+}  // namespace
+
+std::size_t BlockMemory::bytes(const Shape& shape, std::size_t batch) {
   std::size_t widths = 0;
   for (const Part& part : parts) {
     widths += part.widths;
   }
+  return widths * batch * shape.context * shape.width * byte_size(shape.dtype);
+}
+
+BlockMemory::BlockMemory(const Shape& shape, std::size_t batch, const Maths& maths, MemoryAccounts& accounts)
+    : buffer_(allocate(accounts,
+                       {.kind = maths.memory(), .bytes = bytes(shape, batch), .owner = "activations of a block"})) {
   const std::size_t elements = batch * shape.context * shape.width;
-  buffer_ = allocate(
-      accounts,
-      {.kind = maths.memory(), .bytes = widths * elements * byte_size(shape.dtype), .owner = "activations of a block"});
   const View all = buffer_.view(shape.dtype);
   std::size_t first = 0;
   for (const Part& part : parts) {
-    part.view = all.part(first, part.widths * elements);
+    this->*part.view = all.part(first, part.widths * elements);
     first += part.widths * elements;
   }
 }

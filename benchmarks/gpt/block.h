@@ -10,6 +10,7 @@ namespace ballast::gpt {
 class BlockMemory {
  public:
   BlockMemory(const Shape& shape, std::size_t batch, const Maths& maths, MemoryAccounts& accounts);
+  static std::size_t bytes(const Shape& shape, std::size_t batch);
 
   View normed{}, qkv{}, attended{}, middle{}, second_normed{}, widened{}, activated{};
   View narrow_gradient{}, wide_gradient{};

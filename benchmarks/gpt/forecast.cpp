@@ -1,10 +1,14 @@
 #include "benchmarks/gpt/forecast.h"
 
+#include <algorithm>
+
 #include "benchmarks/gpt/gpt.h"
 #include "benchmarks/machine/rates.h"
 
 namespace ballast::gpt {
 namespace {
+
+constexpr std::size_t most_drive_bytes = std::size_t{2} << 30;
 
 // Of a GPT of one block, on this rank alone and without an optimizer's state: little memory, and the same arithmetic.
 std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator& world, Maths& maths) {
@@ -41,6 +45,9 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
                                 .format = options.training.format,
                                 .threads = options.training.threads};
   if (plan.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
+  // Many drives are fast for some seconds only: the more a step moves, the longer they are measured.
+  const std::size_t on_drives = plan.tiles_on_drive() * plan.blocks().records().record;
+  rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
   const Machine machine = benchmarks::measure_rates(world, rates);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
   return {machine, simulate({plan.program(), plan.placement(), machine, work})};

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <numeric>
 #include <vector>
 
@@ -9,24 +10,49 @@
 
 namespace ballast::gpt {
 
+namespace {
+
+struct Part {
+  std::size_t count;
+  DType dtype;
+  const char* owner;
+};
+
+// In the order of the views below.
+std::array<Part, 7> parts_of(const Shape& shape, std::size_t positions) {
+  const std::size_t elements = positions * shape.width, of_logits = positions * Shape::vocabulary;
+  return {{{(shape.layers + 1) * elements, shape.dtype, "inputs of blocks"},
+           {elements, shape.dtype, "gradient of a block's input"},
+           {of_logits, DType::fp32, "logits"},
+           {of_logits, shape.dtype, "gradient of logits"},
+           {positions, DType::fp32, "losses"},
+           {positions, DType::u8, "text"},
+           {positions, DType::u8, "targets"}}};
+}
+
+}  // namespace
+
+std::size_t Gpt::activation_bytes(const Shape& shape, std::size_t batch) {
+  std::size_t all = BlockMemory::bytes(shape, batch);
+  for (const Part& part : parts_of(shape, batch * shape.context)) {
+    all += part.count * byte_size(part.dtype);
+  }
+  return all;
+}
+
 Gpt::Gpt(const Shape& shape, std::size_t batch, Maths& maths, MemoryAccounts& accounts)
     : shape_(shape),
       positions_(batch * shape.context),
       maths_(maths),
       block_memory_(shape, batch, maths, accounts),
       block_(shape, batch, maths, block_memory_) {
-  const auto reserve = [&](std::size_t count, DType dtype, const char* owner) {
+  const std::array<View*, 7> views{&inputs_, &gradient_, &logits_, &logits_gradient_, &losses_, &bytes_, &targets_};
+  const std::array<Part, 7> parts = parts_of(shape, positions_);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [count, dtype, owner] = parts[i];
     buffers_.push_back(allocate(accounts, {.kind = maths.memory(), .bytes = count * byte_size(dtype), .owner = owner}));
-    return buffers_.back().view(dtype);
-  };
-  const std::size_t elements = positions_ * shape.width, logits = positions_ * Shape::vocabulary;
-  inputs_ = reserve((shape.layers + 1) * elements, shape.dtype, "inputs of blocks");
-  gradient_ = reserve(elements, shape.dtype, "gradient of a block's input");
-  logits_ = reserve(logits, DType::fp32, "logits");
-  logits_gradient_ = reserve(logits, shape.dtype, "gradient of logits");
-  losses_ = reserve(positions_, DType::fp32, "losses");
-  bytes_ = reserve(positions_, DType::u8, "text");
-  targets_ = reserve(positions_, DType::u8, "targets");
+    *views[i] = buffers_.back().view(dtype);
+  }
 }
 
 double Gpt::run(Training& training, std::span<const std::uint8_t> text) {

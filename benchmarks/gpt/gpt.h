@@ -13,6 +13,7 @@ class Gpt {
  public:
   // `maths` and `accounts` outlive it; its activations are booked there.
   Gpt(const Shape& shape, std::size_t batch, Maths& maths, MemoryAccounts& accounts);
+  static std::size_t activation_bytes(const Shape& shape, std::size_t batch);
 
   // A micro-step on `batch` sequences of context + 1 bytes, one after the other. Returns the mean loss.
   double run(Training& training, std::span<const std::uint8_t> text);

@@ -1,5 +1,6 @@
 // A GPT trainer on Ballast's C++ API.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <cstdio>
 #include <fstream>
@@ -36,11 +37,11 @@ class Printer : public Observer {
     steps_.push_back(step);
     print(step_line(step));
     if (losses_.is_open()) losses_ << exact_line(step) << std::flush;
-    if (json_.is_open()) json_ << json_line(step, start_) << std::flush;
+    if (json_.is_open()) json_ << json_line(step, options_.run, start_) << std::flush;
   }
 
   void end(const End& end) override {
-    print(ending(steps_, start_));
+    print(ending(steps_, options_.run, start_));
     if (losses_.is_open()) losses_ << fmt::format("parameters {:016x}\n", end.parameters_hash);
     if (timeline_.is_open()) timeline_ << end.trace;
     const auto bytes = static_cast<std::streamsize>(end.parameters.size() * sizeof(float));
@@ -74,7 +75,9 @@ class Rank {
     threads_ = options.threads > 0 ? options.threads : static_cast<int>(share);
     run_.training.threads = threads_;
     backend_ = kernels::cpu_backend({.threads = threads_});
+    run_.hashes_parameters = !options.losses.empty();
     run_.keeps_parameters = !options.save.empty();
+    run_.memory.ranks_here = options.ranks;
     run_.training.keeps_timeline = !options.timeline.empty();
     if (run_.training.gpu) stream_.emplace(*run_.training.gpu);
     if (stream_) run_.training.stream = stream_->handle();
@@ -140,7 +143,17 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   own.train(*world, printer ? *printer : silent);
 }
 
-void run(const ProgramOptions& options) {
+// Else glibc keeps more and more of what was freed, the larger it was: megabytes that nobody announced.
+void give_freed_memory_back() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 19);
+  mallopt(M_TRIM_THRESHOLD, 1 << 17);
+}
+
+void run(ProgramOptions options) {
+  give_freed_memory_back();
+  MemoryOptions& memory = options.run.memory;
+  memory.before = resident_memory();
+  if (memory.limit) limit_own_memory(*memory.limit);
   const Launch launch = launch_from(Environment());
   launch.size > 1 ? train_launched(options, launch) : train_on_threads(options);
 }

@@ -2,16 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "benchmarks/gpt/noise.h"
 #include "benchmarks/gpt/number.h"
+#include "kernels/threads.h"
 
 namespace ballast::gpt {
 namespace {
 
 constexpr std::size_t decays = 0;
 constexpr std::size_t stays = 1;
+
+constexpr std::size_t elements_at_once = 64 * 1024;  // of first parameters
 
 Unit block_unit(const Shape& shape, std::size_t number) {
   const std::size_t width = shape.width;
@@ -44,15 +48,21 @@ Unit head_unit(const Shape& shape) {
 }
 
 // Twelve uniform numbers of 16 bits make a normal one, nearly.
-float normal(std::uint64_t seed, std::uint64_t tensor, std::uint64_t element) {
+float normal(std::uint64_t noise_of_element) {
   double sum = -6.0;
   for (std::uint64_t part = 0; part < 3; ++part) {
-    const std::uint64_t bits = noise({seed, tensor, element, part});
+    const std::uint64_t bits = more_noise(noise_of_element, part);
     for (int shift = 0; shift < 64; shift += 16) {
       sum += static_cast<double>((bits >> shift) & 0xffff) / 65536.0;
     }
   }
   return static_cast<float>(sum);
+}
+
+void fill(const View& to, float value) {
+  for (std::size_t i = 0; i < to.count(); ++i) {
+    set_number(to, i, value);
+  }
 }
 
 }  // namespace
@@ -104,20 +114,22 @@ double recomputed_operations_of_token(const Shape& shape) {
   return 2 * static_cast<double>(shape.layers) * (8 * width * width + context * width);
 }
 
-ParameterSource first_parameters(const Shape& shape, std::uint64_t seed) {
+ParameterSource first_parameters(const Shape& shape, std::uint64_t seed, int threads) {
   const auto model = std::make_shared<Model>(model_of(shape));
+  const auto workers = std::make_shared<kernels::Threads>(threads);
   const float deep = 1.0f / std::sqrt(2.0f * static_cast<float>(shape.layers));
-  return [model, seed, deep](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+  return [model, workers, seed, deep](std::size_t unit, std::size_t tensor, Range range, const View& to) {
     const Tensor& of = model->units[unit].tensors[tensor];
+    if (of.shape.size() != 2) return fill(to, of.name.ends_with("norm.weight") ? 1.0f : 0.0f);
     const bool ends_in_stream = of.name == "projection.weight" || of.name == "narrow.weight";
     const float deviation = ends_in_stream ? 0.02f * deep : 0.02f;
-    for (std::size_t i = 0; i < range.count; ++i) {
-      if (of.shape.size() == 2) {
-        set_number(to, i, deviation * normal(seed, unit * 100 + tensor, range.first + i));
-      } else {
-        set_number(to, i, of.name.ends_with("norm.weight") ? 1.0f : 0.0f);
+    const std::uint64_t of_tensor = noise({seed, unit * 100 + tensor});
+    workers->each((range.count + elements_at_once - 1) / elements_at_once, [&](std::size_t part) {
+      const std::size_t end = std::min(range.count, (part + 1) * elements_at_once);
+      for (std::size_t i = part * elements_at_once; i < end; ++i) {
+        set_number(to, i, deviation * normal(more_noise(of_tensor, range.first + i)));
       }
-    }
+    });
   };
 }
 

@@ -57,6 +57,6 @@ double operations_of_token(const Shape& shape);
 double recomputed_operations_of_token(const Shape& shape);
 
 // GPT-2's: deviations of 0.02, those that end in the residual stream smaller. A function of the seed and the place alone.
-ParameterSource first_parameters(const Shape& shape, std::uint64_t seed);
+ParameterSource first_parameters(const Shape& shape, std::uint64_t seed, int threads = 1);
 
 }  // namespace ballast::gpt

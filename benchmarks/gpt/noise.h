@@ -6,14 +6,18 @@
 
 namespace ballast::gpt {
 
-// SplitMix64's last step, over and over.
+// Of what `before` is the noise of, and one number more. SplitMix64's last step.
+constexpr std::uint64_t more_noise(std::uint64_t before, std::uint64_t number) {
+  std::uint64_t x = before + number + 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
 constexpr std::uint64_t noise(std::initializer_list<std::uint64_t> of) {
   std::uint64_t x = 0;
   for (const std::uint64_t number : of) {
-    x += number + 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    x ^= x >> 31;
+    x = more_noise(x, number);
   }
   return x;
 }

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
 
 namespace ballast::gpt {
 namespace {
@@ -31,6 +32,7 @@ void describe_model(CLI::App& app, RunOptions& run) {
 
 void describe_steps(CLI::App& app, RunOptions& run) {
   app.add_option("--text", run.text, "Files to learn from, as bytes; without, made-up sentences")
+      ->take_all()
       ->check(CLI::ExistingFile)
       ->group("Steps");
   app.add_option("--steps", run.steps, "Steps in all, those before a restart included")
@@ -72,6 +74,7 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
       ->transform(CLI::CheckedTransformer(formats))
       ->group("Memory");
   app.add_option("--drive", training.drives.directories, "A directory for what is kept on drives; may be repeated")
+      ->take_all()
       ->check(CLI::ExistingDirectory)
       ->group("Memory");
   app.add_option("--run", training.drives.run, "The run's name: one of this name goes on from its last step")
@@ -97,6 +100,37 @@ void describe_schedule(CLI::App& app, RunOptions& run) {
       ->group("Schedule");
 }
 
+void describe_machine(CLI::App& app, ProgramOptions& options) {
+  app.add_option("--ranks", options.ranks, "Ranks, as threads of this process; else those that a launcher started")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64))
+      ->group("Machine");
+  app.add_option("--threads", options.threads, "CPU threads of each rank; by default its share of the cores")
+      ->check(CLI::Range(1, 1024))
+      ->group("Machine");
+  app.add_option("--gpu", options.run.training.gpu, "Compute on this GPU; launched ranks: on the one of their number")
+      ->expected(0, 1)
+      ->default_str("0")
+      ->group("Machine");
+  MemoryOptions& memory = options.run.memory;
+  app.add_option_function<std::string>(
+         "--memory-limit", [&memory](const std::string& asked) { memory.limit = parse_bytes(asked); },
+         "Of this process, such as 4GiB: a run that needs more is refused, and the kernel sees to it")
+      ->type_name("BYTES")
+      ->excludes("--gpu")
+      ->group("Machine");
+}
+
+void describe_output(CLI::App& app, ProgramOptions& options) {
+  app.add_flag("--forecast", options.run.forecasts, "Measure this machine first, and say what a step will take (CPUs)")
+      ->group("Output");
+  app.add_option("--losses", options.losses, "Write losses and norms exactly, and a hash of the last parameters")
+      ->group("Output");
+  app.add_option("--json", options.json, "Write a line of JSON for each step")->group("Output");
+  app.add_option("--timeline", options.timeline, "Write what ran when on rank 0, for ui.perfetto.dev")->group("Output");
+  app.add_option("--save", options.save, "Write the last parameters, as fp32 one after the other")->group("Output");
+}
+
 }  // namespace
 
 Spread spread_from(const std::string& text) {
@@ -115,28 +149,13 @@ Spread spread_from(const std::string& text) {
 }
 
 void describe(CLI::App& app, ProgramOptions& options) {
+  app.option_defaults()->take_last();  // so that a script's options can be followed by one's own
   describe_model(app, options.run);
   describe_steps(app, options.run);
   describe_placement(app, options.run.training);
   describe_schedule(app, options.run);
-  app.add_option("--ranks", options.ranks, "Ranks, as threads of this process; else those that a launcher started")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 64))
-      ->group("Machine");
-  app.add_option("--threads", options.threads, "CPU threads of each rank; by default its share of the cores")
-      ->check(CLI::Range(1, 1024))
-      ->group("Machine");
-  app.add_option("--gpu", options.run.training.gpu, "Compute on this GPU; launched ranks: on the one of their number")
-      ->expected(0, 1)
-      ->default_str("0")
-      ->group("Machine");
-  app.add_flag("--forecast", options.run.forecasts, "Measure this machine first, and say what a step will take (CPUs)")
-      ->group("Output");
-  app.add_option("--losses", options.losses, "Write losses and norms exactly, and a hash of the last parameters")
-      ->group("Output");
-  app.add_option("--json", options.json, "Write a line of JSON for each step")->group("Output");
-  app.add_option("--timeline", options.timeline, "Write what ran when on rank 0, for ui.perfetto.dev")->group("Output");
-  app.add_option("--save", options.save, "Write the last parameters, as fp32 one after the other")->group("Output");
+  describe_machine(app, options);
+  describe_output(app, options);
 }
 
 }  // namespace ballast::gpt

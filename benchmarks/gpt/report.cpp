@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -47,6 +49,38 @@ std::string forecast_text(const Forecast& forecast) {
   return text;
 }
 
+std::string needs_text(const RunOptions& options, const Needs& needs) {
+  std::string text = fmt::format("\nprocess   {} will be reserved, {} of them for activations",
+                                 human_bytes(needs.memory()), human_bytes(needs.activations));
+  if (options.memory.limit) {
+    text += fmt::format("; the kernel keeps it below {}, libraries and all", human_bytes(*options.memory.limit));
+  }
+  for (const Needs::Drive& drive : needs.drives) {
+    text += fmt::format("\ndrive     {}: {} are free, {} of all drives will be taken", drive.directory.string(),
+                        human_bytes(drive.available), human_bytes(needs.on_drives));
+  }
+  return text;
+}
+
+// Beside what the drives did alone, when they were measured with as many bytes to read and to write.
+std::string drive_text(const Simulation& forecast, std::span<const Step> steps) {
+  constexpr auto disk = static_cast<std::size_t>(Lane::disk);
+  const double seconds = typical(steps, &Step::seconds);
+  const auto bytes = static_cast<double>(steps.back().metrics.bytes[disk]);
+  const double alone = static_cast<double>(forecast.bytes[disk]) / forecast.busy[disk];
+  return fmt::format("\ndrives    {:.2f} GB in a step, {:.2f} GB/s; {:.2f} GB/s when measured alone", bytes / 1e9,
+                     bytes / seconds / 1e9, alone / 1e9);
+}
+
+std::string resident_text(const Step& last, const RunOptions& options, const Start& start) {
+  const double more = excess(last.resident, start.needs, options.memory) * 100;
+  const std::size_t peak = std::max(start.most_resident, last.resident.peak);
+  return fmt::format(
+      "\nresident  {} at most, {} of them libraries' code; beside that and what the program began with, {:.1f} % {} "
+      "than announced\n",
+      human_bytes(peak), human_bytes(last.resident.of_files), std::abs(more), more < 0 ? "less" : "more");
+}
+
 }  // namespace
 
 std::string beginning(const RunOptions& options, const Start& start) {
@@ -63,6 +97,7 @@ std::string beginning(const RunOptions& options, const Start& start) {
     text += fmt::format(": {:.0f} GFLOP/s in {} on all ranks", start.matrix_rate / 1e9, name(shape.dtype));
   }
   if (start.forecast) text += forecast_text(*start.forecast);
+  text += needs_text(options, start.needs);
   text += fmt::format("\nmemory that this rank of stage {} will reserve, without activations:\n{}",
                       options.training.stage, to_text(start.ledger));
   return text;
@@ -81,7 +116,7 @@ std::string step_line(const Step& step) {
   return text;
 }
 
-std::string ending(std::span<const Step> steps, const Start& start) {
+std::string ending(std::span<const Step> steps, const RunOptions& options, const Start& start) {
   if (steps.empty()) return "no steps were left to make\n";
   std::string text = fmt::format("median of {} steps: {:.0f} tokens/s", steps.size() > 1 ? steps.size() - 1 : 1,
                                  typical(steps, &Step::tokens_per_second));
@@ -93,11 +128,14 @@ std::string ending(std::span<const Step> steps, const Start& start) {
     const double seconds = typical(steps, &Step::seconds);
     text +=
         fmt::format("\na step took {:.3f} s, {:.2f} of the forecast", seconds, seconds / start.forecast->step.seconds);
+    if (!start.needs.drives.empty()) text += drive_text(start.forecast->step, steps);
   }
-  return text + fmt::format("\nheld: {}\n", tiers(steps.back().bytes));
+  text += fmt::format("\nheld      {}", tiers(steps.back().bytes));
+  if (!options.training.gpu) text += resident_text(steps.back(), options, start);
+  return text;
 }
 
-std::string json_line(const Step& step, const Start& start) {
+std::string json_line(const Step& step, const RunOptions& options, const Start& start) {
   nlohmann::ordered_json line{{"step", step.step},
                               {"loss", step.loss},
                               {"grad_norm", step.norm},
@@ -119,6 +157,10 @@ std::string json_line(const Step& step, const Start& start) {
                          {"busy_seconds", step.metrics.busy[lane]},
                          {"waited_for_seconds", step.metrics.stalls[lane]}};
   }
+  line["resident"] = {{"peak_bytes", step.resident.peak},
+                      {"code_bytes", step.resident.of_files},
+                      {"before_bytes", options.memory.before.now - options.memory.before.of_files},
+                      {"announced_bytes", start.needs.memory()}};
   if (start.forecast) line["forecast_seconds"] = start.forecast->step.seconds;
   if (!step.skipped.empty()) line["skipped"] = step.skipped;
   return line.dump() + "\n";

@@ -1,5 +1,6 @@
 #include "benchmarks/gpt/run.h"
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 
@@ -31,7 +32,7 @@ class Run {
     begin();
     training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
     model_.emplace(options.shape, options.batch, maths, accounts_);
-    training_->start(first_parameters(options.shape, options.seed));
+    training_->start(first_parameters(options.shape, options.seed, std::max(1, options.training.threads)));
   }
 
   void all_steps() {
@@ -45,27 +46,36 @@ class Run {
   void end() {
     End end;
     if (options_.training.keeps_timeline) end.trace = training_->chrome_trace();
+    if (options_.hashes_parameters || options_.keeps_parameters) read_parameters(end);
+    observer_.end(end);
+  }
+
+ private:
+  void read_parameters(End& end) {
     for (std::size_t unit = 0; unit < training_->model().units.size(); ++unit) {
       const Lease lease = training_->forward(unit);
       for (std::size_t tensor = 0; tensor < training_->model().units[unit].tensors.size(); ++tensor) {
         add_to_end(lease.tensor(tensor), end);
       }
     }
-    observer_.end(end);
   }
 
- private:
   void begin() {
     const Plan plan(model_of(options_.shape), plan_options(options_.training, world_, rules_of(options_)));
     Start start{.ranks = world_.size(),
                 .parameters = parameters_of(plan.model()),
                 .text_bytes = text_.bytes(),
                 .library = maths_.library(),
-                .ledger = ledger_of(plan.program(), plan.blocks().records())};
+                .ledger = ledger_of(plan.program(), plan.blocks().records()),
+                .needs = needs_of(options_, plan)};
+    require_enough(start.needs, options_, plan);
     world_.barrier();  // all ranks measure at once, as they compute later on
     if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);
     if (options_.forecasts) start.forecast = forecast(options_, plan, world_, maths_);
     start.matrix_rate = mean_of_ranks(matrix_rate_) * static_cast<double>(world_.size());
+    start.most_resident = resident_memory().peak;
+    forget_peak();
+    world_.barrier();  // the ranks of a process have one peak
     observer_.begin(start);
   }
 
@@ -86,8 +96,10 @@ class Run {
               .seconds = end - std::exchange(last_step_ended_, end),
               .bytes = result.metrics.memory,
               .metrics = result.metrics,
+              .resident = resident_memory(),
               .skipped = result.reason};
     step.bytes[static_cast<std::size_t>(Tier::device)] += accounts_.total(maths_.memory()).now;
+    require_kept(step.resident, options_.memory);
     rate(step, computed);
     return step;
   }

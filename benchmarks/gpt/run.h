@@ -9,6 +9,7 @@
 
 #include "benchmarks/gpt/maths.h"
 #include "benchmarks/gpt/model.h"
+#include "benchmarks/gpt/needs.h"
 
 namespace ballast::gpt {
 
@@ -24,7 +25,9 @@ struct RunOptions {
   bool measures_rate = true;
   bool forecasts = false;
   bool waits_for_updates = false;  // instead of letting them go on beside the next forward pass
-  bool keeps_parameters = false;   // for the end
+  bool hashes_parameters = true;   // for the end, which reads all of them
+  bool keeps_parameters = false;   // the same
+  MemoryOptions memory{};
 };
 
 // Of a step, made before the first one.
@@ -41,6 +44,8 @@ struct Start {
   std::string library{};
   double matrix_rate = 0;  // operations a second that square products in the model's format reach; 0: not measured
   Ledger ledger{};
+  Needs needs{};
+  std::size_t most_resident = 0;  // so far: what measuring took is given back
   std::optional<Forecast> forecast{};
 };
 
@@ -51,11 +56,12 @@ struct Step {
   double norm = 0;
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;         // of the matrix rate, without what is computed twice
-  double matrix_use = 0;  // the same while the trainer computes, and with what is computed twice
-  TierBytes bytes{};      // held: what the training reserves, and activations
-  Metrics metrics{};      // this rank's
-  std::string skipped{};  // why
+  double mfu = 0;             // of the matrix rate, without what is computed twice
+  double matrix_use = 0;      // the same while the trainer computes, and with what is computed twice
+  TierBytes bytes{};          // held: what the training reserves, and activations
+  Metrics metrics{};          // this rank's
+  ResidentMemory resident{};  // of this process, its peak since the first step was prepared
+  std::string skipped{};      // why
 };
 
 struct End {

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <new>
+
+#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 
@@ -13,6 +16,9 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     return 0;
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : 2;
+  } catch (const std::bad_alloc&) {  // from malloc, which knows no more than that
+    fmt::print(stderr, "{}\n", Error(Code::host_memory, {.what = "malloc got no more memory"}, Site::here()).what());
+    return 2;
   } catch (const std::exception& problem) {
     fmt::print(stderr, "{}\n", problem.what());
     return 2;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t rounds = 7;
 constexpr std::size_t slots = 8;                             // records on their way, as the engine has them
-constexpr std::size_t drive_bytes = std::size_t{256} << 20;  // read and written in a round
+constexpr std::size_t rounds_of_drives = 3;                  // which take seconds where a run keeps much there
 constexpr std::size_t copied_bytes = std::size_t{64} << 20;  // more than caches hold
 
 using Clock = std::chrono::steady_clock;
@@ -53,9 +53,9 @@ class Rates {
 
  private:
   // The median of the rounds of the slowest rank.
-  double slowest(const std::function<void()>& work) {
+  double slowest(const std::function<void()>& work, std::size_t count = rounds) {
     std::vector<double> seconds;
-    for (std::size_t round = 0; round < rounds; ++round) {
+    for (std::size_t round = 0; round < count; ++round) {
       world_.barrier();
       const auto begin = now();
       work();
@@ -119,7 +119,7 @@ class Rates {
 
   void measure_drives(Machine& machine) {
     const std::size_t record = plan_.blocks().records().record;
-    const std::size_t tiles = std::max(slots, drive_bytes / record);
+    const std::size_t tiles = std::max(slots, options_.drive_bytes / record);
     memory_of(slots * record);
     std::minstd_rand noise;  // some drives make little of zeros
     std::ranges::generate(buffer_->as<std::uint32_t>(), noise);
@@ -131,14 +131,17 @@ class Rates {
     auto store = offload::RecordStore::scratch(plan_.blocks().shape(world_.rank(), tiles), drives);
     const auto slot = [&](std::size_t tile) { return std::span(buffer_->data() + tile % slots * record, record); };
     const auto bytes = static_cast<double>(tiles * record);
-    const double reading = slowest([&] {
-      std::vector<offload::PendingRead> reads(slots);
-      for (std::size_t tile = 0; tile < tiles + slots; ++tile) {
-        if (tile >= slots) reads[tile % slots].payload();
-        if (tile < tiles) reads[tile % slots] = store.read(tile, slot(tile));
-      }
-    });
-    const double both = slowest([&] { rewrite(store, tiles, slot); });
+    const std::size_t count = options_.drive_bytes > RateOptions{}.drive_bytes ? rounds_of_drives : rounds;
+    const double reading = slowest(
+        [&] {
+          std::vector<offload::PendingRead> reads(slots);
+          for (std::size_t tile = 0; tile < tiles + slots; ++tile) {
+            if (tile >= slots) reads[tile % slots].payload();
+            if (tile < tiles) reads[tile % slots] = store.read(tile, slot(tile));
+          }
+        },
+        count);
+    const double both = slowest([&] { rewrite(store, tiles, slot); }, count);
     const auto begin = now();
     store.commit(1);
     machine.commit_latency = seconds_since(begin);

@@ -12,31 +12,33 @@
 namespace ballast {
 namespace {
 
-std::optional<std::size_t> kibibytes(std::string_view meminfo, std::string_view key) {
-  const std::optional<std::size_t> value = number_after(meminfo, key);
-  return value ? std::optional(*value * 1024) : std::nullopt;
-}
-
 std::optional<std::size_t> soft_limit(decltype(RLIMIT_AS) resource) {
   rlimit limit{};
   const bool limited = getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
   return limited ? std::optional<std::size_t>(limit.rlim_cur) : std::nullopt;
 }
 
+std::optional<PrivateMemory> private_memory() {
+  const std::optional<std::size_t> limit = soft_limit(RLIMIT_DATA);
+  if (!limit) return {};
+  return PrivateMemory{*limit, kibibytes_after(read_text("/proc/self/status").value_or(""), "VmData:").value_or(0)};
+}
+
 }  // namespace
 
 HostLimits read_host_limits(const std::filesystem::path& root) {
   const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
-  const std::optional<std::size_t> total = kibibytes(meminfo, "MemTotal:");
+  const std::optional<std::size_t> total = kibibytes_after(meminfo, "MemTotal:");
   require(total.has_value(), Code::internal, [&] {
     return Problem{.what = "the kernel does not say how much memory there is",
                    .where = (root / "proc/meminfo").string()};
   });
   return {.total_bytes = *total,
-          .available_bytes = kibibytes(meminfo, "MemAvailable:").value_or(*total),
+          .available_bytes = kibibytes_after(meminfo, "MemAvailable:").value_or(*total),
           .cgroup = cgroup_memory(root),
           .memlock_bytes = soft_limit(RLIMIT_MEMLOCK),
-          .address_space_bytes = soft_limit(RLIMIT_AS)};
+          .address_space_bytes = soft_limit(RLIMIT_AS),
+          .private_memory = private_memory()};
 }
 
 void require_host_memory(std::size_t bytes, std::string_view owner, const HostLimits& limits) {
@@ -53,6 +55,12 @@ void require_host_memory(std::size_t bytes, std::string_view owner, const HostLi
                        cgroup->file.string()),
            "Raise the container's memory limit (docker --memory, resources.limits.memory, sbatch --mem), or lower the "
            "memory budget.");
+  }
+  if (const auto& own = limits.private_memory; own && bytes > own->available_bytes()) {
+    refuse("the limit on this process's private memory would be exceeded",
+           fmt::format("{} of {} (RLIMIT_DATA, `ulimit -d`)", human_bytes(own->available_bytes()),
+                       human_bytes(own->limit_bytes)),
+           "Raise the limit that was set, or let the run need less: a lower tier, a smaller state format.");
   }
   if (bytes > limits.available_bytes) {
     refuse("the host has not enough free memory",

@@ -10,12 +10,20 @@
 
 namespace ballast {
 
+// RLIMIT_DATA: what is private and can be written, resident or not.
+struct PrivateMemory {
+  std::size_t limit_bytes = 0;
+  std::size_t used_bytes = 0;
+  std::size_t available_bytes() const { return used_bytes < limit_bytes ? limit_bytes - used_bytes : 0; }
+};
+
 struct HostLimits {
   std::size_t total_bytes = 0;
   std::size_t available_bytes = 0;                   // the kernel's estimate of what can be taken without swapping
   std::optional<CgroupMemory> cgroup{};              // none: no limit
   std::optional<std::size_t> memlock_bytes{};        // RLIMIT_MEMLOCK; none: no limit
   std::optional<std::size_t> address_space_bytes{};  // RLIMIT_AS; none: no limit
+  std::optional<PrivateMemory> private_memory{};     // none: no limit
 };
 
 // Any thread may read. The rlimits are always this process's own, whatever the root.

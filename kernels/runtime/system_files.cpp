@@ -45,6 +45,11 @@ std::optional<std::size_t> number_after(std::string_view text, std::string_view 
   return std::nullopt;
 }
 
+std::optional<std::size_t> kibibytes_after(std::string_view text, std::string_view key) {
+  const std::optional<std::size_t> value = number_after(text, key);
+  return value ? std::optional(*value * 1024) : std::nullopt;
+}
+
 std::vector<int> parse_list(std::string_view text) {
   std::vector<int> numbers;
   while (!text.empty()) {

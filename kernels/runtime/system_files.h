@@ -18,6 +18,7 @@ std::optional<std::size_t> leading_number(std::string_view text);  // of "  2468
 
 // The number behind a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
 std::optional<std::size_t> number_after(std::string_view text, std::string_view key);
+std::optional<std::size_t> kibibytes_after(std::string_view text, std::string_view key);  // the same, in bytes
 
 std::vector<int> parse_list(std::string_view text);  // "0-2,8" is 0 1 2 8
 

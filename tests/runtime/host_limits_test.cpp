@@ -48,3 +48,12 @@ TEST_CASE("rlimits are read") {
           return read_host_limits().memlock_bytes == std::size_t{1 << 16} ? 0 : 1;
         }) == 0);
 }
+
+TEST_CASE("a limit on private memory is told before the kernel keeps it") {
+  HostLimits limits{.total_bytes = 1 << 30, .available_bytes = 1 << 30};
+  limits.private_memory = PrivateMemory{.limit_bytes = 8192, .used_bytes = 2048};
+  CHECK_NOTHROW(require_host_memory(6144, "moments", limits));
+  CHECK_THROWS_WITH(require_host_memory(6145, "moments", limits),
+                    Catch::Contains("B2001") && Catch::Contains("moments") && Catch::Contains("6 KiB of 8 KiB") &&
+                        Catch::Contains("RLIMIT_DATA"));
+}

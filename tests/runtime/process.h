@@ -30,5 +30,5 @@ int in_child(Function&& function) {
 // "VmRSS:" (resident) or "VmSize:" (mapped) of this process.
 inline std::size_t own_bytes(const std::string& key) {
   const std::string status = ballast::read_text("/proc/self/status").value();
-  return ballast::number_after(status, key).value() * 1024;
+  return ballast::kibibytes_after(status, key).value();
 }

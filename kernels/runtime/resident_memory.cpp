@@ -1,0 +1,49 @@
+#include "kernels/runtime/resident_memory.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <fstream>
+#include <system_error>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/host_limits.h"
+#include "kernels/runtime/sizes.h"
+#include "kernels/runtime/system_files.h"
+
+namespace ballast {
+
+ResidentMemory resident_memory(const std::filesystem::path& root) {
+  const std::string status = read_text(root / "proc/self/status").value_or("");
+  const auto bytes = [&](std::string_view key) { return kibibytes_after(status, key).value_or(0); };
+  return {.now = bytes("VmRSS:"), .peak = bytes("VmHWM:"), .of_files = bytes("RssFile:")};
+}
+
+bool forget_peak() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;  // proc(5): the peak alone
+  return file.good();
+}
+
+// The kernel counts private memory that can be written, whether or not it is resident, against RLIMIT_DATA. All else that is
+// mapped by now is taken to be resident, so that the sum cannot be more than was asked for.
+void limit_own_memory(std::size_t bytes) {
+  const std::string status = read_text("/proc/self/status").value_or("");
+  const std::size_t mapped = kibibytes_after(status, "VmSize:").value_or(0);
+  const std::size_t own = kibibytes_after(status, "VmData:").value_or(0);
+  require(bytes > mapped, Code::host_memory, [&] {
+    return Problem{.what = "a limit was asked for that this process is past already",
+                   .needed = fmt::format("more than {}", human_bytes(mapped)),
+                   .available = human_bytes(bytes)};
+  });
+  const rlim_t limit = bytes - (mapped - own);
+  const rlimit both{limit, limit};
+  require(setrlimit(RLIMIT_DATA, &both) == 0, Code::host_memory, [&] {
+    return Problem{.what = fmt::format("the kernel did not set a limit: {}", std::generic_category().message(errno)),
+                   .where = "RLIMIT_DATA",
+                   .needed = human_bytes(limit)};
+  });
+}
+
+}  // namespace ballast

@@ -1,0 +1,53 @@
+#include "offload/drive_space.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <map>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast::offload {
+namespace {
+
+dev_t device_of(const std::filesystem::path& directory) {
+  struct stat found {};
+  if (::stat(directory.c_str(), &found) != 0) fail_file("stat", directory, 0, errno);
+  return found.st_dev;
+}
+
+// A process that writes past this limit is killed.
+void require_allowed(std::uint64_t file_bytes, const std::filesystem::path& directory) {
+  struct rlimit limit {};
+  ::getrlimit(RLIMIT_FSIZE, &limit);
+  require(limit.rlim_cur == RLIM_INFINITY || file_bytes <= limit.rlim_cur, Code::drive_full, [&] {
+    return Problem{.what = "the limit on the size of files is lower than the state needs",
+                   .where = directory.string(),
+                   .needed = human_bytes(file_bytes),
+                   .available = human_bytes(limit.rlim_cur),
+                   .remedy = "raise it (`ulimit -f`), or name more directories"};
+  });
+}
+
+}  // namespace
+
+void require_space(const RecordShape& shape, std::span<const std::filesystem::path> directories, std::size_t stores) {
+  const RecordPlaces places(shape, directories.size());
+  std::map<dev_t, std::uint64_t> needed;
+  for (std::size_t i = 0; i < directories.size(); ++i) {
+    std::uint64_t& of_drive = needed[device_of(directories[i])];
+    of_drive += stores * places.file_bytes(i);
+    require_allowed(places.file_bytes(i), directories[i]);
+    const std::uint64_t available = std::filesystem::space(directories[i]).available;
+    require(of_drive <= available, Code::drive_full, [&] {
+      return Problem{.what = "the state does not fit on the drive",
+                     .where = directories[i].string(),
+                     .needed = human_bytes(of_drive),
+                     .available = human_bytes(available)};
+    });
+  }
+}
+
+}  // namespace ballast::offload

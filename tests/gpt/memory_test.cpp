@@ -1,0 +1,101 @@
+// What a training really holds, beside what it said that it would: of the whole program, as a process of its own.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+
+#include "kernels/runtime/system_files.h"
+#include "tests/skip.h"
+#include "tests/temporary_directory.h"
+
+using namespace ballast;
+
+namespace {
+
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool has_memory_of_its_own = false;
+#else
+constexpr bool has_memory_of_its_own = true;
+#endif
+
+// 80 million parameters in 4 layers: hundreds of MiB, little arithmetic.
+constexpr const char* model = "--layers 4 --width 1280 --heads 16 --context 64 --batch 1 --steps 2";
+
+struct Ended {
+  int status = 0;
+  std::string said;   // on stderr
+  std::string steps;  // as JSON
+};
+
+Ended run_gpt(const std::string& options) {
+  const TemporaryDirectory folder;
+  const auto file = [&](const char* name) { return (folder.path() / name).string(); };
+  const std::string command =
+      fmt::format("{} {} --drive {} --json {} {} > {} 2> {}", BALLAST_GPT_PROGRAM, model, folder.path().string(),
+                  file("steps"), options, file("stdout"), file("stderr"));
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 255, read_text(file("stderr")).value_or(""),
+          read_text(file("steps")).value_or("")};
+}
+
+// Of the last step.
+std::size_t number_in(const std::string& steps, const std::string& key) {
+  const std::size_t found = steps.rfind("\"" + key + "\":");
+  if (found == std::string::npos) throw std::runtime_error("no " + key + " in: " + steps);
+  return leading_number(std::string_view(steps).substr(found + key.size() + 3)).value();
+}
+
+}  // namespace
+
+TEST_CASE("a training holds what it announced and 3 % more at most") {
+  if (!has_memory_of_its_own) return skip("a sanitizer keeps memory of its own");
+  for (const char* where : {
+           "--stage 0",
+           "--stage 3 --ranks 2 --threads 1 --gradients host --state host",
+           "--stage 3 --state nvme --micro-steps 2 --prefetch 3",
+           "--stage 3 --parameters nvme --gradients host --state nvme",
+           "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --tile 2Mi --staging 16",
+       }) {
+    CAPTURE(where);
+    const Ended ended = run_gpt(where);
+    REQUIRE(ended.said == "");
+    const std::size_t announced = number_in(ended.steps, "announced_bytes");
+    const std::size_t held = number_in(ended.steps, "peak_bytes") - number_in(ended.steps, "code_bytes") -
+                             number_in(ended.steps, "before_bytes");
+    CAPTURE(announced, held);
+    CHECK(announced > 256 * mebibyte);
+    CHECK(held > announced * 97 / 100);  // it is there, and not only promised
+    CHECK(held < announced * 103 / 100);
+  }
+}
+
+TEST_CASE("a training larger than its memory is done within the limit, and refused where it does not fit") {
+  if (!has_memory_of_its_own) return skip("a sanitizer maps more than any limit");
+  const std::string on_drive =
+      "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --layers 6 --memory-limit ";
+  const std::size_t limit = 640 * mebibyte;
+
+  const Ended kept = run_gpt(fmt::format("{} {}", on_drive, limit));
+  REQUIRE(kept.said == "");
+  CHECK(number_in(kept.steps, "nvme") > limit);
+  CHECK(number_in(kept.steps, "peak_bytes") <= limit);
+
+  const Ended refused = run_gpt(fmt::format("{} {}", on_drive, limit / 2));
+  CHECK(refused.status == 2);
+  CHECK_THAT(refused.said, Catch::Contains("B2004") && Catch::Contains("--memory-limit") && Catch::Contains("needed"));
+  CHECK(refused.steps == "");
+
+  // Nobody announces what --save collects: the kernel refuses it.
+  const Ended stopped = run_gpt(fmt::format("{} {} --save /dev/null", on_drive, limit));
+  CHECK(stopped.status == 2);
+  CHECK_THAT(stopped.said, Catch::Contains("B2001"));
+  CHECK_THAT(stopped.steps, Catch::Contains("\"step\":2"));  // at the end
+}
+
+TEST_CASE("a training is refused before it begins where its drive has too little space") {
+  const Ended refused = run_gpt("--stage 3 --state nvme --layers 64 --width 65536 --heads 64 --tile 1Gi");
+  CHECK(refused.status == 2);
+  CHECK_THAT(refused.said, Catch::Contains("B2202"));
+}

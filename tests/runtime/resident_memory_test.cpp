@@ -1,0 +1,65 @@
+#include "kernels/runtime/resident_memory.h"
+
+#include <sys/mman.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/error.h"
+#include "tests/runtime/process.h"
+
+using namespace ballast;
+
+namespace {
+
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
+
+Buffer allocate_here(std::size_t bytes) {
+  static MemoryAccounts accounts;
+  return allocate(accounts, {.bytes = bytes, .owner = "a test"});
+}
+
+// Makes all of it resident, past our own questions before it: what any library does.
+bool kernel_gives(std::size_t bytes) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  std::memset(memory, 1, bytes);
+  return munmap(memory, bytes) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("what is resident is seen, also when it is gone again") {
+  const ResidentMemory before = resident_memory();
+  CHECK(before.of_files > 0);
+  CHECK(before.of_files < before.now);
+  { CHECK(allocate_here(256 * mebibyte).bytes() > 0); }
+  const ResidentMemory after = resident_memory();
+  CHECK(after.peak >= before.now + 250 * mebibyte);
+  CHECK(after.now < before.now + 50 * mebibyte);
+  if (forget_peak()) CHECK(resident_memory().peak < before.now + 100 * mebibyte);
+}
+
+TEST_CASE("a process that limits its own memory cannot take more, whoever asks") {
+  CHECK(in_child([] {
+          const std::size_t limit = own_bytes("VmSize:") + 256 * mebibyte;
+          if (!kernel_gives(512 * mebibyte)) return 1;
+          limit_own_memory(limit);
+          const bool peak_is_of_now_on = forget_peak();
+          if (!kernel_gives(64 * mebibyte)) return 2;
+          if (kernel_gives(512 * mebibyte)) return 3;
+          const Buffer held = allocate_here(128 * mebibyte);
+          try {
+            allocate_here(160 * mebibyte);
+            return 4;
+          } catch (const ResourceError& error) {
+            if (error.code() != Code::host_memory) return 5;
+          }
+          return !peak_is_of_now_on || resident_memory().peak <= limit ? 0 : 6;
+        }) == 0);
+}
+
+TEST_CASE("a limit below what the process maps is refused") {
+  CHECK_THROWS_WITH(limit_own_memory(mebibyte), Catch::Contains("B2001") && Catch::Contains("past already"));
+}
