@@ -119,6 +119,13 @@ std::string json_line(const Step& step, const Start& start) {
                          {"busy_seconds", step.metrics.busy[lane]},
                          {"waited_for_seconds", step.metrics.stalls[lane]}};
   }
+  line["parameters"] = start.parameters;
+  if (const DriveWork& work = start.drive_work; work.record_bytes > 0) {
+    line["drive"] = {{"read_bytes", work.read_bytes},
+                     {"written_bytes", work.written_bytes},
+                     {"record_bytes", work.record_bytes},
+                     {"records", work.records}};
+  }
   if (start.forecast) line["forecast_seconds"] = start.forecast->step.seconds;
   if (!step.skipped.empty()) line["skipped"] = step.skipped;
   return line.dump() + "\n";

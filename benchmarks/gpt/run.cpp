@@ -61,7 +61,8 @@ class Run {
                 .parameters = parameters_of(plan.model()),
                 .text_bytes = text_.bytes(),
                 .library = maths_.library(),
-                .ledger = ledger_of(plan.program(), plan.blocks().records())};
+                .ledger = ledger_of(plan.program(), plan.blocks().records()),
+                .drive_work = drive_work_of(plan)};
     world_.barrier();  // all ranks measure at once, as they compute later on
     if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);
     if (options_.forecasts) start.forecast = forecast(options_, plan, world_, maths_);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/gpt/drive_work.h"
 #include "benchmarks/gpt/maths.h"
 #include "benchmarks/gpt/model.h"
 
@@ -41,6 +42,7 @@ struct Start {
   std::string library{};
   double matrix_rate = 0;  // operations a second that square products in the model's format reach; 0: not measured
   Ledger ledger{};
+  DriveWork drive_work{};
   std::optional<Forecast> forecast{};
 };
 
