@@ -43,7 +43,7 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
   if (plan.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
   const Machine machine = benchmarks::measure_rates(world, rates);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
-  return {machine, simulate({plan.program(), plan.placement(), machine, work})};
+  return {machine, simulate({plan.program(), plan.placement(), machine, work, options.waits_for_updates})};
 }
 
 }  // namespace ballast::gpt
