@@ -50,7 +50,7 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
   rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
   const Machine machine = benchmarks::measure_rates(world, rates);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
-  return {machine, simulate({plan.program(), plan.placement(), machine, work})};
+  return {machine, simulate({plan.program(), plan.placement(), machine, work, options.waits_for_updates})};
 }
 
 }  // namespace ballast::gpt

@@ -161,6 +161,13 @@ std::string json_line(const Step& step, const RunOptions& options, const Start& 
                       {"code_bytes", step.resident.of_files},
                       {"before_bytes", options.memory.before.now - options.memory.before.of_files},
                       {"announced_bytes", start.needs.memory()}};
+  line["parameters"] = start.parameters;
+  if (const DriveWork& work = start.drive_work; work.record_bytes > 0) {
+    line["drive"] = {{"read_bytes", work.read_bytes},
+                     {"written_bytes", work.written_bytes},
+                     {"record_bytes", work.record_bytes},
+                     {"records", work.records}};
+  }
   if (start.forecast) line["forecast_seconds"] = start.forecast->step.seconds;
   if (!step.skipped.empty()) line["skipped"] = step.skipped;
   return line.dump() + "\n";

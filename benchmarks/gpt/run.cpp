@@ -67,7 +67,8 @@ class Run {
                 .text_bytes = text_.bytes(),
                 .library = maths_.library(),
                 .ledger = ledger_of(plan.program(), plan.blocks().records()),
-                .needs = needs_of(options_, plan)};
+                .needs = needs_of(options_, plan),
+                .drive_work = drive_work_of(plan)};
     require_enough(start.needs, options_, plan);
     world_.barrier();  // all ranks measure at once, as they compute later on
     if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);

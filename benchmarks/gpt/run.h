@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/gpt/drive_work.h"
 #include "benchmarks/gpt/maths.h"
 #include "benchmarks/gpt/model.h"
 #include "benchmarks/gpt/needs.h"
@@ -46,6 +47,7 @@ struct Start {
   Ledger ledger{};
   Needs needs{};
   std::size_t most_resident = 0;  // so far: what measuring took is given back
+  DriveWork drive_work{};
   std::optional<Forecast> forecast{};
 };
 

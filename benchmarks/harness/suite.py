@@ -1,8 +1,11 @@
 """What suites written in Python have in common: their options, and the line of JSON of a case."""
 
 import argparse
+import json
+import os
 import statistics
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,7 @@ def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[...,
 
 def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
     """Seconds of rounds that ran in turn, as fields of a line; `value_of` turns seconds into the case's unit."""
-    ratios = [their / our for our, their in zip(ours, theirs)]
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
     return {
@@ -33,3 +36,15 @@ def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float
         "ratio": ratio,
         "spread": (quartiles[2] - quartiles[0]) / (2 * ratio),
     }
+
+
+def lines(rows: Sequence[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """As the report names it: "AMD EPYC 9554, 2 cores"."""
+    fields = (line.partition(":") for line in cpuinfo.read_text().splitlines())
+    cpu = next((value.strip() for name, _, value in fields if name.strip() == "model name"), "unknown processor")
+    cores = len(os.sched_getaffinity(0))
+    return f"{cpu}, {cores} {'core' if cores == 1 else 'cores'}"

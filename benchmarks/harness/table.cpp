@@ -12,12 +12,26 @@ std::string number(double value) {
   return fmt::format("{:.{}f}", value, decimals);
 }
 
+namespace {
+
+constexpr std::size_t name_width = 34;
+constexpr std::size_t against_width = 30;
+constexpr std::size_t against_begins = name_width + 18;
+
+// A name that is longer than its column has a line of its own: what stands behind it goes on below, where it belongs.
+std::string in_column(const std::string& name, std::size_t begin, std::size_t width) {
+  return name.size() <= width ? fmt::format("{:<{}}", name, width) : fmt::format("{}\n{:{}}", name, "", begin + width);
+}
+
+}  // namespace
+
 std::string row(const Measurement& measurement) {
   const auto& record = measurement.record;
-  auto line = fmt::format("  {:<34} {:>6} {:<6}", record.name, number(record.value), record.unit);
+  auto line = fmt::format("  {} {:>6} {:<6}", in_column(record.name, 2, name_width), number(record.value), record.unit);
   if (record.ratio) {
-    line += fmt::format("  {:<28} {:>6} {:<6}  {:>5.2f} ±{:.2f}", record.against, number(measurement.against_value),
-                        record.unit, *record.ratio, *record.ratio * measurement.spread);
+    line +=
+        fmt::format("  {} {:>6} {:<6}  {:>5.2f} ±{:.2f}", in_column(record.against, against_begins, against_width),
+                    number(measurement.against_value), record.unit, *record.ratio, *record.ratio * measurement.spread);
   }
   line.erase(line.find_last_not_of(' ') + 1);
   return line;

@@ -15,7 +15,7 @@ struct RateOptions {
   kernels::StateFormat format = kernels::StateFormat::split;
   int threads = 0;                                   // of this rank's updates
   std::vector<std::filesystem::path> directories{};  // of the drives; none: they are not measured
-  std::size_t drive_bytes = std::size_t{256} << 20;  // read and written there in a round
+  std::size_t drive_bytes = std::size_t{256} << 20;  // of a rank's records there, at most
 };
 
 // Measured with what the engine moves them with, by all ranks at the same time, so that each gets its share of what they

@@ -9,6 +9,10 @@ class Case(NamedTuple):
     against: str  # the name of another case
     ranks: int = 2
 
+    @property
+    def on_drive(self) -> bool:
+        return "nvme" in self.options
+
 
 def case(name: str, options: str, against: str, ranks: int = 2) -> Case:
     return Case(name, tuple(options.split()), against, ranks)

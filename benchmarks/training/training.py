@@ -1,7 +1,8 @@
-"""Memory against throughput: one GPT, all stages and tiers, each run beside the configuration that it is compared with.
+"""Memory against throughput: one GPT, all stages and tiers, each run beside the configuration it is compared with.
 
-Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its ratio
-that of the seconds of a step. The table at the end adds memory, what the trainer waited for, and the forecast of the step.
+Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its
+ratio that of the seconds of a step. The table at the end adds memory, what the trainer waited for, and the forecast of
+the step; a second one says how near those with state on the drive come to what drive and arithmetic allow.
 """
 
 import argparse
@@ -15,8 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import drive
 import suite
 from cases import CASES, Case
+
+PLOT = Path(__file__).with_name("plot")
 
 
 class Run(NamedTuple):
@@ -28,6 +32,9 @@ class Run(NamedTuple):
     bytes: dict[str, int]  # by tier: reserved, and activations
     exposed_seconds: dict[str, float]  # by phase
     resident_bytes: int  # at the peak, of the largest process
+    parameters: int
+    work: drive.Work | None  # on the drive
+    drive_rate: float  # bytes a second that fio moves for this, just after
 
 
 def free_port() -> int:
@@ -36,12 +43,12 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def command(case: Case, options: argparse.Namespace, drive: Path) -> list[str]:
+def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     shape = ["--layers", "--width", "--heads", "--context", "--batch", "--steps"]
     values = [options.layers, options.width, options.heads, options.context, options.batch, options.steps]
-    numbers = [text for name, value in zip(shape, values) for text in (name, str(value))]
+    numbers = [text for name, value in zip(shape, values, strict=True) for text in (name, str(value))]
     threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
-    on_drive = ["--drive", str(drive)] if "nvme" in case.options else []
+    on_drive = ["--drive", str(folder)] if case.on_drive else []
     return [options.program, *numbers, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
 
 
@@ -60,7 +67,9 @@ def run_once(case: Case, options: argparse.Namespace) -> Run:
         ]
         resident = max(wait(rank, case) for rank in ranks)
         steps = [json.loads(line) for line in lines.read_text().splitlines()]
-    return summary(steps[1:], resident)  # the first one prepares
+    work = drive.Work(**steps[0]["drive"]) if "drive" in steps[0] else None
+    rate = drive.measure(work, case.ranks, options.directory) if work and drive.has_fio() else 0.0
+    return summary(steps[1:], resident, work, rate)  # the first one prepares
 
 
 def wait(rank: subprocess.Popen, case: Case) -> int:
@@ -71,7 +80,7 @@ def wait(rank: subprocess.Popen, case: Case) -> int:
     return usage.ru_maxrss * 1024
 
 
-def summary(steps: list[dict], resident: int) -> Run:
+def summary(steps: list[dict], resident: int, work: drive.Work | None, drive_rate: float) -> Run:
     median = lambda values: statistics.median(list(values))
     return Run(
         seconds=median(step["seconds"] for step in steps),
@@ -82,6 +91,9 @@ def summary(steps: list[dict], resident: int) -> Run:
             phase: median(step["exposed_seconds"][phase] for step in steps) for phase in steps[0]["exposed_seconds"]
         },
         resident_bytes=resident,
+        parameters=steps[0]["parameters"],
+        work=work,
+        drive_rate=drive_rate,
     )
 
 
@@ -96,33 +108,90 @@ def record(case: Case, runs: dict[str, list[Run]]) -> dict:
     return {"suite": "training", "case": case.name, "unit": "tok/s", "against": against, **fields}
 
 
-def details(case: Case, runs: list[Run]) -> dict:
-    """For the table and the plot: what a line of the suite has no field for."""
-    median = lambda field: statistics.median(getattr(run, field) for run in runs)
-    return {
+def without_drive(case: Case) -> Case:
+    """The configuration that is the nearest one, of those that need no drive."""
+    by_name = {each.name: each for each in CASES}
+    while case.on_drive:
+        case = by_name[case.against]
+    return case
+
+
+def model_name(options: argparse.Namespace, parameters: int) -> str:
+    shape = f"{options.layers} layers, width {options.width}, context {options.context}"
+    return f"GPT of {parameters / 1e6:.1f} million parameters ({shape})"
+
+
+def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace) -> dict:
+    """For the tables and the plot: what a line of the suite has no field for."""
+    ours = runs[case.name]
+    median = lambda field: statistics.median(getattr(run, field) for run in ours)
+    row = {
         "case": case.name,
+        "model": model_name(options, ours[0].parameters),
+        "machine": suite.machine_name(),
         "ranks": case.ranks,
         "tokens_per_second": median("tokens_per_second"),
         "seconds": median("seconds"),
-        "forecast_ratio": statistics.median(run.forecast_seconds / run.seconds for run in runs),
+        "forecast_ratio": statistics.median(run.forecast_seconds / run.seconds for run in ours),
         "exposed_seconds": {
-            phase: statistics.median(run.exposed_seconds[phase] for run in runs) for phase in runs[0].exposed_seconds
+            phase: statistics.median(run.exposed_seconds[phase] for run in ours) for phase in ours[0].exposed_seconds
         },
-        "bytes": runs[0].bytes,
+        "bytes": ours[0].bytes,
         "resident_bytes": median("resident_bytes"),
+    }
+    if ours[0].drive_rate:
+        row["drive"] = drive_details(case, runs)
+    return row
+
+
+def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
+    ours, against = runs[case.name], without_drive(case)
+    floors = [
+        drive.floor(run.work, case.ranks, run.drive_rate, other.seconds)
+        for run, other in zip(ours, runs[against.name], strict=True)
+    ]
+    return {
+        **ours[0].work._asdict(),
+        "fio_bytes_per_second": statistics.median(run.drive_rate for run in ours),
+        "drive_seconds": statistics.median(floor.drive_seconds for floor in floors),
+        "without_drive": against.name,
+        "without_drive_seconds": statistics.median(floor.without_drive_seconds for floor in floors),
+        "floor_seconds": statistics.median(floor.seconds for floor in floors),
+        "floor_ratio": statistics.median(floor.seconds / run.seconds for floor, run in zip(floors, ours, strict=True)),
     }
 
 
 def table(rows: list[dict]) -> str:
-    text = "\nMiB of a rank: reserved in each tier, with activations; resident, of the process. exposed: forward + backward + step\n"
-    text += f"{'configuration':<48}{'tok/s':>7}{'forecast':>9}{'exposed ms':>15}"
+    text = "\nMiB of a rank: reserved in each tier, with activations; resident, of the process. "
+    text += "exposed: forward + backward + step\n"
+    text += f"{'configuration':<52}{'tok/s':>7}{'forecast':>9}{'exposed ms':>15}"
     text += f"{'device':>8}{'host':>7}{'drive':>7}{'resident':>9}\n"
     mebibytes = lambda count: f"{count / 2**20:.0f}"
     for row in rows:
         exposed = "+".join(f"{seconds * 1e3:.0f}" for seconds in row["exposed_seconds"].values())
-        text += f"{row['case']:<48}{row['tokens_per_second']:>7.0f}{row['forecast_ratio']:>9.2f}{exposed:>15}"
+        text += f"{row['case']:<52}{row['tokens_per_second']:>7.0f}{row['forecast_ratio']:>9.2f}{exposed:>15}"
         text += f"{mebibytes(row['bytes']['device']):>8}{mebibytes(row['bytes']['host']):>7}"
         text += f"{mebibytes(row['bytes']['nvme']):>7}{mebibytes(row['resident_bytes']):>9}\n"
+    return text
+
+
+def floor_table(rows: list[dict]) -> str:
+    """Of the rows with state on the drive; nothing where there are none, or no fio."""
+    rows = [row for row in rows if "drive" in row]
+    if not rows:
+        return ""
+    text = "seconds of a step, beside the least that it can take (floor): as long as fio takes to move its bytes, in\n"
+    text += (
+        "records of the same size with as many on their way, or as long as it takes without a drive if that is more\n"
+    )
+    text += f"{'configuration':<52}{'MiB read':>9}{'written':>8}{'fio GB/s':>9}{'fio':>7}{'no drive':>9}"
+    text += f"{'floor':>7}{'step':>7}{'floor/step':>11}\n"
+    for row in rows:
+        of = row["drive"]
+        text += f"{row['case']:<52}{row['ranks'] * of['read_bytes'] / 2**20:>9.0f}"
+        text += f"{row['ranks'] * of['written_bytes'] / 2**20:>8.0f}{of['fio_bytes_per_second'] / 1e9:>9.2f}"
+        text += f"{of['drive_seconds']:>7.3f}{of['without_drive_seconds']:>9.3f}{of['floor_seconds']:>7.3f}"
+        text += f"{row['seconds']:>7.3f}{of['floor_ratio']:>11.2f}\n"
     return text
 
 
@@ -145,13 +214,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2, help="sequences of a rank's step")
     parser.add_argument("--steps", type=int, default=6, help="of a run; the first one is not counted")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--details", type=Path, help="write the last table too, a line of JSON for each case")
+    parser.add_argument("--details", type=Path, help="write the tables too, a line of JSON for each case")
+    parser.add_argument("--plot", type=Path, help="draw memory against throughput (.svg, .png, .pdf)")
     suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
+def draw(rows: list[dict], to: Path) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write(suite.lines(rows))
+        file.flush()
+        subprocess.run([PLOT, file.name, to], check=True)
+
+
 def main() -> None:
     options = arguments()
+    if options.plot:
+        subprocess.run([PLOT, "--help"], check=True, stdout=subprocess.DEVNULL)  # installs it, before all measurements
+    if not drive.has_fio():
+        print("training: no floors of drive rows: fio is not installed", file=sys.stderr)
     cases = with_their_opponents(options.cases)
     runs: dict[str, list[Run]] = {case.name: [] for case in cases}
     for _ in range(options.rounds):
@@ -159,10 +240,12 @@ def main() -> None:
             runs[case.name].append(run_once(case, options))
     for case in cases:
         print(json.dumps(record(case, runs)), flush=True)
-    rows = [details(case, runs[case.name]) for case in cases]
-    print(table(rows), file=sys.stderr)
+    rows = [details(case, runs, options) for case in cases]
+    print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)
     if options.details:
-        options.details.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options.details.write_text(suite.lines(rows))
+    if options.plot:
+        draw(rows, options.plot)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ TEST_CASE("a row shows the case, what it stood beside, and the ratio with its sp
       .record = {.name = "adamw split", .value = 46.1, .unit = "GB/s", .against = "copy", .ratio = 0.97},
       .against_value = 47.5,
       .spread = 0.01};
-  CHECK(row(measurement) ==
-        "  adamw split                          46.1 GB/s    copy                           47.5 GB/s     0.97 ±0.01");
+  CHECK(
+      row(measurement) ==
+      "  adamw split                          46.1 GB/s    copy                             47.5 GB/s     0.97 ±0.01");
 }
 
 TEST_CASE("a limit's row ends after its value") {
@@ -36,4 +37,26 @@ TEST_CASE("rows of different cases align") {
                .name = "adamw compact, from cache", .value = 123, .unit = "GB/s", .against = "copy", .ratio = 10.5}});
   CHECK(short_one.find('.') != std::string::npos);
   CHECK(short_one.find("±") == long_one.find("±"));
+}
+
+TEST_CASE("columns stay where they are behind names of any length") {
+  const auto column_of = [](const std::string& name, const std::string& against, const std::string& what) {
+    const auto text = row({.record = {.name = name, .value = 123, .unit = "GB/s", .against = against, .ratio = 10.5},
+                           .against_value = 456});
+    CHECK(text.find(name) == 2);
+    CHECK(text.find(against) != std::string::npos);
+    const auto at = text.find(what);
+    return at - (text.rfind('\n', at) + 1);  // npos + 1 is 0
+  };
+  const std::string just_fits(34, 'n');
+  const std::string other_fits(30, 'a');
+  for (const std::string what : {"123", "456", "10.5"}) {
+    const auto column = column_of("short", "copy", what);
+    CHECK(column_of(just_fits, other_fits, what) == column);
+    CHECK(column_of(just_fits + "n", "copy", what) == column);
+    CHECK(column_of("short", other_fits + "a", what) == column);
+    CHECK(column_of(just_fits + just_fits, other_fits + other_fits, what) == column);
+  }
+  CHECK(column_of("short", other_fits, other_fits) == column_of(just_fits + "n", other_fits, other_fits));
+  CHECK(row({.record = {.name = just_fits, .value = 1, .unit = "s"}}).find('\n') == std::string::npos);
 }

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
 
 using namespace ballast;
@@ -80,6 +81,29 @@ TEST_CASE("characteristic programs read as they are kept (mend them with: test_p
 TEST_CASE("write the golden programs", "[.][write-golden]") {
   for (const auto& [name, text] : texts()) {
     CHECK(std::ofstream(path_of(name)) << text);
+  }
+}
+
+TEST_CASE("records on their way share memory of whole huge pages, and small ones no more than they need") {
+  for (const std::size_t elements : {1024u, 230'016u}) {
+    PlanSetup setup = setup_of(3, 1, all_in(Tier::nvme));
+    setup.model = plain_model(8, elements);
+    setup.tile_elements = elements;
+    setup.schedule.kept_records = 3;
+    const Plan plan = plan_of(setup);
+    for (const auto& [name, records] : {std::pair{"staging", 4u}, {"kept", 3u}}) {
+      const auto slot = std::ranges::find(plan.program().slots, name, &Slot::name);
+      REQUIRE(slot != plan.program().slots.end());
+      const std::size_t needed = records * plan.blocks().records().record;
+      CAPTURE(name, needed);
+      if (needed < 2 * huge_page_bytes) {
+        CHECK(slot->bytes == needed);
+      } else {
+        CHECK(slot->bytes % huge_page_bytes == 0);
+        CHECK(slot->bytes >= needed);
+        CHECK(slot->bytes < needed + huge_page_bytes);
+      }
+    }
   }
 }
 

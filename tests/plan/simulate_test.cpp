@@ -27,10 +27,11 @@ Machine fast_machine() {
           .host_memory = 100e9};
 }
 
-Simulation simulation_of(const PlanSetup& setup, const Machine& machine, const UnitWork& work) {
+Simulation simulation_of(const PlanSetup& setup, const Machine& machine, const UnitWork& work,
+                         bool waits_for_updates = false) {
   const Plan plan = plan_of(setup);
   const std::vector<UnitWork> all(setup.model.units.size(), work);
-  return simulate({plan.program(), setup.placement, machine, all});
+  return simulate({plan.program(), setup.placement, machine, all, waits_for_updates});
 }
 
 constexpr std::size_t at(Lane lane) { return static_cast<std::size_t>(lane); }
@@ -84,6 +85,22 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   CHECK(step.seconds < disk + 8 * 0.06);  // not one after the other
   CHECK(step.seconds > disk);
   CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is named as what takes the time
+}
+
+TEST_CASE("a trainer who waits for updates has them behind its compute, and waits for nothing else") {
+  Machine machine = fast_machine();
+  machine.read = machine.write = 100e6;
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.placement.state = all_in(Tier::nvme);
+  const Simulation beside = simulation_of(setup, machine, {0.02, 0.04});
+  const Simulation waited = simulation_of(setup, machine, {0.02, 0.04}, true);
+  const double disk = waited.busy[at(Lane::disk)];
+  CHECK(waited.seconds > beside.seconds + 0.1);
+  CHECK(waited.seconds < disk + 8 * 0.06 + 0.01);
+  CHECK(waited.seconds == Approx(8 * 0.06 + waited.exposed[at(Phase::forward)] + waited.exposed[at(Phase::backward)] +
+                                 waited.exposed[at(Phase::step)]));
+  CHECK(waited.exposed[at(Phase::step)] > 0.9 * (waited.seconds - 8 * 0.06));
+  CHECK(waited.critical[at(Lane::disk)] > 0.8 * disk);
 }
 
 TEST_CASE("who shares a processor takes what time is left, in pieces") {

@@ -83,7 +83,7 @@ struct Op {
 
 // A buffer. Reusing one is a dependency in the list.
 struct Slot {
-  std::string name;  // "staging.3": what it is for, and which of them
+  std::string name;  // "gradients.1": what it is for, and which of them
   Tier tier = Tier::device;
   std::size_t bytes = 0;
 

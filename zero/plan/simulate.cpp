@@ -32,6 +32,7 @@ class Walk {
       exposed_ = {};
       for (const Op& op : input.program.ops)
         run(op);
+      if (input.waits_for_updates) wait_for_all();
     }
   }
 
@@ -84,6 +85,15 @@ class Walk {
     exposed_[index(op.phase)] += std::max(0.0, until - trainer_free_);
     trainer_free_ = std::max(trainer_free_, span.end);
     came_by_ = self;
+  }
+
+  void wait_for_all() {
+    const auto last = std::max_element(spans_.begin() + static_cast<std::ptrdiff_t>(begin_of_round_), spans_.end(),
+                                       [](const Span& a, const Span& b) { return a.end < b.end; });
+    if (last == spans_.end() || last->end <= trainer_free_) return;
+    exposed_[index(Phase::step)] += last->end - trainer_free_;
+    trainer_free_ = last->end;
+    came_by_ = static_cast<std::size_t>(last - spans_.begin());
   }
 
   // From the end of the step to its beginning, by what each operation waited for last.

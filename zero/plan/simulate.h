@@ -17,6 +17,7 @@ struct SimulationInput {
   Placement placement;
   Machine machine;
   std::span<const UnitWork> work;  // by unit
+  bool waits_for_updates = false;  // the trainer begins no step before the last one's updates are done
 };
 
 // Seconds of a step, from one end of the trainer's step to the next.

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "kernels/exact_sum_math.h"
+#include "kernels/runtime/host_pages.h"
+#include "kernels/runtime/round_up.h"
 
 namespace ballast {
 namespace {
@@ -41,7 +43,17 @@ Ring StepSlots::add_ring(std::string_view name, Tier tier, std::size_t slots, st
   for (std::size_t i = 0; i < slots; ++i) {
     add(fmt::format("{}.{}", name, i), tier, bytes);
   }
-  return {first, slots, bytes};
+  return {{first, 0, bytes}, slots};
+}
+
+// All of them in one slot of whole huge pages. A record alone is often too small for those, and a drive takes a request of
+// 2 MiB from one, but 1 MiB at a time from small pages, and from all of a queue's memory that has some at its end: 1.5 GB/s
+// instead of 2.7 on the drive that this was seen on.
+Ring StepSlots::add_records(std::string_view name, std::size_t records, std::size_t bytes) {
+  if (records * bytes == 0) return {};
+  const bool huge = records * bytes >= 2 * huge_page_bytes;
+  const std::size_t together = round_up(records * bytes, huge ? huge_page_bytes : 1);
+  return {{add(std::string(name), Tier::host, together), 0, bytes}, records, true};
 }
 
 std::size_t StepSlots::whole_bytes(std::size_t unit) const {
@@ -189,10 +201,11 @@ void StepSlots::add_rings(std::size_t held_together) {
   if (needs.arriving) arriving = add_ring("arriving", Tier::device, pieces_in_flight, needs.shard_bytes);
   if (needs.landed) landed = add_ring("landed", Tier::host, pieces_in_flight, needs.shard_bytes);
   tile_gradients = add_ring("tile", Tier::host, tiles_of_gradients, needs.tile_bytes);
-  if (needs.first_regions) first_regions = add_ring("first", Tier::host, first_regions_ahead, records.first_record);
-  staging = add_ring("staging", Tier::host, staged, records.record);
-  for (std::size_t i = 0; i < kept_records; ++i) {
-    kept.push_back({add(fmt::format("kept.{}", i), Tier::host, records.record), 0, records.record});
+  if (needs.first_regions) first_regions = add_records("first", first_regions_ahead, records.first_record);
+  staging = add_records("staging", staged, records.record);
+  const Ring stay = add_records("kept", kept_records, records.record);
+  for (std::size_t i = 0; i < stay.slots(); ++i) {
+    kept.push_back(stay.at(i));
   }
 }
 

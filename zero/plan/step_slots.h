@@ -8,21 +8,27 @@
 
 namespace ballast {
 
-// Slots of one kind that are used in turn.
+// Slots of one kind that are used in turn; or as many parts of one slot.
 class Ring {
  public:
   Ring() = default;
-  Ring(std::size_t first, std::size_t slots, std::size_t bytes) : first_(first), slots_(slots), bytes_(bytes) {}
+  Ring(const Piece& first, std::size_t slots, bool in_one_slot = false)
+      : first_(first), slots_(slots), in_one_slot_(in_one_slot) {}
 
   std::size_t slots() const { return slots_; }
-  Piece next(std::size_t bytes) { return {first_ + turn_++ % slots_, 0, bytes}; }
-  Piece next() { return next(bytes_); }
+  Piece at(std::size_t turn) const {
+    const std::size_t number = turn % slots_;
+    return in_one_slot_ ? Piece{first_.slot, number * first_.bytes, first_.bytes}
+                        : Piece{first_.slot + number, 0, first_.bytes};
+  }
+  Piece next(std::size_t bytes) { return next().part(0, bytes); }
+  Piece next() { return at(turn_++); }
   void restart() { turn_ = 0; }
 
  private:
-  std::size_t first_ = none;
+  Piece first_{};
   std::size_t slots_ = 0;
-  std::size_t bytes_ = 0;
+  bool in_one_slot_ = false;
   std::size_t turn_ = 0;
 };
 
@@ -78,6 +84,7 @@ class StepSlots {
   Needs needs() const;
   std::size_t add(std::string name, Tier tier, std::size_t bytes);
   Ring add_ring(std::string_view name, Tier tier, std::size_t slots, std::size_t bytes);
+  Ring add_records(std::string_view name, std::size_t records, std::size_t bytes);
   void add_unit(std::size_t unit);
   void add_tiles(std::size_t unit);
   void add_rings(std::size_t held_together);

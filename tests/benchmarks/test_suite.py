@@ -1,0 +1,70 @@
+"""What suites written in Python have in common."""
+
+import argparse
+import json
+
+import pytest
+import suite
+
+CASES = ["adamw split", "adamw compact", "copy"]
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, *options: str) -> argparse.Namespace:
+    monkeypatch.setattr("sys.argv", ["suite", *options])
+    parser = argparse.ArgumentParser()
+    suite.add_choice(parser)
+    return suite.choose(parser, CASES, lambda case: f"{case}, beside copy")
+
+
+def test_all_cases_are_chosen_or_those_whose_line_has_the_text(monkeypatch):
+    assert choose(monkeypatch).cases == CASES
+    assert choose(monkeypatch, "--only", "adamw").cases == CASES[:2]
+    assert choose(monkeypatch, "--only", "beside").cases == CASES
+
+
+def test_a_text_that_no_line_has_is_an_error(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        choose(monkeypatch, "--only", "lamb")
+    assert ended.value.code == 2
+    assert '"lamb"' in capsys.readouterr().err
+
+
+def test_list_names_what_is_chosen_and_stops(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        choose(monkeypatch, "--list", "--only", "compact")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "adamw compact, beside copy\n"
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios_and_above_one_is_better():
+    fields = suite.comparison([1.0, 2.0, 4.0], [2.0, 2.0, 20.0], lambda seconds: 10 / seconds)
+    assert fields["ratio"] == 2.0  # of 2, 1 and 5; that of the medians is 1
+    assert fields["value"] == 5.0
+    assert fields["against_value"] == 5.0
+    assert fields["spread"] == pytest.approx((3.5 - 1.5) / 2 / 2.0)
+
+
+def test_of_one_round_nothing_is_spread():
+    fields = suite.comparison([1.0], [3.0], lambda seconds: seconds)
+    assert (fields["ratio"], fields["spread"]) == (3.0, 0.0)
+
+
+def test_rounds_that_did_not_all_run_are_not_compared():
+    with pytest.raises(ValueError):
+        suite.comparison([1.0, 1.0], [1.0], lambda seconds: seconds)
+
+
+def test_rows_are_lines_of_json():
+    rows = [{"case": "a"}, {"case": "b", "seconds": 0.5}]
+    assert [json.loads(line) for line in suite.lines(rows).splitlines()] == rows
+    assert suite.lines([]) == ""
+
+
+def test_the_machine_is_named_by_its_processor_and_cores(tmp_path, monkeypatch):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: AMD EPYC 9554: 64\nprocessor\t: 1\nmodel name\t: other\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    assert suite.machine_name(cpuinfo) == "AMD EPYC 9554: 64, 2 cores"
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    cpuinfo.write_text("processor\t: 0\n")
+    assert suite.machine_name(cpuinfo) == "unknown processor, 1 core"

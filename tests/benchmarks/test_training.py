@@ -1,0 +1,120 @@
+"""What the suite of memory against throughput works out from what it has measured: cases, floors, front, labels."""
+
+import itertools
+import json
+import math
+
+import cases
+import drive
+import plot
+import pytest
+import training
+
+WORK = drive.Work(read_bytes=3000 * 4096, written_bytes=1000 * 4096, record_bytes=500 * 4096, records=8)
+
+
+def test_every_case_is_compared_with_one_that_comes_before_it_and_has_as_many_ranks():
+    assert len({case.name for case in cases.CASES}) == len(cases.CASES)
+    for number, case in enumerate(cases.CASES):
+        others = [other for other in cases.CASES[: number + 1] if other.name == case.against]
+        assert [other.ranks for other in others] == [case.ranks]
+
+
+def test_chosen_cases_come_with_all_that_they_are_compared_with():
+    chosen = [case for case in cases.CASES if case.name == f"{cases.ALL_ON_DRIVE}, updated in backward"]
+    names = [case.name for case in training.with_their_opponents(chosen)]
+    assert names[:-1] == [cases.RESIDENT, cases.STAGE_3, cases.STATE_ON_DRIVE, cases.ALL_ON_DRIVE]
+
+
+def test_what_a_case_would_be_without_a_drive_needs_none_and_is_measured_with_it():
+    for case in cases.CASES:
+        other = training.without_drive(case)
+        assert not other.on_drive
+        assert other.ranks == case.ranks
+        assert other in training.with_their_opponents([case])
+        assert case.on_drive or other == case
+
+
+def test_the_floor_is_what_takes_longer_the_drive_or_all_else():
+    slow_drive = drive.floor(WORK, 2, 4000 * 4096, 0.7)
+    assert slow_drive.drive_seconds == 2.0
+    assert slow_drive.seconds == 2.0
+    fast_drive = drive.floor(WORK, 2, 40000 * 4096, 0.7)
+    assert fast_drive.drive_seconds == pytest.approx(0.2)
+    assert fast_drive.seconds == 0.7
+
+
+def run_of(seconds: float, drive_rate: float = 0.0) -> training.Run:
+    work = WORK if drive_rate else None
+    return training.Run(seconds, 1 / seconds, seconds, {"device": 1, "host": 0, "nvme": 0}, {}, 1, 1, work, drive_rate)
+
+
+def test_a_floor_stands_beside_the_steps_of_its_own_round():
+    case = next(case for case in cases.CASES if case.name == cases.STATE_ON_DRIVE)
+    runs = {
+        case.name: [run_of(1.0, 8000 * 4096), run_of(4.0, 4000 * 4096), run_of(2.0, 8000 * 4096)],
+        cases.STAGE_3: [run_of(0.5), run_of(0.5), run_of(1.8)],
+    }
+    of = training.drive_details(case, runs)
+    assert of["without_drive"] == cases.STAGE_3
+    assert of["floor_seconds"] == 1.8  # of 1, 2 and 1.8
+    assert of["floor_ratio"] == 0.9  # of 1, 0.5 and 0.9
+
+
+def test_fio_gets_the_steps_mix_records_and_ranks():
+    options = dict(
+        option.removeprefix("--").partition("=")[::2]
+        for option in drive.fio_command(WORK, 2, drive.ENGINES[0], "folder")[1:]
+    )
+    assert (options["rw"], options["rwmixread"]) == ("rw", "75")
+    assert (options["bs"], options["iodepth"], options["numjobs"]) == (str(500 * 4096), "8", "2")
+    assert int(options["size"]) == 16 * 500 * 4096  # two places for each of eight
+    assert options["direct"] == "1"
+
+
+def test_what_fio_moved_is_reading_and_writing_together():
+    report = {"jobs": [{"read": {"bw_bytes": 3000}, "write": {"bw_bytes": 1000}}]}
+    assert drive.bytes_per_second("fio: a warning\n" + json.dumps(report)) == 4000
+
+
+def points(*pairs: tuple[float, float]) -> list[plot.Point]:
+    return [plot.Point(str(number), 2, *pair) for number, pair in enumerate(pairs)]
+
+
+def test_the_front_has_who_is_not_beaten_in_both_from_the_smallest_on():
+    assert [point.name for point in plot.front(points((3, 30), (1, 10), (2, 20)))] == ["1", "2", "0"]
+    assert [point.name for point in plot.front(points((3, 30), (1, 40), (2, 20)))] == ["1"]
+    assert [point.name for point in plot.front(points((1, 10), (1, 20), (2, 20)))] == ["1"]
+    assert plot.front([]) == []
+
+
+def test_nobody_beats_the_front_and_it_beats_all_others():
+    some = points(*((math.sin(7 * i) + 2, math.cos(11 * i) + 2) for i in range(40)))
+    best = plot.front(some)
+
+    def beats(one: plot.Point, other: plot.Point) -> bool:
+        return one.mebibytes <= other.mebibytes and one.tokens_per_second >= other.tokens_per_second
+
+    for point in some:
+        assert any(beats(other, point) for other in best if other != point) == (point not in best)
+
+
+def test_a_points_memory_is_what_a_rank_has_outside_the_drive():
+    held = {"device": 3 << 20, "host": 2 << 20, "nvme": 9 << 20}
+    row = {"case": "a", "ranks": 2, "bytes": held, "tokens_per_second": 7.0}
+    assert plot.point_of(row) == plot.Point("a", 2, 5.0, 7.0)
+
+
+def test_labels_of_a_crowd_lie_on_the_page_and_over_nothing():
+    page = plot.Box(0, 0, 1000, 700)
+    legend = plot.Box(700, 0, 1000, 100)
+    at = [(400 + 9 * math.sin(i), 350 + 9 * math.cos(i)) for i in range(12)] + [(990, 690), (5, 5), (850, 60)]
+    sizes = [(60 + 15 * (i % 9), 14) for i in range(len(at))]
+    boxes = plot.place_labels(at, sizes, page, [legend])
+    for box, (width, height) in zip(boxes, sizes, strict=True):
+        assert box.right - box.left == pytest.approx(width + plot.GAP)
+        assert box.top - box.bottom == pytest.approx(height + plot.GAP)
+        assert box.inside(page)
+        assert not box.overlaps(legend)
+        assert not any(box.left < x < box.right and box.bottom < y < box.top for x, y in at)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
