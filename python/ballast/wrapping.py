@@ -35,8 +35,10 @@ def wrap(
     Ranks are those of torch.distributed, or of `process_group`; without it, those that a launcher has started. Gradients
     are averaged over them: the model needs no DistributedDataParallel.
 
-    stage           0: every rank keeps everything; 1 and 2 (default): optimizer state and reduced gradients are shared
-    offload         "host", "nvme:/scratch", or a place for each of "gradients" and "state"
+    stage           0: every rank keeps everything; 1 and 2 (default): optimizer state and reduced gradients are shared;
+                    3: and the parameters of `model`, which are gathered where torch uses them
+    units           names of classes of modules that are gathered as one, in stage 3; without it, repeated blocks
+    offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state"
     max_grad_norm   clips gradients to this norm in each step
     state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
     run             a name: state on a drive is kept, and goes on where it was

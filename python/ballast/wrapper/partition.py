@@ -232,11 +232,12 @@ class Partition:
         self._begin_step()
         return result
 
-    def discard(self) -> None:
-        """Gradients that have come since the last step count for nothing. All ranks do this together."""
-        if self._arrivals.passes > 0 or self._passes:
-            self._factors = {}
-            self.step(discard=True)
+    def discard(self) -> bool:
+        """Gradients that have come since the last step count for nothing. Whether there were any. All ranks do this together."""
+        if self._arrivals.passes == 0 and not self._passes:
+            return False
+        self.step(discard=True)
+        return True
 
     def _discard_what_was_cleared(self) -> None:
         """Gradients may have been cleared through the model, too."""

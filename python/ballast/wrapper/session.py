@@ -48,6 +48,7 @@ class Session:
         self.options = options
         self._make_rule = make_rule
         self._partition: Partition | None = None
+        self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
         self._groups: list[tuple[int, int]] = []  # the library's: place in param_groups, and steps before its first one
         self._hooks: dict[int, Any] = {}  # by id of the parameter
         self._loaded: State | None = None  # waits for the partition
@@ -94,7 +95,7 @@ class Session:
         """Every parameter that can be trained tells when its gradient has come."""
         me = weakref.ref(self)
 
-        def arrived(parameter: torch.Tensor) -> None:
+        def arrived(parameter: torch.nn.Parameter) -> None:
             session = me()
             if session is not None:
                 session.arrived(parameter)
@@ -111,11 +112,16 @@ class Session:
 
     # --- The partition ---
 
-    def arrived(self, parameter: torch.Tensor) -> None:
+    def arrived(self, parameter: torch.nn.Parameter) -> None:
         self.partition().arrived(parameter)
 
     def partition(self) -> Partition:
-        """Of what is trained now."""
+        """Of what is trained in this step: looked up when it begins."""
+        if self._of_this_step is None:
+            self._of_this_step = self._look_up()
+        return self._of_this_step
+
+    def _look_up(self) -> Partition:
         self.watch()
         trained = [(number, each) for number, each in self._parameters() if each.requires_grad]
         if self._partition is not None and self._loaded is None:
@@ -192,12 +198,13 @@ class Session:
         for member in self._partition.members:
             if isinstance(member.parameter.grad, TakenGradient):
                 member.parameter.grad = None
-        self._partition = None
+        self._partition = self._of_this_step = None
 
     # --- Steps ---
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf)
+        self._of_this_step = None
         if result is None:
             return
         self.last = result
@@ -206,8 +213,8 @@ class Session:
             log.warning("step %d was skipped: %s", result.step + 1, result.reason)
 
     def discard(self) -> None:
-        if self._partition is not None:
-            self._partition.discard()
+        if self._partition is not None and self._partition.discard():
+            self._of_this_step = None
 
     def gradient_norm(self) -> float:
         return self.partition().gradient_norm()
@@ -289,8 +296,9 @@ class Session:
         return state
 
     def load(self, state: State) -> None:
-        """Whole, or this rank's part of it; taken over when the partition is asked for next. All ranks do this together."""
+        """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
         self._loaded = state
+        self._of_this_step = None
 
     def _moments(self, partition: Partition, state: State) -> dict[tuple[int, _core.Moment], torch.Tensor]:
         moments = {}
