@@ -41,7 +41,8 @@ def wrap(
     offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state"
     max_grad_norm   clips gradients to this norm in each step
     state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
-    run             a name: state on a drive is kept, and goes on where it was
+    run             a name: state on a drive is kept under it, with the parameters, and a training of this name goes on from
+                    its last step, `optimizer.steps`
     timeout         seconds, of every wait for other ranks
     """
     import torch
@@ -64,4 +65,6 @@ def wrap(
     optimizer.__class__ = class_for(type(optimizer))
     optimizer._ballast = session
     session.load({id(parameter): values for parameter, values in optimizer.state.items()})
+    if read.run:  # what was kept is there from now on
+        session.partition()
     return optimizer

@@ -78,6 +78,11 @@ class WrappedOptimizer(Optimizer):
             ours = [parameter for group in self.param_groups for parameter in group["params"]]
             self._ballast.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
 
+    @property
+    def steps(self) -> int:
+        """Updates made so far, those before a restart included."""
+        return self._ballast.steps
+
     def metrics(self) -> dict[str, float]:
         """Of the last step: a flat dictionary of numbers, for a progress bar or a logger."""
         return self._ballast.metrics()

@@ -216,6 +216,10 @@ class Session:
         if self._partition is not None and self._partition.discard():
             self._of_this_step = None
 
+    @property
+    def steps(self) -> int:
+        return 0 if self._partition is None else self._partition.steps
+
     def gradient_norm(self) -> float:
         return self.partition().gradient_norm()
 
