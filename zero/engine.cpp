@@ -291,6 +291,7 @@ std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
   const Plan& plan = parts_.plan;
   const std::vector<Unit>& units = plan.model().units;
   std::vector<std::vector<double>> norms;
+  norms.reserve(units.size());
   for (const Unit& unit : units)
     norms.emplace_back(unit.tensors.size());
   for (std::size_t unit = 0; unit < units.size(); ++unit) {

@@ -43,6 +43,7 @@ def wrap(
     state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
     run             a name: state on a drive is kept under it, with the parameters, and a training of this name goes on from
                     its last step, `optimizer.steps`
+    timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
     timeout         seconds, of every wait for other ranks
     """
     import torch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -90,6 +92,10 @@ class WrappedOptimizer(Optimizer):
     def memory(self) -> str:
         """A table: how many bytes this rank keeps for what, in which tier."""
         return self._ballast.partition().ledger()
+
+    def write_timeline(self, path: str | os.PathLike[str]) -> None:
+        """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""
+        Path(path).write_text(self._ballast.partition().chrome_trace())
 
     def close(self) -> None:
         """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of no

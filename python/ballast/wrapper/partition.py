@@ -19,7 +19,6 @@ from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
 
 
-
 class Residence(Protocol):
     """Where torch sees the parameters."""
 
