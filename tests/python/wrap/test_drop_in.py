@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import json
 import pickle
 import weakref
 
@@ -379,18 +378,6 @@ def test_an_optimizer_that_is_deleted_leaves_nothing(tmp_path):
         assert torch.equal(mine, theirs)
         assert mine.grad is None
     model(torch.ones(20)).sum().backward()
-
-
-def test_a_timeline_is_written_where_it_is_kept(tmp_path):
-    model, optimizer = wrapped(timeline=True)
-    take_step(model, optimizer)
-    optimizer.write_timeline(tmp_path / "trace.json")
-    names = {event["name"].split()[0] for event in json.loads((tmp_path / "trace.json").read_text())}
-    assert {"reduce", "update"} <= names
-    model, optimizer = wrapped()
-    take_step(model, optimizer)
-    with pytest.raises(ballast.UsageError, match="timeline"):
-        optimizer.write_timeline(tmp_path / "trace.json")
 
 
 def test_workers_that_are_forked_do_no_harm():

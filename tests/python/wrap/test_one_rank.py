@@ -1,5 +1,6 @@
 """One process: the wrapped optimizer beside the plain one."""
 
+import json
 import math
 
 import pytest
@@ -97,3 +98,12 @@ def test_float64_and_unknown_optimizers_are_refused():
         ballast.wrap(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]))
     with pytest.raises(ballast.UsageError, match="amsgrad"):
         ballast.wrap(torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], amsgrad=True))
+
+
+def test_a_timeline_is_written_where_it_is_kept(tmp_path):
+    optimizer = Loop(steps=1).run(stage=2, timeline=True).optimizer
+    optimizer.write_timeline(tmp_path / "trace.json")
+    names = {event["name"].split()[0] for event in json.loads((tmp_path / "trace.json").read_text())}
+    assert {"reduce", "update"} <= names
+    with pytest.raises(ballast.UsageError, match="timeline"):
+        Loop(steps=1).run(stage=2).optimizer.write_timeline(tmp_path / "trace.json")
