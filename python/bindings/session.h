@@ -44,7 +44,6 @@ class Session {
 
   Session(Model model, py::object group, std::vector<optim::Rule> rules, const SessionOptions& options);
 
-  bool found() const { return training_->found(); }
   void start(const AddressOf& address);
   std::uint64_t steps() const { return training_->steps(); }
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;
@@ -68,7 +67,6 @@ class Session {
   void write_parameters(const AddressOf& address);  // of all of a tensor; 0: it stays as it is
   void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
 
-  Metrics metrics() { return training_->engine().metrics(); }
   std::string ledger() const { return to_text(training_->ledger()); }
   std::string chrome_trace();
 

@@ -74,7 +74,6 @@ void bind_session(py::class_<Session>& training) {
   training
       .def(py::init<Model, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("rules"), py::arg("options"))
-      .def_property_readonly("found", &Session::found)
       .def("start", &Session::start, py::arg("address_of"))
       .def_property_readonly("steps", &Session::steps)
       .def("tensor_begins", &Session::tensor_begins, py::arg("unit"))
@@ -97,7 +96,6 @@ void bind_state(py::class_<Session>& training) {
       .def("take_whole_parameters", &Session::take_whole_parameters)
       .def("write_parameters", &Session::write_parameters, py::arg("address_of"))
       .def("continue_from", &Session::continue_from, py::arg("steps"))
-      .def_property_readonly("metrics", [](Session& session) { return dict_of(session.metrics()); })
       .def("ledger", &Session::ledger)
       .def("chrome_trace", &Session::chrome_trace);
 }

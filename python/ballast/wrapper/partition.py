@@ -278,8 +278,8 @@ class Partition:
             return 0 if found is None else found.data_ptr()
 
         self._residence.make_room()
+        self._core.continue_from(steps)  # first: what is written to drives is committed as of this step
         self._core.write_moments(address_of)
-        self._core.continue_from(steps)
 
     @property
     def members(self) -> Sequence[Member]:

@@ -14,17 +14,14 @@ from ballast.checks import fail
 
 
 class LazyState(torch.Tensor):
-    """A moment, or the count of steps. Every use reads
-    it, so it costs no memory, and is as of now."""
+    """A moment, or the count of steps. Every use reads it, so it costs no memory, and is as of now."""
 
     read_now: Callable[[], torch.Tensor]
     place: str
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor]) -> LazyState:
-        moment: LazyState = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=torch.float32
-        )
+        moment: LazyState = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=torch.float32)
         moment.read_now = read
         moment.place = name
         return moment
