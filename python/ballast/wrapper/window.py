@@ -42,6 +42,7 @@ class Window:
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._open: int | None = None
+        self._is_left = False  # parameters know this window for as long as they live, the training does not live as long
         self._now: list[torch.Tensor] = []  # the open unit's parameters
         self._whole: set[int] = set()  # units whose parameters are in torch's memory for a while
         self._places = {id(member.parameter): member for unit in units for member in unit.members}
@@ -57,6 +58,15 @@ class Window:
         if self._open == unit or unit in self._whole:
             return
         self.make_room()
+        if self._is_left:
+            fail(
+                "out_of_order",
+                _core.Problem(
+                    what="a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
+                    where=f"parameter {self._units[unit].members[0].name}",
+                    needed="optimizer.close() on all ranks, before it is deleted",
+                ),
+            )
         memory = self._core.lend_parameters(unit)
         key = (unit, memory.address)
         if key not in self._views:
@@ -206,10 +216,17 @@ class Window:
     def take_over_changes(self) -> bool:
         return False
 
+    def _leave(self) -> None:
+        self.make_room()
+        self._is_left = True
+        self._views, self._now = {}, []
+        del self._core
+
     def release(self, together: bool) -> None:
         for hook in self._hooks:
             hook.remove()
         if not together:
+            self._leave()
             return
         for number in range(len(self._units)):
             copies = [(member, self._copy_out(member)[0]) for member in self._opened(number)]

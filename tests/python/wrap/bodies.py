@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -137,3 +138,22 @@ def changes_while_gathered(rank: int) -> tuple[float, list[float]]:
         with ballast.gather(run.model.blocks[3]):
             seen = float(run.model.blocks[3].down.weight.mean())
     return seen, losses
+
+
+def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
+    """Files on the drive that are open before and after, and what touching a parameter says then."""
+
+    def open_files() -> int:
+        entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        links = [os.readlink(entry) for entry in entries if os.path.lexists(entry)]  # not the listing's own
+        return sum(link.startswith(folder) for link in links)
+
+    run = loop_of(rank, make_model=Tower, steps=2).run(stage=3, offload=f"nvme:{folder}")
+    before, model = open_files(), run.model
+    del run
+    try:
+        with ballast.gather(model):
+            pass
+    except ballast.Error as error:
+        return before, open_files(), str(error)
+    return before, open_files(), ""

@@ -97,3 +97,10 @@ def test_an_optimizer_that_is_deleted_leaves_whole_parameters():
     assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), expected))
     model(torch.ones(20)).sum().backward()
+
+
+def test_a_rank_that_deletes_its_optimizer_alone_keeps_no_files_and_says_what_is_missing(tmp_path):
+    for before, after, said in run_ranks(2, bodies.deletes_its_optimizer, str(tmp_path)):
+        assert before > 0
+        assert after == 0
+        assert "optimizer.close()" in said
