@@ -85,7 +85,8 @@ RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives
 RecordStore::RecordStore(RecordStore&&) noexcept = default;
 
 RecordStore::~RecordStore() {
-  abandon();  // it was not committed, so nobody counts on it
+  if (newest_ == nullptr) return;  // it was moved from
+  abandon();                       // it was not committed, so nobody counts on it
   for (const auto& stripe : stripes_) {
     stripe->queue->forget(stripe->file);
   }
@@ -273,13 +274,17 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
   const Stripe& stripe = *stripes_[places_.file_of(tile)];
   PendingRead read;
   read.shape_ = shape_;
-  read.name_ = {tile, generation_};
-  read.expected_ = current_[tile];
+  {
+    const std::lock_guard lock(*newest_);
+    const bool uncommitted = written_[tile].started;
+    read.name_ = {tile, generation_ + (uncommitted ? 1 : 0)};
+    read.expected_ = (uncommitted ? next_ : current_)[tile];
+  }
   read.record_ = record.first(bytes);
   read.file_ = &stripe.file;
   read.log_ = log_;
   read.completion_ =
-      stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(tile, generation_), read.record_});
+      stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(tile, read.name_.generation), read.record_});
   return read;
 }
 
@@ -289,11 +294,14 @@ Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   if (written_[tile].started) settle(written_[tile].completion);  // two writes to one place have no order
   const RecordName name{tile, generation_ + 1};
   const auto bytes = record.first(record_bytes());
-  next_[tile] = seal_record(shape_, name, bytes);
+  const Seals seals = seal_record(shape_, name, bytes);
   const Stripe& stripe = *stripes_[places_.file_of(tile)];
-  written_[tile] = {
-      true, stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, name.generation), bytes})};
-  return written_[tile].completion;
+  const Completion completion =
+      stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, name.generation), bytes});
+  const std::lock_guard lock(*newest_);
+  next_[tile] = seals;
+  written_[tile] = {true, completion};
+  return completion;
 }
 
 void RecordStore::wait(const Completion& completion, std::string_view what) const {
@@ -324,6 +332,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   write_commit_record(next);
   flush();
   commit_failed_ = false;
+  const std::lock_guard lock(*newest_);
   generation_ = next.generation;
   step_ = step;
   user_.assign(user.begin(), user.end());
@@ -350,6 +359,7 @@ void RecordStore::abandon() {
   for (const Written& written : written_) {
     settle(written.completion);
   }
+  const std::lock_guard lock(*newest_);
   written_.assign(shape_.tiles, {});
 }
 

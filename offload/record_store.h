@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,7 @@ class PendingRead {
   Log* log_ = nullptr;
 };
 
-// Used by one thread at a time; payload() of a read may be another's. Memory of records begins at a multiple of
-// block_bytes.
+// One thread writes and commits; any may read meanwhile. Memory of records begins at a multiple of block_bytes.
 class RecordStore {
  public:
   // Makes the files with every payload zero, as generation 1 of step 0. Existing files are not touched; if it fails,
@@ -71,7 +71,8 @@ class RecordStore {
   std::uint64_t step() const { return step_; }
   std::span<const std::byte> user() const { return user_; }  // as the commit was given them
 
-  // Of the current generation. The first region alone needs only first_record_bytes().
+  // What was last written, which may not be committed yet: who reads a tile has waited for its write. The first region alone
+  // needs only first_record_bytes().
   PendingRead read(std::size_t tile, std::span<std::byte> record) const;
   PendingRead read_first(std::size_t tile, std::span<std::byte> record) const;
 
@@ -116,6 +117,8 @@ class RecordStore {
   std::uint64_t generation_ = 0;
   std::uint64_t step_ = 0;
   std::vector<std::byte> user_;
+  // Guards what tells a tile's newest record: generation_ and all below.
+  std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();
   std::vector<Seals> current_;  // of each tile
   std::vector<Seals> next_;
   struct Written {

@@ -11,7 +11,8 @@ bool works_on_device(Lane lane) {
     case Lane::update: return true;
     case Lane::compute:
     case Lane::host:
-    case Lane::disk: return false;
+    case Lane::disk:
+    case Lane::fetch: return false;
   }
   return false;
 }

@@ -1,4 +1,4 @@
-// The operations of a program that move records. Used by the disk lane; what was read is checked by whoever uses it, while
+// The operations of a program that move records. Used by the drives' two lanes; what was read is checked by whoever uses it, while
 // it is in that thread's caches.
 #pragma once
 

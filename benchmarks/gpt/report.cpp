@@ -15,6 +15,11 @@ namespace {
 
 double sum(std::span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
+template <typename Amount>
+Amount of_drives(const std::array<Amount, lane_count>& by_lane) {
+  return by_lane[static_cast<std::size_t>(Lane::disk)] + by_lane[static_cast<std::size_t>(Lane::fetch)];
+}
+
 std::string tiers(const TierBytes& bytes) {
   std::string text;
   for (std::size_t tier = 0; tier < tier_count; ++tier) {
@@ -43,8 +48,8 @@ std::string forecast_text(const Forecast& forecast) {
     text += fmt::format(", drives {:.1f} to read and {:.1f} to write", machine.read / 1e9, machine.write / 1e9);
   text += fmt::format(" GB/s, of each rank\nforecast  a step takes {:.3f} s, of which {:.3f} s are waited",
                       step.seconds, sum(step.exposed));
-  if (step.bytes[static_cast<std::size_t>(Lane::disk)] > 0) {
-    text += fmt::format("; {} go from and to drives", human_bytes(step.bytes[static_cast<std::size_t>(Lane::disk)]));
+  if (const std::size_t moved = of_drives(step.bytes); moved > 0) {
+    text += fmt::format("; {} go from and to drives", human_bytes(moved));
   }
   return text;
 }
@@ -64,10 +69,9 @@ std::string needs_text(const RunOptions& options, const Needs& needs) {
 
 // Beside what the drives did alone, when they were measured with as many bytes to read and to write.
 std::string drive_text(const Simulation& forecast, std::span<const Step> steps) {
-  constexpr auto disk = static_cast<std::size_t>(Lane::disk);
   const double seconds = typical(steps, &Step::seconds);
-  const auto bytes = static_cast<double>(steps.back().metrics.bytes[disk]);
-  const double alone = static_cast<double>(forecast.bytes[disk]) / forecast.busy[disk];
+  const auto bytes = static_cast<double>(of_drives(steps.back().metrics.bytes));
+  const double alone = static_cast<double>(of_drives(forecast.bytes)) / of_drives(forecast.busy);
   return fmt::format("\ndrives    {:.2f} GB in a step, {:.2f} GB/s; {:.2f} GB/s when measured alone", bytes / 1e9,
                      bytes / seconds / 1e9, alone / 1e9);
 }

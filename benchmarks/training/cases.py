@@ -26,7 +26,8 @@ ALL_ON_DRIVE = "stage 3, all on host and drive"
 ALONE = "one rank, resident"
 
 _ON_DRIVE = "--stage 3 --state nvme"
-_ALL = "--stage 3 --parameters nvme --gradients host --state nvme"
+_LITTLE_RESIDENT = "--stage 3 --parameters nvme --gradients host --state nvme"
+_ALL = f"{_LITTLE_RESIDENT} --prefetch 2"
 
 CASES = [
     case(RESIDENT, "--stage 0", RESIDENT),
@@ -41,6 +42,7 @@ CASES = [
     case(f"{STATE_ON_DRIVE}, updated in backward", f"{_ON_DRIVE} --update-in-backward", STATE_ON_DRIVE),
     case(f"{STATE_ON_DRIVE}, compact", f"{_ON_DRIVE} --format compact", STATE_ON_DRIVE),
     case(ALL_ON_DRIVE, _ALL, STATE_ON_DRIVE),
+    case(f"{ALL_ON_DRIVE}, without prefetching", f"{_LITTLE_RESIDENT} --prefetch 0", ALL_ON_DRIVE),
     case(f"{ALL_ON_DRIVE}, updated in backward", f"{_ALL} --update-in-backward", ALL_ON_DRIVE),
     case(ALONE, "--stage 0", ALONE, ranks=1),
     case("one rank, state on the drive", _ON_DRIVE, ALONE, ranks=1),

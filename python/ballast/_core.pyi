@@ -44,6 +44,7 @@ class Lane(enum.Enum):
     update = 5
     host = 6
     disk = 7
+    fetch = 8
 
 class StateFormat(enum.Enum):
     fp32 = 0

@@ -24,7 +24,8 @@ void bind_names(py::module_& module) {
   bind(module, "Tier", {Tier::device, Tier::host, Tier::nvme});
   bind(module, "Phase", {Phase::forward, Phase::backward, Phase::step});
   bind(module, "Lane",
-       {Lane::compute, Lane::gather, Lane::reduce, Lane::upload, Lane::download, Lane::update, Lane::host, Lane::disk});
+       {Lane::compute, Lane::gather, Lane::reduce, Lane::upload, Lane::download, Lane::update, Lane::host, Lane::disk,
+        Lane::fetch});
   using kernels::StateFormat;
   bind(module, "StateFormat", {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::compact});
   py::native_enum<Reduction>(module, "Reduction", "enum.Enum")

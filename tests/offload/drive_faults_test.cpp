@@ -116,6 +116,7 @@ TEST_CASE("a drive that runs full in a step says so, loses nothing, and goes on 
   ::close(file);
   small.fill();
   CHECK_THROWS_WITH(rig.write_step(store, 2), Catch::Contains("B2202") && Catch::Contains("state.records"));
+  store.abandon();
   CHECK(rig.holds_step(store, 1));
   CHECK(rig.holds_step(RecordStore::open(rig.shape, rig.drives), 1));
   small.free();

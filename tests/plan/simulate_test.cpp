@@ -87,6 +87,18 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is named as what takes the time
 }
 
+TEST_CASE("parameters on the drive are read as soon as they are written, past the updates that are still to come") {
+  Machine machine = fast_machine();
+  machine.read = machine.write = 100e6;
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.placement.parameters = setup.placement.state = all_in(Tier::nvme);
+  const Simulation step = simulation_of(setup, machine, {0.2, 0.1});
+  const double a_unit = step.busy[at(Lane::disk)] / 8 + step.busy[at(Lane::fetch)] / 16;  // updated, and read again
+  CHECK(step.busy[at(Lane::disk)] > 0.9);
+  CHECK(step.exposed[at(Phase::forward)] > a_unit);
+  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // where the trainer begins, not the whole update
+}
+
 TEST_CASE("a trainer who waits for updates has them behind its compute, and waits for nothing else") {
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;

@@ -146,6 +146,18 @@ TEST_CASE("the verifier names what is wrong") {
   CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }), Contains("tile 1, which the model has not"));
 }
 
+TEST_CASE("parameters are not read before they are written") {
+  PlanSetup setup = samples()[3];
+  setup.schedule.update_in_backward = false;
+  const Plan plan = plan_of(setup);
+  Program broken = plan.program();
+  Op& fetch = *std::ranges::find(broken.ops, OpKind::read_first, &Op::kind);
+  CHECK(std::erase_if(fetch.after, [&](const Wait& wait) { return broken.ops[wait.op].kind == OpKind::write; }) == 1);
+  const auto problems = verify(plan.input(), broken);
+  REQUIRE_FALSE(problems.empty());
+  CHECK_THAT(problems.front(), Catch::Contains("read_first") && Catch::Contains("write"));
+}
+
 TEST_CASE("no rank overwrites what another may still need to go back to") {
   const Plan plan = plan_of(samples()[0]);
   const auto commit = std::ranges::find(plan.program().ops, OpKind::commit, &Op::kind);

@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-bool done_in_order(Lane lane) { return lane != Lane::disk; }
+bool done_in_order(Lane lane) { return !is_of_drives(lane); }
 
 Builder::Builder(const std::vector<Slot>& slots) {
   for (const Slot& slot : slots) {

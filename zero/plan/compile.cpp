@@ -121,7 +121,7 @@ void Compiler::entry() {
     builder_.add(
         {.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = slots_.kept[i]});
   }
-  hoist(true);
+  hoist();
 }
 
 void Compiler::begin_round() {
@@ -210,8 +210,7 @@ void Compiler::upload_shard(std::size_t unit, Phase phase) {
     const Piece to = own_shard(unit, layout.trained).part(layout.tiles[tile].first * width(unit), bytes);
     if (on_drive) {
       const Piece record = slots_.first_regions.next();
-      builder_.add(
-          {.kind = OpKind::read_first, .lane = Lane::disk, .phase = phase, .unit = unit, .tile = tile, .to = record});
+      fetch({unit, tile}, phase, record);
       upload(tile, record.part(in_.blocks.records().payload, bytes), to);
     } else {
       const UnitSlots& slots = slots_.of(unit);
@@ -223,6 +222,14 @@ void Compiler::upload_shard(std::size_t unit, Phase phase) {
     const Piece from{slots_.of(unit).frozen, 0, layout.frozen.shard * width(unit)};
     upload(none, from, own_shard(unit, layout.frozen));
   }
+}
+
+// A record can be read as soon as it is written; that it is committed nobody has to wait for.
+void Compiler::fetch(const TileName& name, Phase phase, const Piece& to) {
+  const auto written = written_.find(name);
+  builder_.add(
+      {.kind = OpKind::read_first, .lane = Lane::fetch, .phase = phase, .unit = name.unit, .tile = name.tile, .to = to},
+      written == written_.end() ? std::vector<std::size_t>{} : std::vector{written->second});
 }
 
 namespace {

@@ -12,13 +12,13 @@ void Compiler::step() {
       waits_for_last_commit());
   if (!in_.schedule.update_in_backward) agreed_ = agreement;
   for (const std::size_t unit : uses_.by_first_visit()) {
-    if (current_[unit]) continue;
-    uses_.backward_visits(unit) > 0 ? update(unit) : carry_over(unit);
-    gather_whole(unit);
-    hoist(false);
+    if (!current_[unit]) {
+      uses_.backward_visits(unit) > 0 ? update(unit) : carry_over(unit);
+      gather_whole(unit);
+    }
+    hoist();
   }
   if (has_records_) committed_ = builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement});
-  hoist(true);
 }
 
 void Compiler::update(std::size_t unit) {
@@ -117,8 +117,9 @@ void Compiler::read_ahead() {
 
 void Compiler::write_back(const Piece& record) {
   const TileName& name = on_drive_[tiles_updated_];
-  builder_.add({.kind = OpKind::write, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .from = record},
-               waits_for_agreement());
+  written_[name] =
+      builder_.add({.kind = OpKind::write, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .from = record},
+                   waits_for_agreement());
   staging_.erase(tiles_updated_++);
 }
 
@@ -135,14 +136,12 @@ void Compiler::gather_whole(std::size_t unit) {
                 .to = section(unit, trained)});
 }
 
-// The next step's first gathers, of units whose parameters are its own already. Records can be read once committed.
-void Compiler::hoist(bool committed) {
+// The next step's first gathers, of units whose parameters are its own already.
+void Compiler::hoist() {
   if (departed_) return;  // the entry does it
   for (; hoisted_ < std::min(in_.schedule.prefetch + 1, trace_.size()); ++hoisted_) {
     const std::size_t unit = trace_[hoisted_].unit;
-    const bool must_be_read = slots_.residence(unit).parameters == Tier::nvme && slots_.comes_and_goes(unit);
-    if (!current_[unit] || (must_be_read && !committed)) return;
-    if (!bring(unit, 0, hoisted_)) return;
+    if (!current_[unit] || !bring(unit, 0, hoisted_)) return;
   }
 }
 

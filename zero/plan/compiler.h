@@ -45,6 +45,7 @@ class Compiler {
   bool bring(std::size_t unit, std::size_t now, std::size_t position);
   void gather(std::size_t unit, Phase phase);
   void upload_shard(std::size_t unit, Phase phase);
+  void fetch(const TileName& name, Phase phase, const Piece& to);
 
   // compile_uses.cpp: forward and backward, up to the summed gradients.
   void visit(std::size_t micro_step, std::size_t position);
@@ -69,7 +70,7 @@ class Compiler {
   void write_back(const Piece& record);
   std::vector<std::size_t> waits_for_agreement() const;
   void gather_whole(std::size_t unit);
-  void hoist(bool committed);
+  void hoist();
 
   // compile_departures.cpp: a round that has left the program's order.
   void take_over(const DepartedRound& round);
@@ -99,8 +100,9 @@ class Compiler {
   std::vector<bool> current_;               // by unit: its parameters are the next step's
   std::size_t tiles_read_ = 0;              // of those on drives
   std::size_t tiles_updated_ = 0;
-  std::map<std::size_t, Piece> staging_;  // by number in on_drive_
-  std::size_t hoisted_ = 0;               // visits of the next step
+  std::map<std::size_t, Piece> staging_;     // by number in on_drive_
+  std::map<TileName, std::size_t> written_;  // operation: the newest write, of the round before until this one's comes
+  std::size_t hoisted_ = 0;                  // visits of the next step
 };
 
 }  // namespace ballast

@@ -32,6 +32,8 @@ std::string op_text(const Program& program, const Op& op) {
 
 }  // namespace
 
+bool is_of_drives(Lane lane) { return lane == Lane::disk || lane == Lane::fetch; }
+
 std::string_view name(OpKind kind) {
   constexpr std::string_view names[] = {"clear",  "read",       "read_first", "upload", "gather", "use",
                                         "reduce", "accumulate", "download",   "keep",   "norm",   "agree",
@@ -40,7 +42,8 @@ std::string_view name(OpKind kind) {
 }
 
 std::string_view name(Lane lane) {
-  constexpr std::string_view names[] = {"compute", "gather", "reduce", "upload", "download", "update", "host", "disk"};
+  constexpr std::string_view names[] = {"compute", "gather", "reduce", "upload", "download",
+                                        "update",  "host",   "disk",   "fetch"};
   return names[static_cast<std::size_t>(lane)];
 }
 

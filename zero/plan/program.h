@@ -34,10 +34,12 @@ enum class OpKind : std::uint8_t {
 };
 
 // An ordered queue of work, which goes on beside the others. `compute` is the trainer's own; `host` computes in host memory,
-// `disk` is the drives', and all others work on the device. All are done in order, except that `disk` has many requests in
-// flight.
-enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, update, host, disk };
-inline constexpr std::size_t lane_count = 8;
+// `disk` and `fetch` are the drives', and all others work on the device. All are done in order, except that those of the
+// drives have many requests in flight. `fetch` reads parameters for the trainer, past the updates that `disk` has to do.
+enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, update, host, disk, fetch };
+inline constexpr std::size_t lane_count = 9;
+
+bool is_of_drives(Lane lane);
 
 // Over whom a collective goes: the ranks that share a unit's shards, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };

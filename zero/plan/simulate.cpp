@@ -1,6 +1,7 @@
 #include "zero/plan/simulate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "zero/plan/shared_time.h"
 
@@ -20,7 +21,7 @@ struct Span {
   std::size_t held_up_by = none;
 };
 
-bool needs_cores(const Op& op) { return op.lane != Lane::disk && op.kind != OpKind::agree; }
+bool needs_cores(const Op& op) { return !is_of_drives(op.lane) && op.kind != OpKind::agree; }
 
 class Walk {
  public:
@@ -66,6 +67,8 @@ class Walk {
     span.busy = seconds_of(op, in_);
     span.end = span.begin + span.busy;
     if (in_.machine.shares_cores && needs_cores(op)) take_turns(span, self);
+    if (op.lane == Lane::fetch) fetched_ += span.busy;
+    if (op.lane == Lane::disk) span.end += std::exchange(fetched_, 0.0);
     spans_.push_back(span);
     lane_last_[index(op.lane)] = self;
     if (op.kind == OpKind::use || op.kind == OpKind::agree) trainer_waits(op, self);
@@ -114,6 +117,7 @@ class Walk {
   std::size_t came_by_ = none;
   double trainer_free_ = 0;
   double trainer_at_beginning_ = 0;
+  double fetched_ = 0;  // seconds of the drives that `disk` has still to do without
 };
 
 double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <set>
 
 #include "kernels/exact_sum_math.h"
 #include "zero/plan/contents.h"
@@ -246,7 +247,8 @@ class Follower {
     const Piece block = op.from.part(in_.blocks.records().payload, sizes.bytes());
     expect(block.part(0, range.count * width(op.unit)), parameters(op.unit, range.first, version));
     expect(block.part(sizes.parameter, sizes.state), state(op.unit, op.tile, version));
-    if (!written_.insert({{op.unit, op.tile}, version}).second) complain("writes a tile twice");
+    if (!written_.insert({op.unit, op.tile}).second) complain("writes a tile twice");
+    on_drive_[{op.unit, op.tile}] = version;
   }
 
   void commit() {
@@ -255,8 +257,6 @@ class Follower {
         complain("unit {} tile {} was not written", home.unit, home.tile);
       }
     }
-    for (const auto& [tile, version] : written_)
-      on_drive_[tile] = version;
   }
 
   // Updates that a unit's parameters have by now, as the trainer should find them.
@@ -293,8 +293,8 @@ class Follower {
   Uses uses_;
   Contents contents_;
   std::vector<std::vector<std::size_t>> updates_;      // by unit and tile
-  std::map<TileName, std::size_t> on_drive_;           // committed versions
-  std::map<TileName, std::size_t> written_;            // in this round
+  std::map<TileName, std::size_t> on_drive_;           // versions
+  std::set<TileName> written_;                         // in this round
   std::map<std::size_t, std::vector<Normed>> normed_;  // by slot, in this round
   std::size_t used_ = 0;
   std::size_t rounds_done_ = 0;

@@ -14,6 +14,16 @@ bool overlap(const Piece& a, const Piece& b) {
   return a.exists() && a.slot == b.slot && a.begin < b.end() && b.begin < a.end();
 }
 
+bool moves_record(const Op& op) {
+  return op.kind == OpKind::read || op.kind == OpKind::read_first || op.kind == OpKind::write;
+}
+
+// A read finds what was written last.
+bool share_record(const Op& a, const Op& b) {
+  const bool one_writes = a.kind == OpKind::write || b.kind == OpKind::write;
+  return one_writes && moves_record(a) && moves_record(b) && a.unit == b.unit && a.tile == b.tile;
+}
+
 bool conflict(const Op& a, const Op& b) {
   const auto writes_what_touches = [](const Op& writer, const Op& other) {
     for (const Piece* written : {&writer.to, &writer.state}) {
@@ -23,7 +33,7 @@ bool conflict(const Op& a, const Op& b) {
     }
     return false;
   };
-  return writes_what_touches(a, b) || writes_what_touches(b, a);
+  return writes_what_touches(a, b) || writes_what_touches(b, a) || share_record(a, b);
 }
 
 }  // namespace
@@ -64,7 +74,7 @@ void Unrolled::add_waits(std::size_t index, const Op& op, std::size_t round_begi
   }
 }
 
-// On the disk, a commit is after everything that was there before it, and before all that comes.
+// In its lane, a commit is after everything that was there before it, and before all that comes.
 void Unrolled::follow_lanes() {
   std::array<std::size_t, lane_count> last;
   last.fill(none);
@@ -92,7 +102,7 @@ void Unrolled::follow_lanes() {
     }
     if (done_in_order(op(i).lane) || op(i).kind == OpKind::commit) {
       previous = i;
-    } else {
+    } else if (op(i).lane == Lane::disk) {
       since_commit.push_back(i);
     }
   }
@@ -104,7 +114,7 @@ std::vector<std::string> Unrolled::races() const {
     for (std::size_t earlier = 0; earlier < later; ++earlier) {
       if (!is_before(earlier, later) && conflict(op(earlier), op(later))) {
         problems.push_back(
-            fmt::format("{} does not wait for {}, which uses the same bytes", text(later), text(earlier)));
+            fmt::format("{} does not wait for {}, which uses the same bytes or record", text(later), text(earlier)));
       }
     }
   }
