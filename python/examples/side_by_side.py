@@ -1,0 +1,69 @@
+"""Trains gpt.py twice on two ranks: in plain torch, then with the one line that Ballast adds. ./quickstart calls it.
+
+It shows both loss curves, tokens a second, and what a rank holds in memory and on the drive. In fp32, where both compute the
+same; it ends with 1 if the losses differ by more than the order of sums explains. Options that it does not know are gpt.py's.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+RANKS = 2
+SCRIPT = Path(__file__).with_name("gpt.py")
+MODEL = "--layers 6 --width 640 --context 128 --sequences 4 --steps 8 --dtype float32".split()
+TOLERANCE = 1e-4  # of a loss
+
+
+def train(options: list[str], way: list[str], folder: str) -> dict:
+    results = Path(folder) / "results.json"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    run = subprocess.run([*launch, SCRIPT, *MODEL, *options, *way, "--json", results], capture_output=True, text=True)
+    if run.returncode != 0:
+        raise SystemExit(f"side_by_side: {' '.join(way) or 'plain torch'} failed:\n{run.stdout}{run.stderr}")
+    return json.loads(results.read_text())
+
+
+def row(name: str, cells: list[str]) -> str:
+    return f"{name:<34}" + "".join(f"{cell:>20}" for cell in cells)
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:.0f} MiB" if count else "-"
+
+
+def table(runs: list[dict]) -> str:
+    lines = [row("", ["plain torch", "with the line"]), row("", ["(DDP)", "(stage 3, NVMe)"])]
+    for number, losses in enumerate(zip(*(run["losses"] for run in runs))):
+        lines.append(row(f"loss of step {number + 1}", [f"{loss:.6f}" for loss in losses]))
+    lines.append(row("tokens a second", [f"{median(run['tokens_per_second'][1:]):.0f}" for run in runs]))
+    lines.append("memory of a rank, at its peak")
+    if any(run["gpu_bytes"] for run in runs):
+        lines.append(row("  on the GPU", [mebibytes(run["gpu_bytes"]) for run in runs]))
+    lines.append(row("  of the process, beyond torch", [mebibytes(run["process_bytes"]) for run in runs]))
+    for tier, name in (("device", "to compute with"), ("host", "on the way"), ("nvme", "on the drive")):
+        lines.append(row(f"  Ballast: {name}", ["", mebibytes(runs[1]["held"][f"memory_bytes/{tier}"])]))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="side_by_side.py", description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", default=Path.cwd(), help="on the drive that keeps the state (here)")
+    options, of_model = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(prefix="ballast-side-by-side-", dir=options.directory) as folder:
+        runs = [train(of_model, way, folder) for way in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
+    print('    optimizer = ballast.wrap(optimizer, model, stage=3, offload="nvme:...")    # the one added line\n')
+    print(table(runs))
+    difference = max(abs(a - b) for a, b in zip(*(run["losses"] for run in runs)))
+    if difference > TOLERANCE:
+        print(f"\nTHE LOSSES DIFFER by {difference:.1e}: they were to be equal. Please report this.")
+        return 1
+    print(f"\nThe losses are equal to {difference:.0e}: only sums are made in another order.")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
