@@ -5,12 +5,13 @@
 
 #include "optim/adagrad.h"
 #include "optim/adamw.h"
+#include "optim/external.h"
 #include "optim/lion.h"
 #include "optim/sgd.h"
 
 namespace ballast::optim {
 
-using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad>;
+using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External>;
 
 inline StateNames state_names(const Rule& rule) {
   return std::visit([](const auto& r) { return r.state; }, rule);

@@ -27,6 +27,7 @@ class StateLayout {
  public:
   StateLayout(const StateKind& kind, std::size_t elements);
 
+  kernels::StateFormat format() const { return kind_.format; }
   std::span<const StatePart> parts() const { return parts_; }
   std::size_t bytes() const { return bytes_; }
   double bytes_per_element() const;  // without padding and scales: the figure that formats are compared by

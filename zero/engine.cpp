@@ -24,6 +24,11 @@ void check(const Model& model, const StepOptions& options) {
   }
   for (const optim::Rule& rule : options.groups) {
     optim::check(rule);
+    require(std::holds_alternative<optim::External>(rule) == static_cast<bool>(options.update), Code::bad_argument, [] {
+      return Problem{
+          .what = "updates of a trainer's own were given for a rule of the library, or none for the rule External",
+          .needed = "StepOptions::update for External, and for no other rule"};
+    });
   }
 }
 
@@ -240,9 +245,10 @@ void Engine::prepare(const StepOptions& options) {
     return Problem{.what = "clipping was asked for where parameters are updated before the norm is known",
                    .needed = "no max_norm, or updates after the backward pass"};
   });
+  if (options.update) require_tiles_in_memory();
   rules_.assign(options.groups.begin(), options.groups.end());
   begun_at_.assign(options.begun_at.begin(), options.begun_at.end());
-  options_ = {rules_, options.max_norm, options.loss_scale, options.discard, begun_at_};
+  options_ = {rules_, options.max_norm, options.loss_scale, options.discard, begun_at_, options.update};
   prepared_ = true;
   if (updates_in_backward_) now().numbers = numbers_of(decide({}));
 }
@@ -322,6 +328,7 @@ StepResult Engine::step() {
   come_to_agreement();
   Round& round = now();
   const std::size_t agreement = next_;
+  if (options_.update) let_trainer_update();
   for (; next_ < list().size(); ++next_) {
     issue(list()[next_], round.ops[next_], round);
   }

@@ -161,6 +161,11 @@ class Engine {
   bool change_program(const Trace& trace, bool sums_pass_by);
   std::string text(const Place& place) const;
 
+  // engine_external.cpp
+  void require_tiles_in_memory() const;
+  std::vector<SummedTile> summed_tiles() const;
+  void let_trainer_update();
+
   // engine_ops.cpp: the lanes' threads.
   const Arithmetic& arithmetic(Lane lane) const { return *arithmetic_[static_cast<std::size_t>(lane)]; }
   void run(const Op& op, OpProgress& progress, Round& round, const std::vector<const OpProgress*>& after);

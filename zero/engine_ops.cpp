@@ -147,7 +147,10 @@ optim::Decision Engine::decide(const kernels::ExactSum& squares) const {
 }
 
 StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
-  StepNumbers numbers{.number = steps_ + (decision.skip ? 0u : 1u), .skip = decision.skip, .groups = {}};
+  StepNumbers numbers{.number = steps_ + (decision.skip ? 0u : 1u),
+                      .skip = decision.skip,
+                      .gradient_factor = decision.gradient_factor,
+                      .groups = {}};
   for (const optim::Rule& rule : rules_) {
     const std::size_t group = numbers.groups.size();
     const std::uint64_t before = group < begun_at_.size() ? begun_at_[group] : 0;

@@ -28,9 +28,11 @@ class Slots {
   void change_to(const Program& program);
 
   View view(const Piece& piece, DType dtype) const;
-  std::byte* data(const Piece& piece) const { return buffers_[piece.slot].data() + piece.begin; }
+  std::byte* data(const Piece& piece) const {  // null of what has no memory, as the state of a rule that keeps nothing
+    return piece.exists() ? buffers_[piece.slot].data() + piece.begin : nullptr;
+  }
   std::span<std::byte> bytes(const Piece& piece) const { return {data(piece), piece.bytes}; }
-  bool on_gpu(const Piece& piece) const { return buffers_[piece.slot].kind() == MemoryKind::device; }
+  bool on_gpu(const Piece& piece) const { return piece.exists() && buffers_[piece.slot].kind() == MemoryKind::device; }
 
  private:
   Buffer reserve(const Slot& slot) const;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -16,12 +17,27 @@
 
 namespace ballast {
 
+// A tile of this rank when a step is decided, in memory of the tiers that the two are in.
+struct SummedTile {
+  std::size_t unit = 0;
+  Range range{};     // of the unit's elements
+  View gradients{};  // in fp32, summed over all ranks; nobody needs them afterwards
+  View masters{};    // in fp32
+  bool gradients_on_gpu = false;
+  bool masters_on_gpu = false;
+};
+
+// Changes the masters of all tiles, with their gradients times the factor. Called on the trainer's thread; what it has begun
+// on a GPU is over when it returns.
+using TrainerUpdate = std::function<void(std::span<const SummedTile> tiles, float gradient_factor)>;
+
 struct StepOptions {
   std::span<const optim::Rule> groups;  // by parameter group; read before the call returns
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;                    // the one that the step's gradients were made with
   bool discard = false;                       // the gradients: nothing is updated
   std::span<const std::uint64_t> begun_at{};  // steps before each group's first one; none: all began with the training
+  TrainerUpdate update{};                     // where the rule is External; not called where the step is skipped
 };
 
 // What lanes did, and what the trainer waited for. Counted when an operation has ended: the last updates of a step are the
@@ -54,6 +70,7 @@ struct StepResult {
 struct StepNumbers {
   std::uint64_t number = 0;  // updates made, this one included
   bool skip = false;
+  float gradient_factor = 1.0f;
   std::vector<kernels::GroupStep> groups{};
 };
 

@@ -148,7 +148,8 @@ inline std::vector<Rule> sample_rules() {
                       .from_momentum = 0.9f,
                       .from_gradient = 1.0f},
           Lion{.lr = 1e-3f, .decay = 0.999f, .one_minus_beta1 = 0.1f, .one_minus_beta2 = 0.01f},
-          Adagrad{.step_size = 0.01f, .l2 = 0.1f, .eps = 1e-10f}};
+          Adagrad{.step_size = 0.01f, .l2 = 0.1f, .eps = 1e-10f},
+          External{}};
 }
 
 // Every allowed pair of parameter and gradient format.

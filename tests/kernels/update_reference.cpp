@@ -110,6 +110,8 @@ ExactStep step(const Adagrad& rule, const Element& old, double g) {
   return next;
 }
 
+ExactStep step(const External&, const Element& old, double) { return {.value = old, .size = {}}; }
+
 double ulp(double size, int mantissa_bits) {
   return std::ldexp(1.0, std::max(size > 0 ? std::ilogb(size) : -126, -126) - mantissa_bits);
 }

@@ -55,8 +55,8 @@ TEST_CASE("options that cannot work are refused with the rule, the option and th
 }
 
 TEST_CASE("torch's defaults are accepted") {
-  for (const Rule& rule :
-       {Rule(AdamW{}), Rule(Adam{}), Rule(Sgd{}), Rule(SgdMomentum{}), Rule(Lion{}), Rule(Adagrad{})}) {
+  for (const Rule& rule : {Rule(AdamW{}), Rule(Adam{}), Rule(Sgd{}), Rule(SgdMomentum{}), Rule(Lion{}), Rule(Adagrad{}),
+                           Rule(External{})}) {
     CHECK_NOTHROW(check(rule));
   }
 }

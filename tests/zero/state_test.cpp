@@ -1,4 +1,5 @@
-// What a rank keeps between steps, taken out and put in again; norms that are asked for; gradients that are not used.
+// What a rank keeps between steps, taken out and put in again; norms that are asked for; gradients that are not used;
+// updates that the trainer makes.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -40,10 +41,9 @@ std::string text(const Placement& placement) {
 }
 
 struct Trainee {
-  Trainee(Communicator& world, const TrainingOptions& options)
-      : training(odd_model(), world, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}},
-                 options),
-        trainer(training.model(), world.rank()) {
+  Trainee(Communicator& world, const TrainingOptions& options,
+          std::vector<optim::Rule> rules = {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}})
+      : training(odd_model(), world, std::move(rules), options), trainer(training.model(), world.rank()) {
     training.initialise(first_parameters());
   }
 
@@ -188,4 +188,118 @@ TEST_CASE("whole parameters are where a trainer below stage 3 sees each update")
   const Lease lease = trainee.training.forward(0);
   CHECK(lease.parameters().data() == whole.data());
   CHECK(lease.parameters().count() == whole.count());
+}
+
+TEST_CASE("a rule that keeps nothing has no state to look at") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Model model{.units = {{.name = "first", .dtype = DType::fp32, .tensors = {{"w", {300}}}}}};
+  Training training(model, *world, {optim::Sgd{}}, {.stage = 0});
+  training.initialise(first_parameters());
+  std::size_t elements = 0;
+  training.engine().look_at_state([&](const OwnTile& tile) {
+    CHECK(tile.memory.master == nullptr);
+    CHECK(tile.memory.momentum == nullptr);
+    elements += tile.range.count;
+  });
+  CHECK(elements >= 300);
+}
+
+namespace {
+
+constexpr float rate = 0.02f;
+
+void update_as_sgd(std::span<const SummedTile> tiles, float factor) {
+  for (const SummedTile& tile : tiles) {
+    const auto gradients = tile.gradients.as<float>();
+    const auto masters = tile.masters.as<float>();
+    for (std::size_t i = 0; i < tile.range.count; ++i) {
+      masters[i] = std::fma(-rate, gradients[i] * factor, masters[i]);
+    }
+    std::ranges::fill(gradients, NAN);  // which are the trainer's now
+  }
+}
+
+std::vector<Placement> placements_in_memory(std::size_t ranks) {
+  std::vector<Placement> all;
+  for (Placement placement : placements(ranks)) {
+    if (placement.state.nvme > 0.0) continue;
+    all.push_back(placement);
+    if (placement.state.host == 0.0) continue;
+    placement.gradients = all_in(Tier::host);
+    all.push_back(placement);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("updates that the trainer makes itself are those of a rule, bit for bit") {
+  for (const Placement& placement : placements_in_memory(2)) {
+    INFO(text(placement));
+    TrainingOptions options = options_of(placement, {});
+    options.format = kernels::StateFormat::fp32;
+    const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+      Trainee rule(world, options, {optim::Sgd{.lr = rate}, optim::Sgd{.lr = rate}});
+      Trainee own(world, options, {optim::External{}, optim::External{}});
+      for (const std::size_t step : {0u, 1u, 2u, 3u, 4u}) {
+        for (std::size_t micro = 0; micro < (step == 2 ? 2 : 1); ++micro) {  // once out of the program's order
+          rule.trainer.run(rule.training, step), own.trainer.run(own.training, step);
+        }
+        const bool discard = step == 3;
+        const auto groups = [](Trainee& trainee) { return std::span<const optim::Rule>(trainee.training.groups()); };
+        rule.training.engine().step({.groups = groups(rule), .max_norm = 0.5, .discard = discard});
+        own.training.engine().step(
+            {.groups = groups(own), .max_norm = 0.5, .discard = discard, .update = update_as_sgd});
+      }
+      if (rule.parameters() != own.parameters()) throw std::runtime_error("other parameters");
+    });
+    CHECK(failures == std::vector<std::string>(2));
+  }
+}
+
+TEST_CASE("updates of a trainer's own that fail end the training on all ranks") {
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    Trainee own(world, {.stage = 2, .format = kernels::StateFormat::fp32}, {optim::External{}, optim::External{}});
+    own.trainer.run(own.training, 0);
+    const auto fails_on_rank_1 = [&](std::span<const SummedTile> tiles, float factor) {
+      if (world.rank() == 1) throw std::runtime_error("nothing works");
+      update_as_sgd(tiles, factor);
+    };
+    own.training.engine().step({.groups = own.training.groups(), .update = fails_on_rank_1});
+    own.training.engine().finish();
+  });
+  CHECK_THAT(failures[0], Contains("B3301") && Contains("nothing works"));
+  CHECK(failures[1] == "nothing works");
+}
+
+TEST_CASE("updates of a trainer's own are refused where they cannot be made") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const std::vector<optim::Rule> external{optim::External{}, optim::External{}};
+  const auto refusal = [&](const TrainingOptions& options, const std::vector<optim::Rule>& rules,
+                           const TrainerUpdate& update) -> std::string {
+    Trainee trainee(*world, options, rules);
+    try {
+      trainee.training.engine().prepare({.groups = trainee.training.groups(), .update = update});
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const TemporaryDirectory directory;
+  const auto fp32 = kernels::StateFormat::fp32;
+  CHECK(refusal({.stage = 0, .format = fp32}, external, update_as_sgd).empty());
+  CHECK_THAT(refusal({.stage = 0, .format = fp32}, external, {}), Contains("B1001") && Contains("External"));
+  CHECK_THAT(refusal({.stage = 0}, {optim::Sgd{}, optim::Sgd{}}, update_as_sgd), Contains("B1001"));
+  CHECK_THAT(refusal({.stage = 0}, external, update_as_sgd), Contains("B1005") && Contains("format fp32"));
+  CHECK_THAT(refusal({.stage = 0,
+                      .gradients = all_in(Tier::host),
+                      .state = all_in(Tier::nvme),
+                      .drives = {.directories = {directory.path()}},
+                      .format = fp32},
+                     external, update_as_sgd),
+             Contains("state in memory"));
+  CHECK_THAT(refusal({.stage = 0, .format = fp32, .schedule = {.update_in_backward = true}}, external, update_as_sgd),
+             Contains("after the backward pass"));
 }

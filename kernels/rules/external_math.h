@@ -1,0 +1,16 @@
+// No update: the trainer has changed the master itself. What is left is what follows every rule, the parameter made of it.
+#pragma once
+
+#include "kernels/rules/second_moment.h"
+
+namespace ballast::kernels {
+
+struct External {
+  static constexpr bool has_momentum = false;
+  static constexpr bool has_variance = false;
+
+  template <class F>
+  constexpr void operator()(F&, F&, SecondMoment<F>&, F) const {}
+};
+
+}  // namespace ballast::kernels

@@ -1,0 +1,14 @@
+// Updates that the trainer makes itself, in every step: see TrainerUpdate in zero/step.h. Its state is its own affair.
+#pragma once
+
+#include "optim/step.h"
+
+namespace ballast::optim {
+
+struct External {
+  static constexpr StateNames state{};
+  void check() const {}
+  kernels::GroupStep at(const Step& step) const { return {kernels::External{}, step.gradient_factor}; }
+};
+
+}  // namespace ballast::optim
