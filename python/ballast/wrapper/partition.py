@@ -66,7 +66,7 @@ class Partition:
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
-        self._update_is_elsewhere = _keeps_copies(options)
+        self._update_is_elsewhere = _keeps_copies(options, units)
         self._order_is_learnt = False
         self._begin_step()
 
@@ -292,6 +292,6 @@ class Partition:
         return self._core.chrome_trace()
 
 
-def _keeps_copies(options: _core.TrainingOptions) -> bool:
+def _keeps_copies(options: _core.TrainingOptions, units: Sequence[UnitOfMembers]) -> bool:
     """Whether what is updated is not the parameter alone, in the memory that torch sees."""
-    return options.state != _core.Spread(device=1.0) or options.format != _core.StateFormat.fp32
+    return options.state != _core.Spread(device=1.0) or any(unit.dtype != torch.float32 for unit in units)

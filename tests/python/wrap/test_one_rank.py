@@ -56,14 +56,15 @@ def test_tiers_and_stages_give_the_same_bits(offload, tmp_path):
     check_equal(loop.run(stage=0), loop.run(stage=2, offload=where))
 
 
+def in_bfloat16(**changes):
+    loss = lambda model, batch: model(batch.to(torch.bfloat16)).float().square().mean()
+    return Loop(make_model=lambda: mlp(64).to(torch.bfloat16), loss=loss, **changes)
+
+
 @pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact"])
 def test_bfloat16_parameters_keep_what_rounding_would_lose(state_format):
-    def in_bfloat16():
-        return mlp(64).to(torch.bfloat16)
-
     options = {"lr": 1e-4}  # of which bfloat16 alone keeps nothing
-    loss = lambda model, batch: model(batch.to(torch.bfloat16)).float().square().mean()
-    small = Loop(make_model=in_bfloat16, loss=loss, optimizer_options=options, steps=100)
+    small = in_bfloat16(optimizer_options=options, steps=100)
     exact = Loop(optimizer_options=options, make_model=lambda: mlp(64), steps=100).run()
     ours = small.run(stage=2, state_format=state_format)
     assert math.isclose(ours.losses[-1], exact.losses[-1], rel_tol=0.03)
@@ -78,6 +79,15 @@ def test_parameters_that_are_written_to_go_on_from_there(tmp_path):
                 run.model[2].bias.data = torch.ones(5)  # in other memory
         loop = Loop(steps=5)
         check_close(loop.train(plain.model, plain.optimizer, 2), loop.train(ours.model, ours.optimizer, 2))
+
+
+@pytest.mark.parametrize("state_format", ["fp32", "split"])
+def test_parameters_in_bfloat16_that_are_written_to_go_on_from_there(state_format):
+    run = in_bfloat16(steps=2, optimizer_options={"lr": 0.0}).run(stage=2, state_format=state_format)
+    with torch.no_grad():
+        run.model[0].weight.fill_(0.5)
+    in_bfloat16(steps=4).train(run.model, run.optimizer, 2)
+    assert torch.all(run.model[0].weight == 0.5)
 
 
 def test_numbers_that_are_not_finite_skip_the_step():
