@@ -41,6 +41,8 @@ def wrap(
     offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state"
     max_grad_norm   clips gradients to this norm in each step
     state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
+    elementwise     True: the step of this optimizer, of a class unknown here, does the same to each element, so that it can
+                    run on this rank's part of each parameter
     run             a name: state on a drive is kept under it, with the parameters, and a training of this name goes on from
                     its last step, `optimizer.steps`
     timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
@@ -50,7 +52,7 @@ def wrap(
 
     from ballast.wrapper import meeting, options as wrap_options
     from ballast.wrapper.optimizer import WrappedOptimizer, class_for
-    from ballast.wrapper.rules import rule_of
+    from ballast.wrapper.own_step import updates_of
     from ballast.wrapper.session import Session
 
     if isinstance(optimizer, WrappedOptimizer):
@@ -58,10 +60,12 @@ def wrap(
     if not isinstance(optimizer, torch.optim.Optimizer):
         refuse(f"a {type(optimizer).__name__} was to be wrapped", needed="a torch.optim.Optimizer")
     read = wrap_options.read(options)
-    make_rule = rule_of(optimizer)
+    updates = updates_of(optimizer, declared=read.elementwise)
+    if updates.own_step is not None:
+        read = wrap_options.for_own_step(read)
     for group in optimizer.param_groups:
-        _core.check_rule(make_rule(group))
-    session = Session(optimizer, model, meeting.group_of(process_group, read.timeout), make_rule, read)
+        _core.check_rule(updates.rule(group))
+    session = Session(optimizer, model, meeting.group_of(process_group, read.timeout), updates, read)
     optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
     optimizer.__class__ = class_for(type(optimizer))
     optimizer._ballast = session

@@ -29,6 +29,7 @@ void bind_rule(py::module_& module) {
   py::class_<Adagrad>(module, "Adagrad")
       .def(py::init<double, double, double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("lr_decay"),
            py::arg("weight_decay"), py::arg("eps"), py::arg("maximize") = false);
+  py::class_<External>(module, "External").def(py::init<>());
   module.def(
       "check_rule", [](const Rule& rule) { check(rule); }, py::arg("rule"), "Raises what is wrong with it.");
   module.def(

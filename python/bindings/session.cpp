@@ -79,15 +79,53 @@ std::vector<std::vector<double>> Session::tensor_norms(double loss_scale) {
   return training_->engine().tensor_norms(loss_scale);
 }
 
-StepResult Session::step(const std::vector<optim::Rule>& rules, double max_norm, double loss_scale, bool discard,
-                         const std::vector<std::uint64_t>& begun_at) {
+std::vector<TileToUpdate> Session::shown(std::span<const SummedTile> tiles) const {
+  std::vector<TileToUpdate> shown;
+  shown.reserve(tiles.size());
+  const auto memory = [&](const View& view, bool on_gpu) {
+    return Memory{view.data(), view.bytes(), on_gpu ? gpu_ : std::nullopt, {}};
+  };
+  for (const SummedTile& tile : tiles) {
+    shown.push_back({tile.unit, tile.range.first, memory(tile.gradients, tile.gradients_on_gpu),
+                     memory(tile.masters, tile.masters_on_gpu)});
+  }
+  return shown;
+}
+
+// What Python raises in the optimizer's own step comes out here, the first time; later calls can only tell of it.
+StepResult Session::step(const StepAsked& asked) {
   const py::gil_scoped_release released;
-  return training_->engine().step({rules, max_norm, loss_scale, discard, begun_at});
+  std::exception_ptr raised;
+  const auto own_step = [&](std::span<const SummedTile> tiles, float gradient_factor) {
+    try {
+      asked.own_step(shown(tiles), gradient_factor);
+    } catch (const std::exception& error) {
+      raised = std::current_exception();
+      fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what()});
+    }
+  };
+  try {
+    return training_->engine().step({.groups = asked.rules,
+                                     .max_norm = asked.max_norm,
+                                     .loss_scale = asked.loss_scale,
+                                     .discard = asked.discard,
+                                     .begun_at = asked.begun_at,
+                                     .update = asked.own_step ? TrainerUpdate(own_step) : TrainerUpdate()});
+  } catch (const Error&) {
+    if (raised) std::rethrow_exception(raised);
+    throw;
+  }
 }
 
 void Session::finish() {
   const py::gil_scoped_release released;
   training_->engine().finish();
+}
+
+std::string Session::ledger(const std::pair<Tier, std::size_t>& own_state) const {
+  Ledger ledger = training_->ledger();
+  if (own_state.second > 0) ledger.push_back({own_state.first, "own state", own_state.second});
+  return to_text(ledger);
 }
 
 std::string Session::chrome_trace() {

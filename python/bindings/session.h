@@ -34,6 +34,24 @@ struct SessionOptions {
   bool keeps_timeline = false;
 };
 
+// A tile for a step of the optimizer's own.
+struct TileToUpdate {
+  std::size_t unit = 0;
+  std::size_t first = 0;  // of the unit's elements
+  Memory gradients{};     // in fp32, as all other numbers here
+  Memory masters{};
+};
+using OwnStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor)>;
+
+struct StepAsked {
+  std::vector<optim::Rule> rules{};
+  std::vector<std::uint64_t> begun_at{};
+  double max_norm = optim::no_clipping;
+  double loss_scale = 1.0;
+  bool discard = false;
+  OwnStep own_step{};  // takes Python's lock itself
+};
+
 class Session {
  public:
   // The address of a tensor's first parameters on the host, in the unit's format.
@@ -55,8 +73,7 @@ class Session {
   void give_back();
   double gradient_norm(double loss_scale);
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
-  StepResult step(const std::vector<optim::Rule>& rules, double max_norm, double loss_scale, bool discard,
-                  const std::vector<std::uint64_t>& begun_at);
+  StepResult step(const StepAsked& asked);
   void finish();
 
   // Between steps. A rank keeps the moments of its parts.
@@ -67,12 +84,13 @@ class Session {
   void write_parameters(const AddressOf& address);  // of all of a tensor; 0: it stays as it is
   void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
 
-  std::string ledger() const { return to_text(training_->ledger()); }
+  std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;
   std::string chrome_trace();
 
  private:
   template <class Visit>
   void each_part(const OwnTile& tile, Visit&& visit) const;
+  std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
   std::size_t rank_in_shard_group() const { return training_->plan().input().rank_in_shard_group; }
 
   py::object group_;

@@ -70,6 +70,37 @@ Memory memory_of(const py::object& training, std::size_t unit) {
   return memory;
 }
 
+// What it is shown keeps the training alive.
+OwnStep own_step_of(const py::object& training, const py::object& own_step) {
+  if (own_step.is_none()) return {};
+  return [&](const std::vector<TileToUpdate>& tiles, float gradient_factor) {
+    const py::gil_scoped_acquire lock;
+    py::list shown;
+    for (TileToUpdate tile : tiles) {
+      tile.gradients.owner = tile.masters.owner = training;
+      shown.append(std::move(tile));
+    }
+    own_step(shown, gradient_factor);
+  };
+}
+
+void bind_step(py::module_& module, py::class_<Session>& training) {
+  py::class_<TileToUpdate>(module, "TileToUpdate")
+      .def_readonly("unit", &TileToUpdate::unit)
+      .def_readonly("first", &TileToUpdate::first)
+      .def_readonly("gradients", &TileToUpdate::gradients)
+      .def_readonly("masters", &TileToUpdate::masters);
+  training.def(
+      "step",
+      [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at,
+         double max_norm, double loss_scale, bool discard, const py::object& own_step) {
+        return self.cast<Session&>().step(
+            {rules, begun_at, max_norm, loss_scale, discard, own_step_of(self, own_step)});
+      },
+      py::kw_only(), py::arg("rules"), py::arg("begun_at"), py::arg("max_norm"), py::arg("loss_scale"),
+      py::arg("discard"), py::arg("own_step") = py::none());
+}
+
 void bind_session(py::class_<Session>& training) {
   training
       .def(py::init<Model, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
@@ -83,8 +114,6 @@ void bind_session(py::class_<Session>& training) {
       .def("give_back", &Session::give_back)
       .def("gradient_norm", &Session::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &Session::tensor_norms, py::kw_only(), py::arg("loss_scale"))
-      .def("step", &Session::step, py::kw_only(), py::arg("rules"), py::arg("max_norm"), py::arg("loss_scale"),
-           py::arg("discard"), py::arg("begun_at"))
       .def("finish", &Session::finish);
 }
 
@@ -96,7 +125,7 @@ void bind_state(py::class_<Session>& training) {
       .def("take_whole_parameters", &Session::take_whole_parameters)
       .def("write_parameters", &Session::write_parameters, py::arg("address_of"))
       .def("continue_from", &Session::continue_from, py::arg("steps"))
-      .def("ledger", &Session::ledger)
+      .def("ledger", &Session::ledger, py::arg("own_state"))
       .def("chrome_trace", &Session::chrome_trace);
 }
 
@@ -112,6 +141,7 @@ void bind_training(py::module_& module) {
       .finalize();
   py::class_<Session> training(module, "Training");
   bind_session(training);
+  bind_step(module, training);
   bind_state(training);
 }
 

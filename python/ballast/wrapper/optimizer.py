@@ -91,7 +91,7 @@ class WrappedOptimizer(Optimizer):
 
     def memory(self) -> str:
         """A table: how many bytes this rank keeps for what, in which tier."""
-        return self._ballast.partition().ledger()
+        return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ballast.checks import all_known, one_of, refuse
 from ballast.sizes import Size, parse_size
 
 KINDS = ("parameters", "gradients", "state")
+ALL_OF_A_SHARD = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class WrapOptions:
     units: tuple[str, ...] = ()  # classes of modules whose parameters are gathered together; else repeated blocks
     offload: str | Mapping[str, str] | None = None
     max_grad_norm: float | None = None
+    elementwise: bool = False  # the user says so of the optimizer's step
     state_format: str = "auto"
     tile: Size = 0
     run: str = ""
@@ -60,6 +62,9 @@ class WrapOptions:
             return self.offload
         return {"state": self.offload, "gradients": "host"}
 
+    def tier_of(self, kind: str) -> str:
+        return self._places().get(kind, "device").partition(":")[0]
+
     @property
     def max_norm(self) -> float:
         return math.inf if self.max_grad_norm is None else float(self.max_grad_norm)
@@ -85,6 +90,18 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
     for kind, word in options._places().items():
         _check_place(kind, word, options.stage)
     return options
+
+
+def for_own_step(options: WrapOptions) -> WrapOptions:
+    """Where the optimizer's own step makes updates: it needs all masters at once, in fp32, and parts in one piece."""
+    why = "the optimizer makes updates with its own step, for which the library has no rule"
+    if options.tier_of("state") == "nvme":
+        refuse(f"state was to be kept on a drive, but {why}", needed='"host" or "device": it needs all state at once')
+    if options.state_format not in ("auto", "fp32"):
+        refuse(f"state_format={options.state_format!r} was asked for, but {why}", needed="fp32: it computes with that")
+    if parse_size(options.tile) > 0:
+        refuse(f"tile={options.tile!r} was asked for, but {why}", needed="none: it takes a rank's part as a whole")
+    return replace(options, state_format="fp32", tile=ALL_OF_A_SHARD)
 
 
 def _check_place(kind: str, word: str, stage: int) -> None:

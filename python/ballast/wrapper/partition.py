@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,7 @@ class StepNumbers:
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
+    own_step: Callable[[list[_core.TileToUpdate], float], None] | None  # where no rule of the library makes updates
 
 
 class Partition:
@@ -222,6 +223,7 @@ class Partition:
             max_norm=now.max_norm,
             loss_scale=loss_scale if discard else loss_scale / self._factor(),
             discard=discard,
+            own_step=now.own_step,
         )
         self._residence.after_step()
         for number in self._taken:
@@ -263,6 +265,18 @@ class Partition:
         member = self._members[self._numbers[id(parameter)]]
         return self._core.parts(member.unit, member.tensor)
 
+    def part(self, member: Member) -> tuple[int, int]:
+        """The same, as a stretch: first, count."""
+        parts = self._core.parts(member.unit, member.tensor)
+        return parts[0] if parts else (0, 0)  # shards are stretches, and so is what they have of a parameter
+
+    def in_tile(self, unit: int, first: int) -> Iterator[tuple[Member, int]]:
+        """The members that have a part in a tile which holds all of this rank's shard, and where that begins in it."""
+        for member in self._units[unit].trained:
+            begin, count = self.part(member)
+            if count > 0:
+                yield member, self._begins[unit][member.tensor] + begin - first
+
     def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """Of the whole parameter, with zeros where other ranks have it."""
         member = self._members[self._numbers[id(parameter)]]
@@ -270,7 +284,18 @@ class Partition:
         self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
         return numbers
 
-    def write_moments(self, moments: Moments, steps: int) -> None:
+    def read_moment_of_all(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
+        """All of it, on every rank."""
+        mine = self.read_moment(parameter, moment)
+        whole = torch.zeros_like(mine)
+        self._group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
+        return whole
+
+    def continue_from(self, steps: int) -> None:
+        """Before state is written: what goes to drives is committed as of this step."""
+        self._core.continue_from(steps)
+
+    def write_moments(self, moments: Moments) -> None:
         """All ranks do this together."""
 
         def address_of(unit: int, tensor: int, moment: _core.Moment) -> int:
@@ -278,15 +303,18 @@ class Partition:
             return 0 if found is None else found.data_ptr()
 
         self._residence.make_room()
-        self._core.continue_from(steps)  # first: what is written to drives is committed as of this step
         self._core.write_moments(address_of)
 
     @property
     def members(self) -> Sequence[Member]:
         return self._members
 
-    def ledger(self) -> str:
-        return self._core.ledger()
+    @property
+    def ranks(self) -> Group:
+        return self._group
+
+    def ledger(self, own_state: tuple[_core.Tier, int]) -> str:
+        return self._core.ledger(own_state)
 
     def chrome_trace(self) -> str:
         return self._core.chrome_trace()

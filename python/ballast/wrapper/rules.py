@@ -8,15 +8,70 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import fail
 
 Group = Mapping[str, Any]
-Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad
+Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _core.Adagrad | _core.External
 MakeRule = Callable[[Group], Rule]
 
 
-def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule:
-    """From a parameter group, as it is at the moment, to its rule.
+# Of torch's own, those whose step does the same to each element, whatever the others are.
+ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+# By name of the class, or of one that it comes from: what makes parts of a parameter useless.
+WHOLE = {
+    "LBFGS": "it computes the loss again and again in a step, and its directions are of all parameters together",
+    "Adafactor": "it keeps sums of rows and columns of whole matrices",
+    "Muon": "it orthogonalizes whole matrices",
+    "Shampoo": "it keeps products of whole matrices",
+    "DistributedShampoo": "it keeps products of whole matrices",
+    "SOAP": "it turns whole matrices",
+    "LAMB": "it scales a parameter's update by norms of all of it",
+    "Lamb": "it scales a parameter's update by norms of all of it",
+    "LARS": "it scales a parameter's update by norms of all of it",
+    "Lars": "it scales a parameter's update by norms of all of it",
+    "SparseAdam": "it takes sparse gradients only, and gradients that are summed over ranks are dense",
+}
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> None:
+    """Refuses an optimizer whose own step cannot run on parts of parameters."""
+    kind = type(optimizer)
+    reason = next((WHOLE[base.__name__] for base in kind.__mro__ if base.__name__ in WHOLE), "")
+    what = f"the optimizer {kind.__module__}.{kind.__qualname__} was wrapped"
+    if reason:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=f"{what}: {reason}",
+                needed="one whose step does the same to each element, such as AdamW: ranks have parts of parameters",
+            ),
+        )
+    if kind not in ELEMENTWISE and not declared:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what=what,
+                needed="elementwise=True, if its step does the same to each element, whatever the others are",
+                remedy="Its step then runs on this rank's part of each parameter. Where it takes norms or sums of a whole "
+                "parameter, that is wrong: use an optimizer of torch.optim.",
+            ),
+        )
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
+    """From a parameter group, as it is at the moment, to its rule. None: the library has no such rule.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -24,27 +79,19 @@ def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule:
     'Sgd'
     """
     kind = type(optimizer)
-    if kind is torch.optim.AdamW:
-        return _adamw
-    if kind is torch.optim.Adam:
-        return _adam
+    groups = optimizer.param_groups
+    if kind in (torch.optim.AdamW, torch.optim.Adam):
+        if any(group["amsgrad"] for group in groups):
+            return None
+        return _adamw if kind is torch.optim.AdamW else _adam
     if kind is torch.optim.SGD:
-        with_momentum = any(group["momentum"] != 0 for group in optimizer.param_groups)
+        with_momentum = any(group["momentum"] != 0 for group in groups)
         return _sgd_momentum if with_momentum else _sgd
     if kind is torch.optim.Adagrad:
-        if any(group["initial_accumulator_value"] != 0 for group in optimizer.param_groups):
-            refuse("Adagrad with an initial_accumulator_value was wrapped", needed="0")
-        return _adagrad
+        return None if any(group["initial_accumulator_value"] != 0 for group in groups) else _adagrad
     if kind.__name__ == "Lion" and set(optimizer.defaults) >= {"lr", "betas", "weight_decay"}:
         return _lion
-    fail(
-        "unsupported",
-        _core.Problem(
-            what=f"the optimizer {kind.__module__}.{kind.__qualname__} was wrapped",
-            needed="AdamW, Adam, SGD, Adagrad of torch.optim, or a Lion",
-            remedy="Use one of these: others cannot be trusted to work on parts of a parameter.",
-        ),
-    )
+    return None
 
 
 def _adamw(group: Group) -> Rule:

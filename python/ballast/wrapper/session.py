@@ -18,16 +18,12 @@ from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.modules import units_of_modules
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition, StepNumbers
-from ballast.wrapper.rules import MakeRule
-from ballast.wrapper.state import LazyState
 from ballast.wrapper.units import Member, UnitOfMembers, names_of, require_known, units_of
+from ballast.wrapper.updates import State, Updates, is_count
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
 
 log = logging.getLogger("ballast")
-
-State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
-MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
 
 
 class Session:
@@ -39,14 +35,14 @@ class Session:
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
         group: Group,
-        make_rule: MakeRule,
+        updates: Updates,
         options: WrapOptions,
     ):
         self._optimizer = weakref.ref(optimizer)
         self._model = model if model is None else weakref.ref(model)
         self.group = group
         self.options = options
-        self._make_rule = make_rule
+        self._updates = updates
         self._partition: Partition | None = None
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
         self._groups: list[tuple[int, int]] = []  # the library's: place in param_groups, and steps before its first one
@@ -131,33 +127,49 @@ class Session:
         return self._make_partition(trained)
 
     def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:
-        state = self._loaded
+        state, steps = self._loaded, 0
         if self._partition is not None:
-            state = {**self._aside, **self._take_out(self._partition)} if state is None else state
+            if state is None:
+                steps = self._partition.steps
+                state = {**self._aside, **self._updates.take_out(self.optimizer, self._partition)}
             self._drop_partition()
         self._loaded = None
-        self._partition = self._partition_of(trained, state or {})
-        now = {id(parameter) for _, parameter in trained}
-        self._aside = {key: values for key, values in (state or {}).items() if key not in now}
-        self._show_state()
+        self._partition = self._partition_of(trained, state or {}, steps)
+        self._begin_state(state or {})
         if self.group.rank == 0:
-            log.info("what each rank keeps:\n%s", self._partition.ledger())
+            log.info("what each rank keeps:\n%s", self._partition.ledger(self._own_state()))
         return self._partition
 
-    def _partition_of(self, trained: list[tuple[int, torch.nn.Parameter]], state: State) -> Partition:
-        made = {key: int(values["step"]) for key, values in state.items() if "step" in values}
-        steps = max(made.values(), default=0)
+    def _partition_of(
+        self, trained: list[tuple[int, torch.nn.Parameter]], state: State, steps_before: int
+    ) -> Partition:
+        made = {key: int(values["step"]) for key, values in state.items() if is_count(values.get("step"))}
+        steps = max(made.values(), default=steps_before)
         names = self.names()
         self._groups = []
         members = [
-            Member(parameter, names[id(parameter)], self._group_of(number, steps - made.get(id(parameter), 0)))
+            self._member(parameter, names[id(parameter)], number, steps - made.get(id(parameter), 0))
             for number, parameter in trained
         ]
         units, reside = self._units_and_residence(members)
         partition = Partition(units, self.group, self.numbers, self._options_for(trained), reside)
-        if state:
-            partition.write_moments(self._moments(partition, state), steps)
+        if steps > 0:
+            partition.continue_from(steps)
         return partition
+
+    def _begin_state(self, state: State) -> None:
+        optimizer, partition = self.optimizer, self._partition
+        assert partition is not None
+        now = {id(member.parameter) for member in partition.members}
+        self._aside = {key: values for key, values in state.items() if key not in now}
+        self._show(self._aside)
+        self._updates.begin(optimizer, partition, state)
+
+    def _show(self, state: State) -> None:
+        self.optimizer.state.clear()
+        for _, parameter in self._parameters():
+            if id(parameter) in state:
+                self.optimizer.state[parameter] = state[id(parameter)]
 
     def _units_and_residence(self, members: list[Member]) -> tuple[list[UnitOfMembers], Callable[..., Any]]:
         if self.options.stage < 3:
@@ -176,24 +188,27 @@ class Session:
             return self.options.for_training(gpu=None, stream=0)
         return self.options.for_training(gpu=gpus.pop(), stream=torch.cuda.current_stream().cuda_stream)
 
-    def _group_of(self, number: int, begun_at: int) -> int:
+    def _member(self, parameter: torch.nn.Parameter, name: str, number: int, begun_at: int) -> Member:
         if (number, begun_at) not in self._groups:
             self._groups.append((number, begun_at))
-        return self._groups.index((number, begun_at))
-
-    def _begun_at(self, member: Member) -> int:
-        return 0 if member.group is None else self._groups[member.group][1]
+        return Member(parameter, name, self._groups.index((number, begun_at)), begun_at)
 
     def numbers(self) -> StepNumbers:
         groups = self.optimizer.param_groups
         return StepNumbers(
-            rules=[self._make_rule(groups[number]) for number, _ in self._groups],
+            rules=[self._updates.rule(groups[number]) for number, _ in self._groups],
             begun_at=[begun_at for _, begun_at in self._groups],
             max_norm=self.options.max_norm,
+            own_step=None if self._updates.own_step is None else self._own_step,
         )
+
+    def _own_step(self, tiles: list[_core.TileToUpdate], factor: float) -> None:
+        assert self._updates.own_step is not None and self._partition is not None
+        self._updates.own_step(self.optimizer, self._partition, tiles, factor)
 
     def _drop_partition(self, together: bool = True) -> None:
         assert self._partition is not None
+        self._updates.leave()
         self._partition.release(together or self.group.size == 1)
         for member in self._partition.members:
             if isinstance(member.parameter.grad, TakenGradient):
@@ -241,77 +256,31 @@ class Session:
         }
         for phase, seconds in of_step["exposed"].items():
             numbers[f"exposed_seconds/{phase}"] = seconds
+        own_tier, own_bytes = self._own_state()
         for tier, count in of_step["memory"].items():
-            numbers[f"memory_bytes/{tier}"] = float(count)
+            numbers[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
         for lane, busy in of_step["busy"].items():
             if busy > 0:
                 numbers[f"bytes/{lane}"] = float(of_step["bytes"][lane])
                 numbers[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
         return numbers
 
-    # --- State ---
+    def ledger(self) -> str:
+        return self.partition().ledger(self._own_state())
 
-    def _names_of_moments(self) -> list[tuple[_core.Moment, str]]:
-        rule = self._make_rule(self.optimizer.param_groups[0])
-        return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
-
-    def _show_state(self) -> None:
-        """In optimizer.state, as torch has it."""
+    def _own_state(self) -> tuple[_core.Tier, int]:
+        """Where it lives, and its bytes, if it is in memory that is not the library's."""
         partition = self._partition
-        assert partition is not None
-        state = self.optimizer.state
-        state.clear()
-        for _, parameter in self._parameters():
-            if id(parameter) in self._aside:
-                state[parameter] = self._aside[id(parameter)]
-        for member in partition.members:
-            begun_at = self._begun_at(member)
-            state[member.parameter] = {
-                "step": LazyState((), f"{member.name}, step", partial(steps_since, partition, begun_at)),
-                **{name: self._lazy(partition, member, moment, name) for moment, name in self._names_of_moments()},
-            }
+        kept = 0 if partition is None else self._updates.state_bytes(self.optimizer, partition)
+        return _core.Tier[self.options.tier_of("state")], kept
 
-    @staticmethod
-    def _lazy(partition: Partition, member: Member, moment: _core.Moment, name: str) -> LazyState:
-        """Of all of the parameter where this rank keeps all, else of its part, one-dimensional."""
-        parameter = member.parameter
-        parts = partition.parts(parameter)
-        is_whole = sum(count for _, count in parts) == parameter.numel()
-
-        def read() -> torch.Tensor:
-            whole = partition.read_moment(parameter, moment)
-            own = [whole.view(-1)[first : first + count] for first, count in parts]
-            return whole if is_whole else torch.cat([whole.new_empty(0), *own])
-
-        shape = tuple(parameter.shape) if is_whole else (sum(count for _, count in parts),)
-        return LazyState(shape, f"{member.name}, {name}", read)
-
-    def _take_out(self, partition: Partition) -> State:
-        """All of it, on every rank."""
-        state: State = {}
-        for member in partition.members:
-            values: dict[str, Any] = {"step": steps_since(partition, self._begun_at(member))}
-            for moment, name in self._names_of_moments():
-                mine = partition.read_moment(member.parameter, moment)
-                whole = torch.zeros_like(mine)
-                self.group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
-                values[name] = whole
-            state[id(member.parameter)] = values
-        return state
+    # --- State ---
 
     def load(self, state: State) -> None:
         """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
         self._loaded = state
         self._of_this_step = None
-
-    def _moments(self, partition: Partition, state: State) -> dict[tuple[int, _core.Moment], torch.Tensor]:
-        moments = {}
-        for member in partition.members:
-            for moment, name in self._names_of_moments():
-                value = state.get(id(member.parameter), {}).get(name)
-                if value is not None:
-                    moments[id(member.parameter), moment] = whole_moment(partition, member, value)
-        return moments
+        self._show(state)
 
     # --- The end ---
 
@@ -339,29 +308,3 @@ def before_forward(session: Callable[[], Session | None]) -> Callable[..., None]
             partition.begin_call()  # its own hook comes too late for this one
 
     return hook
-
-
-def steps_since(partition: Partition, first: int) -> torch.Tensor:
-    """As torch counts them."""
-    return torch.tensor(float(partition.steps - first))
-
-
-def whole_moment(partition: Partition, member: Member, value: torch.Tensor) -> torch.Tensor:
-    """In fp32, zero where other ranks keep it."""
-    shape = member.parameter.shape
-    value = value.detach().to("cpu", torch.float32).contiguous()
-    if value.shape == shape:
-        return value
-    parts = partition.parts(member.parameter)
-    if value.numel() != sum(count for _, count in parts):
-        refuse(
-            f"state of {value.numel()} elements was loaded",
-            where=f"parameter {member.name}",
-            needed=f"{tuple(shape)}, or this rank's part of {sum(count for _, count in parts)} elements",
-        )
-    whole = torch.zeros(shape, dtype=torch.float32)
-    begin = 0
-    for first, count in parts:
-        whole.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
-        begin += count
-    return whole

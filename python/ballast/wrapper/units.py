@@ -27,6 +27,7 @@ class Member:
     parameter: torch.nn.Parameter
     name: str
     group: int | None  # of the library's groups: see Session; none: it is frozen
+    begun_at: int = 0  # steps of the training before its first one
     unit: int = 0
     tensor: int = 0  # in the unit
 

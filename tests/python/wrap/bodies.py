@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from python.wrap.loops import Loop, Tower, mean_square, mlp
+from python.wrap.own_steps import Leaning, of_all_ranks
 
 import ballast
 
@@ -157,3 +160,75 @@ def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
     except ballast.Error as error:
         return before, open_files(), str(error)
     return before, open_files(), ""
+
+
+def own_steps(rank: int, kind: Any, options: dict[str, Any], ways: list[dict[str, Any]]) -> tuple[Trained, list[Trained]]:
+    """Of one process with all ranks' batches; and of this rank, in every way."""
+    loop = loop_of(rank, make_optimizer=kind, optimizer_options=options, micro_steps=2, clip=0.05)
+    plain = of_all_ranks(loop)
+    runs = [loop.run(**way) for way in ways]
+    for run in runs:
+        run.optimizer.close()
+    return (plain.losses, plain.parameters), [(run.losses, run.parameters) for run in runs]
+
+
+def saved_own_state(rank: int, stage: int) -> tuple[dict[str, Any], list[float], list[float]]:
+    """This rank's part after three steps; what comes then; and what comes after loading it into another."""
+    loop = loop_of(rank, make_optimizer=torch.optim.RMSprop, steps=3)
+    run = loop.run(stage=stage)
+    saved = copy.deepcopy(run.optimizer.state_dict())
+    with ballast.gather(run.model):
+        parameters = {name: value.clone() for name, value in run.model.state_dict().items()}
+    longer = loop_of(rank, steps=6)
+    on = longer.train(run.model, run.optimizer, 3).losses
+    model = mlp()
+    model.load_state_dict(parameters)
+    optimizer = ballast.wrap(torch.optim.RMSprop(model.parameters(), lr=1e-2), model, stage=stage)
+    optimizer.load_state_dict(saved)
+    return saved["state"], on, longer.train(model, optimizer, 3).losses
+
+
+def own_step_of_changing_parameters(rank: int, stage: int | None) -> list[torch.Tensor]:
+    """Parameters come later, freeze and thaw. Without a stage: of one process with all ranks' batches."""
+    body, head = mlp(), torch.nn.Linear(5, 3)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    model = torch.nn.Sequential(body, head)
+    optimizer = torch.optim.NAdam(body.parameters(), lr=1e-2)
+    loop = loop_of(rank)
+    if stage is not None:
+        optimizer = ballast.wrap(optimizer, stage=stage)
+    for step in range(9):
+        if step == 3:
+            optimizer.add_param_group({"params": head.parameters(), "lr": 3e-2})
+        if step in (5, 7):
+            body[0].requires_grad_(step == 7)
+        ranks = [rank] if stage is not None else range(loop.ranks)
+        for each in ranks:
+            (mean_square(model, replace(loop, rank=each).batch(step)) / len(ranks)).backward()
+        optimizer.step()
+        model.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def own_step_fails(rank: int) -> list[str]:
+    """On one rank: what the step says, and what the next one does."""
+
+    class Failing(Leaning):
+        def step(self, closure: Any = None) -> None:
+            if rank == 1:
+                raise ZeroDivisionError("no more batches")
+            super().step()
+
+    model = mlp()
+    optimizer = ballast.wrap(Failing(model.parameters()), model, elementwise=True, timeout=20)
+    said = []
+    for _ in range(2):
+        try:
+            mean_square(model, torch.ones(20)).backward()
+            optimizer.step()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        optimizer.param_groups[0]["params"][0].shape  # they are in their places
+    return said

@@ -1,0 +1,145 @@
+"""Who makes updates, and with them the optimizer's state: the library, by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse
+from ballast.wrapper.partition import Partition
+from ballast.wrapper.rules import Group, MakeRule, Rule
+from ballast.wrapper.state import LazyState
+from ballast.wrapper.units import Member
+
+State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
+MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
+
+
+OwnStep = Callable[[torch.optim.Optimizer, Partition, Sequence[_core.TileToUpdate], float], None]
+
+
+class Updates(Protocol):
+    """What differs between optimizers."""
+
+    @property
+    def own_step(self) -> OwnStep | None:
+        """None: the library makes them, by its rule."""
+
+    def rule(self, group: Group) -> Rule: ...
+
+    def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
+        """Takes over the state so far, and shows it in optimizer.state. All ranks do this together."""
+
+    def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
+        """All of it, on every rank."""
+
+    def leave(self) -> None:
+        """The partition goes, and its memory."""
+
+    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: Partition) -> int:
+        """Of this rank, in memory that is not the library's."""
+
+
+class RuleUpdates:
+    """Those of the library, which keeps up to two moments of each parameter, and counts steps."""
+
+    def __init__(self, make_rule: MakeRule):
+        self._make_rule = make_rule
+
+    @property
+    def own_step(self) -> None:
+        return None
+
+    def rule(self, group: Group) -> Rule:
+        return self._make_rule(group)
+
+    def _names(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+        rule = self.rule(optimizer.param_groups[0])
+        return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
+
+    def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
+        names = self._names(optimizer)
+        if state:
+            partition.write_moments(_moments(partition, names, state))
+        for member in partition.members:
+            optimizer.state[member.parameter] = {
+                "step": LazyState((), f"{member.name}, step", partial(steps_of, partition, member)),
+                **{name: _lazy(partition, member, moment, name) for moment, name in names},
+            }
+
+    def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
+        names = self._names(optimizer)
+        return {
+            id(member.parameter): {
+                "step": steps_of(partition, member),
+                **{name: partition.read_moment_of_all(member.parameter, moment) for moment, name in names},
+            }
+            for member in partition.members
+        }
+
+    def leave(self) -> None:
+        pass
+
+    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: Partition) -> int:
+        return 0
+
+
+def _moments(
+    partition: Partition, names: list[tuple[_core.Moment, str]], state: State
+) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+    moments = {}
+    for member in partition.members:
+        for moment, name in names:
+            value = state.get(id(member.parameter), {}).get(name)
+            if value is not None:
+                moments[id(member.parameter), moment] = _whole_moment(partition, member, value)
+    return moments
+
+
+def _lazy(partition: Partition, member: Member, moment: _core.Moment, name: str) -> LazyState:
+    """Of all of the parameter where this rank keeps all, else of its part, one-dimensional."""
+    parameter = member.parameter
+    parts = partition.parts(parameter)
+    is_whole = sum(count for _, count in parts) == parameter.numel()
+
+    def read() -> torch.Tensor:
+        whole = partition.read_moment(parameter, moment)
+        own = [whole.view(-1)[first : first + count] for first, count in parts]
+        return whole if is_whole else torch.cat([whole.new_empty(0), *own])
+
+    shape = tuple(parameter.shape) if is_whole else (sum(count for _, count in parts),)
+    return LazyState(shape, f"{member.name}, {name}", read)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def steps_of(partition: Partition, member: Member) -> torch.Tensor:
+    """As torch counts them."""
+    return torch.tensor(float(partition.steps - member.begun_at))
+
+
+def _whole_moment(partition: Partition, member: Member, value: torch.Tensor) -> torch.Tensor:
+    """In fp32, zero where other ranks keep it."""
+    shape = member.parameter.shape
+    value = value.detach().to("cpu", torch.float32).contiguous()
+    if value.shape == shape:
+        return value
+    parts = partition.parts(member.parameter)
+    if value.numel() != sum(count for _, count in parts):
+        refuse(
+            f"state of {value.numel()} elements was loaded",
+            where=f"parameter {member.name}",
+            needed=f"{tuple(shape)}, or this rank's part of {sum(count for _, count in parts)} elements",
+        )
+    whole = torch.zeros(shape, dtype=torch.float32)
+    begin = 0
+    for first, count in parts:
+        whole.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
+        begin += count
+    return whole
