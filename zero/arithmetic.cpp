@@ -20,8 +20,12 @@ void Arithmetic::accumulate(const Op& op) const {
 }
 
 void Arithmetic::add_squares(const Op& op) const {
-  place_.backend().sum_of_squares(slots_.view(op.from, DType::fp32),
-                                  reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to)));
+  const View gradients = slots_.view(op.from, DType::fp32);
+  auto* const sum = reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to));
+  for (const Range& part :
+       counted_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], plan_.input().rank_in_shard_group)) {
+    place_.backend().sum_of_squares(gradients.part(part.first, part.count), sum);
+  }
 }
 
 void Arithmetic::update(const Op& op, const StepNumbers& step) const {

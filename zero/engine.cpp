@@ -289,7 +289,7 @@ double Engine::gradient_norm(double loss_scale) {
   if (agreement.to.exists()) kernels::merge(squares, arithmetic(agreement.lane).read_sum(agreement.to));
   if (agreement.state.exists()) kernels::merge(squares, arithmetic(Lane::host).read_sum(agreement.state));
   options_.loss_scale = loss_scale;
-  return decide(sum_over_ranks(squares)).norm;
+  return decide(sum_over_model(squares)).norm;
 }
 
 std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
@@ -307,7 +307,7 @@ std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
       if (op.kind == OpKind::norm && op.unit == unit) add_squares_by_tensor(op, squares);
     }
     for (std::size_t tensor = 0; tensor < squares.size(); ++tensor) {
-      norms[unit][tensor] = decide(sum_over_ranks(squares[tensor])).norm;
+      norms[unit][tensor] = decide(sum_over_shards(squares[tensor])).norm;
     }
   }
   return norms;

@@ -178,7 +178,8 @@ class Engine {
   bool is_partial(const Op& op) const;
   void add_squares_by_tensor(const Op& norm, std::vector<kernels::ExactSum>& squares) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
-  kernels::ExactSum sum_over_ranks(kernels::ExactSum squares) const;
+  kernels::ExactSum sum_over_shards(kernels::ExactSum squares) const;
+  kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
   void agree(const Op& op, Round& round);
   std::string first_wrong_parameter(const std::vector<Op>& list) const;

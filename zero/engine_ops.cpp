@@ -161,16 +161,25 @@ StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
 }
 
 // Of what each has summed of its shards.
-kernels::ExactSum Engine::sum_over_ranks(kernels::ExactSum squares) const {
+kernels::ExactSum Engine::sum_over_shards(kernels::ExactSum squares) const {
   parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&squares), kernels::exact_sum_words});
   return squares;
+}
+
+// The same, with what other ranks have of parts of the model that are not here.
+kernels::ExactSum Engine::sum_over_model(const kernels::ExactSum& squares) const {
+  kernels::ExactSum sum = sum_over_shards(squares);
+  if (parts_.mesh.norm != nullptr) {
+    parts_.mesh.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
+  }
+  return sum;
 }
 
 void Engine::agree(const Op& op, Round& round) {
   kernels::ExactSum sum;  // what this rank has summed, on the device and on the host
   if (op.to.exists()) kernels::merge(sum, arithmetic(op.lane).take_sum(op.to));
   if (op.state.exists()) kernels::merge(sum, arithmetic(Lane::host).take_sum(op.state));
-  optim::Decision decision = decide(sum_over_ranks(sum));
+  optim::Decision decision = decide(sum_over_model(sum));
   const bool is_finite = !decision.skip;
   decision.skip = decision.skip || options_.discard;
   round.result = {.norm = decision.norm, .pace = pace_of(parts_.mesh, own_seconds_)};
@@ -209,7 +218,8 @@ std::string Engine::first_wrong_parameter(const std::vector<Op>& list) const {
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     if (found[2 * rank] > 0) first = std::min(first, {found[2 * rank], found[2 * rank + 1]});
   }
-  if (first.second == 0) return "no parameter that could be named";
+  if (first.second == 0)
+    return parts_.mesh.norm ? "other ranks' part of the model" : "no parameter that could be named";
   const Unit& unit = plan.model().units[static_cast<std::size_t>(first.first - 1)];
   return fmt::format("{}.{}", unit.name, unit.tensors[static_cast<std::size_t>(first.second - 1)].name);
 }

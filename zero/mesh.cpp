@@ -28,6 +28,7 @@ void Mesh::abort(std::string_view reason) {
   for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get()}) {
     communicator->abort(reason);
   }
+  if (norm != nullptr) norm->abort(reason);
 }
 
 }  // namespace ballast

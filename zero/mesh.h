@@ -13,6 +13,7 @@ struct Mesh {
   std::unique_ptr<Communicator> gather;    // over the shard group
   std::unique_ptr<Communicator> reduce;    // the same, for another lane
   std::unique_ptr<Communicator> replicas;  // for that lane too
+  Communicator* norm = nullptr;            // of the mesh's owner: ranks that have other parts of the same model
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }

@@ -58,6 +58,7 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
   if (plan_.tiles_on_drive() > 0) records_.emplace(plan_, world, options.drives);
   if (options.gpu) gpu_.emplace(*options.gpu);
   mesh_ = make_mesh(world, plan_.placement(), gpu_ ? &*gpu_ : nullptr);
+  mesh_.norm = options.norm_group;
   engine_.emplace(EngineParts{.plan = plan_,
                               .mesh = mesh_,
                               .backend = *backend_,

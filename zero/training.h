@@ -30,9 +30,11 @@ struct TrainingOptions {
   Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
   Schedule schedule{};
   double max_norm = optim::no_clipping;
-  bool keeps_timeline = false;     // of what ran when
-  int threads = 0;                 // of updates on the CPU; 0: one for each core that this process may use
-  std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
+  Communicator* norm_group =
+      nullptr;                  // ranks with other parts of the same model: the norm is over theirs too; outlives this
+  bool keeps_timeline = false;  // of what ran when
+  int threads = 0;              // of updates on the CPU; 0: one for each core that this process may use
+  std::optional<int> gpu{};     // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
 };

@@ -25,11 +25,14 @@ TrainingOptions training_options(const SessionOptions& asked) {
 
 }  // namespace
 
-Session::Session(Model model, py::object group, std::vector<optim::Rule> rules, const SessionOptions& options)
-    : group_(std::move(group)), gpu_(options.gpu) {
+Session::Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
+                 const SessionOptions& options)
+    : group_(std::move(group)), norm_group_(std::move(norm_group)), gpu_(options.gpu) {
   Communicator& world = group_.cast<Group&>().communicator();
+  TrainingOptions with_group = training_options(options);
+  if (!norm_group_.is_none()) with_group.norm_group = &norm_group_.cast<Group&>().communicator();
   const py::gil_scoped_release released;
-  training_.emplace(std::move(model), world, std::move(rules), training_options(options));
+  training_.emplace(std::move(model), world, std::move(rules), with_group);
 }
 
 // `address` takes Python's lock itself.

@@ -60,7 +60,9 @@ class Session {
   using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
   using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
 
-  Session(Model model, py::object group, std::vector<optim::Rule> rules, const SessionOptions& options);
+  // `norm_group` may be None.
+  Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
+          const SessionOptions& options);
 
   void start(const AddressOf& address);
   std::uint64_t steps() const { return training_->steps(); }
@@ -94,6 +96,7 @@ class Session {
   std::size_t rank_in_shard_group() const { return training_->plan().input().rank_in_shard_group; }
 
   py::object group_;
+  py::object norm_group_;
   std::optional<int> gpu_;
   std::optional<Training> training_;
   std::optional<Lease> lease_;

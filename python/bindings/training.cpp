@@ -103,8 +103,8 @@ void bind_step(py::module_& module, py::class_<Session>& training) {
 
 void bind_session(py::class_<Session>& training) {
   training
-      .def(py::init<Model, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
-           py::arg("model"), py::arg("group"), py::arg("rules"), py::arg("options"))
+      .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
+           py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
       .def("start", &Session::start, py::arg("address_of"))
       .def_property_readonly("steps", &Session::steps)
       .def("tensor_begins", &Session::tensor_begins, py::arg("unit"))

@@ -109,4 +109,13 @@ std::vector<TensorPart> tensors_in(const Unit& unit, const UnitLayout& layout, c
   return parts;
 }
 
+std::vector<Range> counted_in(const Unit& unit, const UnitLayout& layout, std::size_t rank) {
+  if (std::ranges::all_of(unit.tensors, &Tensor::counted)) return {{0, layout.trained.shard}};
+  std::vector<Range> counted;
+  for (const TensorPart& part : tensors_in(unit, layout, layout.trained, rank, {0, layout.trained.shard})) {
+    if (unit.tensors[part.tensor].counted) counted.push_back({part.in_shard, part.range.count});
+  }
+  return counted;
+}
+
 }  // namespace ballast

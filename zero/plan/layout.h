@@ -66,4 +66,7 @@ std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, st
 std::vector<TensorPart> tensors_in(const Unit& unit, const UnitLayout& layout, const Section& section, std::size_t rank,
                                    Range range);
 
+// What of a rank's shard of the trained section counts in the norm of all gradients: all of it at once, where all tensors do.
+std::vector<Range> counted_in(const Unit& unit, const UnitLayout& layout, std::size_t rank);
+
 }  // namespace ballast

@@ -14,6 +14,7 @@ struct Tensor {
   std::vector<std::size_t> shape;
   std::size_t group = 0;  // of parameters with the same options
   bool frozen = false;    // has neither gradient nor optimizer state
+  bool counted = true;    // in the norm of all gradients; or another rank counts it, which has the same
 
   std::size_t elements() const;
 };
