@@ -57,7 +57,9 @@ class Reduction(enum.Enum):
     boundary = 1
 
 class Tensor:
-    def __init__(self, name: str, shape: Sequence[int], *, group: int = 0, frozen: bool = False) -> None: ...
+    def __init__(
+        self, name: str, shape: Sequence[int], *, group: int = 0, frozen: bool = False, counted: bool = True
+    ) -> None: ...
     @property
     def name(self) -> str: ...
     @property
@@ -66,6 +68,8 @@ class Tensor:
     def group(self) -> int: ...
     @property
     def frozen(self) -> bool: ...
+    @property
+    def counted(self) -> bool: ...
     @property
     def elements(self) -> int: ...
 
@@ -385,6 +389,7 @@ class Training:
         *,
         model: Model,
         group: Group,
+        norm_group: Group | None,
         rules: Sequence[_Rule],
         options: TrainingOptions,
     ) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ballast import _core
@@ -18,6 +19,8 @@ def wrap(
     model: torch.nn.Module | None = None,
     *,
     process_group: Any = None,
+    norm_group: Any = None,
+    replicated: Iterable[torch.Tensor] = (),
     **options: Any,
 ) -> Optimizer:
     """The same optimizer, whose state and gradients are partitioned over the ranks, and kept where `offload` says.
@@ -35,6 +38,8 @@ def wrap(
     Ranks are those of torch.distributed, or of `process_group`; without it, those that a launcher has started. Gradients
     are averaged over them: the model needs no DistributedDataParallel.
 
+    norm_group      ranks that have other parts of the same model: the norm of gradients is over theirs too
+    replicated      parameters that all ranks of `norm_group` have alike: the norm counts each once
     stage           0: every rank keeps everything; 1 and 2 (default): optimizer state and reduced gradients are shared;
                     3: and the parameters of `model`, which are gathered where torch uses them
     units           names of classes of modules that are gathered as one, in stage 3; without it, repeated blocks
@@ -48,24 +53,19 @@ def wrap(
     timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
     timeout         seconds, of every wait for other ranks
     """
-    import torch
-
     from ballast.wrapper import meeting, options as wrap_options
-    from ballast.wrapper.optimizer import WrappedOptimizer, class_for
+    from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.own_step import updates_of
     from ballast.wrapper.session import Session
 
-    if isinstance(optimizer, WrappedOptimizer):
-        refuse("an optimizer was wrapped twice")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        refuse(f"a {type(optimizer).__name__} was to be wrapped", needed="a torch.optim.Optimizer")
+    _require_plain(optimizer)
     read = wrap_options.read(options)
     updates = updates_of(optimizer, declared=read.elementwise)
     if updates.own_step is not None:
         read = wrap_options.for_own_step(read)
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
-    session = Session(optimizer, model, meeting.group_of(process_group, read.timeout), updates, read)
+    session = Session(optimizer, model, meeting.meet(process_group, norm_group, replicated, read), updates, read)
     optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
     optimizer.__class__ = class_for(type(optimizer))
     optimizer._ballast = session
@@ -73,3 +73,14 @@ def wrap(
     if read.run:  # what was kept is there from now on
         session.partition()
     return optimizer
+
+
+def _require_plain(optimizer: object) -> None:
+    import torch
+
+    from ballast.wrapper.optimizer import WrappedOptimizer
+
+    if isinstance(optimizer, WrappedOptimizer):
+        refuse("an optimizer was wrapped twice")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        refuse(f"a {type(optimizer).__name__} was to be wrapped", needed="a torch.optim.Optimizer")

@@ -23,6 +23,8 @@ class Arrivals:
     ([], 3)
     >>> arrivals.rest(passes=4)  # another rank has had one more
     [1, 0, 1, 0]
+    >>> arrivals.ended_by(1, 0), arrivals.held(), arrivals.rest(passes=3)  # this one waits for what comes
+    ([], None, [1, 0])
     """
 
     def __init__(self, order: Sequence[int], members: Sequence[int]):
@@ -55,6 +57,10 @@ class Arrivals:
         while self._taken < len(self._order) and not self._missing[self._order[self._taken]]:
             self._taken += 1
         return self._order[first : self._taken]
+
+    def held(self) -> None:
+        """A gradient has come that is not to be taken yet, but in this pass."""
+        self.passes = max(1, self.passes)
 
     def rest(self, passes: int) -> list[int]:
         """What completes so many passes."""

@@ -86,7 +86,8 @@ def refuse(func: Any, args: Sequence[Any]) -> NoReturn:
             what=f"{func} was asked for of a gradient that is partitioned over ranks by now",
             where=f"parameter {taken.taker.name_of(taken.member)}",
             needed="norms, clipping by norm, or scaling",
-            remedy="Look at gradients in a hook of the parameter, before they are taken.",
+            remedy="Look at gradients in a hook of the parameter, before they are taken. If this is DistributedDataParallel: "
+            "leave it away, or name the model, wrap(optimizer, model).",
         ),
     )
 

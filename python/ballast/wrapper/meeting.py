@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ballast.checks import refuse
 from ballast.connecting import Group, connect
+from ballast.wrapper.options import WrapOptions
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who trains together."""
+
+    of_data: Group  # those that share the state, and whose gradients are averaged
+    of_model: Group | None  # those that have other parts of the same model, over which the norm runs too
+    repeated: frozenset[int]  # ids of parameters that all of these have alike
+
+    def counts(self, parameter: torch.Tensor) -> bool:
+        """In the norm: what several ranks have counts on the first of them."""
+        return self.of_model is None or self.of_model.rank == 0 or id(parameter) not in self.repeated
+
+
+def meet(process_group: Any, norm_group: Any, replicated: Iterable[torch.Tensor], options: WrapOptions) -> Ranks:
+    """With all ranks of these groups of torch.distributed."""
+    repeated = frozenset(id(parameter) for parameter in replicated)
+    if norm_group is None:
+        if repeated:
+            refuse("replicated parameters were named without the ranks that have them", needed="norm_group")
+        return Ranks(group_of(process_group, options.timeout), None, repeated)
+    ranks_of = torch.distributed.get_process_group_ranks
+    both = set(ranks_of(process_group)) & set(ranks_of(norm_group))  # None are all ranks
+    if len(both) > 1:
+        refuse(
+            f"ranks {sorted(both)} are in process_group, and in norm_group too",
+            needed="ranks with other data in process_group, and those with other parts of the model in norm_group",
+        )
+    of_data = group_of(process_group, options.timeout)
+    return Ranks(of_data, group_of(norm_group, options.timeout), repeated)
 
 
 def group_of(process_group: Any, timeout: float | None) -> Group:

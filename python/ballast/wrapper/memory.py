@@ -13,30 +13,33 @@ from ballast.wrapper.units import Member, UnitOfMembers
 class _OnGpu:
     """Bytes on a GPU, in the form that torch takes them in. Holds what they belong to."""
 
-    def __init__(self, memory: _core.Memory):
+    def __init__(self, memory: _core.Memory, begin: int, size: int):
         self._memory = memory
         self.__cuda_array_interface__ = {
-            "shape": (memory.bytes,),
+            "shape": (size,),
             "typestr": "|u1",
-            "data": (memory.address, False),
+            "data": (memory.address + begin, False),
             "version": 2,
         }
 
 
-def tensor_of(memory: _core.Memory, dtype: torch.dtype) -> torch.Tensor:
-    """All of it, one-dimensional. The memory lives as long as the tensor."""
-    if memory.bytes == 0:
-        return torch.empty(0, dtype=dtype)
+def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: int | None = None) -> torch.Tensor:
+    """So many elements of it, or all, one-dimensional, in a storage of their own: what saves models takes parameters of one
+    storage for tied ones. The memory lives as long as the tensor."""
+    count = memory.bytes // dtype.itemsize if count is None else count
+    device = "cpu" if memory.gpu is None else f"cuda:{memory.gpu}"
+    if count == 0:
+        return torch.empty(0, dtype=dtype, device=device)
     if memory.gpu is None:
-        return torch.frombuffer(memory, dtype=dtype)
-    return torch.as_tensor(_OnGpu(memory), device=f"cuda:{memory.gpu}").view(dtype)
+        return torch.frombuffer(memory, dtype=dtype, offset=first * dtype.itemsize, count=count)
+    return torch.as_tensor(_OnGpu(memory, first * dtype.itemsize, count * dtype.itemsize), device=device).view(dtype)
 
 
 def views_in(
     memory: _core.Memory, unit: UnitOfMembers, begins: list[int], members: Sequence[Member]
 ) -> list[torch.Tensor]:
     """Of these members of the unit, in memory that is laid out like it."""
-    whole = tensor_of(memory, unit.dtype)
     return [
-        whole[begins[member.tensor] :][: member.parameter.numel()].view(member.parameter.shape) for member in members
+        tensor_of(memory, unit.dtype, begins[member.tensor], member.parameter.numel()).view(member.parameter.shape)
+        for member in members
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from ballast import _core
 from ballast.checks import fail
 from ballast.wrapper.session import Session
+from ballast.wrapper.state import PART, require_own_part
 
 
 class WrappedOptimizer(Optimizer):
@@ -54,11 +56,28 @@ class WrappedOptimizer(Optimizer):
             self._ballast.scale(coefficient)
         return torch.tensor(norm)
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes inside of this `with` block are summed on this rank, in their own format, and reduced
+        together with those of the first pass after it, or with the step. Costs memory for all gradients, whole."""
+        return self._ballast.holding()
+
+    def on_any_rank(self, happened: bool) -> bool:
+        """Whether it has on any rank. All ranks call it together, between steps."""
+        return any(self._ballast.group.all_reduce([int(happened)]))
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The same as for any optimizer, also between steps."""
         super().add_param_group(param_group)
         if hasattr(self, "_ballast"):
             self._ballast.watch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As any optimizer's, of this rank's part; without other ranks, and without reading: what is in it is read when used."""
+        state: dict[str, Any] = super().state_dict()
+        group = self._ballast.group
+        if group.size > 1 and self._ballast.options.stage > 0:
+            state[PART] = {"rank": group.rank, "ranks": group.size}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a state_dict() of this optimizer or of the plain one, on all ranks together."""
@@ -68,6 +87,7 @@ class WrappedOptimizer(Optimizer):
             kept.update(loaded["state"])
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
+        require_own_part(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # the last of all
         state = self.state
         try:

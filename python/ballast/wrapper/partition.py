@@ -14,6 +14,7 @@ from ballast.checks import fail, refuse
 from ballast.connecting import Group
 from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
@@ -48,13 +49,13 @@ class Partition:
     def __init__(
         self,
         units: list[UnitOfMembers],
-        group: Group,
+        ranks: Ranks,
         numbers: Callable[[], StepNumbers],
         options: _core.TrainingOptions,
         reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
     ):
         self._units = units
-        self._group = group
+        self._group = ranks.of_data
         self._numbers_now = numbers
         self._members = [member for unit in units for member in unit.trained]
         self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
@@ -62,7 +63,13 @@ class Partition:
         self._order = [unit for unit in reversed(range(len(units))) if units[unit].trained]
         if options.stage < 3:  # parameters are always there: nothing is lent forward
             options.backward_order = self._order
-        self._core = _core.Training(model=model_of(units), group=group._core, rules=numbers().rules, options=options)
+        self._core = _core.Training(
+            model=model_of(units),
+            group=ranks.of_data._core,
+            norm_group=None if ranks.of_model is None else ranks.of_model._core,
+            rules=numbers().rules,
+            options=options,
+        )
         self._core.start(self._address_of)
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
@@ -93,15 +100,18 @@ class Partition:
 
     # --- Gradients ---
 
-    def arrived(self, parameter: torch.nn.Parameter) -> None:
-        """Called when a gradient has been added to `parameter.grad`."""
+    def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
+        """Called when a gradient has been added to `parameter.grad`. One to hold waits for the next, or for the step."""
         number = self._numbers[id(parameter)]
         if number in self._taken and not isinstance(parameter.grad, TakenGradient):
             self._discard_what_was_cleared()
         place = (self._members[number].unit, self._in_unit[number])
         self._take_all(self._arrivals.ended_by(*place))
         self._put_aside(number, parameter)
-        self._take_all(self._arrivals.arrived(*place))
+        if hold:
+            self._arrivals.held()
+        else:
+            self._take_all(self._arrivals.arrived(*place))
 
     def _put_aside(self, number: int, parameter: torch.nn.Parameter) -> None:
         """Until its unit is taken; so that autograd does not add the next pass to it."""
@@ -110,7 +120,8 @@ class Partition:
             parameter.grad = TakenGradient(parameter, self, number, gradient)
             self._taken.add(number)
         elif gradient.next is not None:
-            gradient.fresh, gradient.next = gradient.next, None
+            held = gradient.fresh
+            gradient.fresh, gradient.next = gradient.next if held is None else held + gradient.next, None
 
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:

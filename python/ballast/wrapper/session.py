@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse
-from ballast.connecting import Group
 from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.modules import units_of_modules
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition, StepNumbers
+from ballast.wrapper.quieting import quiet_data_parallel
+from ballast.wrapper.state import are_same
 from ballast.wrapper.units import Member, UnitOfMembers, names_of, require_known, units_of
 from ballast.wrapper.updates import State, Updates, is_count
 from ballast.wrapper.whole import WholeParameters
@@ -34,28 +37,33 @@ class Session:
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
-        group: Group,
+        ranks: Ranks,
         updates: Updates,
         options: WrapOptions,
     ):
         self._optimizer = weakref.ref(optimizer)
         self._model = model if model is None else weakref.ref(model)
-        self.group = group
+        self._ranks = ranks
+        self.group = ranks.of_data
         self.options = options
         self._updates = updates
         self._partition: Partition | None = None
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
         self._groups: list[tuple[int, int]] = []  # the library's: place in param_groups, and steps before its first one
         self._hooks: dict[int, Any] = {}  # by id of the parameter
+        self._of_model: list[Any] = []  # hooks too
         self._loaded: State | None = None  # waits for the partition
         self._aside: State = {}  # of parameters that are frozen now
         self._process = os.getpid()
+        self.holds = False  # gradients, until more come
         self.last: _core.StepResult | None = None
         self.skipped = 0
         self._agree_on_parameters()
         self.watch()
+        if model is not None:
+            self._of_model.append(quiet_data_parallel(model))
         if options.stage == 3:  # parameters are partitioned before they are used
-            self._hooks[id(model)] = self.model.register_forward_pre_hook(before_forward(weakref.ref(self)))
+            self._of_model.append(self.model.register_forward_pre_hook(before_forward(weakref.ref(self))))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -109,7 +117,15 @@ class Session:
     # --- The partition ---
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
-        self.partition().arrived(parameter)
+        self.partition().arrived(parameter, hold=self.holds)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        before, self.holds = self.holds, True
+        try:
+            yield
+        finally:
+            self.holds = before
 
     def partition(self) -> Partition:
         """Of what is trained in this step: looked up when it begins."""
@@ -152,7 +168,7 @@ class Session:
             for number, parameter in trained
         ]
         units, reside = self._units_and_residence(members)
-        partition = Partition(units, self.group, self.numbers, self._options_for(trained), reside)
+        partition = Partition(units, self._ranks, self.numbers, self._options_for(trained), reside)
         if steps > 0:
             partition.continue_from(steps)
         return partition
@@ -191,7 +207,8 @@ class Session:
     def _member(self, parameter: torch.nn.Parameter, name: str, number: int, begun_at: int) -> Member:
         if (number, begun_at) not in self._groups:
             self._groups.append((number, begun_at))
-        return Member(parameter, name, self._groups.index((number, begun_at)), begun_at)
+        group = self._groups.index((number, begun_at))
+        return Member(parameter, name, group, begun_at, self._ranks.counts(parameter))
 
     def numbers(self) -> StepNumbers:
         groups = self.optimizer.param_groups
@@ -278,9 +295,18 @@ class Session:
 
     def load(self, state: State) -> None:
         """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
+        if self._partition is not None and state and self._is_what_is_there(state):
+            return
         self._loaded = state
         self._of_this_step = None
         self._show(state)
+
+    def _is_what_is_there(self, state: State) -> bool:
+        """Read from here: Accelerate gives an optimizer its own state_dict(), moved to the device that it is on."""
+        return all(
+            id(parameter) not in state or are_same(values, state[id(parameter)])
+            for parameter, values in self.optimizer.state.items()
+        )
 
     # --- The end ---
 
@@ -288,9 +314,9 @@ class Session:
         """Together with all ranks, which gather what is partitioned; or this one alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
-        for hook in self._hooks.values():
+        for hook in [*self._hooks.values(), *self._of_model]:
             hook.remove()
-        self._hooks = {}
+        self._hooks, self._of_model = {}, []
         if self._partition is not None:
             self._drop_partition(together)
 

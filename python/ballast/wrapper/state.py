@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch.utils._pytree import tree_map
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.connecting import Group
+
+PART = "ballast_part"  # in a state_dict(): whose it is
 
 
 class LazyState(torch.Tensor):
@@ -20,13 +23,19 @@ class LazyState(torch.Tensor):
     place: str
 
     @staticmethod
-    def __new__(cls, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor]) -> LazyState:
-        moment: LazyState = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=torch.float32)
+    def __new__(
+        cls, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None
+    ) -> LazyState:
+        moment: LazyState = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=torch.float32, device=device or torch.device("cpu")
+        )
         moment.read_now = read
         moment.place = name
         return moment
 
-    def __init__(self, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor]):
+    def __init__(
+        self, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None
+    ):
         pass
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -38,6 +47,9 @@ class LazyState(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
+        if func is torch.ops.aten._to_copy.default and _only_moves(kwargs or {}):
+            lazy: Any = args[0]
+            return LazyState(lazy.shape, lazy.place, lazy.read_now, (kwargs or {})["device"])
         if func._schema.is_mutable and isinstance(args[0], LazyState):
             fail(
                 "unsupported",
@@ -47,11 +59,44 @@ class LazyState(torch.Tensor):
                     needed="optimizer.load_state_dict() to change it",
                 ),
             )
-        plain = lambda each: each.read_now() if isinstance(each, LazyState) else each
+        plain = lambda each: each.read_there() if isinstance(each, LazyState) else each
         return func(*tree_map(plain, tuple(args)), **tree_map(plain, kwargs or {}))
+
+    def read_there(self) -> torch.Tensor:
+        return self.read_now().to(self.device)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.read_now().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return copy.deepcopy(self.read_now(), memo)
+
+
+def _only_moves(kwargs: dict[str, Any]) -> bool:
+    """Whether .to() was asked for another device, and for nothing else."""
+    return kwargs.get("device") is not None and kwargs.get("dtype", torch.float32) == torch.float32
+
+
+def are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both are lazy, and read the same."""
+    return one.keys() == other.keys() and all(
+        isinstance(value, LazyState)
+        and isinstance(other[name], LazyState)
+        and value.read_now is other[name].read_now
+        for name, value in one.items()
+    )
+
+
+def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:
+    """Refuses what another rank has saved, and what was saved with other ranks."""
+    part = state_dict.get(PART)
+    if part is None or not state_dict["state"] or part == {"rank": group.rank, "ranks": group.size}:
+        return
+    fail(
+        "unsupported",
+        _core.Problem(
+            what=f"rank {group.rank} of {group.size} was to load the state_dict() of rank {part['rank']} of {part['ranks']}",
+            needed="its own: each rank keeps a part of the state",
+            remedy="Save a file on each rank; or name a run=, whose state is on drives after each step.",
+        ),
+    )

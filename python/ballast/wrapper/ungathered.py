@@ -28,6 +28,9 @@ _HARMLESS = {
     "register_post_accumulate_grad_hook",
 }
 
+# Properties that have to do with numbers. All others are harmless.
+_NUMBERS = {"T", "H", "mT", "mH", "real", "imag", "data"}
+
 
 class Ungathered(torch.nn.Parameter):
     """Made of a parameter by changing its class; and back."""
@@ -38,12 +41,17 @@ class Ungathered(torch.nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if getattr(func, "__name__", "") not in _HARMLESS:
+        if not _is_harmless(func):
             for each in _flat(args, (kwargs or {}).values()):
                 if type(each) is Ungathered:
                     each.ballast_window.gather(each)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+
+def _is_harmless(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NUMBERS)
 
 
 def _flat(*values: Any) -> list[Any]:

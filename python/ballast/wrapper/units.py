@@ -28,6 +28,7 @@ class Member:
     name: str
     group: int | None  # of the library's groups: see Session; none: it is frozen
     begun_at: int = 0  # steps of the training before its first one
+    counted: bool = True  # in the norm of all gradients
     unit: int = 0
     tensor: int = 0  # in the unit
 
@@ -80,6 +81,7 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
                         list(member.parameter.shape),
                         group=member.group or 0,
                         frozen=member.group is None,
+                        counted=member.counted,
                     )
                     for member in unit.members
                 ],

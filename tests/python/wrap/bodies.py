@@ -22,13 +22,17 @@ def loop_of(rank: int, **changes: Any) -> Loop:
     return Loop(rank=rank, ranks=dist.get_world_size(), **changes)
 
 
-def in_every_way(rank: int, micro_steps: int, clip: float | None, ways: list[dict[str, Any]]) -> list[Trained]:
+def in_every_way(rank: int, training: dict[str, Any], ways: list[dict[str, Any]]) -> list[Trained]:
     """First as torch's DistributedDataParallel does."""
-    loop = loop_of(rank, micro_steps=micro_steps, clip=clip)
-    model = torch.nn.parallel.DistributedDataParallel(mlp())
-    runs = [loop.train(model, torch.optim.AdamW(model.parameters(), lr=1e-2))]
-    runs += [loop.run(**options) for options in ways]
-    return [(run.losses, run.parameters) for run in runs]
+    loop = loop_of(rank, **training)
+    model = torch.nn.parallel.DistributedDataParallel(loop.make_model())
+    run = loop.train(model, loop.make_optimizer(model.parameters(), **loop.optimizer_options))
+    trained = [(run.losses, run.parameters)]
+    for options in ways:
+        run = loop.run(**options)
+        with ballast.gather(run.model):
+            trained.append((run.losses, run.parameters))
+    return trained
 
 
 def different_beginnings(rank: int) -> list[torch.Tensor]:
@@ -55,13 +59,17 @@ class Routed(torch.nn.Module):
         return result
 
 
-def routed(rank: int, stage: int | None) -> list[torch.Tensor]:
+def routed(rank: int, ways: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
+    """First as torch's DistributedDataParallel does."""
     loop = loop_of(rank, make_model=Routed, micro_steps=2, optimizer_options={"lr": 1e-2, "weight_decay": 0.0})
-    if stage is not None:
-        return loop.run(stage=stage).parameters
     ddp = torch.nn.parallel.DistributedDataParallel(Routed(), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.0)
-    return loop.train(ddp, optimizer).parameters
+    trained = [loop.train(ddp, optimizer).parameters]
+    for options in ways:
+        run = loop.run(**options)
+        with ballast.gather(run.model):
+            trained.append(run.parameters)
+    return trained
 
 
 def one_rank_has_no_batch(rank: int) -> list[torch.Tensor]:
@@ -232,3 +240,31 @@ def own_step_fails(rank: int) -> list[str]:
             said.append(f"{type(error).__name__}: {error}")
         optimizer.param_groups[0]["params"][0].shape  # they are in their places
     return said
+
+
+def inside_of_ddp(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
+    """What is trained without it, and with it where it is known; and what is said where it is not."""
+    loop = loop_of(rank, micro_steps=2)
+    expected = loop.run(stage=2).parameters
+    ddp = torch.nn.parallel.DistributedDataParallel(mlp())
+    known = ballast.wrap(torch.optim.AdamW(ddp.parameters(), lr=1e-2), ddp)
+    ours = loop.train(ddp, known).parameters
+    ddp = torch.nn.parallel.DistributedDataParallel(mlp())
+    unknown = ballast.wrap(torch.optim.AdamW(ddp.parameters(), lr=1e-2))
+    try:
+        loop.train(ddp, unknown)
+    except ballast.Error as error:
+        return ours, expected, str(error)
+    return ours, expected, ""
+
+
+def loads_what_the_other_has_saved(rank: int) -> str:
+    run = loop_of(rank, steps=2).run(stage=2)
+    saved = run.optimizer.state_dict()
+    run.optimizer.load_state_dict(saved)
+    saved["ballast_part"]["rank"] = 1 - rank
+    try:
+        run.optimizer.load_state_dict(saved)
+    except ballast.Error as error:
+        return str(error)
+    return ""

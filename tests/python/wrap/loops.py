@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Loop:
     steps: int = 6
     micro_steps: int = 1
     clip: float | None = None
+    autocast: bool = False  # to bfloat16
     rank: int = 0
     ranks: int = 1
 
@@ -56,7 +57,8 @@ class Loop:
         losses = []
         for step in range(first, self.steps):
             for micro in range(self.micro_steps):
-                loss = self.loss(model, self.batch(step * self.micro_steps + micro))
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                    loss = self.loss(model, self.batch(step * self.micro_steps + micro))
                 (loss / self.micro_steps).backward()
                 losses.append(loss.item())
             if self.clip is not None:
@@ -75,6 +77,28 @@ class Run:
     @property
     def parameters(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+class Adapted(torch.nn.Module):
+    """A frozen layer in bfloat16, and the few numbers beside it that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(20, 20, dtype=torch.bfloat16).requires_grad_(False)
+        self.down = torch.nn.Parameter(torch.randn(3, 20) * 0.1)
+        self.up = torch.nn.Parameter(torch.zeros(20, 3))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.base(batch.to(torch.bfloat16)).float() + batch @ self.down.T @ self.up.T)
+
+
+def adapted() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Adapted(), Adapted(), Adapted())
+
+
+def only_trained(parameters: Iterable[torch.nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([each for each in parameters if each.requires_grad], **options)
 
 
 def check_close(one: Run, other: Run, tolerance: float = 1e-6) -> None:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from python.wrap.loops import Loop, check_close, check_equal, mlp
+from python.wrap.loops import Loop, Run, check_close, check_equal, mlp
 
 import ballast
 
@@ -25,11 +25,16 @@ def test_each_rule_trains_as_torch_does(kind, options):
     check_close(loop.run(), loop.run(stage=2))
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("micro_steps", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.05])
-def test_accumulation_and_clipping_are_torchs(micro_steps, clip):
-    loop = Loop(micro_steps=micro_steps, clip=clip)
-    check_close(loop.run(), loop.run(stage=2))
+def test_accumulation_and_clipping_are_torchs(micro_steps, clip, autocast):
+    loop = Loop(micro_steps=micro_steps, clip=clip, autocast=autocast)
+    whole = loop.run(stage=2)
+    check_close(loop.run(), whole, 2e-4 if autocast else 1e-6)
+    partitioned = loop.run(stage=3)
+    with ballast.gather(partitioned.model):
+        check_equal(whole, partitioned)
 
 
 def test_clipping_by_the_option_or_by_a_call_is_the_same():
@@ -88,6 +93,27 @@ def test_parameters_in_bfloat16_that_are_written_to_go_on_from_there(state_forma
         run.model[0].weight.fill_(0.5)
     in_bfloat16(steps=4).train(run.model, run.optimizer, 2)
     assert torch.all(run.model[0].weight == 0.5)
+
+
+def test_a_state_dict_is_moved_and_loaded_again_without_being_read():
+    """As Accelerate does, to bring it to the GPU that the model is on."""
+    run, expected = Loop(steps=2).run(stage=2), Loop(steps=4).run(stage=2)
+    partition = run.optimizer._ballast.partition()
+    saved = run.optimizer.state_dict()
+    moved = {
+        number: {name: value.to("meta") for name, value in values.items()} for number, values in saved["state"].items()
+    }
+    assert moved[0]["exp_avg"].device == torch.device("meta")
+    run.optimizer.load_state_dict({**saved, "state": moved})
+    check_equal(Loop(steps=4).train(run.model, run.optimizer, 2), Run(expected.model, expected.optimizer, expected.losses[2:]))
+    assert run.optimizer._ballast.partition() is partition
+
+
+def test_parameters_are_saved_each_by_itself(tmp_path):
+    """Who saves models in parts takes parameters of one storage for tied ones."""
+    storages = [parameter.untyped_storage() for parameter in Loop(steps=1).run(stage=2).model.parameters()]
+    assert len({storage.data_ptr() for storage in storages}) == 4
+    assert [storage.nbytes() for storage in storages] == [4 * count for count in (20 * 24, 24, 24 * 5, 5)]
 
 
 def test_numbers_that_are_not_finite_skip_the_step():

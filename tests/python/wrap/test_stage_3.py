@@ -44,6 +44,8 @@ def test_a_parameter_that_is_touched_names_the_way_to_it():
     assert weight.shape == (32, 16)
     with pytest.raises(ballast.UsageError, match="B1007(.|\n)*blocks.0.up.weight(.|\n)*ballast.gather"):
         weight.sum()
+    with pytest.raises(ballast.UsageError, match="B1007"):
+        weight.T
     with ballast.gather(weight):
         assert torch.isfinite(weight).all()
     with pytest.raises(ballast.UsageError, match="ballast.gather"):

@@ -1,0 +1,136 @@
+"""Trainings as users of frameworks write them, with the one line and without it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from python.wrap.loops import Loop, Run, mean_square, mlp
+
+import ballast
+
+Way = dict[str, Any] | None  # none: the plain optimizer
+
+
+def as_launched(rank: int) -> None:
+    """Frameworks look for ranks in the environment."""
+    ranks = str(dist.get_world_size())
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
+
+
+def accelerated(way: Way, *, mixed_precision: str = "no", steps: int = 4) -> tuple[Any, Any, Run]:
+    """Two micro-batches a step, clipped, on a schedule. Also returns the accelerator, and what it has made of the optimizer."""
+    import accelerate
+
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=mixed_precision)
+    batches = torch.randn(8 * accelerator.num_processes * steps, 20, generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(batches, batch_size=4)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if way is not None:
+        optimizer = ballast.wrap(optimizer, model, **way)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    prepared = accelerator.prepare(model, optimizer, loader, scheduler)
+    losses = accelerated_steps(accelerator, *prepared)
+    return accelerator, prepared[1], Run(model, optimizer, losses)
+
+
+def accelerated_steps(accelerator: Any, model: Any, optimizer: Any, loader: Any, scheduler: Any) -> list[float]:
+    losses = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            loss = mean_square(model, batch)
+            accelerator.backward(loss)
+            losses.append(loss.item())
+            if accelerator.sync_gradients:
+                losses.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.05)))
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def accelerated_ranks(rank: int, ways: list[Way]) -> list[tuple[list[float], list[torch.Tensor]]]:
+    as_launched(rank)
+    trained = []
+    for way in ways:
+        _, _, run = accelerated(way)
+        with ballast.gather(run.model):
+            trained.append((run.losses, run.parameters))
+    return trained
+
+
+def tiny_model() -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
+    """Two micro-batches a step, clipped, a checkpoint in the middle."""
+    import transformers
+
+    class GatheringTrainer(transformers.Trainer):
+        """All ranks come here, and one of them saves the whole model."""
+
+        def _save_checkpoint(self, *arguments: Any) -> None:
+            with ballast.gather(self.model):
+                super()._save_checkpoint(*arguments)
+
+    words = torch.randint(64, (64, 8), generator=torch.Generator().manual_seed(0)).tolist()
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if way is not None:
+        optimizer = ballast.wrap(optimizer, model, **way)
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.5,
+        logging_steps=1,
+        save_steps=2,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    rows = [{"input_ids": row, "labels": row} for row in words]
+    return GatheringTrainer(model, arguments, train_dataset=rows, optimizers=(optimizer, scheduler))
+
+
+def outcome(trainer: Any) -> tuple[list[float], list[torch.Tensor]]:
+    logged = [line[key] for line in trainer.state.log_history if "grad_norm" in line for key in ("loss", "grad_norm")]
+    with ballast.gather(trainer.model):
+        return logged, [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def trainer_ranks(rank: int, folder: str, ways: list[Way]) -> list[tuple[list[float], list[torch.Tensor]]]:
+    as_launched(rank)
+    outcomes = []
+    for number, way in enumerate(ways):
+        trainer = trainer_of(way, Path(folder) / str(number))
+        trainer.train()
+        outcomes.append(outcome(trainer))
+    return outcomes
+
+
+def trained(rank: int, way: dict[str, Any]) -> dict[str, float]:
+    run = Loop(rank=rank, ranks=dist.get_world_size()).run(**way)
+    with ballast.gather(run.model):
+        return {"loss": run.losses[-1], "sum": sum(float(each.double().sum()) for each in run.parameters)}
+
+
+def ray_worker(training: dict[str, Any]) -> None:
+    """Ray has called torch.distributed.init_process_group()."""
+    rank = dist.get_rank()
+    (Path(training["folder"]) / f"rank {rank}").write_text(json.dumps(trained(rank, training["way"])))

@@ -1,0 +1,164 @@
+"""Bodies of ranks that have parts of one model, and of passes that are reduced together."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from python.wrap.bodies import Trained, loop_of
+from python.wrap.loops import Run, mean_square
+
+import ballast
+
+
+class CopyToParts(torch.autograd.Function):
+    """What all parts read: their gradients are summed."""
+
+    @staticmethod
+    def forward(context: Any, batch: torch.Tensor, parts: Any) -> torch.Tensor:
+        context.parts = parts
+        return batch.view_as(batch)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=context.parts)
+        return gradient, None
+
+
+class SumOfParts(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, part: torch.Tensor, parts: Any) -> torch.Tensor:
+        whole = part.clone()
+        dist.all_reduce(whole, group=parts)
+        return whole
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+class Whole(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = torch.nn.LayerNorm(20)
+        self.up = torch.nn.Linear(20, 24)
+        self.down = torch.nn.Linear(24, 5)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(torch.tanh(self.up(self.norm(batch))))
+        return result
+
+
+class Half(torch.nn.Module):
+    """Of the same: half of the inner numbers. What comes before and after them is whole on both ranks."""
+
+    def __init__(self, half: int, parts: Any):
+        super().__init__()
+        whole, self.parts = Whole(), parts
+        own = slice(12 * half, 12 * half + 12)
+        self.norm, self.up, self.down = whole.norm, torch.nn.Linear(20, 12), torch.nn.Linear(12, 5, bias=False)
+        self.bias = torch.nn.Parameter(whole.down.bias.detach().clone())
+        with torch.no_grad():
+            self.up.weight.copy_(whole.up.weight[own])
+            self.up.bias.copy_(whole.up.bias[own])
+            self.down.weight.copy_(whole.down.weight[:, own])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        inner = torch.tanh(self.up(CopyToParts.apply(self.norm(batch), self.parts)))
+        result: torch.Tensor = SumOfParts.apply(self.down(inner), self.parts) + self.bias
+        return result
+
+    @property
+    def replicated(self) -> list[torch.Tensor]:
+        return [*self.norm.parameters(), self.bias]
+
+
+def batch_of(step: int, rank: int | None) -> torch.Tensor:
+    """Of one of two ranks with different data, or of both."""
+    everything = torch.randn(16, 20, generator=torch.Generator().manual_seed(step))
+    return everything if rank is None else everything[8 * rank : 8 * rank + 8]
+
+
+def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[float], list[float], float, float]:
+    """Norms of the whole model and of this half in each step, and how far parameters are apart at the end; then whether a step
+    is skipped whose gradients are not finite on the last rank alone."""
+    half, place = rank % 2, rank // 2
+    data = [dist.new_group([0, 2]), dist.new_group([1, 3])][half]
+    parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][place]
+    whole, model = Whole(), Half(half, parts)
+    plain = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        model,
+        stage=stage,
+        process_group=data,
+        norm_group=parts,
+        replicated=model.replicated,
+        max_grad_norm=0.05 if by_option else None,
+    )
+    expected, norms = [], []
+    for step in range(5):
+        mean_square(whole, batch_of(step, None)).backward()
+        expected.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05)))
+        plain.step()
+        plain.zero_grad()
+        mean_square(model, batch_of(step, place)).backward()
+        norm = None if by_option else optimizer.clip_grad_norm_(0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(optimizer.metrics()["grad_norm"] if norm is None else float(norm))
+    own = slice(12 * half, 12 * half + 12)
+    same = [*whole.norm.parameters(), whole.up.weight[own], whole.up.bias[own], whole.down.weight[:, own], whole.down.bias]
+    with ballast.gather(model), torch.no_grad():
+        mine = [*model.norm.parameters(), *model.up.parameters(), model.down.weight, model.bias]
+        apart = max(float((one - other).abs().max()) for one, other in zip(mine, same))
+    factor = float("inf") if rank == 3 else 1.0
+    model.up.weight.register_hook(lambda gradient: gradient * factor)
+    mean_square(model, batch_of(0, place)).backward()
+    optimizer.step()
+    return expected, norms, apart, optimizer.metrics()["skipped"]
+
+
+class Uneven(torch.nn.Module):
+    """The last part is used by every other call only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(20, 30), torch.nn.Linear(30, 5)
+        self.sometimes = torch.nn.Linear(30, 5)
+        self.calls = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        inner = torch.tanh(self.first(batch))
+        result: torch.Tensor = self.last(inner)
+        return result + self.sometimes(inner) if self.calls % 2 else result
+
+
+def passes_reduced_together(rank: int, ways: list[tuple[dict[str, Any], int, int]]) -> list[tuple[Trained, float]]:
+    """Each way with so many micro-batches a step, of which so many come without a reduction; and the bytes that were reduced."""
+    return [_reduced_together(rank, *way) for way in ways]
+
+
+def _reduced_together(rank: int, options: dict[str, Any], micro_steps: int, alone: int) -> tuple[Trained, float]:
+    loop = loop_of(rank)
+    model = Uneven()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+    losses = []
+    for step in range(4):
+        for micro in range(micro_steps):
+            with optimizer.no_sync() if micro < alone else nullcontext():
+                loss = mean_square(model, loop.batch(step * micro_steps + micro))
+                (loss / micro_steps).backward()
+            losses.append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+    run = Run(model, optimizer, losses)
+    with ballast.gather(model):
+        return (losses, run.parameters), optimizer.metrics()["bytes/reduce"]

@@ -1,0 +1,93 @@
+"""Inside of Accelerate and of Hugging Face's Trainer: the same numbers as the plain optimizer's there."""
+
+import pytest
+import torch
+from python.wrap import frameworks
+from python.wrap.loops import mean_square
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+WHY = "is not installed: .ci/bootstrap venv frameworks"
+accelerate = pytest.importorskip("accelerate", reason=f"accelerate {WHY}")
+
+
+def check_close(one, other):
+    torch.testing.assert_close(torch.tensor(one[0]), torch.tensor(other[0]), atol=1e-5, rtol=1e-5)
+    for mine, theirs in zip(one[1], other[1]):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
+def test_accelerate_trains_as_before(mixed_precision, tmp_path):
+    _, _, plain = frameworks.accelerated(None, mixed_precision=mixed_precision)
+    for way in ({"stage": 2}, {"stage": 2, "offload": f"nvme:{tmp_path}", "run": "mine"}):
+        _, prepared, run = frameworks.accelerated(way, mixed_precision=mixed_precision)
+        assert type(prepared).__name__ == "AcceleratedOptimizer"
+        assert prepared.optimizer is run.optimizer
+        assert run.optimizer.steps == 4
+        check_close((plain.losses, plain.parameters), (run.losses, run.parameters))
+
+
+def test_accelerate_on_two_ranks_trains_as_its_data_parallelism_does():
+    ways = [None, {"stage": 0}, {"stage": 2}, {"stage": 3, "offload": "host"}]
+    for plain, first, *others in run_ranks(2, frameworks.accelerated_ranks, ways):
+        check_close(plain, first)
+        for other in others:
+            assert other[0] == first[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
+
+
+def test_accelerate_saves_a_training_and_goes_on(tmp_path):
+    accelerator, _, run = frameworks.accelerated({"stage": 2})
+    accelerator.save_state(str(tmp_path))
+    batch = torch.ones(20)
+    after = []
+    for _ in range(2):
+        mean_square(run.model, batch).backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        after.append([parameter.detach().clone() for parameter in run.model.parameters()])
+        accelerator.load_state(str(tmp_path))
+    assert all(torch.equal(one, other) for one, other in zip(*after))
+
+
+def test_accelerates_own_gradient_scaling():
+    """It patches step() on the optimizer, to see whether it was skipped."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    _, _, run = frameworks.accelerated({"stage": 2})
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = AcceleratedOptimizer(run.optimizer, scaler=scaler)
+    skipped = []
+    for factor in (1.0, float("inf"), 1.0):
+        scaler.scale(mean_square(run.model, torch.ones(20)) * factor).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        skipped.append(run.optimizer.metrics()["skipped"])
+    assert skipped == [0.0, 1.0, 0.0]
+    assert scaler.get_scale() == 512.0
+
+
+def test_trainer_trains_as_before_and_goes_on_from_its_own_checkpoint(tmp_path):
+    pytest.importorskip("transformers", reason=f"transformers {WHY}")
+    plain = frameworks.trainer_of(None, tmp_path / "plain")
+    plain.train()
+    for way in ({"stage": 2}, {"stage": 3}):
+        folder = tmp_path / str(way["stage"])
+        whole = frameworks.trainer_of(way, folder)
+        whole.train()
+        check_close(frameworks.outcome(plain), frameworks.outcome(whole))
+        resumed = frameworks.trainer_of(way, folder)
+        resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+        assert whole.optimizer.optimizer.steps == resumed.optimizer.optimizer.steps == 4
+        for mine, theirs in zip(frameworks.outcome(whole)[1], frameworks.outcome(resumed)[1]):
+            assert torch.equal(mine, theirs)
+
+
+def test_trainer_on_two_ranks(tmp_path):
+    pytest.importorskip("transformers", reason=f"transformers {WHY}")
+    for plain, first, other in run_ranks(2, frameworks.trainer_ranks, str(tmp_path), [None, {"stage": 2}, {"stage": 3}]):
+        check_close(plain, first)
+        assert other[0] == first[0]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
