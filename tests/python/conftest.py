@@ -20,7 +20,7 @@ def pytest_report_header() -> str:
     return f"ballast: {PACKAGE if BUILT else 'not built (BALLAST_PYTHON=ON): its tests are left out'}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """Of a process that imports the package."""
     return {**os.environ, "PYTHONPATH": str(PACKAGE)}

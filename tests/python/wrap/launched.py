@@ -1,9 +1,10 @@
-"""A training that a launcher starts: launched.py [--drive DIRECTORY] [--die STEP]. Says what it ended with."""
+"""A training that a launcher starts: launched.py [--drive DIRECTORY] [--die STEP] [--stop STEP]. Says what it ended with."""
 
 import argparse
 import hashlib
 import os
 import signal
+import threading
 
 import torch
 from python.wrap.loops import Tower, mean_square
@@ -13,6 +14,7 @@ import ballast
 parser = argparse.ArgumentParser()
 parser.add_argument("--drive")
 parser.add_argument("--die", type=int, help="rank 1 is killed in the middle of this step")
+parser.add_argument("--stop", type=int, help="rank 1 is told to end in the middle of this step")
 parser.add_argument("--with-torch", action="store_true", help="torch.distributed is there too")
 options = parser.parse_args()
 
@@ -23,16 +25,22 @@ model = Tower()
 plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
 kept = {"offload": {kind: f"nvme:{options.drive}" for kind in ("parameters", "state")}, "run": "mine"}
 optimizer = ballast.wrap(plain, model, stage=3, timeout=60, **(kept if options.drive else {}))
-rank = int(os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
+names = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
+told_to_end = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
 for step in range(optimizer.steps, 6):
     batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(100 * step + rank))
     mean_square(model, batch).backward()
-    if rank == 1 and step == options.die:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and step in (options.die, options.stop):
+        os.kill(os.getpid(), signal.SIGKILL if step == options.die else signal.SIGTERM)
     optimizer.step()
     optimizer.zero_grad()
+    if optimizer.on_any_rank(told_to_end.is_set()):
+        break
+steps = optimizer.steps
+optimizer.close()  # all of the last step is on the drive now, and the parameters are whole
 digest = hashlib.sha256()
-with ballast.gather(model):
-    for parameter in model.parameters():
-        digest.update(str(parameter.tolist()).encode())
-print(f"rank {rank} ended after step {optimizer.steps} with {digest.hexdigest()}", flush=True)
+for parameter in model.parameters():
+    digest.update(str(parameter.tolist()).encode())
+print(f"rank {rank} ended after step {steps} with {digest.hexdigest()}", flush=True)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from python.wrap.slurm import missing, slurm
 
 SCRIPT = Path(__file__).with_name("launched.py")
 
@@ -38,15 +39,32 @@ def ends(ended: subprocess.CompletedProcess) -> set[str]:
     return set(said)
 
 
-def test_launchers_start_the_same_training(environment):
+@pytest.fixture(scope="module")
+def whole(environment):
+    """What a training ends with that nobody disturbs."""
     seen = ends(run(torchrun(2), environment))
-    assert ends(run(torchrun(2), environment, "--with-torch")) == seen
-    assert ends(run(mpirun(2), environment)) == seen
     assert len(seen) == 1
+    return seen
 
 
-def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(environment, tmp_path):
-    whole = ends(run(torchrun(2), environment))
+def test_launchers_start_the_same_training(environment, whole):
+    assert ends(run(torchrun(2), environment, "--with-torch")) == whole
+    assert ends(run(mpirun(2), environment)) == whole
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not installed: .ci/bootstrap launchers")
+def test_slurm_starts_the_same_training(environment, whole, tmp_path):
+    with slurm(tmp_path) as found:
+        assert ends(run(["srun", "-n", "2", "--overcommit", sys.executable], {**environment, **found})) == whole
+
+
+def test_a_rank_that_is_told_to_end_leaves_with_all_others_and_the_same_command_goes_on(environment, whole, tmp_path):
+    (left,) = ends(run(torchrun(2), environment, "--drive", str(tmp_path), "--stop", "3"))
+    assert left.startswith("after step 4")
+    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == whole
+
+
+def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(environment, whole, tmp_path):
     killed = run(torchrun(2), environment, "--drive", str(tmp_path), "--die", "3")
     assert killed.returncode != 0
     assert "ended after" not in killed.stdout

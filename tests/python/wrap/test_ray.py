@@ -1,0 +1,50 @@
+"""Ray Train starts a training that has the one line."""
+
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from python.wrap import frameworks
+from python.wrap.ranks import run_ranks
+
+WHY = "Ray Train is not installed: .ci/bootstrap venv frameworks"
+ray = pytest.importorskip("ray", reason=WHY)
+pytest.importorskip("ray.train.torch", reason=WHY)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def ray_here(environment, monkeypatch):
+    """On this machine alone; tells nobody, and leaves nothing in the user's home."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    paths = os.pathsep.join([environment["PYTHONPATH"], str(Path(__file__).resolve().parents[2])])
+    with TemporaryDirectory() as folder:  # a socket's name has no room for pytest's
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100 * MIB,
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+            _temp_dir=folder,
+        )
+        yield
+        ray.shutdown()
+
+
+def test_ray_train_starts_the_same_training(ray_here, tmp_path):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    way = {"stage": 3}
+    trainer = TorchTrainer(
+        frameworks.ray_worker,
+        train_loop_config={"way": way, "folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    )
+    trainer.fit()
+    trained = [json.loads((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
+    assert trained == run_ranks(2, frameworks.trained, way)
