@@ -2,6 +2,9 @@
 
 set(BALLAST_WARNINGS
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-Wnon-virtual-dtor;-Wold-style-cast>")
+if(CMAKE_UNITY_BUILD) # files that are compiled as one see each other's names
+  list(APPEND BALLAST_WARNINGS "$<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>")
+endif()
 if(BALLAST_WARNINGS_AS_ERRORS)
   list(APPEND BALLAST_WARNINGS "$<$<COMPILE_LANGUAGE:CXX>:-Werror>" "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 endif()

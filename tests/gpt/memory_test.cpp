@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "kernels/runtime/system_files.h"
+#include "tests/sanitizer.h"
 #include "tests/skip.h"
 #include "tests/temporary_directory.h"
 
@@ -13,12 +14,6 @@ using namespace ballast;
 namespace {
 
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool has_memory_of_its_own = false;
-#else
-constexpr bool has_memory_of_its_own = true;
-#endif
 
 // 80 million parameters in 4 layers: hundreds of MiB, little arithmetic.
 constexpr const char* model = "--layers 4 --width 1280 --heads 16 --context 64 --batch 1 --steps 2";
@@ -50,7 +45,7 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 }  // namespace
 
 TEST_CASE("a training holds what it announced and 3 % more at most") {
-  if (!has_memory_of_its_own) return skip("a sanitizer keeps memory of its own");
+  if (testing::sanitized) return skip("a sanitizer keeps memory of its own");
   for (const char* where : {
            "--stage 0",
            "--stage 3 --ranks 2 --threads 1 --gradients host --state host",
@@ -72,7 +67,7 @@ TEST_CASE("a training holds what it announced and 3 % more at most") {
 }
 
 TEST_CASE("a training larger than its memory is done within the limit, and refused where it does not fit") {
-  if (!has_memory_of_its_own) return skip("a sanitizer maps more than any limit");
+  if (testing::sanitized) return skip("a sanitizer maps more than any limit");
   const std::string on_drive =
       "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --layers 6 --memory-limit ";
   const std::size_t limit = 640 * mebibyte;

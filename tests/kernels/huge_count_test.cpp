@@ -1,7 +1,6 @@
-// More than 2^31 elements. The memory is sparse: pages that nobody wrote read as zeros and take no space.
-#include <sys/mman.h>
-
+// More than 2^31 elements, in sparse memory.
 #include "kernels/pieces.h"
+#include "tests/kernels/sparse_memory.h"
 #include "tests/kernels/test_backends.h"
 #include "tests/skip.h"
 
@@ -9,29 +8,6 @@ namespace ballast::kernels {
 namespace {
 
 constexpr std::size_t count = (std::size_t{1} << 31) + 100'003;
-
-class SparseMemory {
- public:
-  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
-    memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (exists()) {
-      madvise(memory_, bytes, MADV_HUGEPAGE);  // one zero page of 2 MiB instead of 512 small ones
-    }
-  }
-  ~SparseMemory() {
-    if (exists()) {
-      munmap(memory_, bytes_);
-    }
-  }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  bool exists() const { return memory_ != MAP_FAILED; }
-  std::byte* data() const { return static_cast<std::byte*>(memory_); }
-
- private:
-  std::size_t bytes_;
-  void* memory_;
-};
 
 }  // namespace
 

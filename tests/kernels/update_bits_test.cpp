@@ -5,7 +5,6 @@
 #include "tests/kernels/update_memory.h"
 
 using namespace ballast::kernels;
-using ballast::DType;
 
 namespace {
 

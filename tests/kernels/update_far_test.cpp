@@ -1,36 +1,14 @@
 // Counts and indices above 2^31, in sparse memory: only the pages at the ends come to exist.
-#include <sys/mman.h>
-
 #include <catch2/catch.hpp>
 
 #include "kernels/backend.h"
+#include "tests/kernels/sparse_memory.h"
 #include "tests/kernels/update_memory.h"
 #include "tests/skip.h"
 
 using namespace ballast::kernels;
-using ballast::DType;
 
 namespace {
-
-// Address space for an array of many elements. Pages that nobody touches take no memory.
-class SparseMemory {
- public:
-  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
-    void* const memory =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory != MAP_FAILED) memory_ = static_cast<std::byte*>(memory);
-  }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  ~SparseMemory() {
-    if (memory_ != nullptr) munmap(memory_, bytes_);
-  }
-  std::byte* get() const { return memory_; }
-
- private:
-  std::size_t bytes_;
-  std::byte* memory_ = nullptr;
-};
 
 struct Array {
   std::byte* from;
@@ -64,18 +42,18 @@ TEST_CASE("the first and last elements of a tile of more than 2^32 are updated a
   for (const StateFormat format : all_state_formats) {
     SparseMemory parameter(2 * count), gradient(2 * count), master(4 * count), momentum(4 * count), variance(4 * count);
     SparseMemory momentum_scales(count / 16), variance_scales(count / 16);
-    if (variance.get() == nullptr || master.get() == nullptr || momentum.get() == nullptr) {
+    if (!variance.exists() || !master.exists() || !momentum.exists()) {
       ballast::skip("no address space for 70 GB of sparse memory");
       return;
     }
     const UpdateTile huge{.format = format,
-                          .parameter = parameter.get(),
-                          .gradient = gradient.get(),
-                          .master = master.get(),
-                          .momentum = momentum.get(),
-                          .variance = variance.get(),
-                          .momentum_scales = reinterpret_cast<float*>(momentum_scales.get()),
-                          .variance_scales = reinterpret_cast<float*>(variance_scales.get()),
+                          .parameter = parameter.data(),
+                          .gradient = gradient.data(),
+                          .master = master.data(),
+                          .momentum = momentum.data(),
+                          .variance = variance.data(),
+                          .momentum_scales = reinterpret_cast<float*>(momentum_scales.data()),
+                          .variance_scales = reinterpret_cast<float*>(variance_scales.data()),
                           .count = count,
                           .first_index = (std::uint64_t{1} << 40) - group_size};
     UpdateMemory low({.format = format, .count = end, .first_index = huge.first_index}, 1);

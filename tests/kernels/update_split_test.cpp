@@ -5,9 +5,10 @@
 
 #include "kernels/backend.h"
 #include "tests/kernels/update_memory.h"
+#include "tests/sanitizer.h"
 
 using namespace ballast::kernels;
-using ballast::DType;
+using ballast::testing::every;
 
 namespace {
 
@@ -41,7 +42,7 @@ std::uint64_t count_failures() {
     workers.emplace_back([&, worker] {
       std::uint64_t failed = 0;
       const std::uint64_t all = std::uint64_t{1} << 32;
-      for (std::uint64_t i = all * worker / threads; i < all * (worker + 1) / threads; ++i) {
+      for (std::uint64_t i = all * worker / threads; i < all * (worker + 1) / threads; i += every(61)) {
         if (!survives(static_cast<std::uint32_t>(i))) ++failed;
       }
       failures += failed;

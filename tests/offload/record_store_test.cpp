@@ -10,6 +10,7 @@
 #include "tests/offload/descriptors.h"
 #include "tests/offload/faulty_calls.h"
 #include "tests/offload/store_rig.h"
+#include "tests/sanitizer.h"
 
 using namespace ballast;
 using namespace ballast::offload;
@@ -17,11 +18,8 @@ using namespace ballast::offload;
 namespace {
 
 // Sanitizers keep freed memory for a while, hundreds of MiB of it; the address sanitizer finds by itself what is lost.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t pages_of_noise = 450 << 8;
-#else
-constexpr std::size_t pages_of_noise = 500;  // 2 MiB: 200 bytes lost with each open would be too many
-#endif
+constexpr std::size_t pages_of_noise =
+    testing::sanitized ? 450 << 8 : 500;  // 2 MiB: 200 bytes lost with each open would be too many
 
 // Changes a file behind the store's back.
 void flip_byte(const std::filesystem::path& path, std::uint64_t offset) {

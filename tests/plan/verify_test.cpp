@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "tests/plan/plan_rig.h"
+#include "tests/plan/spreads.h"
 #include "tests/plan/without.h"
 
 using namespace ballast;
@@ -14,8 +15,6 @@ namespace {
 struct Tiers {
   Spread parameters, gradients, state;
 };
-
-constexpr Spread device{1, 0, 0}, host{0, 1, 0}, nvme{0, 0, 1};
 
 const std::vector<Tiers> all_tiers{{device, device, device},
                                    {device, device, host},

@@ -194,6 +194,17 @@ def every_test_is_built(tree: Tree):
             yield path, 1, "is not named in tests/CMakeLists.txt, so it never runs"
 
 
+# clang-tidy, which reads several files as one, would not see it.
+@rule("unused-name")
+def short_names_are_used(tree: Tree):
+    for path, text in tree.with_suffix({".cpp", ".cu"}):
+        code = source.without_comments_and_strings(text)
+        for found in re.finditer(r"\b(?:using\s+(?:\w*::)+(\w+)|namespace\s+(\w+)\s*=[^;]*)\s*;", code):
+            name = found[1] or found[2]
+            if not re.search(rf"\b{name}\b", code[found.end() :]):
+                yield path, source.line_of(code, found.start()), f"{name} is not used in this file"
+
+
 @rule("developer-path")
 def no_paths_of_one_machine(tree: Tree):
     for path, text in tree.files.items():

@@ -74,6 +74,8 @@ PLANTED = [
     ("parameters", "tests/test_x.py", 1, "def f(a, b, c, d, e, g, h): pass\n"),
     ("in-build", "tests/zero/forgotten_test.cpp", 1, "#include <catch2/catch.hpp>\n"),
     ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the one in deep/ is named
+    ("unused-name", "zero/plan.cpp", 2, "int b;\nusing ::ballast::testing::b;\nint bb; // b\n"),
+    ("unused-name", "zero/plan.cpp", 1, "namespace fs =\n    std::filesystem;\n"),
     ("developer-path", "README.md", 2, "# Ballast\nSee /" + "home/ann/ballast.\n"),
     ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
 ]
@@ -87,6 +89,7 @@ const char* text = "std::cerr << printf(cudaMalloc())";
 const char* raw = R"(
 #include <nccl.h>
 getenv("x"))";
+using a::b; namespace c = a; using enum a::E; using namespace a; b from = c::from;
 const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullptr, 0, "x");
 """,
     "zero/values.h": "constexpr int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8};\nauto made = make(1, 2, 3, 4, 5, 6, 7, 8);\n",

@@ -1,0 +1,31 @@
+// What tests do less of under a sanitizer, where the same program takes 5 to 20 times as long. Sanitizers look at what code
+// does; the other builds look at what comes of every case.
+#pragma once
+
+#include <cstddef>
+
+namespace ballast::testing {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool sanitized = true;
+#else
+inline constexpr bool sanitized = false;
+#endif
+
+// The distance between the cases to take of a sweep, which runs the same code on many numbers.
+constexpr std::size_t every(std::size_t n) { return sanitized ? n : 1; }
+
+// The same where the cases are made of several lists: `n` is a prime that divides the length of none, so each element of
+// each list has its turn, in other company each time.
+class Sweep {
+ public:
+  explicit Sweep(std::size_t n) : distance_(every(n)) {}
+
+  bool takes_next() { return next_++ % distance_ == 0; }
+
+ private:
+  std::size_t distance_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace ballast::testing
