@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import drive
+import plotting
 import suite
 from cases import CASES, Case
-
-PLOT = Path(__file__).with_name("plot")
 
 
 class Run(NamedTuple):
@@ -136,7 +135,10 @@ def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace)
         "exposed_seconds": {
             phase: statistics.median(run.exposed_seconds[phase] for run in ours) for phase in ours[0].exposed_seconds
         },
+        "group": f"{case.ranks} {'rank' if case.ranks == 1 else 'ranks'}",
         "bytes": ours[0].bytes,
+        "plotted": "reserved and activations, without what is on the drive",
+        "plotted_bytes": ours[0].bytes["device"] + ours[0].bytes["host"],
         "resident_bytes": median("resident_bytes"),
     }
     if ours[0].drive_rate:
@@ -214,23 +216,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=2, help="sequences of a rank's step")
     parser.add_argument("--steps", type=int, default=6, help="of a run; the first one is not counted")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--details", type=Path, help="write the tables too, a line of JSON for each case")
-    parser.add_argument("--plot", type=Path, help="draw memory against throughput (.svg, .png, .pdf)")
+    plotting.add_options(parser)
     suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)
 
 
-def draw(rows: list[dict], to: Path) -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write(suite.lines(rows))
-        file.flush()
-        subprocess.run([PLOT, file.name, to], check=True)
-
-
 def main() -> None:
     options = arguments()
-    if options.plot:
-        subprocess.run([PLOT, "--help"], check=True, stdout=subprocess.DEVNULL)  # installs it, before all measurements
+    plotting.prepare(options)
     if not drive.has_fio():
         print("training: no floors of drive rows: fio is not installed", file=sys.stderr)
     cases = with_their_opponents(options.cases)
@@ -242,10 +235,7 @@ def main() -> None:
         print(json.dumps(record(case, runs)), flush=True)
     rows = [details(case, runs, options) for case in cases]
     print(table(rows), floor_table(rows), sep="\n", file=sys.stderr)
-    if options.details:
-        options.details.write_text(suite.lines(rows))
-    if options.plot:
-        draw(rows, options.plot)
+    plotting.keep(rows, options)
 
 
 if __name__ == "__main__":

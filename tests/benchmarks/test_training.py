@@ -1,5 +1,6 @@
 """What the suite of memory against throughput works out from what it has measured: cases, floors, front, labels."""
 
+import argparse
 import itertools
 import json
 import math
@@ -78,7 +79,7 @@ def test_what_fio_moved_is_reading_and_writing_together():
 
 
 def points(*pairs: tuple[float, float]) -> list[plot.Point]:
-    return [plot.Point(str(number), 2, *pair) for number, pair in enumerate(pairs)]
+    return [plot.Point(str(number), "2 ranks", *pair) for number, pair in enumerate(pairs)]
 
 
 def test_the_front_has_who_is_not_beaten_in_both_from_the_smallest_on():
@@ -100,9 +101,11 @@ def test_nobody_beats_the_front_and_it_beats_all_others():
 
 
 def test_a_points_memory_is_what_a_rank_has_outside_the_drive():
+    case = next(case for case in cases.CASES if case.name == cases.STAGE_3)
     held = {"device": 3 << 20, "host": 2 << 20, "nvme": 9 << 20}
-    row = {"case": "a", "ranks": 2, "bytes": held, "tokens_per_second": 7.0}
-    assert plot.point_of(row) == plot.Point("a", 2, 5.0, 7.0)
+    shape = argparse.Namespace(layers=6, width=512, context=256)
+    row = training.details(case, {case.name: [run_of(0.5)._replace(bytes=held)]}, shape)
+    assert plot.point_of(row) == plot.Point(case.name, "2 ranks", 5.0, 2.0)
 
 
 def test_labels_of_a_crowd_lie_on_the_page_and_over_nothing():

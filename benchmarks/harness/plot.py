@@ -1,6 +1,6 @@
 """Memory against throughput: a labelled point for each configuration, and the front of those that none beats in both.
 
-Reads what `./run-benchmarks training -- --details FILE` has written.
+Reads what a suite has written with --details; what each of its lines has to have, says Row. Each model has a panel of its own.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 MEBIBYTE = 1 << 20
 
@@ -18,10 +18,22 @@ MARKER = 7.0
 CROWD = 150.0
 
 
+class Row(TypedDict):
+    """Of a line; it may have more."""
+
+    case: str
+    model: str
+    machine: str
+    group: str  # points of a group look alike
+    tokens_per_second: float
+    plotted: str  # what the next one is
+    plotted_bytes: float
+
+
 class Point(NamedTuple):
     name: str
-    ranks: int
-    mebibytes: float  # of a rank, in the device and the host tier, with activations
+    group: str
+    mebibytes: float
     tokens_per_second: float
 
 
@@ -40,9 +52,8 @@ class Box(NamedTuple):
         return wide and other.bottom <= self.bottom and self.top <= other.top
 
 
-def point_of(row: dict) -> Point:
-    held = row["bytes"]
-    return Point(row["case"], row["ranks"], (held["device"] + held["host"]) / MEBIBYTE, row["tokens_per_second"])
+def point_of(row: Row) -> Point:
+    return Point(row["case"], row["group"], row["plotted_bytes"] / MEBIBYTE, row["tokens_per_second"])
 
 
 def front(points: list[Point]) -> list[Point]:
@@ -84,7 +95,7 @@ def places(at: tuple[float, float], size: tuple[float, float]):
         yield Box(left - GAP / 2, bottom - GAP / 2, left + width + GAP / 2, bottom + height + GAP / 2)
 
 
-def draw(rows: list[dict], to: Path) -> None:
+def draw(rows: list[Row], to: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -92,29 +103,38 @@ def draw(rows: list[dict], to: Path) -> None:
     matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     from matplotlib import pyplot
 
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, panels = pyplot.subplots(
+        len(models), figsize=(13, 8 * len(models)), layout="constrained", squeeze=False
+    )
+    drawn = [
+        draw_panel(axes, [row for row in rows if row["model"] == model])
+        for (axes,), model in zip(panels, models, strict=True)
+    ]
+    figure.canvas.draw()
+    figure.set_layout_engine("none")  # labels are placed for the axes as they are now
+    for (axes,), points in zip(panels, drawn, strict=True):
+        add_labels(axes, points, {point.name for point in front(points)}, axes.get_legend())
+    figure.savefig(to)
+
+
+def draw_panel(axes, rows: list[Row]) -> list[Point]:
+    """Of one model, without the labels of its points."""
     points = [point_of(row) for row in rows]
-    figure, axes = pyplot.subplots(figsize=(13, 8), layout="constrained")
-    groups = sorted({point.ranks for point in points}, reverse=True)
-    for ranks, marker in zip(groups, itertools.cycle("osD^"), strict=False):
-        group = [point for point in points if point.ranks == ranks]
-        axes.plot(*coordinates(group), marker, markersize=8, zorder=3, label=name_of_ranks(ranks))
+    groups = list(dict.fromkeys(point.group for point in points))
+    for group, marker in zip(groups, itertools.cycle("osD^"), strict=False):
+        own = [point for point in points if point.group == group]
+        axes.plot(*coordinates(own), marker, markersize=8, zorder=3, label=group)
     best = front(points)
     axes.step(*coordinates(best), where="post", color="0.6", zorder=1, label="none takes less memory and is faster")
-    axes.set_xlabel("memory of a rank, reserved and activations, without what is on the drive (MiB)")
+    axes.set_xlabel(f"memory of a rank, {rows[0]['plotted']} (MiB)")
     axes.set_ylabel("tokens a second, all ranks together")
     axes.set_xlim(0, 1.12 * max(point.mebibytes for point in points))
     axes.set_ylim(0, 1.12 * max(point.tokens_per_second for point in points))
     axes.grid(color="0.93")
-    axes.set_title(f"{rows[0]['model']}\n{' or '.join(map(name_of_ranks, groups))} on {rows[0]['machine']}", loc="left")
-    legend = axes.legend(loc="lower right", frameon=False)
-    figure.canvas.draw()
-    figure.set_layout_engine("none")  # labels are placed for the axes as they are now
-    add_labels(axes, points, {point.name for point in best}, legend)
-    figure.savefig(to)
-
-
-def name_of_ranks(ranks: int) -> str:
-    return f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
+    axes.set_title(f"{rows[0]['model']}\non {rows[0]['machine']}", loc="left")
+    axes.legend(loc="lower right", frameon=False)
+    return points
 
 
 def coordinates(points: list[Point]) -> tuple[list[float], list[float]]:

@@ -1,0 +1,92 @@
+"""What is trained: each system at each of its stages, on two models, and what each is compared with."""
+
+from typing import NamedTuple
+
+from systems import DDP, SYSTEMS, System
+
+
+class Shape(NamedTuple):
+    """A GPT of examples/gpt.py, and what a step of all ranks together trains on."""
+
+    name: str
+    layers: int
+    width: int
+    context: int
+    sequences: int
+    steps: int  # that are timed
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.context
+
+
+SMALL = Shape("30M", layers=6, width=640, context=256, sequences=4, steps=8)
+LARGE = Shape("303M", layers=24, width=1024, context=64, sequences=4, steps=3)
+SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
+
+
+class Way(NamedTuple):
+    """How a model is trained, by all systems."""
+
+    name: str
+    shape: Shape
+    ranks: int = 2
+    dtype: str = "bfloat16"
+    micro_steps: int = 1
+    max_norm: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.shape.tokens * self.micro_steps
+
+    @property
+    def title(self) -> str:
+        dtype = {"bfloat16": "bf16", "float32": "fp32"}[self.dtype]
+        title = f"GPT of {self.shape.name} parameters in {dtype}, {self.tokens} tokens a step, {self.ranks} ranks"
+        if self.micro_steps > 1:
+            title += f", accumulated over {self.micro_steps} passes"
+        return title if self.max_norm is None else f"{title}, clipped"
+
+
+WAYS = [
+    Way("30M", SMALL),
+    Way("303M", LARGE),
+    Way("30M, accumulated and clipped", SMALL, micro_steps=4, max_norm=1.0),
+    Way("30M, fp32", SMALL, dtype="float32"),
+    Way("30M, 4 ranks", SMALL, ranks=4),
+    Way("303M, 4 ranks", LARGE, ranks=4),
+]
+
+
+class Case(NamedTuple):
+    way: Way
+    system: System
+
+    @property
+    def name(self) -> str:
+        return f"{self.way.name}: {self.system.name}"
+
+    @property
+    def opponents(self) -> list["Case"]:
+        return [case for case in CASES if case.way == self.way and case.system.name in self.system.against]
+
+    @property
+    def reference(self) -> "Case":
+        """Whose losses are the right ones."""
+        return next(case for case in CASES if case.way == self.way and case.system.name == DDP)
+
+
+def fits(way: Way, system: System) -> bool:
+    return not (
+        (system.needs_bf16 and way.dtype != "bfloat16")
+        or (system.updates_in_backward and (way.micro_steps > 1 or way.max_norm is not None))
+    )
+
+
+CASES = [Case(way, system) for way in WAYS for system in SYSTEMS if fits(way, system)]
+
+
+def with_their_opponents(chosen: list[Case]) -> list[Case]:
+    wanted = {each for case in chosen for each in (case, case.reference, *case.opponents)}
+    return [case for case in CASES if case in wanted]

@@ -1,0 +1,178 @@
+"""One GPT in plain torch, trained on CPU ranks by Ballast and by its peers: tokens a second, and memory of a rank.
+
+Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or MiB at a
+rank's peak beyond what importing torch costs; its ratio is how many times faster, or smaller, than the system it is compared
+with. All systems have to come to the same losses.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import plotting
+import suite
+from comparisons import CASES, Case, with_their_opponents
+from systems import DDP, LEGEND
+
+RANK = Path(__file__).with_name("rank.py")
+MEBIBYTE = 1 << 20
+
+# What systems round differently (gradients, parameters without a master) moves losses apart by less than this.
+TOLERANCES = {"bfloat16": 0.1, "float32": 0.002}
+
+
+class Run(NamedTuple):
+    """What a system took once."""
+
+    seconds: float  # of a step, on the slowest rank
+    resident_bytes: float  # at the peak, of the largest rank
+    beyond_torch_bytes: float  # the same, without what was resident once torch was imported
+    losses: list[float]  # of each step, the mean of all ranks
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def run_once(case: Case, directory: Path) -> Run:
+    ranks = case.way.ranks
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    environment = {**os.environ, **{name: str(value) for name, value in meeting.items()}, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=directory) as folder:
+        running = [
+            subprocess.Popen(
+                [sys.executable, RANK, case.system.name, case.way.name, folder],
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=(Path(folder) / f"rank{rank}.log").open("w"),
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        said = [rank.communicate()[0] for rank in running]
+        for number, rank in enumerate(running):
+            if rank.returncode != 0:
+                log = (Path(folder) / f"rank{number}.log").read_text()
+                raise SystemExit(f"peers-training: rank {number} of '{case.name}' failed:\n{log[-4000:]}")
+    return summary([json.loads(line) for line in said])
+
+
+def summary(ranks: list[dict]) -> Run:
+    return Run(
+        seconds=max(statistics.fmean(rank["seconds"]) for rank in ranks),
+        resident_bytes=max(rank["peak_bytes"] for rank in ranks),
+        beyond_torch_bytes=max(rank["peak_bytes"] - rank["imported_bytes"] for rank in ranks),
+        losses=[statistics.fmean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
+    )
+
+
+Runs = dict[Case, list[Run]]
+
+
+def records(case: Case, runs: Runs) -> list[dict]:
+    """Two lines for each system that it is compared with: of speed and of memory."""
+    lines = []
+    tokens = case.way.tokens
+    for other in case.opponents or [case]:
+        ours, theirs = runs[case], runs[other]
+        against = other.system.name if other != case else ""
+        sides = {
+            ("", "tok/s", lambda seconds: tokens / seconds): [[run.seconds for run in side] for side in (ours, theirs)],
+            (", memory", "MiB", lambda count: count / MEBIBYTE): [
+                [run.beyond_torch_bytes for run in side] for side in (ours, theirs)
+            ],
+        }
+        for (what, unit, value_of), (our, their) in sides.items():
+            fields = suite.comparison(our, their, value_of)
+            if not against:
+                fields["ratio"] = None
+            lines.append(
+                {"suite": "peers-training", "case": case.name + what, "unit": unit, "against": against, **fields}
+            )
+    return lines
+
+
+def apart(losses: list[float], others: list[float]) -> float:
+    return max(abs(loss - other) for loss, other in zip(losses, others, strict=True))
+
+
+def details(case: Case, runs: Runs) -> dict:
+    """For the table and the plot."""
+    ours, reference = runs[case], runs[case.reference]
+    median = lambda side, field: statistics.median(getattr(run, field) for run in side)
+    return {
+        "case": case.system.name,
+        "model": case.way.title,
+        "group": "Ballast" if case.system.is_ballast else "peers",
+        "machine": suite.machine_name(),
+        "tokens_per_second": case.way.tokens / median(ours, "seconds"),
+        "speed_ratio": statistics.median(them.seconds / us.seconds for us, them in zip(ours, reference, strict=True)),
+        "resident_bytes": median(ours, "resident_bytes"),
+        "plotted_bytes": median(ours, "beyond_torch_bytes"),
+        "memory_ratio": median(ours, "beyond_torch_bytes") / median(reference, "beyond_torch_bytes"),
+        "losses": ours[0].losses,
+        "losses_apart": max(apart(run.losses, reference[0].losses) for run in ours),
+        "tolerance": TOLERANCES[case.way.dtype],
+    }
+
+
+def table(rows: list[dict]) -> str:
+    text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; beyond what importing torch costs\n"
+    text += f"losses: of the last step, and how far a step's is from {DDP}'s at most\n"
+    for model in dict.fromkeys(row["model"] for row in rows):
+        text += f"\n{model}\n{'':<40}{'tok/s':>8}{'of DDP':>8}{'resident':>10}{'beyond':>8}{'of DDP':>8}"
+        text += f"{'loss':>9}{'apart':>8}\n"
+        for row in (row for row in rows if row["model"] == model):
+            text += f"{row['case']:<40}{row['tokens_per_second']:>8.0f}{row['speed_ratio']:>8.2f}"
+            text += f"{row['resident_bytes'] / MEBIBYTE:>10.0f}{row['plotted_bytes'] / MEBIBYTE:>8.0f}"
+            text += f"{row['memory_ratio']:>8.2f}{row['losses'][-1]:>9.4f}{row['losses_apart']:>8.4f}\n"
+    return text
+
+
+def strayed(rows: list[dict]) -> list[str]:
+    """Systems that have trained something else."""
+    return [
+        f"{row['case']}, {row['model']}: losses are {row['losses_apart']:.3f} apart, allowed are {row['tolerance']}"
+        for row in rows
+        if not row["losses_apart"] <= row["tolerance"]  # nor is it a number
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="peers-training", description=__doc__.split("\n")[0])
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the drive that keeps state (here)")
+    parser.add_argument("--rounds", type=int, default=3)
+    plotting.add_options(parser)
+    suite.add_choice(parser)
+    return suite.choose(parser, CASES, lambda case: case.name)
+
+
+def main() -> None:
+    options = arguments()
+    plotting.prepare(options)
+    cases = with_their_opponents(options.cases)
+    runs: Runs = {case: [] for case in cases}
+    for _ in range(options.rounds):
+        for case in cases:
+            runs[case].append(run_once(case, options.directory))
+    for case in cases:
+        for line in records(case, runs):
+            print(json.dumps(line), flush=True)
+    rows = [details(case, runs) for case in cases]
+    print(table(rows), file=sys.stderr)
+    plotting.keep(rows, options)
+    if problems := strayed(rows):
+        sys.exit("\n".join(["peers-training: not all systems have trained the same:", *problems]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What is compared, and with which options: those that each system's own documentation recommends on such machines."""
+
+from typing import Any, NamedTuple
+
+
+class System(NamedTuple):
+    name: str
+    trainer: str  # a class of trainers.py
+    options: dict[str, Any]
+    against: tuple[str, ...]  # names of others
+
+    @property
+    def is_ballast(self) -> bool:
+        return self.trainer == "Ballast"
+
+    @property
+    def needs_bf16(self) -> bool:
+        return "state_format" in self.options
+
+    @property
+    def updates_in_backward(self) -> bool:
+        return "update_in_backward" in self.options
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+DDP = "DDP"
+FSDP = "FSDP2"
+
+
+def deepspeed_name(stage: int, place: str = "") -> str:
+    return f"DeepSpeed ZeRO {stage}" + (f", state on the {place}" if place else "")
+
+
+def peer(name: str, trainer: str, **options: Any) -> System:
+    return System(name, trainer, options, () if name == DDP else (DDP,))
+
+
+def deepspeed(stage: int, place: str = "", **options: Any) -> System:
+    return peer(deepspeed_name(stage, place), "DeepSpeed", stage=stage, **options)
+
+
+def ballast(stage: int, *what: str, place: str = "", **options: Any) -> System:
+    """Beside DDP, and those that partition as much."""
+    name = ", ".join([f"Ballast stage {stage}", *([f"state on the {place}"] if place else []), *what])
+    against = (DDP, FSDP, deepspeed_name(stage, place)) if stage > 0 else (DDP,)
+    return System(name, "Ballast", {"stage": stage, **options}, against)
+
+
+IN_BACKWARD = "updated in backward"
+
+# "nvme:" is completed with the directory of the run.
+SYSTEMS = [
+    peer(DDP, "Ddp"),
+    peer("ZeroRedundancyOptimizer", "Zero"),
+    peer(FSDP, "Fsdp"),
+    deepspeed(1),
+    deepspeed(2),
+    deepspeed(3),
+    deepspeed(3, "host", offload="cpu"),
+    deepspeed(3, "drive", offload="nvme:"),
+    ballast(0),
+    ballast(1),
+    ballast(2),
+    ballast(3),
+    ballast(3, IN_BACKWARD, update_in_backward=True),
+    ballast(3, IN_BACKWARD, "bf16 state", update_in_backward=True, state_format="bf16"),
+    ballast(3, place="host", offload="host"),
+    ballast(3, place="drive", offload="nvme:"),
+    ballast(3, IN_BACKWARD, place="drive", update_in_backward=True, offload="nvme:"),
+    ballast(3, IN_BACKWARD, "bf16 state", place="drive", update_in_backward=True, offload="nvme:", state_format="bf16"),
+]
+
+LEGEND = """\
+All train the same model on the same text, from the same parameters, with AdamW; one core and OMP_NUM_THREADS=1 for each rank.
+DDP                      gradient_as_bucket_view=True; no_sync() while accumulating; AdamW(fused=True)
+ZeroRedundancyOptimizer  around DDP as above; parameters_as_bucket_view=True, AdamW(fused=True)
+FSDP2                    fully_shard() of each block, then of the model; gradients are reduced once a step; AdamW(fused=True)
+DeepSpeed                its CPU Adam with fp32 master; bf16; contiguous_gradients, overlap_comm; buckets as Transformers
+                         sets them; on the drive: pipelined reads and writes, aio of 1 MiB blocks, depth 32
+Ballast                  ballast.wrap(optimizer, model, stage=...); fp32 master and moments, but for "bf16 state"
+torch's AdamW keeps moments in bf16, and no master, where parameters are bf16.
+"""

@@ -1,0 +1,155 @@
+"""How each system is put around a plain model: each as its own documentation does it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+LEARNING_RATE = 3e-4
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+class Trainer:
+    """A training step of plain torch, in as many passes as gradients are accumulated over."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, passes: int, max_norm: float | None):
+        self.model, self.optimizer = model, optimizer
+        self.passes, self.max_norm = passes, max_norm
+
+    def train(self, batches: list[Any]) -> float:
+        """A step; the mean loss of this rank."""
+        losses = []
+        for number, batch in enumerate(batches):
+            with self.alone(is_last=number == self.passes - 1):
+                loss = self.model(*batch)
+                self.backward(loss)
+                losses.append(loss.item())
+        self.step()
+        return sum(losses) / len(losses)
+
+    def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Where ranks need not talk before the last pass."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss / self.passes).backward()
+
+    def step(self) -> None:
+        if self.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Ddp(Trainer):
+    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        super().__init__(model, self.optimizer_of(model), passes, max_norm)
+
+    @staticmethod
+    def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return adamw(model)
+
+    def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if is_last else self.model.no_sync()
+
+
+class Zero(Ddp):
+    @staticmethod
+    def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=LEARNING_RATE, fused=True
+        )
+
+
+class Fsdp(Trainer):
+    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        super().__init__(model, adamw(model), passes, max_norm)
+
+    def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
+        self.model.set_requires_gradient_sync(is_last)
+        return contextlib.nullcontext()
+
+
+class DeepSpeed(Trainer):
+    def __init__(
+        self, model: torch.nn.Module, passes: int, max_norm: float | None, stage: int, offload: str = ""
+    ):
+        import deepspeed
+
+        deepspeed.init_distributed("gloo", verbose=False)
+        config = deepspeed_config(model, passes, max_norm, stage)
+        if offload:
+            config["zero_optimization"]["offload_optimizer"] = offloaded_optimizer(offload)
+            config["aio"] = {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True}
+        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+        super().__init__(engine, engine.optimizer, passes, max_norm)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.model.backward(loss)
+        self.model.step()
+
+    def step(self) -> None:
+        """Done with the last pass."""
+
+
+def deepspeed_config(model: torch.nn.Module, passes: int, max_norm: float | None, stage: int) -> dict[str, Any]:
+    width = model.positions.weight.shape[1]
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": passes,
+        "gradient_clipping": max_norm or 0.0,
+        "bf16": {"enabled": model.positions.weight.dtype == torch.bfloat16},
+        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE, "weight_decay": 0.01}},
+        "zero_optimization": {
+            "stage": stage,
+            "contiguous_gradients": True,
+            "overlap_comm": True,
+            "reduce_bucket_size": width * width,
+            "stage3_prefetch_bucket_size": int(0.9 * width * width),
+            "stage3_param_persistence_threshold": 10 * width,
+        },
+        "steps_per_print": 1_000_000,
+    }
+
+
+def offloaded_optimizer(place: str) -> dict[str, Any]:
+    device, _, folder = place.partition(":")
+    if device == "cpu":
+        return {"device": "cpu", "pin_memory": False}
+    return {"device": "nvme", "nvme_path": folder, "pipeline_read": True, "pipeline_write": True, "buffer_count": 4}
+
+
+class Ballast(Trainer):
+    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None, **options: Any):
+        import ballast
+
+        dist.init_process_group("gloo")
+        plain = adamw(model)
+        optimizer = ballast.wrap(plain, model, max_grad_norm=max_norm, **options)
+        super().__init__(model, optimizer, passes, None)
+
+    def close(self) -> None:
+        self.optimizer.close()
+        super().close()
