@@ -88,6 +88,7 @@ class Engine {
   // committed as a whole. Parameters that are changed have to be changed on all ranks alike where they are kept whole.
   void look_at_state(const TileLook& look);
   void change_state(const TileLook& change);
+  void change_frozen(const ParameterSource& change);  // of what this rank keeps; called with the numbers as they are
   void continue_from(std::uint64_t steps) { steps_ = steps; }
   void read_memory(const ConstView& view, std::byte* into) const;  // of the training, also a GPU's, into the host's
   View whole_parameters(std::size_t unit);  // where they are kept gathered: all of the unit, as it is laid out

@@ -37,6 +37,14 @@ void Engine::change_state(const TileLook& change) {
   run_entry(true);
 }
 
+void Engine::change_frozen(const ParameterSource& change) {
+  finish();
+  for (const Home& home : program().homes) {
+    if (home.tile == none) fill_frozen(home, change);
+  }
+  run_entry(true);
+}
+
 void Engine::visit_state(const TileLook& visit, bool changes) {
   finish();
   std::optional<RecordMemory> records;
