@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import weakref
@@ -56,6 +57,8 @@ class Session:
         self._aside: State = {}  # of parameters that are frozen now
         self._process = os.getpid()
         self.holds = False  # gradients, until more come
+        self._at_exit = partial(close_alone, weakref.ref(self))
+        atexit.register(self._at_exit)
         self.last: _core.StepResult | None = None
         self.skipped = 0
         self._agree_on_parameters()
@@ -314,11 +317,19 @@ class Session:
         """Together with all ranks, which gather what is partitioned; or this one alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
+        atexit.unregister(self._at_exit)
         for hook in [*self._hooks.values(), *self._of_model]:
             hook.remove()
         self._hooks, self._of_model = {}, []
         if self._partition is not None:
             self._drop_partition(together)
+
+
+def close_alone(session: Callable[[], Session | None]) -> None:
+    """While Python is still whole: torch fails where it is used by destructors after that."""
+    live = session()
+    if live is not None:
+        live.close(together=False)
 
 
 def before_forward(session: Callable[[], Session | None]) -> Callable[..., None]:

@@ -1,5 +1,7 @@
 """Parameters that are partitioned too: the same bits as where they are kept whole."""
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -106,3 +108,19 @@ def test_a_rank_that_deletes_its_optimizer_alone_keeps_no_files_and_says_what_is
         assert before > 0
         assert after == 0
         assert "optimizer.close()" in said
+
+
+EXITS = """
+import atexit, torch, ballast
+model = torch.nn.Linear(4, 4)
+atexit.register(lambda: print(type(model.weight).__name__))  # after what is registered later
+optimizer = ballast.wrap(torch.optim.SGD(model.parameters()), model, stage=3)
+optimizer.memory()
+print(type(model.weight).__name__)
+"""
+
+
+def test_memory_is_given_back_before_python_ends(environment):
+    """Destructors that use torch after that were seen to crash."""
+    said = subprocess.run([sys.executable, "-c", EXITS], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["Ungathered", "Parameter"]
