@@ -8,8 +8,10 @@ True
 
 from ballast._core import version as __version__
 from ballast.connecting import Group, Store, connect
+from ballast.deferring import deferred
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.gathering import gather
+from ballast.loading import load
 from ballast.machine import this_machine
 from ballast.options import PlanOptions
 from ballast.planning import front, plan
@@ -29,9 +31,11 @@ __all__ = [
     "UsageError",
     "__version__",
     "connect",
+    "deferred",
     "front",
     "gather",
     "human_size",
+    "load",
     "parse_rate",
     "parse_size",
     "plan",

@@ -19,7 +19,7 @@ def fail(name: str, problem: _core.Problem) -> NoReturn:
     _core.fail(name=name, problem=problem, file=Path(caller.f_code.co_filename).name, line=caller.f_lineno)
 
 
-def refuse(what: str, *, where: str = "", needed: str = "", remedy: str = "") -> NoReturn:
+def refuse(what: str, *, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> NoReturn:
     """Raises B1001.
 
     >>> refuse("ranks=0 was asked for", needed="at least 1")
@@ -27,7 +27,8 @@ def refuse(what: str, *, where: str = "", needed: str = "", remedy: str = "") ->
     ballast.errors.UsageError: B1001 ranks=0 was asked for
     ...
     """
-    fail("bad_argument", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
+    problem = _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy)
+    fail("bad_argument", problem)
 
 
 def one_of(kind: str, word: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +27,20 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
         what = what.parameters()
     elif isinstance(what, torch.nn.Parameter):
         what = [what]
-    by_window: dict[int, list[torch.nn.Parameter]] = {}
-    windows = {}
-    for parameter in what:
+    wanted = list(what)
+    for window, _ in by_window(wanted):
+        window.begin()  # by which others may be partitioned too
+    with ExitStack() as stack:
+        for window, parameters in by_window(wanted):
+            stack.enter_context(window.gathered(parameters))
+        yield
+
+
+def by_window(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Any, list[torch.nn.Parameter]]]:
+    """Of those that are not simply there, what gathers them."""
+    found: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
+    for parameter in parameters:
         window = getattr(parameter, "ballast_window", None)
         if window is not None:
-            windows[id(window)] = window
-            by_window.setdefault(id(window), []).append(parameter)
-    with ExitStack() as stack:
-        for key, window in windows.items():
-            stack.enter_context(window.gathered(by_window[key]))
-        yield
+            found.setdefault(id(window), (window, []))[1].append(parameter)
+    return list(found.values())

@@ -36,7 +36,8 @@ def wrap(
     1.0
 
     Ranks are those of torch.distributed, or of `process_group`; without it, those that a launcher has started. Gradients
-    are averaged over them: the model needs no DistributedDataParallel.
+    are averaged over them: the model needs no DistributedDataParallel. Parameters of `model` may be without memory yet: see
+    `ballast.deferred()`.
 
     norm_group      ranks that have other parts of the same model: the norm of gradients is over theirs too
     replicated      parameters that all ranks of `norm_group` have alike: the norm counts each once

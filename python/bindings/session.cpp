@@ -1,7 +1,5 @@
 #include "python/bindings/session.h"
 
-#include <cstring>
-
 namespace ballast::python {
 namespace {
 
@@ -35,12 +33,11 @@ Session::Session(Model model, py::object group, py::object norm_group, std::vect
   training_.emplace(std::move(model), world, std::move(rules), with_group);
 }
 
-// `address` takes Python's lock itself.
-void Session::start(const AddressOf& address) {
+// `fill` takes Python's lock itself.
+void Session::start(const Fill& fill) {
   const py::gil_scoped_release released;
   training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
-    const auto* const from = reinterpret_cast<const std::byte*>(address(unit, tensor));
-    std::memcpy(to.data(), from + range.first * byte_size(to.dtype()), to.bytes());
+    fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
   });
 }
 
@@ -189,20 +186,20 @@ void Session::write_moments(const MomentAddress& address) {
   });
 }
 
-void Session::write_parameters(const AddressOf& address) {
+void Session::write_parameters(const Fill& fill) {
   const py::gil_scoped_release released;
   const auto backend = kernels::cpu_backend({.threads = 1});
   training_->engine().change_state([&](const OwnTile& tile) {
     const std::size_t width = byte_size(tile.memory.parameter_dtype);
     bool is_new = false;
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
-      const std::uintptr_t from = address(tile.unit, tensor);
-      if (from == 0) return;
-      const auto* const values = reinterpret_cast<const std::byte*>(from) + range.first * width;
-      std::memcpy(tile.memory.parameter + in_tile * width, values, range.count * width);
-      is_new = true;
+      std::byte* const into = tile.memory.parameter + in_tile * width;
+      is_new |= fill(tile.unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
     });
     if (is_new) kernels::begin_master(tile.memory, *backend);
+  });
+  training_->engine().change_frozen([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
   });
 }
 

@@ -54,8 +54,9 @@ struct StepAsked {
 
 class Session {
  public:
-  // The address of a tensor's first parameters on the host, in the unit's format.
-  using AddressOf = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor)>;
+  // Writes a range of a tensor's parameters into host memory, in the unit's format; false: they stay as they are.
+  using Fill = std::function<bool(std::size_t unit, std::size_t tensor, std::size_t first, std::size_t count,
+                                  std::uintptr_t into)>;
   // That of a moment of all of a tensor, in fp32; 0: it stays as it is.
   using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
   using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
@@ -64,7 +65,8 @@ class Session {
   Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
           const SessionOptions& options);
 
-  void start(const AddressOf& address);
+  bool found() const { return training_->found(); }  // a run to go on with: start() asks for frozen parameters only
+  void start(const Fill& fill);
   std::uint64_t steps() const { return training_->steps(); }
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;
   Memory whole_parameters(std::size_t unit);
@@ -82,8 +84,8 @@ class Session {
   Parts parts(std::size_t unit, std::size_t tensor) const;
   void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
-  void take_whole_parameters();                     // into the state, after their owner has written to them
-  void write_parameters(const AddressOf& address);  // of all of a tensor; 0: it stays as it is
+  void take_whole_parameters();  // into the state, after their owner has written to them
+  void write_parameters(const Fill& fill);
   void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
 
   std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;

@@ -105,7 +105,8 @@ void bind_session(py::class_<Session>& training) {
   training
       .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
-      .def("start", &Session::start, py::arg("address_of"))
+      .def_property_readonly("found", &Session::found)
+      .def("start", &Session::start, py::arg("fill"))
       .def_property_readonly("steps", &Session::steps)
       .def("tensor_begins", &Session::tensor_begins, py::arg("unit"))
       .def("whole_parameters", memory_of<&Session::whole_parameters>, py::arg("unit"))
@@ -123,7 +124,7 @@ void bind_state(py::class_<Session>& training) {
            py::arg("into"))
       .def("write_moments", &Session::write_moments, py::arg("address_of"))
       .def("take_whole_parameters", &Session::take_whole_parameters)
-      .def("write_parameters", &Session::write_parameters, py::arg("address_of"))
+      .def("write_parameters", &Session::write_parameters, py::arg("fill"))
       .def("continue_from", &Session::continue_from, py::arg("steps"))
       .def("ledger", &Session::ledger, py::arg("own_state"))
       .def("chrome_trace", &Session::chrome_trace);

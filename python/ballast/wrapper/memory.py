@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 
 from ballast import _core
 from ballast.wrapper.units import Member, UnitOfMembers
+
+
+def return_freed_memory() -> None:
+    """To the system, where the C library can: what it keeps of large tensors that are gone adds up to a model else."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class _OnGpu:
@@ -21,6 +29,16 @@ class _OnGpu:
             "data": (memory.address + begin, False),
             "version": 2,
         }
+
+
+def bytes_at(address: int, count: int) -> memoryview:
+    """Of host memory, which the caller knows to live long enough."""
+    return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
+
+
+def tensor_at(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """The same, one-dimensional, of so many elements: not none."""
+    return torch.frombuffer(bytes_at(address, count * dtype.itemsize), dtype=dtype)
 
 
 def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: int | None = None) -> torch.Tensor:

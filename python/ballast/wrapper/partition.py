@@ -18,6 +18,7 @@ from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
+from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin
 
 
 class Residence(Protocol):
@@ -70,7 +71,7 @@ class Partition:
             rules=numbers().rules,
             options=options,
         )
-        self._core.start(self._address_of)
+        self._start()
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -85,10 +86,21 @@ class Partition:
         self._norms: list[list[float]] | None = None
         self._passes: int | None = None  # of all ranks, once they have agreed
 
-    def _address_of(self, unit: int, tensor: int) -> int:
-        parameter = self._units[unit].members[tensor].parameter
-        self._source = parameter.detach().to("cpu").contiguous()  # lives until the next one is asked for
-        return int(self._source.data_ptr())
+    def _start(self) -> None:
+        members = [member for unit in self._units for member in unit.members]
+        for member in members:
+            is_kept = self._core.found and member.group is not None
+            if not is_kept and lacks_numbers(member.parameter):
+                refuse_to_begin(member.name)
+        numbers = FirstNumbers()
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            numbers.read(self._units[unit].members[tensor].parameter, first, count, into)
+            return True
+
+        self._core.start(fill)
+        for member in members:
+            end_waiting(member.parameter)
 
     def begin_call(self) -> None:
         """The model is being called, and the residence has not seen it begin."""

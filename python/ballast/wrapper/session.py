@@ -24,6 +24,7 @@ from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
 from ballast.wrapper.units import Member, UnitOfMembers, names_of, require_known, units_of
 from ballast.wrapper.updates import State, Updates, is_count
+from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest, waits
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
 
@@ -61,11 +62,13 @@ class Session:
         atexit.register(self._at_exit)
         self.last: _core.StepResult | None = None
         self.skipped = 0
+        trained = (parameter for _, parameter in self._parameters())
+        without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
         self._agree_on_parameters()
         self.watch()
         if model is not None:
             self._of_model.append(quiet_data_parallel(model))
-        if options.stage == 3:  # parameters are partitioned before they are used
+        if options.stage == 3 or without_memory:  # parameters are partitioned before they are used
             self._of_model.append(self.model.register_forward_pre_hook(before_forward(weakref.ref(self))))
 
     @property
@@ -94,6 +97,8 @@ class Session:
             return
         with torch.no_grad():
             for _, parameter in self._parameters():
+                if waits(parameter):
+                    continue
                 values = parameter.detach().to("cpu", copy=True).contiguous()
                 self.group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=0)
                 parameter.copy_(values)
@@ -171,6 +176,8 @@ class Session:
             for number, parameter in trained
         ]
         units, reside = self._units_and_residence(members)
+        if self._model is not None:
+            make_the_rest(self.model, (member.parameter for unit in units for member in unit.members))
         partition = Partition(units, self._ranks, self.numbers, self._options_for(trained), reside)
         if steps > 0:
             partition.continue_from(steps)

@@ -60,3 +60,8 @@ def _flat(*values: Any) -> list[Any]:
         for each in value:
             flat += each if isinstance(each, (list, tuple)) else [each]
     return flat
+
+
+def nothing_like(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """With the shape, and one number's memory."""
+    return torch.full((1,), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)

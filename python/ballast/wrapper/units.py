@@ -9,6 +9,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.wrapper.ungathered import Ungathered
 
 # Large enough that what a unit costs in itself does not count, small enough that the first is reduced early in backward.
 UNIT_ELEMENTS = 8 << 20
@@ -109,7 +110,7 @@ def require_known(parameter: torch.Tensor, name: str) -> None:
         problem = f"its layout is {parameter.layout}"
     elif parameter.device.type not in ("cpu", "cuda"):
         problem = f"it is on the device {parameter.device}"
-    elif type(parameter) not in (torch.nn.Parameter, torch.Tensor):
+    elif type(parameter) not in (torch.nn.Parameter, torch.Tensor, Ungathered):
         problem = f"it is a {type(parameter).__name__}"
     if problem:
         fail(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.wrapper.memory import views_in
-from ballast.wrapper.ungathered import Ungathered
+from ballast.wrapper.memory import tensor_at, views_in
+from ballast.wrapper.stored import Stored
+from ballast.wrapper.ungathered import Ungathered, nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.whole import require_same_kind
 
@@ -33,9 +34,7 @@ class Window:
     """The unit whose parameters are in memory. Modules open it before they run; what autograd saves for backward of a
     parameter is found again by opening it."""
 
-    def __init__(
-        self, model: torch.nn.Module, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]
-    ):
+    def __init__(self, model: torch.nn.Module, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
         self._core = core
         self._group = group
         self._units = units
@@ -88,8 +87,7 @@ class Window:
     @staticmethod
     def _put_away(member: Member) -> None:
         parameter = member.parameter
-        nothing = torch.full((1,), float("nan"), dtype=parameter.dtype, device=parameter.device)
-        parameter.data = nothing.expand(parameter.shape)
+        parameter.data = nothing_like(parameter, parameter.device)
         parameter.__class__ = Ungathered
 
     def gather(self, parameter: torch.nn.Parameter) -> None:
@@ -164,6 +162,9 @@ class Window:
 
     # --- Looking at parameters, and changing them ---
 
+    def begin(self) -> None:
+        """Numbers are there."""
+
     @contextmanager
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """All ranks do this together."""
@@ -202,11 +203,32 @@ class Window:
             require_same_kind(member, versions[member][0])
             kept[member.unit, member.tensor] = member.parameter.detach().to("cpu").contiguous()
 
-        def address_of(unit: int, tensor: int) -> int:
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             values = kept.get((unit, tensor))
-            return 0 if values is None else values.data_ptr()
+            if values is not None:
+                tensor_at(into, count, values.dtype).copy_(values.view(-1)[first : first + count])
+            return values is not None
 
-        self._core.write_parameters(address_of)
+        self._core.write_parameters(fill)
+
+    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+        """From files into what each rank keeps. All ranks do this together."""
+        self.make_room()
+        stored = {}
+        for parameter, each in values.items():
+            member = self._places[id(parameter)]
+            if member.unit in self._whole:
+                parameter.detach().copy_(each.read_whole())
+            else:
+                stored[member.unit, member.tensor] = each
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            found = stored.get((unit, tensor))
+            if found is not None:
+                found.read(first, count, into)
+            return found is not None
+
+        self._core.write_parameters(fill)
 
     # --- As a residence ---
 

@@ -133,21 +133,23 @@ def towers(rank: int, checkpointing: str, ways: list[dict[str, Any]]) -> list[Tr
     return trained
 
 
-def changes_while_gathered(rank: int) -> tuple[float, list[float]]:
-    """With parameters written to in stage 3, and in the same way in stage 2."""
-    losses, seen = [], 0.0
+def changes_while_gathered(rank: int) -> tuple[list[float], list[float]]:
+    """With parameters written to in stage 3, and in the same way in stage 2. Those of a block are frozen."""
+    losses, seen = [], [0.0]
     for stage in (2, 3):
         loop = loop_of(rank, make_model=Tower, steps=2)
         run = loop.run(stage=stage)
         with ballast.gather(run.model), torch.no_grad():
             run.model.blocks[3].down.weight.fill_(3.0)
+            run.model.blocks[1].down.weight.fill_(0.5)
         longer = loop_of(rank, steps=4)
         losses.append(longer.train(run.model, run.optimizer, 2).losses)
         run = loop.run(stage=stage)
         with ballast.gather(run.model), torch.no_grad():
             run.model.blocks[3].down.weight.fill_(3.0)
-        with ballast.gather(run.model.blocks[3]):
-            seen = float(run.model.blocks[3].down.weight.mean())
+            run.model.blocks[1].down.weight.fill_(0.5)
+        with ballast.gather(run.model.blocks):
+            seen = [float(run.model.blocks[block].down.weight.mean()) for block in (1, 3)]
     return seen, losses
 
 

@@ -129,18 +129,18 @@ class Block(torch.nn.Module):
 class Tower(torch.nn.Module):
     """Blocks, one of them used twice; a parameter of the model itself, tied ones, frozen ones, and one that nobody uses."""
 
-    def __init__(self, checkpointing: str = "none"):
+    def __init__(self, checkpointing: str = "none", width: int = 16):
         super().__init__()
         torch.manual_seed(0)
         self.checkpointing = checkpointing
-        self.first = torch.nn.Linear(20, 16)
-        self.position = torch.nn.Parameter(torch.randn(16) * 0.1)
-        self.blocks = torch.nn.ModuleList([Block(16) for _ in range(4)])
+        self.first = torch.nn.Linear(20, width)
+        self.position = torch.nn.Parameter(torch.randn(width) * 0.1)
+        self.blocks = torch.nn.ModuleList([Block(width) for _ in range(4)])
         self.blocks[1].requires_grad_(False)
         self.blocks[2].up.bias.requires_grad_(False)
         self.unused = torch.nn.Linear(3, 3)
-        self.last = torch.nn.Linear(16, 20, bias=False)
-        self.head = torch.nn.Linear(20, 16)
+        self.last = torch.nn.Linear(width, 20, bias=False)
+        self.head = torch.nn.Linear(20, width)
         self.head.weight = self.first.weight
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,280 @@
+"""Tensors that are made later: what torch does to them is remembered, and done when their numbers are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ballast.checks import refuse
+from ballast.wrapper.memory import return_freed_memory
+
+# Elements. Tensors of so few are made at once: constructors look at such, and nothing is gained by waiting.
+SMALL = 1024
+
+_NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A deferred tensor, as an operation saw it."""
+
+    storage: torch.UntypedStorage
+    writes: int  # into the storage, until then
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def in_storage(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        nothing = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return nothing.set_(storage, self.offset, self.size, self.stride)
+
+
+@dataclass(eq=False)
+class Kept:
+    """A tensor with numbers that an operation was given, as it was then."""
+
+    numbers: torch.Tensor
+
+
+# Storages, and how many of their writes are done, by address of the deferred one. Operations look at them as they are,
+# where that is how they have seen them; else they make what they have seen once more.
+BeingMade = Mapping[int, tuple[torch.UntypedStorage, int]]
+
+
+@dataclass(eq=False)
+class Operation:
+    """To be done later, on real memory."""
+
+    function: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    device: torch.device
+    generator_state: torch.Tensor | None = None
+
+    def run(self, being_made: BeingMade) -> Any:
+        def numbers(leaf: Any) -> Any:
+            if isinstance(leaf, Kept):
+                return leaf.numbers
+            return leaf.in_storage(_made(leaf, being_made)) if isinstance(leaf, Seen) else leaf
+
+        args, kwargs = tree_map(numbers, self.args), tree_map(numbers, self.kwargs)
+        if self.generator_state is None:
+            return self.function(*args, **kwargs)
+        generator = generator_of(self.kwargs, self.device)
+        now = generator.get_state()
+        try:
+            generator.set_state(self.generator_state)
+            return self.function(*args, **kwargs)
+        finally:
+            generator.set_state(now)
+
+
+@dataclass(eq=False)
+class History:
+    """How a storage comes about. Its deferred storage keeps it, so it is gone with the last tensor that needs it."""
+
+    made_by: Operation
+    output: int  # of the operation's
+    writes: list[Operation] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are going to be."""
+        return self.made_by.device
+
+
+def history_of(tensor: torch.Tensor) -> History | None:
+    """None: it was not made while a Recorder was there."""
+    if tensor.layout != torch.strided:
+        return None
+    found: History | None = getattr(tensor.untyped_storage(), "ballast_history", None)
+    return found
+
+
+def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a deferred tensor: made now, and in memory as long as the result is. The bits are those of a tensor that was made
+    at once."""
+    with torch.no_grad():
+        seen = _seen(tensor)
+        return seen.in_storage(_made(seen, {}))
+
+
+def generator_of(kwargs: dict[str, Any], device: torch.device) -> torch.Generator:
+    given: torch.Generator | None = kwargs.get("generator")
+    if given is not None:
+        return given
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        of_gpu: torch.Generator = torch.cuda.default_generators[index]
+        return of_gpu
+    return torch.default_generator
+
+
+def numbers_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What deferred tensors are made from, beside the operations: states of generators, and tensors with numbers."""
+    found: list[torch.Tensor] = []
+    visited: set[int] = set()
+
+    def visit(storage: torch.UntypedStorage) -> None:
+        history: History | None = getattr(storage, "ballast_history", None)
+        if history is None or id(history) in visited:
+            return
+        visited.add(id(history))
+        for operation in (history.made_by, *history.writes):
+            if id(operation) in visited:
+                continue
+            visited.add(id(operation))
+            if operation.generator_state is not None:
+                found.append(operation.generator_state)
+            for leaf in tree_leaves((operation.args, operation.kwargs)):
+                if isinstance(leaf, Kept):
+                    found.append(leaf.numbers)
+                elif isinstance(leaf, Seen):
+                    visit(leaf.storage)
+
+    for tensor in tensors:
+        visit(tensor.untyped_storage())
+    return found
+
+
+class Recorder(TorchDispatchMode):
+    """While it is there, torch makes large tensors without memory. Random numbers are drawn all the same, and dropped, so that
+    generators go on as if nothing were deferred."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = _tensors_in((args, kwargs))
+        histories = [history for history in map(history_of, given) if history is not None]
+        if not histories:
+            return _made_now_or_later(func, args, kwargs) if not given else func(*args, **kwargs)
+        writes_to_real = any(history_of(tensor) is None for tensor in _written(func, args, kwargs))
+        if writes_to_real or _NEEDS_NUMBERS & set(func.tags):
+            return func(*tree_map(_real, tuple(args)), **tree_map(_real, kwargs))
+        return _record(func, args, kwargs, kwargs.get("device") or histories[0].device)
+
+
+class Pretender(TorchFunctionMode):
+    """Deferred tensors say that they are where they are going to be: constructors leave those on the meta device alone."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _PRETENDED:
+            history = history_of(args[0])
+            if history is not None:
+                return _PRETENDED[func](history.device)
+        return func(*args, **(kwargs or {}))
+
+
+_PRETENDED: dict[Any, Callable[[torch.device], Any]] = {
+    torch.Tensor.device.__get__: lambda device: device,
+    torch.Tensor.is_meta.__get__: lambda device: False,
+    torch.Tensor.is_cpu.__get__: lambda device: device.type == "cpu",
+    torch.Tensor.is_cuda.__get__: lambda device: device.type == "cuda",
+}
+
+
+def _made_now_or_later(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    device = kwargs.get("device")
+    if device is None:
+        return func(*args, **kwargs)
+    if device == _META:  # torch itself asks for it where it writes a number to a deferred tensor
+        cpu = torch.device("cpu")
+        return _record(func, args, {**kwargs, "device": cpu}, cpu)
+    shape = func(*args, **_on_meta(kwargs))
+    if shape.numel() <= SMALL:
+        return func(*args, **kwargs)
+    return _record(func, args, kwargs, device)
+
+
+def _record(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
+    operation = Operation(func, tree_map(_remembered, tuple(args)), tree_map(_remembered, kwargs), device)
+    written = list(_written(func, args, kwargs))
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        operation.generator_state = generator_of(kwargs, device).get_state()
+        _draw(operation, written)
+    result = func(*tree_map(_without_numbers, tuple(args)), **tree_map(_without_numbers, _on_meta(kwargs)))
+    for tensor in written:
+        tensor.untyped_storage().ballast_history.writes.append(operation)
+    for number, output in enumerate(_tensors_in(result)):
+        if history_of(output) is None:
+            output.untyped_storage().ballast_history = History(operation, number)
+    return result
+
+
+def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
+    """Random numbers into memory that is dropped at once."""
+    into = {}
+    for seen in map(_seen, written):
+        memory = torch.zeros(seen.storage.nbytes(), dtype=torch.uint8, device=operation.device)
+        into[seen.storage._cdata] = (memory.untyped_storage(), seen.writes)
+        del memory
+    state, operation.generator_state = operation.generator_state, None  # the generator goes on
+    operation.run(into)
+    operation.generator_state = state
+    into.clear()
+    return_freed_memory()
+
+
+def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
+    """As it was when it was seen."""
+    address = seen.storage._cdata
+    made, writes = being_made.get(address, (None, 0))
+    if made is not None and writes == seen.writes:
+        return made
+    history: History | None = getattr(seen.storage, "ballast_history", None)
+    if history is None:
+        refuse("numbers were asked for that a tensor on the meta device has not", needed="ballast.deferred()")
+    made = _tensors_in(history.made_by.run(being_made))[history.output].untyped_storage()
+    for number, write in enumerate(history.writes[: seen.writes]):
+        write.run({**being_made, address: (made, number)})
+    return made
+
+
+def _seen(tensor: torch.Tensor) -> Seen:
+    storage, history = tensor.untyped_storage(), history_of(tensor)
+    writes = 0 if history is None else len(history.writes)
+    return Seen(storage, writes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def _tensors_in(what: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(what) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from _tensors_in(value)
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "device": _META} if kwargs.get("device") is not None else kwargs
+
+
+def _remembered(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return _seen(leaf) if _is_on_meta(leaf) else Kept(leaf.detach().clone())
+
+
+def _without_numbers(leaf: Any) -> Any:
+    return leaf.to(_META) if isinstance(leaf, torch.Tensor) and not _is_on_meta(leaf) else leaf
+
+
+def _is_on_meta(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and bool(tensor.untyped_storage().device == _META)
+
+
+def _real(leaf: Any) -> Any:
+    return numbers_of(leaf) if isinstance(leaf, torch.Tensor) and history_of(leaf) is not None else leaf

@@ -1,0 +1,110 @@
+"""What is in files becomes a model's parameters and buffers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, refuse
+from ballast.gathering import by_window
+from ballast.wrapper.stored import Files, Stored, tensors_in
+from ballast.wrapper.waiting import device_of
+
+
+def restore(model: torch.nn.Module, files: Files) -> None:
+    stored = tensors_in(files)
+    names = dict(names_of(model))
+    require_known(stored, [*names, *(name for name, _ in model.named_buffers())])
+    found = match(names, stored)
+    for tensor, each, name in found:
+        require_same(tensor, each, name)
+    parameters = {tensor: each for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
+    windows = by_window(parameters)
+    for window, gathered in windows:
+        window.write({parameter: parameters.pop(parameter) for parameter in gathered})
+    with torch.no_grad():
+        for parameter, each in parameters.items():
+            if parameter.is_meta:
+                parameter.ballast_origin = each
+            else:
+                parameter.copy_(each.read_whole())
+        restore_buffers(model, {id(tensor): each for tensor, each, _ in found})
+
+
+def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of all that has to be in files. What several modules share has several names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def require_known(stored: Iterable[str], known: list[str]) -> None:
+    unknown = sorted(set(stored) - set(known))
+    if unknown:
+        refuse(
+            f"{len(unknown)} tensors of the files are not the model's, such as {unknown[0]}",
+            needed="the names of the model's parameters and buffers",
+            remedy=nearest(unknown[0], known),
+        )
+
+
+def match(names: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]) -> list[tuple[torch.Tensor, Stored, str]]:
+    """For each tensor of the model the first of its names that is in the files."""
+    found: dict[int, tuple[torch.Tensor, Stored, str]] = {}
+    for name, tensor in names.items():
+        if name in stored and id(tensor) not in found:
+            found[id(tensor)] = (tensor, stored[name], name)
+    missing = [name for name, tensor in names.items() if id(tensor) not in found]
+    if missing:
+        refuse(
+            f"{len(missing)} of the model's tensors are not in the files, such as {missing[0]}",
+            needed="all parameters, and all buffers that a state_dict() has",
+            remedy=nearest(missing[0], stored),
+        )
+    return list(found.values())
+
+
+def nearest(name: str, others: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, others, n=3, cutoff=0.5)
+    return f"The nearest there are: {', '.join(near)}." if near else "No other name is near to it."
+
+
+def require_same(tensor: torch.Tensor, stored: Stored, name: str) -> None:
+    where = f"{name} in {stored.file.path}"
+    if tuple(tensor.shape) != stored.shape:
+        refuse(
+            "a tensor has another shape in the files than in the model",
+            where=where,
+            needed=str(tuple(tensor.shape)),
+            available=str(stored.shape),
+        )
+    if tensor.dtype != stored.dtype:
+        fail(
+            "wrong_dtype",
+            _core.Problem(
+                what="a tensor has another format in the files than in the model",
+                where=where,
+                needed=str(tensor.dtype),
+                available=str(stored.dtype),
+                remedy=f"Construct the model in {stored.dtype}, or convert the files.",
+            ),
+        )
+
+
+def restore_buffers(model: torch.nn.Module, stored: Mapping[int, Stored]) -> None:
+    made: dict[int, torch.Tensor] = {}  # by id of the one on the meta device, which several modules may share
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or id(buffer) not in stored:
+                continue
+            if not buffer.is_meta:
+                buffer.copy_(stored[id(buffer)].read_whole())
+                continue
+            if id(buffer) not in made:
+                made[id(buffer)] = stored[id(buffer)].read_whole().to(device_of(buffer))
+            module._buffers[name] = made[id(buffer)]

@@ -1,0 +1,179 @@
+"""Parameters whose numbers are made or read when training begins, piece by piece, where each piece is going to be."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, refuse
+from ballast.connecting import Group
+from ballast.wrapper.memory import return_freed_memory, tensor_at
+from ballast.wrapper.recording import history_of, numbers_from_outside, numbers_of
+from ballast.wrapper.stored import Stored
+from ballast.wrapper.ungathered import Ungathered, nothing_like
+
+if TYPE_CHECKING:
+    from ballast.wrapper.session import Session
+
+
+class Waiting:
+    """Stands where a window will be, until training begins."""
+
+    def __init__(self, session: weakref.ref[Session]):
+        self._session = session
+
+    def session(self) -> Session:
+        session = self._session()
+        if session is None:
+            refuse("a parameter was used that has no numbers yet, and its optimizer is gone")
+        return session
+
+    def gather(self, parameter: torch.nn.Parameter) -> None:
+        fail(
+            "out_of_order",
+            _core.Problem(
+                what="a parameter was used that has no numbers yet",
+                where=f"parameter {self.session().names()[id(parameter)]}",
+                needed="a call of the model, or with ballast.gather(model): ...",
+            ),
+        )
+
+    def begin(self) -> None:
+        """Numbers are made, or read, and partitioned with all others. All ranks do this together."""
+        self.session().partition()
+
+    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+        for parameter, stored in values.items():
+            parameter.ballast_origin = stored
+
+
+def begin_waiting(
+    model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: Waiting
+) -> bool:
+    """Whether there is a parameter without memory. All ranks do this together."""
+    of_model = [] if model is None else [*model.parameters()]
+    deferred = {id(parameter): parameter for parameter in (*of_model, *trained) if parameter.is_meta}
+    if not deferred:
+        return False
+    if model is None:
+        refuse("parameters on the meta device were wrapped without a model", needed="ballast.wrap(optimizer, model)")
+    if group.size > 1:
+        agree_on_origins(group, [*deferred.values(), *(each for each in model.buffers() if each.is_meta)])
+    make_buffers(model)
+    for parameter in deferred.values():
+        let_wait(parameter, waiting)
+    return True
+
+
+def waits(parameter: torch.Tensor) -> bool:
+    return isinstance(getattr(parameter, "ballast_window", None), Waiting)
+
+
+def lacks_numbers(parameter: torch.Tensor) -> bool:
+    return waits(parameter) and not hasattr(parameter, "ballast_origin")
+
+
+def refuse_to_begin(name: str) -> NoReturn:
+    fail(
+        "out_of_order",
+        _core.Problem(
+            what="training was to begin with a parameter or a buffer on the meta device, which has no numbers",
+            where=name,
+            needed="ballast.load(model, files), or the model constructed in ballast.deferred()",
+        ),
+    )
+
+
+def let_wait(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
+    """It leaves the meta device, with its shape and without memory. It stays the same object."""
+    origin = parameter.data
+    stand_in = torch.nn.Parameter(nothing_like(parameter, device_of(parameter)), parameter.requires_grad)
+    torch._C._swap_tensor_impl(parameter, stand_in)  # not swap_tensors: torch's RNNs have weak references to parameters
+    parameter.ballast_window = waiting
+    if history_of(origin) is not None and not hasattr(parameter, "ballast_origin"):
+        parameter.ballast_origin = origin
+    parameter.__class__ = Ungathered
+
+
+def end_waiting(parameter: torch.nn.Parameter) -> None:
+    """Its numbers are where they belong."""
+    if waits(parameter):
+        parameter.__class__ = torch.nn.Parameter
+        del parameter.ballast_window
+        parameter.__dict__.pop("ballast_origin", None)
+
+
+def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
+    """In torch's memory: parameters that are not trained, where those are kept whole. Buffers have to be there."""
+    others = {id(parameter) for parameter in partitioned}
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            refuse_to_begin(name)
+    for name, parameter in model.named_parameters():
+        if id(parameter) in others or not waits(parameter):
+            continue
+        if lacks_numbers(parameter):
+            refuse_to_begin(name)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
+        FirstNumbers().read(parameter, 0, whole.numel(), whole.data_ptr())
+        end_waiting(parameter)
+        parameter.data = whole.to(parameter.device)
+
+
+def device_of(deferred: torch.Tensor) -> torch.device:
+    """Where its numbers are going to be: if nobody has said it, on the GPU that there is."""
+    history = history_of(deferred)
+    if history is not None:
+        return history.device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def agree_on_origins(group: Group, tensors: Iterable[torch.Tensor]) -> None:
+    """All ranks make rank 0's numbers, together."""
+    outside = numbers_from_outside(list(tensors))
+    flat = [each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in outside]
+    everything = torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
+    bytes_of_ranks = group.all_reduce([len(everything) * (rank == group.rank) for rank in range(group.size)])
+    if len(set(bytes_of_ranks)) > 1:
+        refuse(
+            "ranks have constructed a model in different ways",
+            where=f"rank {group.rank}",
+            needed="the same numbers in the same order, such as torch.manual_seed() with one seed on all ranks",
+        )
+    group._core.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
+    for mine, agreed in zip(outside, everything.split([len(each) for each in flat])):
+        mine.copy_(agreed.clone().view(mine.dtype).view(mine.shape))
+
+
+def make_buffers(model: torch.nn.Module) -> None:
+    """They are not partitioned: each rank has them whole."""
+    made: dict[int, torch.Tensor] = {}  # by id of the deferred one, which several modules may share
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and history_of(buffer) is not None:
+                module._buffers[name] = made.setdefault(id(buffer), numbers_of(buffer))
+
+
+class FirstNumbers:
+    """Of parameters, piece by piece. Those that have to be made are made one at a time, and last until the next one."""
+
+    def __init__(self) -> None:
+        self._parameter: torch.Tensor | None = None
+        self._numbers = torch.empty(0)
+
+    def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
+        """Elements, to this address in host memory."""
+        origin: Stored | torch.Tensor = getattr(parameter, "ballast_origin", parameter)  # if a tensor: a deferred one
+        if isinstance(origin, Stored):
+            origin.read(first, count, into)
+            return
+        if self._parameter is not parameter:
+            self._numbers = torch.empty(0)  # the last one goes before the next one comes
+            return_freed_memory()
+            self._numbers = (numbers_of(origin) if history_of(origin) else origin.detach()).reshape(-1)
+            self._parameter = parameter
+        tensor_at(into, count, parameter.dtype).copy_(self._numbers[first : first + count])

@@ -1,0 +1,71 @@
+"""Models for tests of how they come about."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Positions(nn.Module):
+    """Buffers that are computed, of which checkpoints have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.zeros(200, 64)
+        place = torch.arange(200).float()[:, None]
+        pace = torch.exp(torch.arange(0, 64, 2) * -0.1)
+        table[:, 0::2] = torch.sin(place * pace)
+        table[:, 1::2] = torch.cos(place * pace)
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("mask", torch.tril(torch.ones(64, 64)).view(1, 1, 64, 64))
+
+
+class Zoo(nn.Module):
+    """Every way of initialising that we know models to use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = Positions()
+        self.own = nn.Parameter(torch.randn(50, 50) * 0.02)
+        self.small = nn.Linear(4, 4)
+        self.orthogonal = nn.Linear(60, 60)
+        nn.init.orthogonal_(self.orthogonal.weight)
+        self.truncated = nn.Linear(60, 60)
+        nn.init.trunc_normal_(self.truncated.weight, std=1.5)  # draws again what lies outside
+        self.sparse = nn.Linear(60, 60)
+        nn.init.sparse_(self.sparse.weight, 0.3)
+        self.embedding = nn.Embedding(100, 30, padding_idx=3)
+        self.recurrent = nn.LSTM(50, 40)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128), 2)  # copies its layer
+        self.convolution = nn.Conv2d(20, 30, 3)
+        self.half = nn.Linear(60, 60).to(torch.bfloat16)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(60, 60))
+        self.tied = nn.Linear(60, 60)
+        self.tied.weight = self.orthogonal.weight
+        with torch.no_grad():
+            self.convolution.weight.mul_(2).add_(self.convolution.weight.flip(0))
+        for name, parameter in self.named_parameters():
+            if name.endswith("out_proj.weight"):
+                nn.init.normal_(parameter, std=0.02 / 8**0.5)
+        self.chances = torch.linspace(0, 1, 5).tolist()
+
+
+class Tall(nn.Module):
+    """Of linear layers, most of the numbers in blocks that are gathered one by one."""
+
+    def __init__(self, width: int = 48, blocks: int = 4):
+        super().__init__()
+        self.first = nn.Linear(20, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.blocks = nn.Sequential(*(nn.Linear(width, width) for _ in range(blocks)))
+        self.last = nn.Linear(width, 5)
+        self.apply(self.initialise)
+
+    def initialise(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.1)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.blocks(self.norm(self.first(batch))))
+        return result

@@ -1,0 +1,79 @@
+"""What ranks do in the tests of models without memory: functions that other processes can find by name."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+from pathlib import Path
+
+import torch
+from python.wrap.constructed import Tall
+
+import ballast
+
+
+def constructs_with_its_own_seed(rank: int) -> list[list[torch.Tensor]]:
+    """What is made of it, in two stages."""
+    made = []
+    for stage in (2, 3):
+        torch.manual_seed(rank)
+        with ballast.deferred():
+            model = Tall()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+        with ballast.gather(model):
+            made.append([parameter.detach().clone() for parameter in model.parameters()])
+        optimizer.close()
+    return made
+
+
+def constructs_differently(rank: int) -> str:
+    with ballast.deferred():
+        model = Tall()
+        if rank == 1:
+            torch.nn.init.ones_(model.blocks[0].weight), torch.nn.init.normal_(model.blocks[0].weight)
+    try:
+        ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def large_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(76)))
+
+
+def digest_of(model: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        with ballast.gather(parameter):
+            digest.update(ctypes.string_at(parameter.data_ptr(), parameter.nbytes))
+    return digest.hexdigest()
+
+
+def peak_resident(*, begin: bool = False) -> int:
+    """Bytes of this process, at most, since it was called with `begin`."""
+    if begin:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+
+
+def begins_within_memory(rank: int, origin: str, folder: str) -> tuple[int, str]:
+    """How much memory it takes until training can begin, and what the parameters are then."""
+    with ballast.deferred():
+        Tall()  # what torch imports for it is there
+    before = peak_resident(begin=True)
+    if origin == "checkpoint":
+        with torch.device("meta"):
+            model = large_model()
+    else:
+        with ballast.deferred():
+            model = large_model()
+    kept = {kind: f"nvme:{folder}/drive" for kind in ("parameters", "state")}
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters()), model, stage=3, offload={**kept, "gradients": "host"})
+    if origin == "checkpoint":
+        ballast.load(model, folder)
+    optimizer.memory()
+    return peak_resident() - before, digest_of(model)

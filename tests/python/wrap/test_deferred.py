@@ -1,0 +1,112 @@
+"""Models without memory: what is made of them later has the bits of what is made at once."""
+
+import pytest
+import torch
+from python.wrap import constructing
+from python.wrap.constructed import Tall, Zoo
+from python.wrap.loops import Loop, Tower, check_equal
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+
+def in_both_ways(make, seed=1):
+    """At once and deferred, with the random number that comes next."""
+    torch.manual_seed(seed)
+    plain, after_plain = make(), torch.rand(1)
+    torch.manual_seed(seed)
+    with ballast.deferred():
+        ours = make()
+    return plain, after_plain, ours, torch.rand(1)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_every_way_of_initialising_gives_the_same_bits(stage):
+    plain, after_plain, ours, after_ours = in_both_ways(Zoo)
+    assert torch.equal(after_plain, after_ours)
+    large = [name for name, parameter in ours.named_parameters() if parameter.is_meta]
+    assert len(large) > 15 and "own" in large and "orthogonal.weight" in large
+    optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters()), ours, stage=stage)
+    with ballast.gather(ours):
+        names = {name: tensor for name, tensor in (*plain.named_parameters(), *plain.named_buffers())}
+        for name, tensor in (*ours.named_parameters(), *ours.named_buffers()):
+            assert tensor.dtype == names[name].dtype
+            assert torch.equal(tensor, names[name]), name
+    assert ours.tied.weight is ours.orthogonal.weight
+    assert optimizer.memory()
+
+
+def deferred_tower():
+    with ballast.deferred():
+        return Tower(width=48)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_training_goes_as_that_of_a_plain_model(stage):
+    """With frozen, tied and unused parameters."""
+    plain = Loop(make_model=lambda: Tower(width=48), micro_steps=2).run(stage=stage)
+    ours = Loop(make_model=deferred_tower, micro_steps=2).run(stage=stage)
+    with ballast.gather(plain.model), ballast.gather(ours.model):
+        check_equal(plain, ours)
+
+
+def test_all_ranks_make_what_rank_0_would():
+    plain, _, _, _ = in_both_ways(Tall, seed=0)
+    for stages in run_ranks(2, constructing.constructs_with_its_own_seed):
+        for made in stages:
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain.parameters(), made))
+
+
+def test_ranks_that_construct_differently_are_told():
+    for said in run_ranks(2, constructing.constructs_differently):
+        assert "different ways" in said
+
+
+def test_a_parameter_that_is_used_too_early_names_the_way_to_it():
+    _, _, ours, _ = in_both_ways(Tall)
+    weight = ours.blocks[0].weight
+    optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters()), ours, stage=3)
+    assert weight is ours.blocks[0].weight
+    assert weight.shape == (48, 48)
+    with pytest.raises(ballast.UsageError, match=r"B1007(.|\n)*blocks.0.weight(.|\n)*ballast.gather"):
+        weight.sum()
+    del optimizer
+    with pytest.raises(ballast.UsageError, match="optimizer is gone"), ballast.gather(weight):
+        pass
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_nobody_has_numbers_for_is_named(stage):
+    with torch.device("meta"):
+        model = Tall()
+    with pytest.raises(ballast.UsageError, match="without a model"):
+        ballast.wrap(torch.optim.AdamW(model.parameters()), stage=2)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    with pytest.raises(ballast.UsageError, match=r"norm.running_mean(.|\n)*ballast.load"):
+        model(torch.ones(8, 20))
+    model.norm = torch.nn.Identity()
+    with pytest.raises(ballast.UsageError, match=r"first.weight(.|\n)*ballast.load"):
+        optimizer.memory()
+
+
+def test_a_run_goes_on_without_any_numbers(tmp_path):
+    options = {"offload": f"nvme:{tmp_path}", "run": "mine"}
+
+    def train(model, steps):
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, **options)
+        run = Loop(steps=steps).train(model, optimizer, optimizer.steps)
+        optimizer.close()
+        return run
+
+    def without_norm(model):
+        model.norm = torch.nn.Identity()
+        return model
+
+    torch.manual_seed(0)
+    whole = Loop(make_model=lambda: without_norm(Tall())).run(stage=3)
+    torch.manual_seed(0)
+    train(without_norm(Tall()), 3)
+    with torch.device("meta"):
+        model = without_norm(Tall())
+    resumed = train(model, 6)
+    assert resumed.losses == whole.losses[3:]
