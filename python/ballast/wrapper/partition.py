@@ -75,6 +75,7 @@ class Partition:
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._is_shared = options.stage > 0  # each rank has a part of the state
         self._update_is_elsewhere = _keeps_copies(options, units)
         self._order_is_learnt = False
         self._begin_step()
@@ -310,6 +311,8 @@ class Partition:
     def read_moment_of_all(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """All of it, on every rank."""
         mine = self.read_moment(parameter, moment)
+        if not self._is_shared:
+            return mine
         whole = torch.zeros_like(mine)
         self._group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
         return whole

@@ -35,6 +35,24 @@ def in_every_way(rank: int, training: dict[str, Any], ways: list[dict[str, Any]]
     return trained
 
 
+def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
+    """A layer is frozen after two steps, and thawed two steps later."""
+    trained = []
+    for options in ways:
+        loop, model = loop_of(rank, steps=6), mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options)
+        losses = []
+        for first in (0, 2, 4):
+            model[0].requires_grad_(first != 2)
+            loop.steps = first + 2
+            run = loop.train(model, optimizer, first)
+            losses += run.losses
+        with ballast.gather(model):
+            trained.append((losses, run.parameters))
+    return trained
+
+
 def different_beginnings(rank: int) -> list[torch.Tensor]:
     torch.manual_seed(rank)
     model = torch.nn.Linear(20, 5)

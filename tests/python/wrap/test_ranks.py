@@ -40,6 +40,13 @@ def test_all_stages_and_tiers_train_as_ddp_does_and_with_the_same_bits(ranks, tr
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
 
 
+def test_freezing_and_thawing_gives_the_same_bits_at_all_stages():
+    for first, *others in run_ranks(2, bodies.freezes, [{"stage": stage} for stage in range(4)]):
+        for other in others:
+            assert other[0] == first[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
+
+
 def test_ranks_begin_with_the_first_ones_parameters():
     one, other = run_ranks(2, bodies.different_beginnings)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other))
