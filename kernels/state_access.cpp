@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
+#include "kernels/fp16_math.h"
 #include "kernels/runtime/error.h"
 #include "kernels/state_math.h"
 
@@ -16,6 +18,7 @@ namespace {
 constexpr std::uint32_t half_of_bf16 = 0x8000u;
 constexpr std::uint32_t half_of_momentum = 1u << 31;  // of which compand_momentum takes the upper 19 bits
 constexpr std::uint32_t half_of_root = 1u << 17;
+constexpr std::uint32_t half_of_remainder = 0x80u;
 
 struct Stored {
   std::byte* bytes;
@@ -63,7 +66,92 @@ void compand_group(std::span<const float> numbers, Moment moment, std::uint8_t* 
   }
 }
 
+std::uint16_t* halves(std::byte* memory) { return reinterpret_cast<std::uint16_t*>(memory); }
+
+float read_master(const UpdateTile& tile, std::size_t i) {
+  if (tile.parameter_dtype == DType::fp32) return reinterpret_cast<const float*>(tile.parameter)[i];
+  const std::uint32_t parameter = halves(tile.parameter)[i];
+  if (tile.master == nullptr) return tile.parameter_dtype == DType::bf16 ? from_bf16(parameter) : from_fp16(parameter);
+  switch (tile.format) {
+    case StateFormat::fp32: return reinterpret_cast<const float*>(tile.master)[i];
+    case StateFormat::split:
+    case StateFormat::bf16: return join16(parameter << 16 | halves(tile.master)[i]);
+    case StateFormat::compact: break;
+  }
+  return join8(parameter << 16, static_cast<std::uint32_t>(static_cast<std::int8_t>(tile.master[i])));
+}
+
+// And the parameter, which is the master rounded.
+void write_master(const UpdateTile& tile, std::size_t i, float master) {
+  if (tile.parameter_dtype == DType::fp32) {
+    reinterpret_cast<float*>(tile.parameter)[i] = master;
+    return;
+  }
+  std::uint16_t& parameter = halves(tile.parameter)[i];
+  if (tile.format == StateFormat::fp32) {
+    if (tile.master != nullptr) reinterpret_cast<float*>(tile.master)[i] = master;
+    const bool is_bf16 = tile.parameter_dtype == DType::bf16;
+    parameter = static_cast<std::uint16_t>(is_bf16 ? to_bf16_parameter(master) : to_fp16(master));
+  } else if (tile.format == StateFormat::compact) {
+    const auto nearest = split8(master, half_of_remainder);
+    const auto below = split8(master, 0u);
+    const bool same_parameter = (nearest.parameter ^ below.parameter) >> 16 == 0;  // as every other format has it
+    parameter = static_cast<std::uint16_t>(below.parameter >> 16);
+    tile.master[i] = static_cast<std::byte>(same_parameter ? nearest.remainder : below.remainder);
+  } else {
+    const std::uint32_t parts = split16(master);
+    parameter = static_cast<std::uint16_t>(parts >> 16);
+    halves(tile.master)[i] = static_cast<std::uint16_t>(parts);
+  }
+}
+
+void copy_master(const UpdateTile& from, const UpdateTile& to) {
+  const bool same_master = from.format == to.format && (from.master != nullptr) == (to.master != nullptr);
+  if (same_master && from.parameter_dtype == to.parameter_dtype) {
+    std::memcpy(to.parameter, from.parameter, to.count * byte_size(to.parameter_dtype));
+    if (to.master != nullptr) std::memcpy(to.master, from.master, to.count * master_bytes(to.format));
+    return;
+  }
+  for (std::size_t i = 0; i < to.count; ++i) {
+    write_master(to, i, read_master(from, i));
+  }
+}
+
+void copy_moment(const UpdateTile& from, const UpdateTile& to, Moment moment) {
+  const auto of = [&](const UpdateTile& tile) {
+    return moment == Moment::momentum ? Stored{tile.momentum, tile.momentum_scales}
+                                      : Stored{tile.variance, tile.variance_scales};
+  };
+  const Stored source = of(from);
+  const Stored target = of(to);
+  if (target.bytes == nullptr) return;
+  const std::size_t bytes = to.count * moment_bytes(to.format);
+  const std::size_t groups = target.scales == nullptr ? 0 : (to.count + group_size - 1) / group_size;
+  if (source.bytes == nullptr) {
+    std::memset(target.bytes, 0, bytes);
+    std::fill_n(target.scales, groups, 0.0f);
+  } else if (from.format == to.format) {
+    std::memcpy(target.bytes, source.bytes, bytes);
+    std::copy_n(source.scales, groups, target.scales);
+  } else {
+    std::vector<float> numbers(to.count);
+    read_moment(from, moment, numbers);
+    write_moment(to, moment, numbers);
+  }
+}
+
 }  // namespace
+
+void copy_state(const UpdateTile& from, const UpdateTile& to) {
+  require(from.count == to.count, Code::wrong_size, [&] {
+    return Problem{.what = "state was to be copied to a tile of another size",
+                   .needed = fmt::format("{} elements", to.count),
+                   .available = fmt::format("{} elements", from.count)};
+  });
+  copy_master(from, to);
+  copy_moment(from, to, Moment::momentum);
+  copy_moment(from, to, Moment::variance);
+}
 
 void read_moment(const UpdateTile& tile, Moment moment, std::span<float> numbers) {
   const auto [bytes, scales] = stored(tile, moment, numbers.size());

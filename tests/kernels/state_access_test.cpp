@@ -92,3 +92,109 @@ TEST_CASE("a moment that is not kept is refused, and so is memory of another siz
   CHECK_THROWS_WITH(read_moment(tile, Moment::variance, numbers), Contains("B1001") && Contains("second moment"));
   CHECK_THROWS_WITH(write_moment(tile, Moment::momentum, std::span(numbers).first(10)), Contains("300 elements"));
 }
+
+namespace {
+
+// What a tile's state is as plain numbers: the parameter's bits, the master, the moments.
+struct Numbers {
+  std::vector<std::byte> parameter;
+  std::vector<float> momentum = std::vector<float>(count);
+  std::vector<float> variance = std::vector<float>(count);
+  bool operator==(const Numbers&) const = default;
+};
+
+Numbers numbers_of(const UpdateTile& tile) {
+  Numbers numbers{{tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype)}};
+  read_moment(tile, Moment::momentum, numbers.momentum);
+  read_moment(tile, Moment::variance, numbers.variance);
+  return numbers;
+}
+
+// Its own format's bytes, wherever they lie.
+std::vector<std::byte> bytes_of(const UpdateTile& tile) {
+  std::vector<std::byte> bytes(tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype));
+  const auto add = [&](const void* begin, std::size_t size) {
+    const auto* const from = static_cast<const std::byte*>(begin);
+    if (from != nullptr) bytes.insert(bytes.end(), from, from + size);
+  };
+  add(tile.master, count * master_bytes(tile.format));
+  add(tile.momentum, count * moment_bytes(tile.format));
+  add(tile.variance, count * moment_bytes(tile.format));
+  add(tile.momentum_scales, 3 * sizeof(float));
+  add(tile.variance_scales, 3 * sizeof(float));
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("state that is copied to the same format has the same bits") {
+  for (const StateFormat format : all_state_formats) {
+    for (const UpdateShape& shape : sample_shapes(format)) {
+      INFO(name(format) << ", parameter " << name(shape.parameter_dtype));
+      UpdateShape counted = shape;
+      counted.count = count;
+      UpdateMemory one(counted, 1), other(counted, 2);
+      REQUIRE(bytes_of(one.tile()) != bytes_of(other.tile()));
+      copy_state(one.tile(), other.tile());
+      CHECK(bytes_of(one.tile()) == bytes_of(other.tile()));
+    }
+  }
+}
+
+TEST_CASE("state that is copied to an exact format and back has the same bits") {
+  for (const StateFormat format : {StateFormat::split, StateFormat::bf16}) {
+    INFO(name(format));
+    const UpdateShape exact{.format = StateFormat::fp32, .count = count};
+    UpdateMemory one({.format = format, .count = count}, 1), there(exact, 2),
+        back({.format = format, .count = count}, 3);
+    copy_state(one.tile(), there.tile());
+    CHECK(numbers_of(one.tile()) == numbers_of(there.tile()));
+    copy_state(there.tile(), back.tile());
+    CHECK(bytes_of(one.tile()) == bytes_of(back.tile()));
+  }
+}
+
+TEST_CASE("a master survives every format that is as wide, and parameters survive all") {
+  for (const StateFormat from : all_state_formats) {
+    for (const StateFormat to : all_state_formats) {
+      INFO(name(from) << " to " << name(to));
+      const UpdateShape fp32{.format = StateFormat::fp32, .count = count};
+      UpdateMemory made({.format = StateFormat::split, .count = count}, 1), one({.format = from, .count = count}, 2);
+      UpdateMemory exact(fp32, 3), other({.format = to, .count = count}, 4), once_more(fp32, 5);
+      copy_state(made.tile(), one.tile());  // a parameter that is its master rounded
+      copy_state(one.tile(), exact.tile());
+      copy_state(exact.tile(), other.tile());
+      CHECK(numbers_of(one.tile()).parameter == numbers_of(other.tile()).parameter);
+      copy_state(other.tile(), once_more.tile());
+      for (std::size_t i = 0; i < count; ++i) {
+        const float before = reinterpret_cast<const float*>(exact.tile().master)[i];
+        const float after = reinterpret_cast<const float*>(once_more.tile().master)[i];
+        CHECK(std::abs(after - before) <=
+              (to == StateFormat::compact ? std::max(std::abs(before), 0x1p-126f) * 0x1p-15f : 0.0f));
+      }
+    }
+  }
+}
+
+TEST_CASE("a frozen parameter has no state, and gets zeros when it is trained") {
+  for (const StateFormat format : all_state_formats) {
+    INFO(name(format));
+    UpdateMemory made({.format = StateFormat::split, .count = count}, 1), memory({.format = format, .count = count}, 2);
+    const UpdateTile trained = memory.tile();
+    copy_state(made.tile(), trained);  // a parameter that is its master rounded
+    std::vector<std::uint16_t> parameter(count), frozen(count);
+    std::memcpy(parameter.data(), trained.parameter, 2 * count);
+    const UpdateTile alone{
+        .parameter_dtype = DType::bf16, .parameter = reinterpret_cast<std::byte*>(frozen.data()), .count = count};
+    copy_state(trained, alone);
+    CHECK(frozen == parameter);
+    copy_state(alone, trained);
+    CHECK(std::memcmp(trained.parameter, parameter.data(), 2 * count) == 0);
+    const auto backend = cpu_backend({.threads = 1});
+    const std::vector<std::byte> copied = bytes_of(trained);
+    begin_master(trained, *backend);
+    CHECK(copied == bytes_of(trained));
+    CHECK(numbers_of(trained).momentum == std::vector<float>(count));
+    CHECK(numbers_of(trained).variance == std::vector<float>(count));
+  }
+}
