@@ -17,7 +17,7 @@ namespace ballast::offload {
 namespace {
 
 int open_or_fail(const std::filesystem::path& path, int flags) {
-  const int descriptor = ::open(path.c_str(), flags | O_RDWR | O_CLOEXEC, 0600);
+  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_file("open", path, 0, errno);
   return descriptor;
 }
@@ -30,7 +30,7 @@ void check_place(const std::filesystem::path& directory, const FileOptions& opti
 
 int open_file(const std::filesystem::path& path, const FileOptions& options) {
   check_place(path.parent_path(), options);
-  return open_or_fail(path, options.create ? O_CREAT | O_EXCL : 0);
+  return open_or_fail(path, (options.writable ? O_RDWR : O_RDONLY) | (options.create ? O_CREAT | O_EXCL : 0));
 }
 
 // Why direct I/O in our blocks is impossible on the file; empty if it is not.
@@ -71,7 +71,7 @@ File File::nameless(const std::filesystem::path& directory, const FileOptions& o
   File file(directory / "(no name)", descriptor);
   if (descriptor < 0) {  // the file system knows no such files: one with a name for a moment
     const auto name = directory / scratch_name();
-    file.descriptor_ = open_or_fail(name, O_CREAT | O_EXCL);
+    file.descriptor_ = open_or_fail(name, O_RDWR | O_CREAT | O_EXCL);
     ::unlink(name.c_str());
   }
   if (options.direct) file.buffered_because_ = no_direct_io(file.descriptor_);

@@ -14,6 +14,7 @@ struct FileOptions {
   bool create = false;         // a new file, readable by its user only; an existing one is an error
   bool direct = true;          // past the page cache, where the file system can
   bool allow_network = false;  // NFS and its kind: slow, and a lost server stops the process
+  bool writable = true;
 };
 
 // Closed by its owner's end. Moves nothing by itself: an IoQueue does.
