@@ -40,11 +40,13 @@ struct EngineParts {
 // parameters are kept whole.
 using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
 
-// What a rank keeps of a tile between steps: its parameter, master and moments.
+// What a rank keeps of a tile between steps: its parameter, master and moments. Of frozen parameters, which are no tiles, a
+// stretch at a time: the parameter alone.
 struct OwnTile {
   std::size_t unit = 0;
   Range range{};  // of the unit's elements
   kernels::UpdateTile memory{};
+  bool frozen = false;
 };
 using TileLook = std::function<void(const OwnTile& tile)>;
 
@@ -84,11 +86,13 @@ class Engine {
   bool prepared() const { return prepared_; }
   std::uint64_t steps() const { return steps_; }
 
-  // Between steps. What this rank updates, tile by tile, in host memory; tiles on drives come from there, and go there and are
-  // committed as a whole. Parameters that are changed have to be changed on all ranks alike where they are kept whole.
+  // Between steps. What this rank keeps, tile by tile, in host memory; tiles on drives come from there, and go there and are
+  // committed as a whole, once `agree` has returned: what it throws leaves them as they were. Parameters that are changed have
+  // to be changed on all ranks alike where they are kept whole.
   void look_at_state(const TileLook& look);
-  void change_state(const TileLook& change);
-  void change_frozen(const ParameterSource& change);  // of what this rank keeps; called with the numbers as they are
+  void change_state(
+      const TileLook& change, const std::function<void()>& agree = [] {});
+  std::vector<OwnTile> own_tiles() const;  // in the order in which they are looked at; without their memory
   void continue_from(std::uint64_t steps) { steps_ = steps; }
   void read_memory(const ConstView& view, std::byte* into) const;  // of the training, also a GPU's, into the host's
   View whole_parameters(std::size_t unit);  // where they are kept gathered: all of the unit, as it is laid out
@@ -201,6 +205,8 @@ class Engine {
   Piece parameters_of(const Home& tile) const;
   void keep_parameters(const Home& tile, const std::byte* from);
   OwnTile own_tile(const Home& home, std::byte* parameter, std::byte* state) const;
+  std::vector<Home> own_homes() const;
+  void visit_frozen(const Home& home, const TileLook& visit, bool changes);
   void visit_memory(const Home& home, const TileLook& visit, bool changes);
   void visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory);
   void visit_state(const TileLook& visit, bool changes);

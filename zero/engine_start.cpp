@@ -108,7 +108,6 @@ void Engine::fill_frozen(const Home& home, const ParameterSource& frozen) {
   const Piece piece =
       home.parameters.part((range.first - home.range.first) * byte_size(dtype), range.count * byte_size(dtype));
   const Draft draft(slots_, piece, piece.bytes);
-  read_memory(slots_.view(piece, dtype), draft.bytes().data());
   load(home.unit, range, View(draft.bytes().data(), range.count, dtype), frozen);
   if (draft.is_elsewhere()) put(piece, draft.bytes().data());
 }

@@ -7,6 +7,8 @@
 namespace ballast {
 namespace {
 
+constexpr std::size_t frozen_stretch = std::size_t{1} << 20;  // elements that are looked at together; of whole groups
+
 // A piece in host memory: itself, or a copy of what is on a GPU.
 class OnHost {
  public:
@@ -31,17 +33,15 @@ class OnHost {
 void Engine::look_at_state(const TileLook& look) { visit_state(look, false); }
 
 // What is gathered, or kept of records, is made again.
-void Engine::change_state(const TileLook& change) {
-  visit_state(change, true);
-  if (parts_.plan.tiles_on_drive() > 0) records_->commit(steps_);
-  run_entry(true);
-}
-
-void Engine::change_frozen(const ParameterSource& change) {
-  finish();
-  for (const Home& home : program().homes) {
-    if (home.tile == none) fill_frozen(home, change);
+void Engine::change_state(const TileLook& change, const std::function<void()>& agree) {
+  try {
+    visit_state(change, true);
+    agree();
+  } catch (...) {
+    if (records_) records_->abandon();
+    throw;
   }
+  if (parts_.plan.tiles_on_drive() > 0) records_->commit(steps_);
   run_entry(true);
 }
 
@@ -49,11 +49,42 @@ void Engine::visit_state(const TileLook& visit, bool changes) {
   finish();
   std::optional<RecordMemory> records;
   if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
-  for (const Home& home : program().homes) {
-    if (home.tile == none) continue;
-    home.on_drive ? visit_record(home, visit, changes, *records) : visit_memory(home, visit, changes);
+  for (const Home& home : own_homes()) {
+    if (home.tile == none) {
+      visit_frozen(home, visit, changes);
+    } else {
+      home.on_drive ? visit_record(home, visit, changes, *records) : visit_memory(home, visit, changes);
+    }
   }
   if (records) records->finish();
+}
+
+// Tiles, and frozen parameters in stretches: those once, though they may lie in several places.
+std::vector<Home> Engine::own_homes() const {
+  std::vector<Home> own;
+  std::size_t seen = none;  // unit whose frozen parameters are among them
+  for (const Home& home : program().homes) {
+    if (home.tile != none) {
+      own.push_back(home);
+      continue;
+    }
+    const Section& frozen = parts_.plan.layout().units[home.unit].frozen;
+    const Range range = intersection(home.range, {frozen.first, frozen.count()});
+    if (range.count == 0 || seen == home.unit) continue;
+    seen = home.unit;
+    for (std::size_t first = range.first; first < range.end(); first += frozen_stretch) {
+      own.push_back({.unit = home.unit, .range = {first, std::min(frozen_stretch, range.end() - first)}});
+    }
+  }
+  return own;
+}
+
+std::vector<OwnTile> Engine::own_tiles() const {
+  std::vector<OwnTile> own;
+  for (const Home& home : own_homes()) {
+    own.push_back({.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none});
+  }
+  return own;
 }
 
 // In memory; beside state on the device, where the unit's parameters are kept.
@@ -73,6 +104,18 @@ OwnTile Engine::own_tile(const Home& home, std::byte* parameter, std::byte* stat
   memory.count = home.range.count;
   memory.first_index = home.range.first;
   return {home.unit, home.range, memory};
+}
+
+void Engine::visit_frozen(const Home& home, const TileLook& visit, bool changes) {
+  const OnHost parameter(slots_, parameters_of(home), arithmetic(Lane::upload).place());
+  visit({.unit = home.unit,
+         .range = home.range,
+         .memory = {.parameter_dtype = parts_.plan.model().units[home.unit].dtype,
+                    .parameter = parameter.data(),
+                    .count = home.range.count,
+                    .first_index = home.range.first},
+         .frozen = true});
+  if (changes) keep_parameters(home, parameter.data());
 }
 
 void Engine::visit_memory(const Home& home, const TileLook& visit, bool changes) {

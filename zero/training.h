@@ -67,6 +67,7 @@ class Training {
   const MemoryAccounts& memory() const { return accounts_; }
   Ledger ledger() const { return ledger_of(engine_->program(), plan_.blocks().records()); }
   Engine& engine() { return *engine_; }
+  const Engine& engine() const { return *engine_; }
   const Timeline& timeline() const;  // to be read after engine().finish()
   std::string chrome_trace() const { return timeline().to_chrome_trace(plan_.model(), rank_); }
 

@@ -137,9 +137,10 @@ std::string Session::chrome_trace() {
 template <class Visit>
 void Session::each_part(const OwnTile& tile, Visit&& visit) const {
   const UnitLayout& layout = training_->plan().layout().units[tile.unit];
-  const std::size_t first = tile.range.first - layout.trained.of_rank(rank_in_shard_group()).first;
-  for (const TensorPart& part : tensors_in(training_->model().units[tile.unit], layout, layout.trained,
-                                           rank_in_shard_group(), {first, tile.range.count})) {
+  const Section& section = tile.frozen ? layout.frozen : layout.trained;
+  const std::size_t first = tile.range.first - section.of_rank(rank_in_shard_group()).first;
+  for (const TensorPart& part : tensors_in(training_->model().units[tile.unit], layout, section, rank_in_shard_group(),
+                                           {first, tile.range.count})) {
     visit(part.tensor, part.range, part.in_shard - first);
   }
 }
@@ -158,7 +159,7 @@ void Session::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment 
   const py::gil_scoped_release released;
   std::vector<float> numbers;
   training_->engine().look_at_state([&](const OwnTile& tile) {
-    if (tile.unit != unit) return;
+    if (tile.unit != unit || tile.frozen) return;
     numbers.resize(tile.memory.count);
     kernels::read_moment(tile.memory, moment, numbers);
     each_part(tile, [&](std::size_t found, const Range& range, std::size_t in_tile) {
@@ -186,6 +187,38 @@ void Session::write_moments(const MomentAddress& address) {
   });
 }
 
+ChunkKind Session::kind(std::size_t unit) const {
+  std::byte anywhere{};
+  return kind_of(training_->plan().blocks().state(unit).tile(&anywhere), false);
+}
+
+std::vector<StatePart> Session::own_parts() const {
+  std::vector<StatePart> parts;
+  for (const OwnTile& tile : training_->engine().own_tiles()) {
+    each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t) {
+      parts.push_back({tile.unit, tensor, range.first, tile.frozen, {.count = range.count}});
+    });
+  }
+  return parts;
+}
+
+// `look` takes Python's lock itself.
+void Session::look_at_parts(const PartLook& look) {
+  const py::gil_scoped_release released;
+  training_->engine().look_at_state([&](const OwnTile& tile) { each_state_part(tile, look); });
+}
+
+void Session::change_parts(const PartLook& change, const std::function<void()>& agree) {
+  const py::gil_scoped_release released;
+  training_->engine().change_state([&](const OwnTile& tile) { each_state_part(tile, change); }, agree);
+}
+
+void Session::each_state_part(const OwnTile& tile, const PartLook& look) const {
+  each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
+    look({tile.unit, tensor, range.first, tile.frozen, kernels::part(tile.memory, in_tile, range.count)});
+  });
+}
+
 void Session::write_parameters(const Fill& fill) {
   const py::gil_scoped_release released;
   const auto backend = kernels::cpu_backend({.threads = 1});
@@ -196,10 +229,7 @@ void Session::write_parameters(const Fill& fill) {
       std::byte* const into = tile.memory.parameter + in_tile * width;
       is_new |= fill(tile.unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
     });
-    if (is_new) kernels::begin_master(tile.memory, *backend);
-  });
-  training_->engine().change_frozen([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
-    fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
+    if (is_new && !tile.frozen) kernels::begin_master(tile.memory, *backend);
   });
 }
 
@@ -209,7 +239,7 @@ void Session::take_whole_parameters() {
   training_->engine().change_state([&](const OwnTile& tile) {
     const View part = training_->engine().whole_parameters(tile.unit).part(tile.range.first, tile.range.count);
     training_->engine().read_memory(part, tile.memory.parameter);
-    kernels::begin_master(tile.memory, *backend);
+    if (!tile.frozen) kernels::begin_master(tile.memory, *backend);
   });
 }
 

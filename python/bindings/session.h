@@ -6,6 +6,7 @@
 
 #include "kernels/state_access.h"
 #include "python/bindings/group.h"
+#include "zero/state_chunk.h"
 #include "zero/training.h"
 
 namespace ballast::python {
@@ -52,6 +53,15 @@ struct StepAsked {
   OwnStep own_step{};  // takes Python's lock itself
 };
 
+// What a tile has of one tensor, while the tile is looked at.
+struct StatePart {
+  std::size_t unit = 0;
+  std::size_t tensor = 0;
+  std::size_t first = 0;  // of the tensor's elements
+  bool frozen = false;    // the parameter alone
+  kernels::UpdateTile memory{};
+};
+
 class Session {
  public:
   // Writes a range of a tensor's parameters into host memory, in the unit's format; false: they stay as they are.
@@ -60,6 +70,7 @@ class Session {
   // That of a moment of all of a tensor, in fp32; 0: it stays as it is.
   using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
   using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
+  using PartLook = std::function<void(const StatePart& part)>;
 
   // `norm_group` may be None.
   Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
@@ -86,6 +97,10 @@ class Session {
   void write_moments(const MomentAddress& address);
   void take_whole_parameters();  // into the state, after their owner has written to them
   void write_parameters(const Fill& fill);
+  ChunkKind kind(std::size_t unit) const;    // of its trained tensors
+  std::vector<StatePart> own_parts() const;  // in the order in which they are looked at; without their memory
+  void look_at_parts(const PartLook& look);
+  void change_parts(const PartLook& change, const std::function<void()>& agree);
   void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
 
   std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;
@@ -95,6 +110,7 @@ class Session {
   template <class Visit>
   void each_part(const OwnTile& tile, Visit&& visit) const;
   std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
+  void each_state_part(const OwnTile& tile, const PartLook& look) const;
   std::size_t rank_in_shard_group() const { return training_->plan().input().rank_in_shard_group; }
 
   py::object group_;

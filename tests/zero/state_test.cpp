@@ -70,6 +70,7 @@ std::vector<std::span<std::byte>> stretches(const Training& training, const OwnT
   const kernels::UpdateTile& memory = tile.memory;
   const optim::StateLayout& layout = training.plan().blocks().state(tile.unit);
   std::vector<std::span<std::byte>> all{{memory.parameter, memory.count * byte_size(memory.parameter_dtype)}};
+  if (tile.frozen) return all;
   std::byte* const begin = memory.master != nullptr ? memory.master : memory.momentum;
   all.emplace_back(begin, layout.bytes());
   return all;
@@ -120,6 +121,36 @@ TEST_CASE("state that is put into another training goes on there with the same b
     });
     CHECK(failures == std::vector<std::string>(2));
   }
+}
+
+TEST_CASE("changes that a rank does not agree to leave what is on drives as it was") {
+  const TemporaryDirectory directory;
+  const TrainingOptions options{.stage = 3,
+                                .parameters = all_in(Tier::nvme),
+                                .gradients = all_in(Tier::host),
+                                .state = all_in(Tier::nvme),
+                                .drives = {.directories = {directory.path()}, .depth = 4},
+                                .tile_elements = 256};
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    Trainee trainee(world, options);
+    trainee.step(0);
+    const Taken before = take_out(trainee.training);
+    bool refused = false;
+    try {
+      trainee.training.engine().change_state(
+          [&](const OwnTile& tile) {
+            if (!tile.frozen) std::ranges::fill(stretches(trainee.training, tile)[0], std::byte{7});
+          },
+          [] { throw std::runtime_error("no"); });
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+    if (!refused) throw std::runtime_error("nobody refused");
+    if (take_out(trainee.training) != before) throw std::runtime_error("other state");
+    put_in(trainee.training, before);  // as it can be changed again
+    if (take_out(trainee.training) != before) throw std::runtime_error("other state after another change");
+  });
+  CHECK(failures == std::vector<std::string>(2));
 }
 
 TEST_CASE("the norm that is asked for is the step's, also where the trainer left the program's order") {

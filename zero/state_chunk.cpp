@@ -1,0 +1,41 @@
+#include "zero/state_chunk.h"
+
+#include "kernels/runtime/round_up.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t part_alignment = 64;  // a cache line
+
+optim::StateLayout state_of(const ChunkKind& kind, std::size_t elements) {
+  const optim::StateNames names{.momentum = kind.momentum ? "momentum" : "",
+                                .variance = kind.variance ? "variance" : ""};
+  return {{.format = *kind.format, .parameter = kind.parameter, .names = names}, elements};
+}
+
+std::size_t parameter_bytes(const ChunkKind& kind, std::size_t elements) {
+  return round_up(elements * byte_size(kind.parameter), part_alignment);
+}
+
+}  // namespace
+
+std::size_t ChunkKind::bytes(std::size_t elements) const {
+  if (!format) return elements * byte_size(parameter);
+  return parameter_bytes(*this, elements) + state_of(*this, elements).bytes();
+}
+
+kernels::UpdateTile ChunkKind::tile(std::byte* chunk, std::size_t elements) const {
+  kernels::UpdateTile tile{.parameter_dtype = parameter, .count = elements};
+  if (format) tile = state_of(*this, elements).tile(chunk + parameter_bytes(*this, elements));
+  tile.parameter = chunk;
+  return tile;
+}
+
+ChunkKind kind_of(const kernels::UpdateTile& tile, bool frozen) {
+  return {.parameter = tile.parameter_dtype,
+          .format = frozen ? std::nullopt : std::optional(tile.format),
+          .momentum = tile.momentum != nullptr,
+          .variance = tile.variance != nullptr};
+}
+
+}  // namespace ballast
