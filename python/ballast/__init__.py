@@ -16,6 +16,7 @@ from ballast.machine import this_machine
 from ballast.options import PlanOptions
 from ballast.planning import front, plan
 from ballast.result import Plan
+from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.wrapping import wrap
 
@@ -36,9 +37,11 @@ __all__ = [
     "gather",
     "human_size",
     "load",
+    "load_checkpoint",
     "parse_rate",
     "parse_size",
     "plan",
+    "save",
     "this_machine",
     "wrap",
 ]

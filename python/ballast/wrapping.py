@@ -72,7 +72,7 @@ def wrap(
     optimizer._ballast = session
     session.load({id(parameter): values for parameter, values in optimizer.state.items()})
     if read.run:  # what was kept is there from now on
-        session.partition()
+        session.partition_now()
     return optimizer
 
 

@@ -20,5 +20,6 @@ void bind_drive(py::module_& module);
 void bind_connect(py::module_& module);
 void bind_rule(py::module_& module);
 void bind_training(py::module_& module);
+void bind_checkpoint(py::module_& module);
 
 }  // namespace ballast::python

@@ -95,6 +95,9 @@ void Group::close() {
 }
 
 void bind_connect(py::module_& module) {
+  module.def(
+      "launched_rank", [] { return launch_from(Environment()).rank; },
+      "This process's, as its launcher's environment has it; 0 without one.");
   py::class_<Rendezvous>(module, "Rendezvous")
       .def(py::init<py::object, std::optional<std::size_t>, std::optional<std::size_t>, std::string, std::string,
                     std::optional<double>>(),

@@ -18,4 +18,5 @@ PYBIND11_MODULE(_core, module) {
   bind_connect(module);
   bind_rule(module);
   bind_training(module);
+  bind_checkpoint(module);
 }

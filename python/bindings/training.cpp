@@ -125,6 +125,10 @@ void bind_state(py::class_<Session>& training) {
       .def("write_moments", &Session::write_moments, py::arg("address_of"))
       .def("take_whole_parameters", &Session::take_whole_parameters)
       .def("write_parameters", &Session::write_parameters, py::arg("fill"))
+      .def("kind", &Session::kind, py::arg("unit"))
+      .def("own_parts", &Session::own_parts)
+      .def("look_at_parts", &Session::look_at_parts, py::arg("look"))
+      .def("change_parts", &Session::change_parts, py::arg("change"), py::arg("agree"))
       .def("continue_from", &Session::continue_from, py::arg("steps"))
       .def("ledger", &Session::ledger, py::arg("own_state"))
       .def("chrome_trace", &Session::chrome_trace);

@@ -115,7 +115,7 @@ class WrappedOptimizer(Optimizer):
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""
-        Path(path).write_text(self._ballast.partition().chrome_trace())
+        Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
     def close(self) -> None:
         """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of no

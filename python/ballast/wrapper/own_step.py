@@ -34,6 +34,9 @@ class OwnUpdates:
     def rule(self, group: Group) -> Rule:
         return _core.External()
 
+    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+        return []
+
     def own_step(
         self, optimizer: torch.optim.Optimizer, partition: Partition, tiles: Sequence[_core.TileToUpdate], factor: float
     ) -> None:

@@ -331,9 +331,45 @@ class Partition:
         self._residence.make_room()
         self._core.write_moments(address_of)
 
+    # --- Checkpoints ---
+
+    def own_parts(self) -> list[_core.StatePart]:
+        """What this rank keeps of which tensors, in the order in which it is looked at."""
+        return self._core.own_parts()
+
+    def member_of(self, part: _core.StatePart) -> Member:
+        return self._units[part.unit].members[part.tensor]
+
+    def kind(self, member: Member) -> _core.ChunkKind:
+        return self._core.kind(member.unit)
+
+    def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
+        """All ranks do this together, as parameters may have been written to."""
+        changed = self._group.all_reduce([int(self._residence.take_over_changes())])
+        if any(changed) and self._update_is_elsewhere:
+            self._core.take_whole_parameters()
+        self._core.look_at_parts(look)
+
+    def change_parts(
+        self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
+    ) -> None:
+        """All ranks do this together; and `agree`, before what is written to drives is committed as of so many steps."""
+
+        def agreed() -> None:
+            agree()
+            self._core.continue_from(steps)
+
+        self._residence.make_room()
+        self._core.change_parts(change, agreed)
+
     @property
     def members(self) -> Sequence[Member]:
+        """Those that are trained."""
         return self._members
+
+    @property
+    def all_members(self) -> list[Member]:
+        return [member for unit in self._units for member in unit.members]
 
     @property
     def ranks(self) -> Group:

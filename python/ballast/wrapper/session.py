@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import fail, refuse
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.modules import units_of_modules
@@ -62,7 +62,8 @@ class Session:
         atexit.register(self._at_exit)
         self.last: _core.StepResult | None = None
         self.skipped = 0
-        trained = (parameter for _, parameter in self._parameters())
+        self.is_half_loaded = False
+        trained = (parameter for _, parameter in self.parameters())
         without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
         self._agree_on_parameters()
         self.watch()
@@ -84,7 +85,7 @@ class Session:
             refuse("stage 3 was asked for without a model", needed="ballast.wrap(optimizer, model, stage=3)")
         return model
 
-    def _parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+    def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
                 yield number, parameter
@@ -96,7 +97,7 @@ class Session:
         if self.group.size == 1:
             return
         with torch.no_grad():
-            for _, parameter in self._parameters():
+            for _, parameter in self.parameters():
                 if waits(parameter):
                     continue
                 values = parameter.detach().to("cpu", copy=True).contiguous()
@@ -113,7 +114,7 @@ class Session:
                 session.arrived(parameter)
 
         names = self.names()
-        for _, parameter in self._parameters():
+        for _, parameter in self.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooks:
                 require_known(parameter, names[id(parameter)])
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(arrived)
@@ -137,13 +138,24 @@ class Session:
 
     def partition(self) -> Partition:
         """Of what is trained in this step: looked up when it begins."""
-        if self._of_this_step is None:
-            self._of_this_step = self._look_up()
+        self._of_this_step = self.partition_now()
         return self._of_this_step
+
+    def partition_now(self) -> Partition:
+        """The same, without a step that begins: parameters can still be frozen and thawed."""
+        if self.is_half_loaded:
+            fail(
+                "out_of_order",
+                _core.Problem(
+                    what="a training was to go on after a checkpoint was loaded in part",
+                    needed="ballast.load_checkpoint() of one that can be read",
+                ),
+            )
+        return self._of_this_step or self._look_up()
 
     def _look_up(self) -> Partition:
         self.watch()
-        trained = [(number, each) for number, each in self._parameters() if each.requires_grad]
+        trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
         if self._partition is not None and self._loaded is None:
             known = {id(member.parameter) for member in self._partition.members}
             if known == {id(each) for _, each in trained}:
@@ -168,7 +180,7 @@ class Session:
         self, trained: list[tuple[int, torch.nn.Parameter]], state: State, steps_before: int
     ) -> Partition:
         made = {key: int(values["step"]) for key, values in state.items() if is_count(values.get("step"))}
-        steps = max(made.values(), default=steps_before)
+        steps = max([steps_before, *made.values()])
         names = self.names()
         self._groups = []
         members = [
@@ -193,7 +205,7 @@ class Session:
 
     def _show(self, state: State) -> None:
         self.optimizer.state.clear()
-        for _, parameter in self._parameters():
+        for _, parameter in self.parameters():
             if id(parameter) in state:
                 self.optimizer.state[parameter] = state[id(parameter)]
 
@@ -293,7 +305,7 @@ class Session:
         return numbers
 
     def ledger(self) -> str:
-        return self.partition().ledger(self._own_state())
+        return self.partition_now().ledger(self._own_state())
 
     def _own_state(self) -> tuple[_core.Tier, int]:
         """Where it lives, and its bytes, if it is in memory that is not the library's."""
@@ -317,6 +329,54 @@ class Session:
             id(parameter) not in state or are_same(values, state[id(parameter)])
             for parameter, values in self.optimizer.state.items()
         )
+
+    # --- Checkpoints ---
+
+    def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
+        return self._updates.moments(self.optimizer)
+
+    def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
+        """The partition, for state of so many steps that is about to be written to it; `is_half_loaded` is taken back
+        when that is done. `made` are the steps that have trained each parameter, by its id. All ranks do this together."""
+        self.watch()
+        trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
+        self.is_half_loaded = True
+        self._loaded = None
+        self._of_this_step = None
+        begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in trained}
+        if self._partition is None or not self._can_begin(self._partition, begun):
+            if self._partition is not None:
+                self._drop_partition()
+            self._partition = self._partition_of(trained, {key: {"step": count} for key, count in made.items()}, steps)
+        self._aside = aside
+        self._show(aside)
+        self._updates.begin(self.optimizer, self._partition, {})
+        return self._partition
+
+    def _can_begin(self, partition: Partition, begun: dict[int, tuple[int, int]]) -> bool:
+        """Whether groups need other numbers only; which they get then."""
+        if {id(member.parameter) for member in partition.members} != set(begun):
+            return False
+        groups: dict[int | None, tuple[int, int]] = {}
+        for member in partition.members:
+            now = begun[id(member.parameter)]
+            if groups.setdefault(member.group, now) != now:
+                return False
+        self._groups = [groups[number] for number in range(len(groups))]
+        for member in partition.members:
+            member.begun_at = begun[id(member.parameter)][1]
+        return True
+
+    def aside(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+        """State of parameters that are frozen now."""
+        known = ((parameter, self._aside.get(id(parameter))) for _, parameter in self.parameters())
+        return [(parameter, values) for parameter, values in known if values]
+
+    def steps_of(self, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
+        """That have trained it."""
+        if member is None or member.group is None:
+            return int(self._aside.get(id(parameter), {}).get("step", 0))
+        return self.steps - member.begun_at
 
     # --- The end ---
 

@@ -31,6 +31,9 @@ class Updates(Protocol):
 
     def rule(self, group: Group) -> Rule: ...
 
+    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+        """That the library keeps, with torch's names."""
+
     def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
         """Takes over the state so far, and shows it in optimizer.state. All ranks do this together."""
 
@@ -57,12 +60,12 @@ class RuleUpdates:
     def rule(self, group: Group) -> Rule:
         return self._make_rule(group)
 
-    def _names(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         rule = self.rule(optimizer.param_groups[0])
         return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
 
     def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
-        names = self._names(optimizer)
+        names = self.moments(optimizer)
         if state:
             partition.write_moments(_moments(partition, names, state))
         for member in partition.members:
@@ -72,7 +75,7 @@ class RuleUpdates:
             }
 
     def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
-        names = self._names(optimizer)
+        names = self.moments(optimizer)
         return {
             id(member.parameter): {
                 "step": steps_of(partition, member),

@@ -162,6 +162,14 @@ class Window:
 
     # --- Looking at parameters, and changing them ---
 
+    @property
+    def group(self) -> Group:
+        return self._group
+
+    def unit_of(self, parameter: torch.nn.Parameter) -> int:
+        """Those of a unit are gathered together."""
+        return self._places[id(parameter)].unit
+
     def begin(self) -> None:
         """Numbers are there."""
 

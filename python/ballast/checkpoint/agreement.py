@@ -1,0 +1,57 @@
+"""What fails on one rank fails on all: none waits for another that has given up."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, Protocol
+
+from ballast import _core
+from ballast.checks import fail
+
+
+class Ranks(Protocol):
+    """As much of a Group as it takes."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def all_reduce(self, values: Sequence[int]) -> list[int]: ...
+
+
+class Agreement:
+    """Ranks attempt something, each on its own, and settle it together."""
+
+    def __init__(self, group: Ranks, what: str):
+        self.group = group
+        self._what = what
+        self.error: Exception | None = None  # the first of this rank
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Keeps what its block raises."""
+        try:
+            yield
+        except Exception as error:
+            if self.error is None:
+                self.error = error
+
+    def settle(self) -> None:
+        """Raises this rank's error, or says whose it is. All ranks come here."""
+        words = [0] * self.group.size
+        words[self.group.rank] = int(self.error is not None)
+        failed = self.group.all_reduce(words)
+        if isinstance(self.error, OSError):
+            _fail_of_system(self.error)
+        if self.error is not None:
+            raise self.error
+        if any(failed):
+            ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
+            fail("peer_failed", _core.Problem(what=f"{self._what} failed on other ranks", where=f"rank {ranks}"))
+
+
+def _fail_of_system(error: OSError) -> NoReturn:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    fail("drive_full" if full else "file_call", _core.Problem(what=str(error.strerror), where=str(error.filename or "")))

@@ -1,0 +1,82 @@
+"""Whether a checkpoint is one of this model and this optimizer; and if not, why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from ballast.checks import refuse
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
+from ballast.wrapper.session import Session
+
+
+def require_fit(
+    checkpoint: Checkpoint,
+    session: Session,
+    parameters: Mapping[str, torch.nn.Parameter],
+    buffers: Mapping[str, torch.Tensor],
+    names: Mapping[int, str],
+) -> None:
+    saved = checkpoint.tensors
+    _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.is_parameter()])
+    _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
+    for name, tensor in {**parameters, **buffers}.items():
+        entry = saved[name]
+        if entry.shape != list(tensor.shape):
+            refuse(
+                f"a checkpoint holds a tensor of shape {tuple(entry.shape)}",
+                where=name,
+                needed=f"{tuple(tensor.shape)}, as the model has it",
+            )
+        if entry.role == "trained" and str(tensor.dtype).removeprefix("torch.") not in PARAMETER_DTYPES:
+            refuse(f"a parameter was trained as {entry.dtype}, and is {tensor.dtype} now", where=name)
+    _require_optimizer(checkpoint, session)
+    _require_groups(checkpoint, session, names)
+
+
+def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> None:
+    here, there = set(ours), set(theirs)
+    for missing, known, what in (
+        (sorted(here - there), there, f"a checkpoint lacks a {kind} of the model"),
+        (sorted(there - here), here, f"a checkpoint holds a {kind} that the model lacks"),
+    ):
+        if missing:
+            near = difflib.get_close_matches(missing[0], sorted(known), n=1, cutoff=0.5)
+            rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            refuse(
+                what,
+                where=missing[0] + rest,
+                needed="the model that was saved",
+                remedy=f"The nearest name on the other side is {near[0]}." if near else "",
+            )
+
+
+def _require_optimizer(checkpoint: Checkpoint, session: Session) -> None:
+    moments = {moment.name: name for moment, name in session.names_of_moments()}
+    if moments != checkpoint.moments:
+        refuse(
+            f"a checkpoint of {checkpoint.optimizer} was loaded into {type(session.optimizer).__name__}",
+            needed=f"an optimizer that keeps {_listed(checkpoint.moments)}",
+            remedy=f"This one keeps {_listed(moments)}.",
+        )
+
+
+def _require_groups(checkpoint: Checkpoint, session: Session, names: Mapping[int, str]) -> None:
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in session.optimizer.param_groups]
+    saved = [group["parameters"] for group in checkpoint.groups]
+    if len(groups) != len(saved):
+        refuse(f"a checkpoint has {len(saved)} parameter groups", needed=f"{len(groups)}, as the optimizer has them")
+    for number, (ours, theirs) in enumerate(zip(groups, saved)):
+        others = sorted(set(ours) ^ set(theirs))
+        if others:
+            refuse(
+                "a parameter is in another group than when it was saved",
+                where=f"param_groups[{number}]: {others[0]}",
+                needed="the same groups",
+            )
+
+
+def _listed(moments: Mapping[str, str]) -> str:
+    return " and ".join(moments.values()) or "no moments"

@@ -1,0 +1,105 @@
+"""What belongs to a training, by name: what is partitioned, and what torch holds whole on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ballast.checks import refuse
+from ballast.checkpoint.manifest import Tensor
+from ballast.wrapper.optimizer import WrappedOptimizer
+from ballast.wrapper.partition import Partition
+from ballast.wrapper.session import Session
+from ballast.wrapper.units import Member, names_of
+
+
+@dataclass
+class Held:
+    """A tensor of torch's, whole on each rank."""
+
+    name: str
+    role: str
+    tensor: torch.Tensor
+    steps: int = 0  # that have trained a parameter that is frozen now
+
+
+def session_of(optimizer: Any) -> Session:
+    if not isinstance(optimizer, WrappedOptimizer):
+        refuse(f"a {type(optimizer).__name__} was to be saved or loaded", needed="an optimizer of ballast.wrap()")
+    return optimizer._ballast
+
+
+def parameter_names(model: torch.nn.Module, session: Session) -> dict[int, str]:
+    """By id: the model's, and those of the optimizer that are not in the model."""
+    return names_of(session.optimizer.param_groups, model)
+
+
+def parameters_by_name(model: torch.nn.Module, session: Session) -> dict[str, torch.nn.Parameter]:
+    groups = session.optimizer.param_groups
+    everywhere = [*model.parameters(), *(parameter for group in groups for parameter in group["params"])]
+    by_id = {id(parameter): parameter for parameter in everywhere}
+    return {name: by_id[number] for number, name in parameter_names(model, session).items()}
+
+
+def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those that a state_dict() has: others are computed anew."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}" if path else name] = buffer
+    return found
+
+
+def moment_name(parameter: str, moment: str) -> str:
+    """
+    >>> moment_name("layer.weight", "exp_avg")
+    'layer.weight: exp_avg'
+    """
+    return f"{parameter}: {moment}"
+
+
+def held_by_torch(model: torch.nn.Module, session: Session, partition: Partition) -> Iterator[Held]:
+    """In the same order on all ranks."""
+    names = parameter_names(model, session)
+    partitioned = {id(member.parameter) for member in partition.all_members}
+    for name, parameter in parameters_by_name(model, session).items():
+        if id(parameter) not in partitioned:
+            yield Held(name, "frozen", parameter.detach(), session.steps_of(parameter))
+    for parameter, values in session.aside():
+        for moment, value in values.items():
+            if moment != "step":
+                yield Held(moment_name(names[id(parameter)], moment), "moment", value)
+    for name, buffer in buffers_by_name(model).items():
+        yield Held(name, "buffer", buffer.detach())
+
+
+def entry_of(held: Held) -> Tensor:
+    tensor = held.tensor
+    return Tensor(
+        held.role,
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.element_size(),
+        list(tensor.shape),
+        steps=held.steps,
+    )
+
+
+def entry_of_member(member: Member, partition: Partition, session: Session) -> Tensor:
+    """Of a parameter that is partitioned."""
+    parameter = member.parameter
+    entry = Tensor(
+        "frozen" if member.group is None else "trained",
+        str(parameter.dtype).removeprefix("torch."),
+        parameter.element_size(),
+        list(parameter.shape),
+        steps=session.steps_of(parameter, member),
+    )
+    if member.group is not None:
+        kind = partition.kind(member)
+        assert kind.format is not None
+        entry.format, entry.momentum, entry.variance = kind.format.name, kind.momentum, kind.variance
+    return entry

@@ -1,0 +1,172 @@
+"""Reading a checkpoint, on however many ranks, at whatever stage, tier and state format. What can be checked is checked before
+anything is changed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.checkpoint import manifest
+from ballast.checkpoint.agreement import Agreement
+from ballast.checkpoint.fitting import require_fit
+from ballast.checkpoint.holdings import buffers_by_name, moment_name, parameter_names, parameters_by_name
+from ballast.checkpoint.pieces import Cut, cover
+from ballast.checkpoint.stream import Stream
+from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+from ballast.wrapper.partition import Partition
+from ballast.wrapper.session import Session, State
+
+
+class Loading:
+    """Of one checkpoint, into one model and optimizer. All ranks do this together."""
+
+    def __init__(self, directory: Path, model: torch.nn.Module, session: Session):
+        self._session = session
+        self._together = Agreement(session.group, "loading a checkpoint")
+        self._parameters = parameters_by_name(model, session)
+        self._names = parameter_names(model, session)
+        self._buffers = buffers_by_name(model)
+        with self._together.attempt():
+            self._checkpoint = manifest.read(directory)
+            self._files = manifest.data_files(directory, self._checkpoint)
+            require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)
+            self._extra = read_extra(directory, self._checkpoint, session.group.rank)
+        self._together.settle()
+        self._tensors = self._checkpoint.tensors
+
+    def run(self) -> Any:
+        """What was saved as extra."""
+        self._session.optimizer.zero_grad()
+        with self._together.attempt():  # a file that is missing or too short, before anything is changed
+            _core.CheckpointReader(self._files, self._all_places())
+        self._together.settle()
+        set_groups(self._session.optimizer, self._checkpoint.groups)
+        aside, late = self._empty_moments()
+        made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
+        partition = self._session.begin_from(made, self._checkpoint.step, aside)
+        self._fill(partition, self._targets(partition, {**aside, **late}))
+        if any(self._session.group.all_reduce([len(late)])):
+            partition.write_moments(moments_by_kind(late, self._session))
+        self._session.skipped = self._checkpoint.skipped
+        self._session.is_half_loaded = False
+        return self._extra
+
+    def _all_places(self) -> list[tuple[int, int, int, int]]:
+        """The last piece of each file."""
+        last = {piece.file: piece for piece in manifest.pieces_by_file(list(self._tensors.values()))}
+        return [(piece.file, piece.offset, piece.bytes, piece.seal) for piece in last.values()]
+
+    def _empty_moments(self) -> tuple[State, State]:
+        """For moments that belong to no trained parameter, now or when they were saved: to be kept aside; to be given back."""
+        aside: State = {}
+        late: State = {}
+        for _, parameter in self._session.parameters():
+            name = self._names[id(parameter)]
+            entry = self._tensors[name]
+            kept = [moment for _, moment in self._session.names_of_moments() if moment_name(name, moment) in self._tensors]
+            if not parameter.requires_grad and entry.role == "trained":
+                kept = [moment for _, moment in self._session.names_of_moments()]
+            if not kept or (parameter.requires_grad and entry.role == "trained"):
+                continue
+            values = {moment: torch.zeros(parameter.shape, dtype=torch.float32) for moment in kept}
+            where = late if parameter.requires_grad else aside
+            where[id(parameter)] = {"step": torch.tensor(float(entry.steps)), **values}
+        return aside, late
+
+    def _targets(self, partition: Partition, moments: State) -> list[Target]:
+        """What does not lie in the partition, on each rank."""
+        partitioned = {id(member.parameter) for member in partition.all_members}
+        targets: list[Target] = []
+        for name, parameter in self._parameters.items():
+            entry, own = self._tensors[name], moments.get(id(parameter), {})
+            outside = None if id(parameter) in partitioned else parameter.data
+            if entry.role != "trained":
+                targets += [] if outside is None else [PlainTensor(name, entry, outside)]
+                targets += [self._plain_moment(name, moment, own[moment]) for moment in own if moment != "step"]
+            elif outside is not None or own:
+                by_kind = {kind.name: own[moment] for kind, moment in self._session.names_of_moments() if moment in own}
+                targets.append(TrainedTensor(name, entry, outside, by_kind))
+        targets += [PlainTensor(name, self._tensors[name], buffer.data) for name, buffer in self._buffers.items()]
+        return targets
+
+    def _plain_moment(self, parameter: str, moment: str, into: torch.Tensor) -> Target:
+        name = moment_name(parameter, moment)
+        return PlainTensor(name, self._tensors[name], into)
+
+    def _fill(self, partition: Partition, targets: list[Target]) -> None:
+        parts = [(self._name_of(part, partition), part) for part in partition.own_parts()]
+        wanted = [cut for name, part in parts for cut in cover(self._tensors[name].pieces, part.first, part.count)]
+        wanted += [cut for target in targets for cut in whole(target)]
+        with self._together.attempt():
+            stream = Stream(self._files, (cut.piece for cut in wanted))
+        self._together.settle()
+
+        def change(part: _core.StatePart) -> None:
+            with self._together.attempt():
+                if self._together.error is None:
+                    self._change(part, self._name_of(part, partition), stream)
+
+        partition.change_parts(change, self._checkpoint.step, self._together.settle)
+        with self._together.attempt():
+            for target in targets:
+                target.begin()
+                for cut in whole(target):
+                    target.take(stream.go_to(cut.piece, target.name), cut)
+                target.finish()
+        self._together.settle()
+
+    def _change(self, part: _core.StatePart, name: str, stream: Stream) -> None:
+        entry = self._tensors[name]
+        for cut in cover(entry.pieces, part.first, part.count):
+            elements = (cut.piece.count, cut.first, cut.into, cut.count)
+            stream.go_to(cut.piece, name).copy(entry.kind(), elements, part)
+
+    def _name_of(self, part: _core.StatePart, partition: Partition) -> str:
+        return self._names[id(partition.member_of(part).parameter)]
+
+
+def whole(target: Target) -> Iterator[Cut]:
+    return cover(target.entry.pieces, 0, target.entry.elements)
+
+
+def moments_by_kind(late: State, session: Session) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+    """As a partition takes them."""
+    return {
+        (parameter, kind): values[name]
+        for parameter, values in late.items()
+        for kind, name in session.names_of_moments()
+        if name in values
+    }
+
+
+def set_groups(optimizer: torch.optim.Optimizer, saved: Iterable[dict[str, Any]]) -> None:
+    for group, found in zip(optimizer.param_groups, saved):
+        for key, value in found["options"].items():
+            group[key] = alike(group.get(key), value)
+
+
+def alike(now: Any, value: Any) -> Any:
+    """JSON knows neither tuples nor tensors.
+
+    >>> alike((0.9, 0.99), [0.8, 0.9])
+    (0.8, 0.9)
+    """
+    if isinstance(now, tuple) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(now, torch.Tensor):
+        return now.fill_(value)
+    return value
+
+
+def read_extra(directory: Path, checkpoint: manifest.Checkpoint, rank: int) -> Any:
+    """That of the rank of the same number; ranks that there were not begin again with the first one's."""
+    number = rank % checkpoint.ranks
+    path = directory / checkpoint.folder / manifest.extra_name(number)
+    content = manifest.read_bytes(path)
+    manifest.require_sealed(content, checkpoint.extra_seals[number], path)
+    return torch.load(io.BytesIO(content), weights_only=True)

@@ -1,0 +1,189 @@
+"""What a checkpoint consists of, as its JSON files say it. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.checkpoint.pieces import Piece, in_order
+
+VERSION = 1
+MANIFEST = "checkpoint.json"
+
+PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
+
+
+@dataclass
+class Tensor:
+    """A parameter with its state, or another tensor of the model or the optimizer."""
+
+    role: str  # "trained", "frozen", "buffer", "moment"
+    dtype: str  # with torch's name
+    item_bytes: int
+    shape: list[int]
+    format: str | None = None  # of a trained parameter's state, and which moments it has
+    momentum: bool = False
+    variance: bool = False
+    steps: int = 0  # that have trained it
+    pieces: list[Piece] = field(default_factory=list)  # in order; not in the manifest, but in the ranks' own files
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def is_parameter(self) -> bool:
+        return self.role in ("trained", "frozen")
+
+    def kind(self) -> _core.ChunkKind:
+        return _core.ChunkKind(
+            parameter=PARAMETER_DTYPES[self.dtype],
+            format=None if self.format is None else _core.StateFormat[self.format],
+            momentum=self.momentum,
+            variance=self.variance,
+        )
+
+    def chunk_bytes(self, elements: int) -> int:
+        return self.kind().bytes(elements) if self.role == "trained" else elements * self.item_bytes
+
+
+@dataclass
+class Checkpoint:
+    """Everything about a checkpoint but its numbers."""
+
+    step: int
+    skipped: int
+    ranks: int
+    folder: str  # beside the manifest, with the files of this checkpoint
+    optimizer: str  # its class
+    moments: dict[str, str]  # "momentum" and "variance", as far as it has them: torch's names
+    groups: list[dict[str, Any]]  # "parameters": names; "options"
+    tensors: dict[str, Tensor]
+    indexes: list[dict[str, Any]]  # of each rank's file: its name and its seal
+    written_by: str = _core.version
+    format: int = VERSION
+    extra_seals: list[str] = field(default_factory=list)  # by rank; like pieces
+
+    def to_json(self) -> bytes:
+        content = asdict(self)
+        del content["extra_seals"]
+        for tensor in content["tensors"].values():
+            del tensor["pieces"]
+        return sealed(content)
+
+
+def index_name(rank: int) -> str:
+    return f"rank-{rank:05}.json"
+
+
+def data_name(rank: int) -> str:
+    return f"rank-{rank:05}.data"
+
+
+def extra_name(rank: int) -> str:
+    return f"rank-{rank:05}.extra"
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """As a file's text, with a checksum.
+
+    >>> unsealed(sealed({"step": 3}), "here")
+    {'step': 3}
+    >>> unsealed(sealed({"step": 3}).replace(b"3", b"4", 1), "here")
+    Traceback (most recent call last):
+    ballast.errors.FailureError: B3202 a file of a checkpoint is not what was written
+      where:     here
+    ...
+    """
+    text = _canonical(content)
+    return b'{"content": ' + text + b', "seal": "' + seal_of(text).encode() + b'"}\n'
+
+
+def unsealed(text: bytes, where: str) -> Any:
+    try:
+        read = json.loads(text)
+        content = read["content"]
+        if read["seal"] == seal_of(_canonical(content)):
+            return content
+    except (ValueError, KeyError, TypeError):
+        pass
+    _fail_changed(where)
+
+
+def require_sealed(content: bytes, seal: str, path: Path) -> None:
+    if seal_of(content) != seal:
+        _fail_changed(str(path))
+
+
+def _fail_changed(where: str) -> NoReturn:
+    fail("bad_record", _core.Problem(what="a file of a checkpoint is not what was written", where=where))
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def seal_of(text: bytes) -> str:
+    return f"{_core.checksum(text):016x}"
+
+
+# --- Reading ---
+
+
+def read(directory: str | Path) -> Checkpoint:
+    """The checkpoint in a directory, with all pieces of all tensors. What cannot be right is refused, and named."""
+    directory = Path(directory)
+    checkpoint = _read_manifest(directory)
+    pieces: dict[str, list[Piece]] = {name: [] for name in checkpoint.tensors}
+    for rank, index in enumerate(checkpoint.indexes):
+        path = directory / checkpoint.folder / index["file"]
+        text = read_bytes(path)
+        require_sealed(text, index["seal"], path)
+        content = unsealed(text, str(path))
+        checkpoint.extra_seals.append(content["extra"]["seal"])
+        for name, chunks in content["chunks"].items():
+            tensor = checkpoint.tensors[name]
+            for first, count, offset, seal in chunks:
+                pieces[name].append(Piece(first, count, rank, offset, tensor.chunk_bytes(count), int(seal, 16)))
+    for name, tensor in checkpoint.tensors.items():
+        tensor.pieces = in_order(name, tensor.elements, pieces[name])
+    return checkpoint
+
+
+def _read_manifest(directory: Path) -> Checkpoint:
+    path = directory / MANIFEST
+    content = unsealed(read_bytes(path), str(path))
+    if content["format"] > VERSION:
+        fail(
+            "newer_format",
+            _core.Problem(
+                what=f"a checkpoint has format {content['format']}, written by Ballast {content['written_by']}",
+                where=str(path),
+                needed=f"format {VERSION} or older",
+            ),
+        )
+    tensors = {name: Tensor(**tensor) for name, tensor in content.pop("tensors").items()}
+    return Checkpoint(**content, tensors=tensors)
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        fail("file_call", _core.Problem(what=f"a file of a checkpoint cannot be read: {error.strerror}", where=str(path)))
+
+
+def data_files(directory: str | Path, checkpoint: Checkpoint) -> list[str]:
+    """By rank."""
+    return [str(Path(directory) / checkpoint.folder / data_name(rank)) for rank in range(checkpoint.ranks)]
+
+
+def pieces_by_file(tensors: Sequence[Tensor]) -> list[Piece]:
+    """All, in the order in which they lie on the drive."""
+    pieces = [piece for tensor in tensors for piece in tensor.pieces]
+    return sorted(pieces, key=lambda piece: (piece.file, piece.offset))

@@ -1,0 +1,206 @@
+"""Writing a checkpoint: each rank its own part, and then rank 0 what says that it is whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse
+from ballast.checkpoint import manifest
+from ballast.checkpoint.agreement import Agreement
+from ballast.checkpoint.folder import flush_folder, folder_name, make_current, make_folder, require_space, write_file
+from ballast.checkpoint.holdings import Held, entry_of, entry_of_member, held_by_torch, parameter_names
+from ballast.checkpoint.manifest import Checkpoint, Tensor
+from ballast.checkpoint.pieces import slices
+from ballast.wrapper.session import Session
+
+SLICE = 1 << 20  # elements of what torch holds that are one chunk; a multiple of what shares a scale
+INDEX_BYTES = 128  # of a chunk, in a rank's index
+
+Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element, count, offset, seal
+
+
+class Saving:
+    """One rank's part of one checkpoint. All ranks do this together."""
+
+    def __init__(self, directory: Path, model: torch.nn.Module, session: Session, extra: Any):
+        self._directory = directory
+        self._session = session
+        self._group = session.group
+        self._partition = session.partition_now()
+        self._names = parameter_names(model, session)
+        self._held = list(held_by_torch(model, session, self._partition))
+        self._entries = {
+            self._names[id(member.parameter)]: entry_of_member(member, self._partition, session)
+            for member in self._partition.all_members
+        }
+        self._entries.update((held.name, entry_of(held)) for held in self._held)
+        self._own = [part for number, part in enumerate(self._partition.own_parts()) if self._writes(number)]
+        self._together = Agreement(self._group, "saving a checkpoint")
+        with self._together.attempt():
+            self._extra = packed(extra)
+            self._groups = groups_of(session.optimizer, self._names)
+        self._together.settle()
+
+    def run(self) -> None:
+        folder = folder_name(self._session.steps, self._token())
+        try:
+            self._begin(folder)
+            self._write(self._directory / folder)
+            with self._together.attempt():
+                if self._group.rank == 0:
+                    make_current(self._directory, folder, self._manifest(folder))
+            self._together.settle()
+        except BaseException:
+            if self._group.rank == 0:
+                shutil.rmtree(self._directory / folder, ignore_errors=True)
+            raise
+
+    def _token(self) -> int:
+        """The same on all ranks, and on none of another time."""
+        mine = int.from_bytes(os.urandom(4), "little") if self._group.rank == 0 else 0
+        return self._group.all_reduce([mine])[0]
+
+    def _begin(self, folder: str) -> None:
+        with self._together.attempt():
+            if self._group.rank == 0:
+                make_folder(self._directory, folder)
+        self._together.settle()
+        [needed] = self._group.all_reduce([self._bytes()])
+        with self._together.attempt():
+            require_shared(self._directory / folder)
+            require_space(self._directory, needed)
+        self._together.settle()
+
+    # --- What this rank writes ---
+
+    def _writes(self, number: int) -> bool:
+        """Where all ranks keep everything, they take turns."""
+        return self._session.options.stage > 0 or number % self._group.size == self._group.rank
+
+    def _own_slices(self) -> Iterator[tuple[Held, int, int]]:
+        """Of what torch holds; buffers may differ from rank to rank, and rank 0's count."""
+        number = 0
+        for held in self._held:
+            for first, count in slices(held.tensor.numel(), SLICE):
+                number += 1
+                writer = 0 if held.role == "buffer" else number % self._group.size
+                if writer == self._group.rank:
+                    yield held, first, count
+
+    def _entry(self, part: _core.StatePart) -> tuple[str, Tensor]:
+        name = self._names[id(self._partition.member_of(part).parameter)]
+        return name, self._entries[name]
+
+    def _bytes(self) -> int:
+        parts = [self._entry(part)[1].chunk_bytes(part.count) for part in self._own]
+        parts += [held.tensor.element_size() * count for held, _, count in self._own_slices()]
+        return sum(parts) + INDEX_BYTES * len(parts) + len(self._extra)
+
+    def _write(self, folder: Path) -> None:
+        rank = self._group.rank
+        chunks: Chunks = {}
+        with self._together.attempt():
+            writer = _core.CheckpointWriter(str(folder / manifest.data_name(rank)))
+        self._together.settle()
+        mine = {(part.unit, part.tensor, part.first) for part in self._own}
+
+        def look(part: _core.StatePart) -> None:
+            with self._together.attempt():
+                if self._together.error is None and (part.unit, part.tensor, part.first) in mine:
+                    add(chunks, self._entry(part)[0], part.first, part.count, writer.append(part))
+
+        self._partition.look_at_parts(look)
+        with self._together.attempt():
+            if self._together.error is None:
+                for held, first, count in self._own_slices():
+                    values = slice_on_host(held.tensor, first, count)
+                    add(chunks, held.name, first, count, writer.append_memory(values.data_ptr(), values.nbytes))
+                bytes_written = writer.finish()
+                write_file(folder / manifest.extra_name(rank), self._extra)
+                write_file(folder / manifest.index_name(rank), self._index(chunks, bytes_written))
+                flush_folder(folder)
+        self._together.settle()
+
+    def _index(self, chunks: Chunks, bytes_written: int) -> bytes:
+        extra = {"bytes": len(self._extra), "seal": manifest.seal_of(self._extra)}
+        return manifest.sealed({"chunks": chunks, "data_bytes": bytes_written, "extra": extra})
+
+    def _manifest(self, folder: str) -> bytes:
+        """With the seals of all ranks' indexes, as they lie on the drive."""
+        files = [manifest.index_name(rank) for rank in range(self._group.size)]
+        seals = [manifest.seal_of(manifest.read_bytes(self._directory / folder / file)) for file in files]
+        return Checkpoint(
+            step=self._session.steps,
+            skipped=self._session.skipped,
+            ranks=self._group.size,
+            folder=folder,
+            optimizer=type(self._session.optimizer).__name__,
+            moments={moment.name: name for moment, name in self._session.names_of_moments()},
+            groups=self._groups,
+            tensors=self._entries,
+            indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
+        ).to_json()
+
+
+def add(chunks: Chunks, name: str, first: int, count: int, written: tuple[int, int]) -> None:
+    offset, seal = written
+    chunks.setdefault(name, []).append((first, count, offset, f"{seal:016x}"))
+
+
+def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    return tensor.detach().reshape(-1)[first : first + count].to("cpu").contiguous()
+
+
+def require_shared(folder: Path) -> None:
+    if not folder.is_dir():
+        refuse(
+            "a checkpoint was to be saved to a directory that not all ranks see",
+            where=str(folder),
+            needed="a directory that all machines share",
+        )
+
+
+def packed(extra: Any) -> bytes:
+    """What can be read again without running anything that a file says."""
+    buffer = io.BytesIO()
+    torch.save(extra, buffer)
+    try:
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        refuse(
+            "extra holds something that torch.load(weights_only=True) would not read",
+            where=str(error).splitlines()[0],
+            needed="tensors, numbers, text, None, and lists, tuples and dictionaries of them",
+            remedy="Save a state_dict() instead of an object.",
+        )
+    return buffer.getvalue()
+
+
+def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
+    """The parameter groups, with names instead of parameters."""
+    groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        options = {key: plain(value) for key, value in group.items() if key != "params"}
+        try:
+            json.dumps(options)
+        except TypeError as error:
+            refuse(
+                f"a parameter group holds what cannot be saved: {error}",
+                where=f"param_groups[{number}]",
+                needed="numbers, text, None, and lists and dictionaries of them",
+            )
+        groups.append({"parameters": [names[id(parameter)] for parameter in group["params"]], "options": options})
+    return groups
+
+
+def plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -1,0 +1,71 @@
+"""Where a checkpoint's tensors go that torch holds whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from ballast import _core
+from ballast.checkpoint.manifest import PARAMETER_DTYPES, Tensor
+from ballast.checkpoint.pieces import Cut
+
+
+class Target(Protocol):
+    name: str
+    entry: Tensor
+
+    def begin(self) -> None: ...
+    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None: ...
+    def finish(self) -> None: ...
+
+
+class PlainTensor:
+    """Its elements as they are: of a buffer, a parameter that was frozen, or a moment that was kept aside."""
+
+    def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor):
+        self.name, self.entry = name, entry
+        self._tensor = tensor
+        self._dtype = getattr(torch, entry.dtype)
+
+    def begin(self) -> None:
+        self._flat = torch.empty(self.entry.elements, dtype=self._dtype)
+
+    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
+        values = torch.frombuffer(reader.memory(), dtype=self._dtype)[cut.first : cut.first + cut.count]
+        self._flat[cut.into : cut.into + cut.count] = values
+
+    def finish(self) -> None:
+        self._tensor.copy_(self._flat.view(self._tensor.shape))
+        del self._flat
+
+
+class TrainedTensor:
+    """A parameter that was trained, and is frozen now; its moments are kept aside. Without the parameter where that is
+    partitioned, and gets its numbers there."""
+
+    def __init__(self, name: str, entry: Tensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]):
+        self.name, self.entry = name, entry
+        self._parameter = parameter
+        self._moments = moments
+
+    def begin(self) -> None:
+        dtype = torch.float32 if self._parameter is None else self._parameter.dtype
+        self._values = torch.empty(self.entry.shape, dtype=dtype)
+        at = {kind: moment.data_ptr() for kind, moment in self._moments.items()}
+        self._part = _core.StatePart(
+            dtype=PARAMETER_DTYPES[str(dtype).removeprefix("torch.")],
+            parameter=self._values.data_ptr(),
+            momentum=at.get("momentum", 0),
+            variance=at.get("variance", 0),
+            count=self.entry.elements,
+        )
+
+    def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
+        reader.copy(self.entry.kind(), (cut.piece.count, cut.first, cut.into, cut.count), self._part)
+
+    def finish(self) -> None:
+        if self._parameter is not None:
+            self._parameter.copy_(self._values)
+        del self._values, self._part

@@ -1,0 +1,46 @@
+"""Reading all of a checkpoint, to see whether it is what was written. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ballast import _core
+from ballast.checkpoint import manifest
+from ballast.checkpoint.pieces import Piece
+from ballast.errors import Error
+
+
+def problems_of(directory: str | Path) -> Iterator[str]:
+    """What is wrong, one thing after the other; nothing, if all is well. Raises where it cannot begin."""
+    directory = Path(directory)
+    checkpoint = manifest.read(directory)
+    for rank in range(checkpoint.ranks):
+        path = directory / checkpoint.folder / manifest.extra_name(rank)
+        try:
+            manifest.require_sealed(manifest.read_bytes(path), checkpoint.extra_seals[rank], path)
+        except Error as error:
+            yield _line(error)
+    by_file: dict[int, list[tuple[Piece, str]]] = {rank: [] for rank in range(checkpoint.ranks)}
+    for name, tensor in checkpoint.tensors.items():
+        for piece in tensor.pieces:
+            by_file[piece.file].append((piece, name))
+    for data, pieces in zip(manifest.data_files(directory, checkpoint), by_file.values()):
+        yield from _problems_of_file(data, sorted(pieces, key=lambda each: each[0].offset))
+
+
+def _problems_of_file(path: str, pieces: list[tuple[Piece, str]]) -> Iterator[str]:
+    try:
+        reader = _core.CheckpointReader([path], [(0, piece.offset, piece.bytes, piece.seal) for piece, _ in pieces])
+    except Error as error:
+        yield _line(error)
+        return
+    for piece, name in pieces:
+        try:
+            reader.next()
+        except Error as error:
+            yield f"{_line(error)}: {name}, elements {piece.first} to {piece.end}"
+
+
+def _line(error: Error) -> str:
+    return f"{error.code} {error.what_happened}: {error.where}"

@@ -1,0 +1,48 @@
+"""Checkpoints that any number of ranks can read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def save(
+    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, extra: Any = None
+) -> None:
+    """Writes the model and the optimizer's state to a directory, which all ranks do together, each its own part.
+
+    >>> import tempfile, torch, ballast
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     save(directory, model, optimizer, extra={"epoch": 3})
+    ...     load_checkpoint(directory, model, optimizer)
+    {'epoch': 3}
+
+    A checkpoint that is in the directory already stays the current one until the new one is whole, whatever happens, and goes
+    then. `extra` is the rank's own: what `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in
+    the data, the state of random numbers. Buffers are those of rank 0.
+    """
+    from ballast.checkpoint.holdings import session_of
+    from ballast.checkpoint.saving import Saving
+
+    Saving(Path(directory), model, session_of(optimizer), extra).run()
+
+
+def load_checkpoint(
+    directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Any:
+    """Makes the model and the optimizer what they were when `save()` was called, and returns what it was given as `extra`. All
+    ranks do this together; their number, stage, tiers and state format may be others than they were. Gradients that have come
+    since the last step are gone.
+
+    Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`.
+    """
+    from ballast.checkpoint.holdings import session_of
+    from ballast.checkpoint.loading import Loading
+
+    return Loading(Path(directory), model, session_of(optimizer)).run()

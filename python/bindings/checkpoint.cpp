@@ -1,0 +1,124 @@
+#include "python/bindings/checkpoint.h"
+
+#include <pybind11/stl.h>
+
+#include "kernels/runtime/round_up.h"
+#include "offload/checksum.h"
+
+namespace ballast::python {
+
+Appended CheckpointWriter::append(const StatePart& part) {
+  const py::gil_scoped_release released;
+  const ChunkKind kind = kind_of(part.memory, part.frozen);
+  chunk_.assign(kind.bytes(part.memory.count), std::byte{0});
+  kernels::copy_state(part.memory, kind.tile(chunk_.data(), part.memory.count));
+  const offload::Chunk chunk = file_.append(chunk_);
+  return {chunk.offset, chunk.seal};
+}
+
+Appended CheckpointWriter::append_memory(std::uintptr_t address, std::size_t bytes) {
+  const py::gil_scoped_release released;
+  const offload::Chunk chunk = file_.append({reinterpret_cast<const std::byte*>(address), bytes});
+  return {chunk.offset, chunk.seal};
+}
+
+std::uint64_t CheckpointWriter::finish() {
+  const py::gil_scoped_release released;
+  return file_.finish();
+}
+
+CheckpointReader::CheckpointReader(const std::vector<std::string>& files, const std::vector<Place>& in_order)
+    : queue_(offload::open_queue({.log = &quiet_})) {
+  const py::gil_scoped_release released;
+  std::vector<offload::ChunkPlace> places;
+  places.reserve(in_order.size());
+  for (const auto& [file, offset, bytes, seal] : in_order) {
+    places.push_back({file, {offset, bytes, seal}});
+  }
+  files_.emplace(std::vector<std::filesystem::path>(files.begin(), files.end()), std::move(places), *queue_);
+}
+
+void CheckpointReader::next() {
+  const py::gil_scoped_release released;
+  now_ = files_->next();
+}
+
+void CheckpointReader::copy(const ChunkKind& kind, const Elements& elements, const StatePart& to) const {
+  const py::gil_scoped_release released;
+  require(now_.size() == kind.bytes(elements.in_chunk), Code::bad_record, [&] {
+    return Problem{.what = "a chunk of a checkpoint has another size than its elements need",
+                   .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
+                   .available = std::to_string(now_.size()) + " bytes"};
+  });
+  auto* const chunk = const_cast<std::byte*>(now_.data());  // which is only read
+  kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
+                      kernels::part(to.memory, elements.into, elements.count));
+}
+
+namespace {
+
+void bind_parts(py::module_& module) {
+  py::class_<ChunkKind>(module, "ChunkKind")
+      .def(py::init<DType, std::optional<kernels::StateFormat>, bool, bool>(), py::kw_only(), py::arg("parameter"),
+           py::arg("format"), py::arg("momentum"), py::arg("variance"))
+      .def_readonly("parameter", &ChunkKind::parameter)
+      .def_readonly("format", &ChunkKind::format)
+      .def_readonly("momentum", &ChunkKind::momentum)
+      .def_readonly("variance", &ChunkKind::variance)
+      .def("bytes", &ChunkKind::bytes, py::arg("elements"));
+  py::class_<StatePart>(module, "StatePart")
+      .def(py::init([](DType dtype, std::uintptr_t parameter, std::uintptr_t momentum, std::uintptr_t variance,
+                       std::size_t count) {
+             const auto at = [](std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); };
+             return StatePart{.memory = {.parameter_dtype = dtype,
+                                         .parameter = at(parameter),
+                                         .momentum = at(momentum),
+                                         .variance = at(variance),
+                                         .count = count}};
+           }),
+           py::kw_only(), py::arg("dtype"), py::arg("parameter"), py::arg("momentum"), py::arg("variance"),
+           py::arg("count"), "Of somebody else's memory: a whole tensor, and its moments in fp32; 0: none.")
+      .def_readonly("unit", &StatePart::unit)
+      .def_readonly("tensor", &StatePart::tensor)
+      .def_readonly("first", &StatePart::first)
+      .def_readonly("frozen", &StatePart::frozen)
+      .def_property_readonly("count", [](const StatePart& part) { return part.memory.count; });
+}
+
+void bind_files(py::module_& module) {
+  py::class_<CheckpointWriter>(module, "CheckpointWriter")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def("append", &CheckpointWriter::append, py::arg("part"))
+      .def("append_memory", &CheckpointWriter::append_memory, py::arg("address"), py::arg("bytes"))
+      .def("finish", &CheckpointWriter::finish);
+  py::class_<CheckpointReader>(module, "CheckpointReader")
+      .def(py::init<const std::vector<std::string>&, const std::vector<CheckpointReader::Place>&>(), py::arg("files"),
+           py::arg("in_order"))
+      .def("next", &CheckpointReader::next)
+      .def("memory",
+           [](const py::object& reader) {
+             const auto now = reader.cast<CheckpointReader&>().now();
+             return Memory{const_cast<std::byte*>(now.data()), now.size(), {}, reader};  // as torch has it, to be read
+           })
+      .def(
+          "copy",
+          [](const CheckpointReader& reader, const ChunkKind& kind,
+             const std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>& elements, const StatePart& to) {
+            const auto [in_chunk, first, into, count] = elements;
+            reader.copy(kind, {in_chunk, first, into, count}, to);
+          },
+          py::arg("kind"), py::arg("elements"), py::arg("to"));
+}
+
+}  // namespace
+
+void bind_checkpoint(py::module_& module) {
+  bind_parts(module);
+  bind_files(module);
+  module.def(
+      "checksum",
+      [](const py::bytes& bytes) { return offload::checksum(std::as_bytes(std::span(std::string_view(bytes)))); },
+      py::arg("bytes"), "XXH3-64.");
+}
+
+}  // namespace ballast::python

@@ -1,0 +1,56 @@
+// Parts of a training's state on their way to the files of a checkpoint, and back.
+#pragma once
+
+#include <tuple>
+
+#include "offload/chunk_file.h"
+#include "python/bindings/session.h"
+#include "zero/state_chunk.h"
+
+namespace ballast::python {
+
+// Offset in the file, and seal.
+using Appended = std::pair<std::uint64_t, std::uint64_t>;
+
+class CheckpointWriter {
+ public:
+  explicit CheckpointWriter(const std::string& path)
+      : queue_(offload::open_queue({.log = &quiet_})), file_(path, *queue_) {}
+
+  Appended append(const StatePart& part);
+  Appended append_memory(std::uintptr_t address, std::size_t bytes);
+  std::uint64_t finish();
+
+ private:
+  Log quiet_{[](Level, std::string_view) {}};
+  std::unique_ptr<offload::IoQueue> queue_;
+  offload::ChunkWriter file_;
+  std::vector<std::byte> chunk_;
+};
+
+class CheckpointReader {
+ public:
+  using Place = std::tuple<std::size_t, std::uint64_t, std::uint64_t, std::uint64_t>;  // file, offset, bytes, seal
+
+  CheckpointReader(const std::vector<std::string>& files, const std::vector<Place>& in_order);
+
+  void next();
+  std::span<const std::byte> now() const { return now_; }  // the chunk that next() has read
+
+  // Elements of the chunk, which holds so many, become those of a part from `into` on.
+  struct Elements {
+    std::size_t in_chunk = 0;
+    std::size_t first = 0;
+    std::size_t into = 0;
+    std::size_t count = 0;
+  };
+  void copy(const ChunkKind& kind, const Elements& elements, const StatePart& to) const;
+
+ private:
+  Log quiet_{[](Level, std::string_view) {}};
+  std::unique_ptr<offload::IoQueue> queue_;
+  std::optional<offload::ChunkReader> files_;
+  std::span<const std::byte> now_;
+};
+
+}  // namespace ballast::python

@@ -1,0 +1,95 @@
+"""A process that is killed while it saves, at each moment at which it asks the system, or the library, for something."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from python.wrap.saved import Training, other_parameters
+
+import ballast
+from ballast.checkpoint import manifest
+
+WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
+EVERY = {"append": 16, "open": 3, "unlink": 2}  # of those that come often, each so many
+
+
+def killed_while_saving(rank: int, folder: str) -> list[int]:
+    """By moment: the step that was there afterwards, less the one before. The last is that of a saving that was not killed."""
+    gained = []
+    in_a_child(lambda: save_next(folder, moment=None))
+    while True:
+        before = manifest.read(folder).step
+        moment = len(gained) + 1
+        killed = in_a_child(lambda: save_next(folder, moment))
+        gained.append(manifest.read(folder).step - before)
+        if not killed:
+            return gained
+
+
+def in_a_child(do: Callable[[], None]) -> bool:
+    """Whether it was killed; it must not fail otherwise."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            do()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child failed: see what it printed"
+    return os.WIFSIGNALED(status)
+
+
+def save_next(folder: str, moment: int | None) -> None:
+    """Goes on from what is there, which has to be exactly what some saving was to write."""
+    training = Training({"stage": 3, "offload": "host"}, other_parameters(named()))
+    if moment is not None:
+        ballast.load_checkpoint(folder, training.model, training.optimizer)
+        assert digest(training) == Path(f"{folder}-{training.optimizer.steps}").read_text()
+    training.train(training.optimizer.steps, 1)
+    Path(f"{folder}-{training.optimizer.steps}").write_text(digest(training))
+    if moment is not None:
+        sys.setprofile(killer(moment))
+    ballast.save(folder, training.model, training.optimizer)
+    sys.setprofile(None)
+    if moment is not None:
+        assert len(os.listdir(folder)) == 2, "what killed savings left is gone"
+
+
+def named() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 5))
+
+
+def killer(moment: int) -> Callable[[Any, str, Any], None]:
+    counts = dict.fromkeys(WORDS, 0)
+    seen = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal seen
+        name = getattr(arg, "__name__", "")
+        if event not in ("c_call", "c_return") or name not in WORDS:
+            return
+        if event == "c_call":
+            counts[name] += 1
+        if counts[name] % EVERY.get(name, 1) == 0:
+            seen += 1
+        if seen == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return profile
+
+
+def digest(training: Training) -> str:
+    """Of parameters, buffers and state."""
+    state = training.optimizer.state_dict()["state"]
+    moments = [torch.clone(value) for values in state.values() for value in values.values()]
+    everything = [*training.everything().values(), *moments]
+    return str(ballast._core.checksum(b"".join(bytes(each.reshape(-1).view(torch.uint8).tolist()) for each in everything)))

@@ -1,0 +1,182 @@
+"""Trainings that are saved and loaded, for the tests of checkpoints: what ranks do, and what there is in a checkpoint."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from python.wrap.loops import Loop, Tower
+
+import ballast
+from ballast.checkpoint import manifest
+from ballast.checkpoint.pieces import cover
+from ballast.checkpoint.stream import Stream
+from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+
+Way = Mapping[str, Any]  # options of wrap(), and "dtype"
+Numbers = dict[str, torch.Tensor]
+STEPS = 4
+
+
+class Buffered(Tower):
+    """With buffers, one of which is not saved; it counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("table", torch.arange(5), persistent=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = batch.to(self.position.dtype)
+        self.calls += 1
+        self.mean.mul_(0.9).add_(self.first(batch).detach().mean(0), alpha=0.1)
+        return super().forward(batch)
+
+
+def groups_of(model: torch.nn.Module) -> list[dict[str, Any]]:
+    parameters = list(model.parameters())
+    return [
+        {"params": parameters[::2], "lr": 1e-2},
+        {"params": parameters[1::2], "lr": 3e-3, "betas": (0.8, 0.95), "weight_decay": 0.1},
+    ]
+
+
+class Training:
+    """A loop around a wrapped optimizer of two groups."""
+
+    def __init__(self, way: Way, model: torch.nn.Module | None = None):
+        options = dict(way)
+        self.model = (Buffered() if model is None else model).to(options.pop("dtype", torch.float32))
+        plain = torch.optim.AdamW(groups_of(self.model), lr=1.0)
+        self.optimizer = ballast.wrap(plain, self.model, **options)
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.loop = Loop(rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, steps=STEPS)
+
+    def train(self, first: int, steps: int) -> list[float]:
+        self.loop.steps = first + steps
+        return self.loop.train(self.model, self.optimizer, first).losses
+
+    def everything(self) -> Numbers:
+        """Parameters and buffers, as torch has them."""
+        with ballast.gather(self.model):
+            return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+def train_and_save(rank: int, folder: str, ways: list[Way]) -> list[Numbers]:
+    """Two steps; two more, in which some parameters are frozen that have state by then; and their learning rate has changed."""
+    seen = []
+    for number, way in enumerate(ways):
+        training = Training(way)
+        training.train(0, 2)
+        training.model.blocks[3].requires_grad_(False)
+        training.optimizer.param_groups[1]["lr"] = 1e-3
+        training.train(2, 2)
+        ballast.save(f"{folder}/{number}", training.model, training.optimizer, extra={"rank": rank})
+        seen.append(training.everything())
+    return seen
+
+
+def load_and_save(rank: int, pairs: list[tuple[str, str, Way]]) -> list[tuple[Numbers, int, Any, list[float]]]:
+    """Each is loaded, in this way; saved again, somewhere else; and trained on, with a parameter that is thawed."""
+    seen = []
+    for source, target, way in pairs:
+        torch.manual_seed(1)  # other parameters than those that were saved
+        training = Training(way, other_parameters(Buffered()))
+        training.model.blocks[3].requires_grad_(False)
+        extra = ballast.load_checkpoint(source, training.model, training.optimizer)
+        everything, steps = training.everything(), training.optimizer.steps
+        ballast.save(target, training.model, training.optimizer, extra=extra)
+        training.model.blocks[3].requires_grad_(True)
+        losses = training.train(STEPS, 2)
+        seen.append((everything, steps, extra, losses))
+    return seen
+
+
+def interrupted(rank: int, folder: str, ways: list[Way]) -> tuple[list[list[float]], list[list[float]]]:
+    """Losses after a while, without stopping and after loading it into another training."""
+    straight, again = [], []
+    for number, way in enumerate(ways):
+        one = Training(way)
+        one.train(0, 2)
+        ballast.save(f"{folder}/{number}", one.model, one.optimizer)
+        straight.append(one.train(2, 3))
+        other = Training(way, other_parameters(Buffered()))
+        ballast.load_checkpoint(f"{folder}/{number}", other.model, other.optimizer)
+        again.append(other.train(2, 3))
+    return straight, again
+
+
+def one_rank_cannot_write(rank: int, folder: str) -> tuple[str, int, bool]:
+    """What it says, the step of the checkpoint that there is then, and whether the training goes on as if nothing had been."""
+    training, other = Training({"stage": 2}), Training({"stage": 2})
+    training.train(0, 1), other.train(0, 1)
+    ballast.save(folder, training.model, training.optimizer)
+    training.train(1, 1), other.train(1, 1)
+    said = ""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
+    try:
+        ballast.save(folder, training.model, training.optimizer)
+    except ballast.Error as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    return said, manifest.read(folder).step, training.train(2, 1) == other.train(2, 1)
+
+
+def one_rank_reads_a_flipped_bit(rank: int, folder: str) -> str:
+    training = Training({"stage": 3, "offload": f"nvme:{folder}"})
+    training.train(0, 1)
+    ballast.save(f"{folder}/saved", training.model, training.optimizer)
+    if rank == 0:
+        piece = manifest.read(f"{folder}/saved").tensors["blocks.0.up.weight"].pieces[0]
+        [path] = Path(folder, "saved").rglob(f"rank-{piece.file:05}.data")
+        content = bytearray(path.read_bytes())
+        content[piece.offset] ^= 1
+        path.write_bytes(content)
+    training.optimizer._ballast.group.barrier()
+    try:
+        ballast.load_checkpoint(f"{folder}/saved", training.model, training.optimizer)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def other_parameters(model: torch.nn.Module) -> torch.nn.Module:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+def numbers_in(directory: str | Path) -> Numbers:
+    """All that a checkpoint holds: masters and moments in fp32, the rest as it is."""
+    checkpoint = manifest.read(directory)
+    numbers: Numbers = {}
+    for name, entry in checkpoint.tensors.items():
+        target: Target
+        if entry.role == "trained":
+            moments = {kind: torch.zeros(entry.shape) for kind in checkpoint.moments}
+            numbers[name] = torch.zeros(entry.shape)
+            numbers.update((f"{name}/{kind}", moment) for kind, moment in moments.items())
+            target = TrainedTensor(name, entry, numbers[name], moments)
+        else:
+            numbers[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
+            target = PlainTensor(name, entry, numbers[name])
+        stream = Stream(manifest.data_files(directory, checkpoint), entry.pieces)
+        target.begin()
+        for cut in cover(entry.pieces, 0, entry.elements):
+            target.take(stream.go_to(cut.piece, name), cut)
+        target.finish()
+    return numbers
+
+
+def same(one: Numbers, other: Numbers) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
+    )

@@ -1,0 +1,270 @@
+"""Checkpoints: whoever saved them, whoever loads them, the numbers are the same."""
+
+import json
+
+import pytest
+import torch
+from python.wrap import killed, saved
+from python.wrap.ranks import run_ranks
+from python.wrap.saved import Training, numbers_in, same
+
+import ballast
+from ballast.checkpoint import manifest
+
+RANKS = (1, 2, 3)
+BF16 = {"dtype": torch.bfloat16}
+
+
+def everywhere(path, **options):
+    nvme = f"nvme:{path}"
+    return [
+        {**options, "stage": 0},
+        {**options, "stage": 1},
+        {**options, "stage": 2, "offload": "host"},
+        {**options, "stage": 2, "offload": nvme},
+        {**options, "stage": 3},
+        {**options, "stage": 3, "offload": "host"},
+        {**options, "stage": 3, "offload": {"parameters": nvme, "gradients": "host", "state": nvme}},
+    ]
+
+
+def saved_on(ranks, path, ways):
+    folder = path / f"by-{ranks}"
+    return run_ranks(ranks, saved.train_and_save, str(folder), ways)[0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {**BF16, "state_format": "fp32"}, {**BF16}, {**BF16, "state_format": "bf16"}, {**BF16, "state_format": "compact"}],
+    ids=["fp32", "bf16 in fp32", "bf16 in split", "bf16 in bf16", "bf16 in compact"],
+)
+def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(kind, tmp_path):
+    ways = everywhere(tmp_path, **kind)
+    parameters = {ranks: saved_on(ranks, tmp_path, ways) for ranks in RANKS}
+    there = {(by, way): numbers_in(tmp_path / f"by-{by}" / str(way)) for by in RANKS for way in range(len(ways))}
+    for to in RANKS:
+        # Each of what was saved, in another way than it was.
+        pairs = [(by, way, (way + by + to) % len(ways)) for by in RANKS for way in range(len(ways))]
+        paths = [
+            (str(tmp_path / f"by-{by}" / str(way)), str(tmp_path / f"to-{to}" / f"{by}-{way}"), ways[other])
+            for by, way, other in pairs
+        ]
+        answers = run_ranks(to, saved.load_and_save, paths)
+        losses_of = {}
+        for number, (by, way, other) in enumerate(pairs):
+            for rank, (everything, steps, extra, losses) in enumerate(answer[number] for answer in answers):
+                assert same(everything, parameters[by][way]), (by, way, to, other)
+                assert (steps, extra) == (4, {"rank": rank % by})
+                losses_of.setdefault((by, rank), []).append(losses)
+            assert same(numbers_in(paths[number][1]), there[by, way]), (by, way, to, other)
+        if kind.get("state_format") not in ("bf16", "compact"):  # their random rounding knows units, and so the stage
+            assert all(all(losses == each[0] for losses in each) for each in losses_of.values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_training_goes_on_as_if_it_had_not_stopped(ranks, tmp_path):
+    for kind in ({}, BF16, {**BF16, "state_format": "bf16"}, {**BF16, "state_format": "compact"}):
+        ways = everywhere(tmp_path, **kind)
+        for losses, again in run_ranks(ranks, saved.interrupted, str(tmp_path / str(kind)), ways):
+            assert losses == again
+
+
+@pytest.mark.parametrize("to", ["fp32", "split", "bf16", "compact"])
+@pytest.mark.parametrize("by", ["fp32", "split", "bf16", "compact"])
+def test_another_state_format_keeps_what_it_can(by, to, tmp_path):
+    [parameters] = saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2, "state_format": by}])
+    [(everything, *_)] = saved.load_and_save(
+        0, [(f"{tmp_path}/0", f"{tmp_path}/1", {**BF16, "stage": 3, "state_format": to})]
+    )
+    assert same(parameters, everything)
+    before, after = numbers_in(tmp_path / "0"), numbers_in(tmp_path / "1")
+    assert before.keys() == after.keys()
+    assert same(before, after) == (to in (by, "split", "fp32"))
+    for name in before:
+        largest = before[name].abs().max().item() if before[name].numel() else 0
+        assert torch.allclose(before[name].double(), after[name].double(), rtol=0.05, atol=largest * 2e-3), name
+
+
+def test_a_model_of_another_number_format_gets_the_masters(tmp_path):
+    saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2}])
+    saved.load_and_save(0, [(f"{tmp_path}/0", f"{tmp_path}/1", {"stage": 3})])
+    before, after = numbers_in(tmp_path / "0"), numbers_in(tmp_path / "1")
+    assert all(torch.equal(before[name].float(), after[name].float()) for name in before)
+
+
+def test_what_is_loaded_has_the_groups_the_steps_and_the_frozen_state_of_before(tmp_path):
+    saved.train_and_save(0, str(tmp_path), [{"stage": 2}])
+    training = Training({"stage": 3})
+    training.model.blocks[3].requires_grad_(False)
+    groups = training.optimizer.param_groups
+    objects = [id(group) for group in groups]
+    ballast.load_checkpoint(tmp_path / "0", training.model, training.optimizer)
+    assert objects == [id(group) for group in training.optimizer.param_groups]
+    assert (groups[0]["lr"], groups[1]["lr"], groups[1]["betas"]) == (1e-2, 1e-3, (0.8, 0.95))
+    state = training.optimizer.state
+    assert float(state[training.model.first.weight]["step"]) == 4
+    assert float(state[training.model.blocks[3].up.weight]["step"]) == 2
+    assert state[training.model.blocks[3].up.weight]["exp_avg"].abs().max() > 0
+    assert training.model.blocks[1].up.weight not in state
+
+
+def test_a_checkpoint_replaces_the_one_before(tmp_path):
+    training = Training({"stage": 2})
+    for step in range(3):
+        training.train(step, 1)
+        ballast.save(tmp_path, training.model, training.optimizer)
+        assert len(list(tmp_path.iterdir())) == 2
+        assert manifest.read(tmp_path).step == step + 1
+
+
+class Broken:
+    """Ways of breaking a file of a checkpoint."""
+
+    @staticmethod
+    def flipped(path, at):
+        content = bytearray(path.read_bytes())
+        content[at] ^= 4
+        path.write_bytes(content)
+
+    @staticmethod
+    def missing(path, at):
+        path.unlink()
+
+    @staticmethod
+    def cut_off(path, at):
+        path.write_bytes(path.read_bytes()[: at // 2])
+
+
+@pytest.mark.parametrize("breaks", [Broken.flipped, Broken.missing, Broken.cut_off], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("file", ["checkpoint.json", "rank-00000.json", "rank-00000.data", "rank-00000.extra"])
+def test_a_broken_file_is_named_and_nothing_is_trained_with_it(breaks, file, tmp_path):
+    training = Training({"stage": 2})
+    training.train(0, 2)
+    ballast.save(tmp_path / "good", training.model, training.optimizer)
+    ballast.save(tmp_path / "bad", training.model, training.optimizer)
+    [path] = (tmp_path / "bad").rglob(file)
+    tensors = manifest.read(tmp_path / "bad").tensors
+    piece = tensors["blocks.0.up.weight"].pieces[0]
+    breaks(path, piece.offset + piece.bytes // 2 if file.endswith("data") else path.stat().st_size // 2)
+    with pytest.raises(ballast.Error, match="B3[0-9]{3}") as raised:
+        ballast.load_checkpoint(tmp_path / "bad", training.model, training.optimizer)
+    assert file in str(raised.value)
+    if file.endswith("data") and breaks is Broken.flipped:
+        assert "blocks.0.up.weight" in str(raised.value)
+        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*loaded in part"):
+            training.train(2, 1)
+    ballast.load_checkpoint(tmp_path / "good", training.model, training.optimizer)
+    again = Training({"stage": 2})
+    again.train(0, 2)
+    assert training.train(2, 2) == again.train(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.register_parameter("more", torch.nn.Parameter(torch.ones(3))), "lacks a parameter(.|\n)*more"),
+        (lambda model: delattr(model, "unused"), "the model lacks(.|\n)*unused"),
+        (lambda model: model.register_buffer("cells", torch.ones(3)), "lacks a buffer(.|\n)*cells(.|\n)*calls"),
+        (lambda model: setattr(model.unused, "bias", torch.nn.Parameter(torch.ones(4))), r"\(3,\)(.|\n)*unused.bias"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_with_the_name(change, said, tmp_path):
+    saved.train_and_save(0, str(tmp_path), [{"stage": 2}])
+    model = saved.Buffered()
+    change(model)
+    training = Training({"stage": 2}, model)
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*" + said):
+        ballast.load_checkpoint(tmp_path / "0", training.model, training.optimizer)
+    training.train(0, 1)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    saved.train_and_save(0, str(tmp_path), [{"stage": 2}])
+    model = saved.Buffered()
+    for optimizer, said in [
+        (torch.optim.SGD(saved.groups_of(model), lr=1.0), "AdamW(.|\n)*SGD"),
+        (torch.optim.AdamW(model.parameters(), lr=1.0), "2 parameter groups"),
+    ]:
+        for group in optimizer.param_groups:
+            group.pop("betas", None) if isinstance(optimizer, torch.optim.SGD) else None
+        with pytest.raises(ballast.UsageError, match="B1001(.|\n)*" + said):
+            ballast.load_checkpoint(tmp_path / "0", model, ballast.wrap(optimizer, model))
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
+    training = Training({"stage": 2})
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*weights_only"):
+        ballast.save(tmp_path, training.model, training.optimizer, extra={"way": Broken})
+    training.optimizer.param_groups[0]["friend"] = object()
+    with pytest.raises(ballast.UsageError, match=r"B1001(.|\n)*param_groups\[0\]"):
+        ballast.save(tmp_path, training.model, training.optimizer)
+    with pytest.raises(ballast.UsageError, match="needed: *an optimizer of ballast.wrap"):
+        ballast.save(tmp_path, training.model, torch.optim.AdamW(training.model.parameters()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_drive_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    training = Training({"stage": 2})
+    ballast.save(tmp_path, training.model, training.optimizer)
+    before = sorted(tmp_path.rglob("*"))
+    full = type("Full", (), {"f_bavail": 3, "f_frsize": 4096})
+    monkeypatch.setattr("os.statvfs", lambda path: full)
+    with pytest.raises(ballast.ResourceError, match="B2202(.|\n)*12 KiB"):
+        ballast.save(tmp_path, training.model, training.optimizer)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_rank_that_cannot_write_is_named_and_the_checkpoint_before_stays(tmp_path):
+    first, second = run_ranks(2, saved.one_rank_cannot_write, str(tmp_path))
+    assert "B3301" in first[0] and "rank 1" in first[0]
+    assert "B3201" in second[0]
+    assert first[1] == second[1] == 1  # the step of the checkpoint that is there
+    assert first[2] and second[2]  # and the training goes on
+
+
+def test_a_rank_that_cannot_read_is_named_and_none_goes_on_alone(tmp_path):
+    said = run_ranks(2, saved.one_rank_reads_a_flipped_bit, str(tmp_path))
+    assert any("B3202" in text for text in said)
+    assert all(text.startswith(("B3202", "B3301")) for text in said)
+
+
+def test_a_manifest_can_be_read_by_people(tmp_path):
+    saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2}])
+    content = json.loads((tmp_path / "0" / "checkpoint.json").read_text())["content"]
+    assert content["step"] == 4
+    assert content["tensors"]["blocks.0.up.weight"] == {
+        "role": "trained",
+        "dtype": "bfloat16",
+        "item_bytes": 2,
+        "shape": [32, 16],
+        "format": "split",
+        "momentum": True,
+        "variance": True,
+        "steps": 4,
+    }
+    content["format"] = 2
+    (tmp_path / "0" / "checkpoint.json").write_bytes(manifest.sealed(content))
+    with pytest.raises(ballast.UsageError, match="B1008(.|\n)*format 2"):
+        manifest.read(tmp_path / "0")
+
+
+def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
+    [gained] = run_ranks(1, killed.killed_while_saving, str(tmp_path / "here"))
+    assert len(gained) > 30
+    assert set(gained) == {0, 1}
+    assert gained == sorted(gained)  # once the new one is there it stays
+
+
+def test_a_run_that_is_kept_on_drives_goes_on_from_what_was_loaded(tmp_path):
+    kept = {"stage": 3, "offload": {kind: f"nvme:{tmp_path}" for kind in ("parameters", "state")}, "run": "mine"}
+    one = Training({"stage": 2})
+    one.train(0, 3)
+    ballast.save(tmp_path / "saved", one.model, one.optimizer)
+    other = Training(kept, saved.other_parameters(saved.Buffered()))
+    other.train(0, 1)
+    ballast.load_checkpoint(tmp_path / "saved", other.model, other.optimizer)
+    other.optimizer.close()
+    again = Training(kept, saved.other_parameters(saved.Buffered()))
+    assert again.optimizer.steps == 3
+    trained = [name for name, parameter in again.model.named_parameters() if parameter.requires_grad]
+    assert all(torch.equal(again.everything()[name], one.everything()[name]) for name in trained)
