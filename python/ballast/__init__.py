@@ -10,6 +10,7 @@ from ballast._core import version as __version__
 from ballast.connecting import Group, Store, connect
 from ballast.deferring import deferred
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
+from ballast.exporting import export
 from ballast.gathering import gather
 from ballast.loading import load
 from ballast.machine import this_machine
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "connect",
     "deferred",
+    "export",
     "front",
     "gather",
     "human_size",

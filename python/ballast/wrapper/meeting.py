@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ballast import _core
 from ballast.checks import refuse
 from ballast.connecting import Group, connect
 from ballast.wrapper.options import WrapOptions
@@ -64,6 +65,14 @@ def group_of(process_group: Any, timeout: float | None) -> Group:
     # All ranks of a group wrap in the same order, so the same count means the same optimizer.
     count = store.add(f"ballast/{name}/{rank}", 1)
     return connect(store=store, rank=rank, size=size, host=own_address(), job=f"ballast/{name}/{count}", timeout=timeout)
+
+
+def rank_in_job() -> int:
+    """Of this process, among all that torch.distributed has, or that the launcher has started."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return _core.launched_rank()
 
 
 def own_address() -> str:

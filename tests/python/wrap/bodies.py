@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -285,6 +287,26 @@ def loads_what_the_other_has_saved(rank: int) -> str:
     saved["ballast_part"]["rank"] = 1 - rank
     try:
         run.optimizer.load_state_dict(saved)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def exports(rank: int, path: str, stage: int) -> dict[str, torch.Tensor]:
+    run = loop_of(rank, make_model=Tower, steps=2).run(stage=stage)
+    ballast.export(run.model, path)
+    with ballast.gather(run.model):
+        return {name: value.clone() for name, value in run.model.state_dict().items() if name != "head.weight"}
+
+
+def exports_without_room(rank: int, path: str) -> str:
+    """What it says where rank 0 cannot write."""
+    run = loop_of(rank, make_model=Tower, steps=1).run(stage=3)
+    if rank == 0:
+        Path(path).write_text("before")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        ballast.export(run.model, path)
     except ballast.Error as error:
         return str(error)
     return ""

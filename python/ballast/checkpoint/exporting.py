@@ -1,0 +1,126 @@
+"""A model that goes to safetensors files, a unit at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from ballast.checks import refuse
+from ballast.checkpoint.agreement import Agreement
+from ballast.checkpoint.folder import flush_folder, require_space
+from ballast.checkpoint.holdings import buffers_by_name
+from ballast.checkpoint.pieces import slices
+from ballast.gathering import gather
+from ballast.safetensors_format import DTYPES, INDEX, File, Item, files_for, index_of
+from ballast.wrapper.meeting import rank_in_job
+from ballast.wrapper.memory import bytes_at
+
+SLICE = 4 << 20  # elements of a tensor that is not on the host, which are brought there at once
+SUFFIX = ".safetensors"
+
+
+class OneRank:
+    """Where nothing is partitioned, rank 0 needs nobody."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, values: Sequence[int]) -> list[int]:
+        return list(values)
+
+
+class Export:
+    """All ranks do this together where anything is partitioned."""
+
+    def __init__(self, model: torch.nn.Module, path: Path, most_bytes: int | None):
+        if path.suffix != SUFFIX:
+            refuse(f"a model was to be exported to {path.name}", needed=f"a name that ends with {SUFFIX}")
+        self._folder = path.parent
+        self._tensors: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **buffers_by_name(model)}
+        windows = [each.ballast_window for each in self._tensors.values() if hasattr(each, "ballast_window")]
+        self._is_partitioned = bool(windows)
+        self._group = windows[0].group if windows else OneRank()
+        items = [item_of(name, tensor) for name, tensor in self._tensors.items()]
+        self._tensor_bytes = sum(item.bytes for item in items)
+        self._files = files_for(items, path.name.removesuffix(SUFFIX), most_bytes)
+        self._index = self._folder / (INDEX if path.stem == "model" else f"{path.name}.index.json")
+        self._places: dict[str, tuple[int, int]] = {}  # of a tensor: the file's handle, and the byte where it begins
+
+    def run(self) -> None:
+        if not self._is_partitioned and rank_in_job() != 0:
+            return
+        together = Agreement(self._group, "exporting a model")
+        writes = self._group.rank == 0
+        with ExitStack() as at_the_end:
+            with together.attempt():
+                if writes:
+                    self._begin(at_the_end)
+            together.settle()
+            for unit in self._units():
+                with gather([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
+                    with together.attempt():
+                        if writes and together.error is None:
+                            self._write(unit)
+            with together.attempt():
+                if writes and together.error is None:
+                    self._finish()
+            together.settle()
+
+    def _units(self) -> list[dict[str, torch.Tensor]]:
+        """What is gathered together."""
+        units: dict[tuple[int, int | str], dict[str, torch.Tensor]] = {}
+        for name, tensor in self._tensors.items():
+            window = getattr(tensor, "ballast_window", None)
+            key: tuple[int, int | str] = (0, name) if window is None else (id(window), window.unit_of(tensor))
+            units.setdefault(key, {})[name] = tensor
+        return list(units.values())
+
+    def _begin(self, at_the_end: ExitStack) -> None:
+        require_space(self._folder, sum(file.bytes for file in self._files))
+        for file in self._files:
+            path = self._unfinished(file)
+            at_the_end.callback(path.unlink, missing_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            at_the_end.callback(os.close, handle)
+            write_at(handle, 0, memoryview(file.header))
+            self._places.update((name, (handle, begin)) for name, begin in file.begins.items())
+
+    def _unfinished(self, file: File) -> Path:
+        return self._folder / f"{file.name}.unfinished"
+
+    def _write(self, unit: dict[str, torch.Tensor]) -> None:
+        for name, tensor in unit.items():
+            handle, begin = self._places[name]
+            flat = tensor.detach().reshape(-1)
+            for first, count in slices(flat.numel(), SLICE):
+                values = flat[first : first + count].to("cpu")
+                at = begin + first * values.element_size()
+                write_at(handle, at, bytes_at(values.data_ptr(), values.nbytes))
+
+    def _finish(self) -> None:
+        for handle in {handle for handle, _ in self._places.values()}:
+            os.fsync(handle)
+        for file in self._files:
+            os.replace(self._unfinished(file), self._folder / file.name)
+        if len(self._files) > 1:
+            index = self._index.with_name(f"{self._index.name}.unfinished")
+            index.write_bytes(index_of(self._files, self._tensor_bytes))
+            os.replace(index, self._index)
+        flush_folder(self._folder)
+
+
+def item_of(name: str, tensor: torch.Tensor) -> Item:
+    known = {ours: theirs for theirs, ours in DTYPES.items()}
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in known:
+        refuse(f"safetensors files cannot hold {tensor.dtype}", where=name, needed=f"one of {', '.join(known)}")
+    return Item(name, known[dtype], tuple(tensor.shape), tensor.numel() * tensor.element_size())
+
+
+def write_at(handle: int, begin: int, content: memoryview) -> None:
+    while content:
+        count = os.pwrite(handle, content, begin)
+        content, begin = content[count:], begin + count

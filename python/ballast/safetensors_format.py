@@ -1,0 +1,86 @@
+"""What safetensors files look like, and how Hugging Face spreads a model over several of them. Pure.
+
+A file is 8 bytes with the length of the header, the header in JSON, and the tensors' bytes, without gaps, in row-major order.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+INDEX = "model.safetensors.index.json"
+DTYPES = {  # with torch's names
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+HEADER_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor that is to be in a file."""
+
+    name: str
+    dtype: str  # with the format's name
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class File:
+    """What is where in a file."""
+
+    name: str
+    header: bytes
+    begins: dict[str, int]  # of each tensor, in bytes from the file's first
+    bytes: int
+
+
+def files_for(items: Sequence[Item], stem: str, most_bytes: int | None) -> list[File]:
+    """In order, as many as it takes for none to have more bytes of tensors, but for a tensor that has more itself.
+
+    >>> items = [Item("a", "F32", (2,), 8), Item("b", "F32", (3,), 12), Item("c", "BF16", (1,), 2)]
+    >>> [(file.name, list(file.begins)) for file in files_for(items, "model", 16)]
+    [('model-00001-of-00002.safetensors', ['a']), ('model-00002-of-00002.safetensors', ['b', 'c'])]
+    """
+    parts: list[list[Item]] = [[]]
+    for item in items:
+        if most_bytes is not None and parts[-1] and sum(each.bytes for each in parts[-1]) + item.bytes > most_bytes:
+            parts.append([])
+        parts[-1].append(item)
+    if len(parts) == 1:
+        return [_file(f"{stem}.safetensors", parts[0])]
+    names = [f"{stem}-{number + 1:05}-of-{len(parts):05}.safetensors" for number in range(len(parts))]
+    return [_file(name, part) for name, part in zip(names, parts)]
+
+
+def _file(name: str, items: Iterable[Item]) -> File:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offsets, end = {}, 0
+    for item in items:
+        offsets[item.name] = end
+        end += item.bytes
+        entries[item.name] = {"dtype": item.dtype, "shape": item.shape, "data_offsets": [offsets[item.name], end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    header = struct.pack("<Q", len(text)) + text
+    return File(name, header, {name: len(header) + at for name, at in offsets.items()}, len(header) + end)
+
+
+def index_of(files: Sequence[File], tensor_bytes: int) -> bytes:
+    """Which tensor is in which file."""
+    where = {name: file.name for file in files for name in file.begins}
+    content = {"metadata": {"total_size": tensor_bytes}, "weight_map": dict(sorted(where.items()))}
+    return json.dumps(content, indent=2).encode() + b"\n"

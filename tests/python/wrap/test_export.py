@@ -1,0 +1,113 @@
+"""Models in safetensors files: as the package of that name, and transformers, read them."""
+
+import json
+import os
+
+import pytest
+import torch
+from python.wrap import bodies, saved
+from python.wrap.loops import Loop, Tower
+from python.wrap.ranks import run_ranks
+
+import ballast
+from ballast.safetensors_format import Item, files_for
+
+safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
+read = safetensors.load_file
+
+
+def expected_of(model):
+    tied = {"head.weight"}
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("most", [None, "2KiB"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_exported_is_read_by_others(stage, most, dtype, tmp_path):
+    training = saved.Training({"stage": stage, "dtype": dtype})
+    training.train(0, 2)
+    ballast.export(training.model, tmp_path / "model.safetensors", max_shard_size=most)
+    names = sorted(os.listdir(tmp_path))
+    if most is None:
+        assert names == ["model.safetensors"]
+    else:
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        assert sorted({*index["weight_map"].values(), "model.safetensors.index.json"}) == names
+        assert len(names) > 3
+    found = {}
+    for name in names:
+        if name.endswith(".safetensors"):
+            here = read(tmp_path / name)
+            assert most is None or len(here) == 1 or sum(each.nbytes for each in here.values()) <= 2048
+            assert most is None or all(index["weight_map"][each] == name for each in here)
+            found |= here
+    with ballast.gather(training.model):
+        expected = expected_of(training.model)
+        assert saved.same(found, expected)
+    if most is not None:
+        assert index["metadata"]["total_size"] == sum(each.nbytes for each in found.values())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_export_together(stage, tmp_path):
+    [expected, _] = run_ranks(2, bodies.exports, str(tmp_path / "model.safetensors"), stage)
+    assert saved.same(read(tmp_path / "model.safetensors"), expected)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+def test_a_rank_that_cannot_write_leaves_the_file_that_was_there(tmp_path):
+    first, second = run_ranks(2, bodies.exports_without_room, str(tmp_path / "model.safetensors"))
+    assert "B3201" in first and "B3301" in second
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == b"before"
+
+
+def test_one_unit_is_gathered_at_a_time(tmp_path, monkeypatch):
+    run = Loop(make_model=Tower, steps=1).run(stage=3)
+    window = run.model.position.ballast_window
+    most = 0
+    gathered = window.gathered
+
+    def counted(parameters):
+        nonlocal most
+        most = max(most, len({window.unit_of(each) for each in parameters}))
+        return gathered(parameters)
+
+    monkeypatch.setattr(window, "gathered", counted)
+    ballast.export(run.model, tmp_path / "model.safetensors")
+    assert most == 1
+
+
+def test_what_files_cannot_hold_is_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*.safetensors"):
+        ballast.export(model, tmp_path / "model.bin")
+    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ballast.UsageError, match="complex64(.|\n)*phase"):
+        ballast.export(model, tmp_path / "model.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_tensor_larger_than_a_file_gets_one_of_its_own():
+    items = [Item("a", "U8", (5,), 5), Item("b", "U8", (50,), 50), Item("c", "U8", (5,), 5)]
+    assert [list(file.begins) for file in files_for(items, "model", 10)] == [["a"], ["b"], ["c"]]
+    assert all(len(file.header) % 8 == 0 for file in files_for(items, "model", 10))
+    assert files_for(items, "model", 10)[1].bytes == len(files_for(items, "model", 10)[1].header) + 50
+
+
+def test_transformers_loads_it(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=8, vocab_size=32)
+    model = transformers.GPT2LMHeadModel(config)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    tokens = torch.arange(8)[None]
+    model(tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ballast.export(model, tmp_path / "model.safetensors", max_shard_size="4KiB")
+    config.save_pretrained(tmp_path)
+    model.eval()
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
