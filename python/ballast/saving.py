@@ -41,8 +41,16 @@ def load_checkpoint(
     since the last step are gone.
 
     Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`.
+
+    Directories of `torch.distributed.checkpoint`, and universal ones of DeepSpeed, are read too: parameters, moments and steps of
+    what is trained, as each rank's parts of it; None is returned.
     """
+    from ballast.checkpoint.adopting import Adopting
+    from ballast.checkpoint.foreign import kind_of
     from ballast.checkpoint.holdings import session_of
     from ballast.checkpoint.loading import Loading
 
-    return Loading(Path(directory), model, session_of(optimizer)).run()
+    place, session = Path(directory), session_of(optimizer)
+    if kind_of(place) in ("", "ballast"):
+        return Loading(place, model, session).run()
+    return Adopting(place, model, session).run()

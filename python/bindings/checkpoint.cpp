@@ -82,6 +82,10 @@ void bind_parts(py::module_& module) {
       .def_readonly("tensor", &StatePart::tensor)
       .def_readonly("first", &StatePart::first)
       .def_readonly("frozen", &StatePart::frozen)
+      .def(
+          "copy_from",
+          [](const StatePart& part, const StatePart& from) { kernels::copy_state(from.memory, part.memory); },
+          py::arg("part"), py::call_guard<py::gil_scoped_release>(), "As many elements.")
       .def_property_readonly("count", [](const StatePart& part) { return part.memory.count; });
 }
 

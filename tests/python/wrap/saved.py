@@ -180,3 +180,13 @@ def same(one: Numbers, other: Numbers) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
     )
+
+
+def adopts(rank: int, folder: str) -> Numbers:
+    """A checkpoint of another program, in stage 3."""
+    model = other_parameters(Tower())
+    model.unused.requires_grad_(False)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    ballast.load_checkpoint(folder, model, optimizer)
+    with ballast.gather(model):
+        return {name: value.clone() for name, value in model.state_dict().items()}
