@@ -9,6 +9,7 @@ True
 from ballast._core import version as __version__
 from ballast.connecting import Group, Store, connect
 from ballast.deferring import deferred
+from ballast.deepspeed_config import ImportedConfig, import_deepspeed
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.exporting import export
 from ballast.gathering import gather
@@ -25,6 +26,7 @@ __all__ = [
     "Error",
     "FailureError",
     "Group",
+    "ImportedConfig",
     "OutOfMemoryError",
     "Plan",
     "PlanOptions",
@@ -38,6 +40,7 @@ __all__ = [
     "front",
     "gather",
     "human_size",
+    "import_deepspeed",
     "load",
     "load_checkpoint",
     "parse_rate",

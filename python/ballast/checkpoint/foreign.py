@@ -82,7 +82,7 @@ class Universal:
         return (self._folder / name / f"{moment}.pt").exists()
 
     def elements(self, name: str) -> int:
-        return self.parameter(name).numel()
+        return int(self.parameter(name).numel())
 
     def parameter(self, name: str) -> torch.Tensor:
         return self._read(name, "fp32")
@@ -112,6 +112,11 @@ class Distributed:
 
         self._directory = directory
         self._known = FileSystemReader(directory).read_metadata().state_dict_metadata
+        self._keys: dict[str, str] = {}  # by each of their ends, the shortest
+        for key in sorted(self._known, key=len):
+            words = key.split(".")
+            for first in range(len(words)):
+                self._keys.setdefault(".".join(words[first:]), key)
 
     def has(self, name: str) -> bool:
         return self._key_of(name) is not None
@@ -120,7 +125,8 @@ class Distributed:
         return self._key_of(f"state.{name}.{moment}") is not None
 
     def elements(self, name: str) -> int:
-        return math.prod(self._known[self._key_of(name)].size)
+        shape: tuple[int, ...] = self._known[self._key_of(name)].size
+        return math.prod(shape)
 
     def parameter(self, name: str) -> torch.Tensor:
         return self._read(self._key_of(name))
@@ -134,8 +140,7 @@ class Distributed:
 
     def _key_of(self, name: str) -> str | None:
         """Under whatever the state_dicts were called: "model", "optim"."""
-        keys = [key for key in self._known if key == name or key.endswith(f".{name}")]
-        return min(keys, key=len, default=None)
+        return self._keys.get(name)
 
     def _read(self, key: Any) -> torch.Tensor:
         from torch.distributed.checkpoint import FileSystemReader, load
