@@ -203,6 +203,18 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_gathered_to_save_or_to_load(tmp_path, monkeypatch):
+    training = Training({"stage": 3})
+    training.train(0, 2)
+    before = training.everything()
+    window = training.model.position.ballast_window
+    monkeypatch.setattr(window, "open", lambda unit: pytest.fail("a unit was gathered"))
+    ballast.save(tmp_path, training.model, training.optimizer)
+    ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
+    monkeypatch.undo()
+    assert same(training.everything(), before)
+
+
 def test_a_full_drive_is_found_before_anything_is_written(tmp_path, monkeypatch):
     training = Training({"stage": 2})
     ballast.save(tmp_path, training.model, training.optimizer)
