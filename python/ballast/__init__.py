@@ -8,8 +8,8 @@ True
 
 from ballast._core import version as __version__
 from ballast.connecting import Group, Store, connect
-from ballast.deferring import deferred
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
+from ballast.deferring import deferred
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
 from ballast.exporting import export
 from ballast.gathering import gather

@@ -19,7 +19,8 @@ from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.session import Session, State
+from ballast.wrapper.session import Session
+from ballast.wrapper.updates import State
 
 
 class Loading:
