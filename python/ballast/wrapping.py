@@ -46,6 +46,9 @@ def wrap(
     units           names of classes of modules that are gathered as one, in stage 3; without it, repeated blocks
     offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state"
     max_grad_norm   clips gradients to this norm in each step
+    update_in_backward
+                    True: in stage 3, a unit is updated as soon as its gradients are summed, so they need no memory until the
+                    step. Nothing can be clipped, scaled, accumulated or skipped then
     state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
     elementwise     True: the step of this optimizer, of a class unknown here, does the same to each element, so that it can
                     run on this rank's part of each parameter

@@ -11,6 +11,7 @@ TrainingOptions training_options(const SessionOptions& asked) {
       .state = asked.state,
       .drives = {.directories = {asked.directories.begin(), asked.directories.end()}, .run = asked.run},
       .format = asked.format,
+      .schedule = {.update_in_backward = asked.update_in_backward},
       .keeps_timeline = asked.keeps_timeline,
       .threads = asked.threads,
       .gpu = asked.gpu,
@@ -69,6 +70,11 @@ void Session::give_back() {
   lease_.reset();
 }
 
+void Session::prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at) {
+  const py::gil_scoped_release released;
+  training_->engine().prepare({.groups = rules, .begun_at = begun_at});
+}
+
 double Session::gradient_norm(double loss_scale) {
   const py::gil_scoped_release released;
   return training_->engine().gradient_norm(loss_scale);
@@ -115,6 +121,11 @@ StepResult Session::step(const StepAsked& asked) {
     if (raised) std::rethrow_exception(raised);
     throw;
   }
+}
+
+StepResult Session::step_as_prepared() {
+  const py::gil_scoped_release released;
+  return training_->engine().step();
 }
 
 void Session::finish() {

@@ -33,6 +33,7 @@ struct SessionOptions {
   std::optional<int> gpu{};
   std::uintptr_t stream = 0;
   bool keeps_timeline = false;
+  bool update_in_backward = false;
 };
 
 // A tile for a step of the optimizer's own.
@@ -86,9 +87,11 @@ class Session {
   Memory lend_parameters(std::size_t unit);
   Memory lend_gradients(std::size_t unit);
   void give_back();
+  void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at);
   double gradient_norm(double loss_scale);
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
   StepResult step(const StepAsked& asked);
+  StepResult step_as_prepared();
   void finish();
 
   // Between steps. A rank keeps the moments of its parts.

@@ -49,7 +49,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("threads", &SessionOptions::threads)
       .def_readwrite("gpu", &SessionOptions::gpu)
       .def_readwrite("stream", &SessionOptions::stream)
-      .def_readwrite("keeps_timeline", &SessionOptions::keeps_timeline);
+      .def_readwrite("keeps_timeline", &SessionOptions::keeps_timeline)
+      .def_readwrite("update_in_backward", &SessionOptions::update_in_backward);
 }
 
 void bind_result(py::module_& module) {
@@ -113,8 +114,10 @@ void bind_session(py::class_<Session>& training) {
       .def("lend_parameters", memory_of<&Session::lend_parameters>, py::arg("unit"))
       .def("lend_gradients", memory_of<&Session::lend_gradients>, py::arg("unit"))
       .def("give_back", &Session::give_back)
+      .def("prepare", &Session::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))
       .def("gradient_norm", &Session::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &Session::tensor_norms, py::kw_only(), py::arg("loss_scale"))
+      .def("step_as_prepared", &Session::step_as_prepared)
       .def("finish", &Session::finish);
 }
 

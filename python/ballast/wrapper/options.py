@@ -25,6 +25,7 @@ class WrapOptions:
     offload: str | Mapping[str, str] | None = None
     max_grad_norm: float | None = None
     elementwise: bool = False  # the user says so of the optimizer's step
+    update_in_backward: bool = False
     state_format: str = "auto"
     tile: Size = 0
     run: str = ""
@@ -41,6 +42,7 @@ class WrapOptions:
         options.gpu = gpu
         options.stream = stream
         options.keeps_timeline = self.timeline
+        options.update_in_backward = self.update_in_backward
         options.tile_elements = parse_size(self.tile)
         directories = []
         for kind, word in self._places().items():
@@ -86,6 +88,10 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
     one_of("state format", options.state_format, ["auto", *(known.name for known in _core.StateFormat)])
     if options.max_grad_norm is not None and not options.max_grad_norm > 0:
         refuse(f"max_grad_norm={options.max_grad_norm} was asked for", needed="a number above 0, or None")
+    if options.update_in_backward and options.stage < 3:
+        refuse("update_in_backward was asked for", needed="stage 3: below it parameters are torch's while it goes backward")
+    if options.update_in_backward and options.max_grad_norm is not None:
+        refuse("update_in_backward was asked for, and max_grad_norm", needed="one of them: norms come after the backward pass")
     all_known("kind of state", options._places(), KINDS)
     for kind, word in options._places().items():
         _check_place(kind, word, options.stage)

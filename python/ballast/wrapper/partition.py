@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -17,6 +17,7 @@ from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
+from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
 from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin
 
@@ -64,6 +65,7 @@ class Partition:
         self._order = [unit for unit in reversed(range(len(units))) if units[unit].trained]
         if options.stage < 3:  # parameters are always there: nothing is lent forward
             options.backward_order = self._order
+        self._freed = 0  # units whose parameters torch has no memory for any more
         self._core = _core.Training(
             model=model_of(units),
             group=ranks.of_data._core,
@@ -77,6 +79,7 @@ class Partition:
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._is_shared = options.stage > 0  # each rank has a part of the state
         self._update_is_elsewhere = _keeps_copies(options, units)
+        self._updates_in_backward = options.update_in_backward
         self._order_is_learnt = False
         self._begin_step()
 
@@ -86,8 +89,10 @@ class Partition:
         self._factors: dict[int, float] = {}  # by member: what taken gradients are multiplied by
         self._norms: list[list[float]] | None = None
         self._passes: int | None = None  # of all ranks, once they have agreed
+        self._may_update = False  # in backward: with numbers as they are when its first unit is taken
 
     def _start(self) -> None:
+        """Asked for unit by unit: what is copied is given back at once, so that no rank holds all parameters twice."""
         members = [member for unit in self._units for member in unit.members]
         for member in members:
             is_kept = self._core.found and member.group is not None
@@ -96,12 +101,26 @@ class Partition:
         numbers = FirstNumbers()
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            self._free(unit)
             numbers.read(self._units[unit].members[tensor].parameter, first, count, into)
             return True
 
         self._core.start(fill)
         for member in members:
             end_waiting(member.parameter)
+        self._free(len(self._units))
+
+    def _free(self, units: int) -> None:
+        """The memory that torch has for so many units' parameters."""
+        for unit in self._units[self._freed : units]:
+            for member in unit.members:
+                member.parameter.data = nothing_like(member.parameter, member.parameter.device)
+        self._freed = max(self._freed, units)
+
+    def require_not_updated(self) -> None:
+        """The model is being called: not between updates of a backward pass and their step."""
+        if self._may_update:
+            self._fail_as_updated("a model was called between its backward pass and the step", "one backward pass in a step")
 
     def begin_call(self) -> None:
         """The model is being called, and the residence has not seen it begin."""
@@ -109,6 +128,8 @@ class Partition:
 
     def release(self, together: bool) -> None:
         """Parameters go back into torch's memory, if all ranks do this together; else those that are whole."""
+        if together and self._may_update:
+            self.step()  # ends what has begun
         self._residence.release(together)
 
     # --- Gradients ---
@@ -139,6 +160,10 @@ class Partition:
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
             self._residence.make_room()
+            if self._updates_in_backward and not self._may_update:
+                now = self._numbers_now()
+                self._core.prepare(rules=now.rules, begun_at=now.begun_at)
+                self._may_update = True
             memory = self._core.lend_gradients(unit)
             try:
                 if count:
@@ -240,15 +265,7 @@ class Partition:
         if self._agree(count=not discard) == 0:
             self._begin_step()
             return None
-        now = self._numbers_now()
-        result = self._core.step(
-            rules=now.rules,
-            begun_at=now.begun_at,
-            max_norm=now.max_norm,
-            loss_scale=loss_scale if discard else loss_scale / self._factor(),
-            discard=discard,
-            own_step=now.own_step,
-        )
+        result = self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
         self._residence.after_step()
         for number in self._taken:
             gradient = self._members[number].parameter.grad
@@ -256,6 +273,34 @@ class Partition:
                 gradient.spent = True
         self._begin_step()
         return result
+
+    def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
+        now = self._numbers_now()
+        return self._core.step(
+            rules=now.rules,
+            begun_at=now.begun_at,
+            max_norm=now.max_norm,
+            loss_scale=loss_scale if discard else loss_scale / self._factor(),
+            discard=discard,
+            own_step=now.own_step,
+        )
+
+    def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
+        if discard:
+            self._fail_as_updated("gradients were to be discarded", "a step after each backward pass")
+        if loss_scale != 1.0:
+            self._fail_as_updated(f"gradients had been scaled by {loss_scale}", "a loss that is not scaled")
+        return self._core.step_as_prepared()
+
+    def _fail_as_updated(self, what: str, needed: str) -> NoReturn:
+        fail(
+            "out_of_order",
+            _core.Problem(
+                what=f"{what}, and parameters have been updated in the backward pass",
+                needed=needed,
+                remedy="Leave update_in_backward out of ballast.wrap().",
+            ),
+        )
 
     def discard(self) -> bool:
         """Gradients that have come since the last step count for nothing. Whether there were any. All ranks do this together."""

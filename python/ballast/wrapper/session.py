@@ -67,10 +67,9 @@ class Session:
         without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
         self._agree_on_parameters()
         self.watch()
-        if model is not None:
+        if model is not None:  # parameters move before anything is saved of them for backward
             self._of_model.append(quiet_data_parallel(model))
-        if options.stage == 3 or without_memory:  # parameters are partitioned before they are used
-            self._of_model.append(self.model.register_forward_pre_hook(before_forward(weakref.ref(self))))
+            self._of_model.append(model.register_forward_pre_hook(before_forward(weakref.ref(self))))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -263,8 +262,12 @@ class Session:
             return
         self.last = result
         self.skipped += int(result.skipped)
-        if result.skipped and not found_inf and self.group.rank == 0:
+        if not result.reason or found_inf or self.group.rank != 0:
+            return
+        if result.skipped:
             log.warning("step %d was skipped: %s", result.step + 1, result.reason)
+        else:
+            log.warning("step %d: %s", result.step, result.reason)
 
     def discard(self) -> None:
         if self._partition is not None and self._partition.discard():
@@ -404,10 +407,11 @@ def before_forward(session: Callable[[], Session | None]) -> Callable[..., None]
 
     def hook(*_: Any) -> None:
         live = session()
-        if live is None:
+        if live is None or (live.options.stage < 3 and not torch.is_grad_enabled()):
             return
         known = live._partition
         partition = live.partition()
+        partition.require_not_updated()
         if partition is not known:
             partition.begin_call()  # its own hook comes too late for this one
 

@@ -71,6 +71,6 @@ def require_same_kind(member: Member, place: torch.Tensor) -> None:
             where=f"parameter {member.name}",
             needed=f"{place.dtype} on {place.device}, shape {tuple(place.shape)}",
             available=f"{parameter.dtype} on {parameter.device}, shape {tuple(parameter.shape)}",
-            remedy="Move and cast the model before its first backward pass.",
+            remedy="Move and cast the model before training begins.",
         ),
     )

@@ -116,6 +116,8 @@ class Window:
             self.enter(unit)
 
         def after(*_: Any) -> None:
+            if self._depth == 0:  # refused before it began
+                return
             self._depth -= 1
             torch._C._autograd._pop_saved_tensors_default_hooks()
 

@@ -144,10 +144,13 @@ def different_uses(rank: int) -> str:
     return ""
 
 
-def towers(rank: int, checkpointing: str, ways: list[dict[str, Any]]) -> list[Trained]:
+def towers(
+    rank: int, checkpointing: str, ways: list[dict[str, Any]], micro_steps: int = 2, clip: float | None = 0.5
+) -> list[Trained]:
     trained = []
     for options in ways:
-        run = loop_of(rank, make_model=partial(Tower, checkpointing), micro_steps=2, clip=0.5).run(**options)
+        loop = loop_of(rank, make_model=partial(Tower, checkpointing), micro_steps=micro_steps, clip=clip)
+        run = loop.run(**options)
         with ballast.gather(run.model):
             trained.append((run.losses, run.parameters))
     return trained
