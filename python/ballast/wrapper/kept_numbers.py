@@ -1,0 +1,185 @@
+"""The parameters of an optimizer and their state in a training of the library: looked at, and changed, between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from ballast import _core
+from ballast.connecting import Group
+from ballast.wrapper.meeting import Ranks
+from ballast.wrapper.rules import Rule
+from ballast.wrapper.ungathered import nothing_like
+from ballast.wrapper.units import Member, UnitOfMembers, model_of
+from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin
+
+
+class Residence(Protocol):
+    """Where torch sees the parameters."""
+
+    def make_room(self) -> None: ...  # for gradients: nothing else may be lent
+    def after_step(self) -> None: ...
+    def enter(self, unit: int | None) -> None: ...
+    def release(self, together: bool) -> None: ...
+    def take_over_changes(self) -> bool: ...
+
+
+Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
+
+
+class KeptNumbers:
+    """Of this rank. Made when parameters are where they stay."""
+
+    def __init__(
+        self,
+        units: list[UnitOfMembers],
+        ranks: Ranks,
+        rules: Sequence[Rule],
+        options: _core.TrainingOptions,
+        reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
+    ):
+        self._units = units
+        self._group = ranks.of_data
+        self._members = [member for unit in units for member in unit.trained]
+        self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
+        self._core = _core.Training(
+            model=model_of(units),
+            group=ranks.of_data._core,
+            norm_group=None if ranks.of_model is None else ranks.of_model._core,
+            rules=rules,
+            options=options,
+        )
+        self._freed = 0  # units whose parameters torch has no memory for any more
+        self._start()
+        self._residence = reside(self._core, units)
+        self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
+        self._is_shared = options.stage > 0  # each rank has a part of the state
+        self._update_is_elsewhere = _keeps_copies(options, units)
+
+    def _start(self) -> None:
+        """Asked for unit by unit: what is copied is given back at once, so that no rank holds all parameters twice."""
+        members = [member for unit in self._units for member in unit.members]
+        for member in members:
+            is_kept = self._core.found and member.group is not None
+            if not is_kept and lacks_numbers(member.parameter):
+                refuse_to_begin(member.name)
+        numbers = FirstNumbers()
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            self._free(unit)
+            numbers.read(self._units[unit].members[tensor].parameter, first, count, into)
+            return True
+
+        self._core.start(fill)
+        for member in members:
+            end_waiting(member.parameter)
+        self._free(len(self._units))
+
+    def _free(self, units: int) -> None:
+        """The memory that torch has for so many units' parameters."""
+        for unit in self._units[self._freed : units]:
+            for member in unit.members:
+                member.parameter.data = nothing_like(member.parameter, member.parameter.device)
+        self._freed = max(self._freed, units)
+
+    @property
+    def steps(self) -> int:
+        return self._core.steps
+
+    def parts(self, parameter: torch.Tensor) -> list[tuple[int, int]]:
+        """Of which elements this rank keeps the state."""
+        member = self._members[self._numbers[id(parameter)]]
+        return self._core.parts(member.unit, member.tensor)
+
+    def part(self, member: Member) -> tuple[int, int]:
+        """The same, as a stretch: first, count."""
+        parts = self._core.parts(member.unit, member.tensor)
+        return parts[0] if parts else (0, 0)  # shards are stretches, and so is what they have of a parameter
+
+    def in_tile(self, unit: int, first: int) -> Iterator[tuple[Member, int]]:
+        """The members that have a part in a tile which holds all of this rank's shard, and where that begins in it."""
+        for member in self._units[unit].trained:
+            begin, count = self.part(member)
+            if count > 0:
+                yield member, self._begins[unit][member.tensor] + begin - first
+
+    def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
+        """Of the whole parameter, with zeros where other ranks have it."""
+        member = self._members[self._numbers[id(parameter)]]
+        numbers = torch.zeros(parameter.shape, dtype=torch.float32)
+        self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
+        return numbers
+
+    def read_moment_of_all(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
+        """All of it, on every rank."""
+        mine = self.read_moment(parameter, moment)
+        if not self._is_shared:
+            return mine
+        whole = torch.zeros_like(mine)
+        self._group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
+        return whole
+
+    def continue_from(self, steps: int) -> None:
+        """Before state is written: what goes to drives is committed as of this step."""
+        self._core.continue_from(steps)
+
+    def write_moments(self, moments: Moments) -> None:
+        """All ranks do this together."""
+
+        def address_of(unit: int, tensor: int, moment: _core.Moment) -> int:
+            found = moments.get((id(self._units[unit].members[tensor].parameter), moment))
+            return 0 if found is None else found.data_ptr()
+
+        self._residence.make_room()
+        self._core.write_moments(address_of)
+
+    # --- Checkpoints ---
+
+    def own_parts(self) -> list[_core.StatePart]:
+        """What this rank keeps of which tensors, in the order in which it is looked at."""
+        return self._core.own_parts()
+
+    def member_of(self, part: _core.StatePart) -> Member:
+        return self._units[part.unit].members[part.tensor]
+
+    def kind(self, member: Member) -> _core.ChunkKind:
+        return self._core.kind(member.unit)
+
+    def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
+        """All ranks do this together, as parameters may have been written to."""
+        changed = self._group.all_reduce([int(self._residence.take_over_changes())])
+        if any(changed) and self._update_is_elsewhere:
+            self._core.take_whole_parameters()
+        self._core.look_at_parts(look)
+
+    def change_parts(
+        self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
+    ) -> None:
+        """All ranks do this together; and `agree`, before what is written to drives is committed as of so many steps."""
+
+        def agreed() -> None:
+            agree()
+            self._core.continue_from(steps)
+
+        self._residence.make_room()
+        self._core.change_parts(change, agreed)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Those that are trained."""
+        return self._members
+
+    @property
+    def all_members(self) -> list[Member]:
+        return [member for unit in self._units for member in unit.members]
+
+    @property
+    def ranks(self) -> Group:
+        return self._group
+
+
+def _keeps_copies(options: _core.TrainingOptions, units: Sequence[UnitOfMembers]) -> bool:
+    """Whether what is updated is not the parameter alone, in the memory that torch sees."""
+    return options.state != _core.Spread(device=1.0) or any(unit.dtype != torch.float32 for unit in units)
