@@ -105,6 +105,8 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
         refuse(f"state was to be kept on a drive, but {why}", needed='"host" or "device": it needs all state at once')
     if options.state_format not in ("auto", "fp32"):
         refuse(f"state_format={options.state_format!r} was asked for, but {why}", needed="fp32: it computes with that")
+    if options.update_in_backward:
+        refuse(f"update_in_backward was asked for, but {why}", needed="updates after the backward pass")
     if parse_size(options.tile) > 0:
         refuse(f"tile={options.tile!r} was asked for, but {why}", needed="none: it takes a rank's part as a whole")
     return replace(options, state_format="fp32", tile=ALL_OF_A_SHARD)
