@@ -57,12 +57,23 @@ def wrap(
     timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
     timeout         seconds, of every wait for other ranks
     """
+    _require_plain(optimizer)
+    return _wrap(optimizer, model, process_group, norm_group, replicated, options)
+
+
+def _wrap(
+    optimizer: Optimizer,
+    model: torch.nn.Module | None,
+    process_group: Any,
+    norm_group: Any,
+    replicated: Iterable[torch.Tensor],
+    options: dict[str, Any],
+) -> Optimizer:
     from ballast.wrapper import meeting, options as wrap_options
     from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.own_step import updates_of
     from ballast.wrapper.session import Session
 
-    _require_plain(optimizer)
     read = wrap_options.read(options)
     updates = updates_of(optimizer, declared=read.elementwise)
     if updates.own_step is not None:

@@ -17,6 +17,7 @@ from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.meeting import Ranks
+from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_modules
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition, StepNumbers
@@ -285,27 +286,7 @@ class Session:
 
     def metrics(self) -> dict[str, float]:
         """Of the last step, and of memory; empty before the first."""
-        if self.last is None:
-            return {}
-        of_step = self.last.metrics
-        numbers = {
-            "step": float(self.last.step),
-            "grad_norm": self.last.norm,
-            "skipped": float(self.last.skipped),
-            "skipped_steps": float(self.skipped),
-            "seconds": of_step["seconds"],
-            "exposed_seconds": sum(of_step["exposed"].values()),
-        }
-        for phase, seconds in of_step["exposed"].items():
-            numbers[f"exposed_seconds/{phase}"] = seconds
-        own_tier, own_bytes = self._own_state()
-        for tier, count in of_step["memory"].items():
-            numbers[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
-        for lane, busy in of_step["busy"].items():
-            if busy > 0:
-                numbers[f"bytes/{lane}"] = float(of_step["bytes"][lane])
-                numbers[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
-        return numbers
+        return {} if self.last is None else numbers_of_step(self.last, self.skipped, self._own_state())
 
     def ledger(self) -> str:
         return self.partition_now().ledger(self._own_state())

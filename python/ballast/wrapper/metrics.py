@@ -1,0 +1,28 @@
+"""A step in numbers, under names that stay."""
+
+from __future__ import annotations
+
+from ballast import _core
+
+
+def numbers_of_step(step: _core.StepResult, skipped_so_far: int, own_state: tuple[_core.Tier, int]) -> dict[str, float]:
+    """`own_state`: where there are how many bytes that the library does not know of."""
+    of_step = step.metrics
+    numbers = {
+        "step": float(step.step),
+        "grad_norm": step.norm,
+        "skipped": float(step.skipped),
+        "skipped_steps": float(skipped_so_far),
+        "seconds": of_step["seconds"],
+        "exposed_seconds": sum(of_step["exposed"].values()),
+    }
+    for phase, seconds in of_step["exposed"].items():
+        numbers[f"exposed_seconds/{phase}"] = seconds
+    own_tier, own_bytes = own_state
+    for tier, count in of_step["memory"].items():
+        numbers[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
+    for lane, busy in of_step["busy"].items():
+        if busy > 0:
+            numbers[f"bytes/{lane}"] = float(of_step["bytes"][lane])
+            numbers[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
+    return numbers
