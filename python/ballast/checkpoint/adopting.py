@@ -30,6 +30,11 @@ class Adopting:
         self._moments = {kind.name: name for kind, name in session.names_of_moments()}
         self._now: tuple[str, dict[str, torch.Tensor]] = ("", {})
         with self._together.attempt():
+            if session.has_own_step:
+                refuse(
+                    f"another program's checkpoint was loaded into {type(session.optimizer).__name__}, whose state is its own",
+                    needed="an optimizer that the library has a rule for, such as AdamW",
+                )
             self._source: Source = source_of(directory)
             self._require_all()
             made = {name: self._source.steps(name) for name in self._trained()}

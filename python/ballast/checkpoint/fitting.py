@@ -55,11 +55,11 @@ def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> Non
 
 def _require_optimizer(checkpoint: Checkpoint, session: Session) -> None:
     moments = {moment.name: name for moment, name in session.names_of_moments()}
-    if moments != checkpoint.moments:
+    other_own_step = session.has_own_step and type(session.optimizer).__name__ != checkpoint.optimizer
+    if moments != checkpoint.moments or session.has_own_step != checkpoint.own_step or other_own_step:
         refuse(
             f"a checkpoint of {checkpoint.optimizer} was loaded into {type(session.optimizer).__name__}",
-            needed=f"an optimizer that keeps {_listed(checkpoint.moments)}",
-            remedy=f"This one keeps {_listed(moments)}.",
+            needed=f"an optimizer that keeps {_listed(checkpoint)}",
         )
 
 
@@ -78,5 +78,7 @@ def _require_groups(checkpoint: Checkpoint, session: Session, names: Mapping[int
             )
 
 
-def _listed(moments: Mapping[str, str]) -> str:
-    return " and ".join(moments.values()) or "no moments"
+def _listed(checkpoint: Checkpoint) -> str:
+    if checkpoint.own_step:
+        return f"what {checkpoint.optimizer} keeps"
+    return " and ".join(checkpoint.moments.values()) or "no moments"

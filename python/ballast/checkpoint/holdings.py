@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ballast.checks import refuse
+from ballast.checkpoint.held import Held, Writers, moment_name
 from ballast.checkpoint.manifest import Tensor
+from ballast.checkpoint.own_state import own_state
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
 from ballast.wrapper.units import Member, names_of
-
-
-@dataclass
-class Held:
-    """A tensor of torch's, whole on each rank."""
-
-    name: str
-    role: str
-    tensor: torch.Tensor
-    steps: int = 0  # that have trained a parameter that is frozen now
 
 
 def session_of(optimizer: Any) -> Session:
@@ -54,27 +45,26 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def moment_name(parameter: str, moment: str) -> str:
-    """
-    >>> moment_name("layer.weight", "exp_avg")
-    'layer.weight: exp_avg'
-    """
-    return f"{parameter}: {moment}"
-
-
 def held_by_torch(model: torch.nn.Module, session: Session, partition: Partition) -> Iterator[Held]:
     """In the same order on all ranks."""
     names = parameter_names(model, session)
     partitioned = {id(member.parameter) for member in partition.all_members}
     for name, parameter in parameters_by_name(model, session).items():
         if id(parameter) not in partitioned:
-            yield Held(name, "frozen", parameter.detach(), session.steps_of(parameter))
+            yield Held(name, "frozen", parameter.detach(), steps=session.steps_of(parameter))
+    if session.has_own_step:
+        yield from own_state(session, partition, names)
+    else:
+        yield from moments_aside(session, names)
+    for name, buffer in buffers_by_name(model).items():
+        yield Held(name, "buffer", buffer.detach(), Writers.first)
+
+
+def moments_aside(session: Session, names: dict[int, str]) -> Iterator[Held]:
     for parameter, values in session.aside():
         for moment, value in values.items():
             if moment != "step":
                 yield Held(moment_name(names[id(parameter)], moment), "moment", value)
-    for name, buffer in buffers_by_name(model).items():
-        yield Held(name, "buffer", buffer.detach())
 
 
 def entry_of(held: Held) -> Tensor:
@@ -83,7 +73,7 @@ def entry_of(held: Held) -> Tensor:
         held.role,
         str(tensor.dtype).removeprefix("torch."),
         tensor.element_size(),
-        list(tensor.shape),
+        list(tensor.shape if held.whole is None else held.whole),
         steps=held.steps,
     )
 

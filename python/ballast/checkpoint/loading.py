@@ -14,7 +14,9 @@ from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.fitting import require_fit
-from ballast.checkpoint.holdings import buffers_by_name, moment_name, parameter_names, parameters_by_name
+from ballast.checkpoint.held import moment_name
+from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
+from ballast.checkpoint.own_state import OwnState
 from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
@@ -47,10 +49,13 @@ class Loading:
             _core.CheckpointReader(self._files, self._all_places())
         self._together.settle()
         set_groups(self._session.optimizer, self._checkpoint.groups)
-        aside, late = self._empty_moments()
+        own = OwnState(self._session, self._tensors, self._names)
+        aside, late = (own.aside(), {}) if self._session.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         partition = self._session.begin_from(made, self._checkpoint.step, aside)
-        self._fill(partition, self._targets(partition, {**aside, **late}))
+        moments = {} if self._session.has_own_step else {**aside, **late}
+        self._fill(partition, self._targets(partition, moments) + own.targets(partition))
+        own.give()
         if any(self._session.group.all_reduce([len(late)])):
             partition.write_moments(moments_by_kind(late, self._session))
         self._session.skipped = self._checkpoint.skipped
@@ -102,7 +107,7 @@ class Loading:
     def _fill(self, partition: Partition, targets: list[Target]) -> None:
         parts = [(self._name_of(part, partition), part) for part in partition.own_parts()]
         wanted = [cut for name, part in parts for cut in cover(self._tensors[name].pieces, part.first, part.count)]
-        wanted += [cut for target in targets for cut in whole(target)]
+        wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._together.attempt():
             stream = Stream(self._files, (cut.piece for cut in wanted))
         self._together.settle()
@@ -116,7 +121,7 @@ class Loading:
         with self._together.attempt():
             for target in targets:
                 target.begin()
-                for cut in whole(target):
+                for cut in cuts_of(target):
                     target.take(stream.go_to(cut.piece, target.name), cut)
                 target.finish()
         self._together.settle()
@@ -131,8 +136,8 @@ class Loading:
         return self._names[id(partition.member_of(part).parameter)]
 
 
-def whole(target: Target) -> Iterator[Cut]:
-    return cover(target.entry.pieces, 0, target.entry.elements)
+def cuts_of(target: Target) -> Iterator[Cut]:
+    return cover(target.entry.pieces, target.first, target.count)
 
 
 def moments_by_kind(late: State, session: Session) -> dict[tuple[int, _core.Moment], torch.Tensor]:

@@ -65,6 +65,7 @@ class Checkpoint:
     groups: list[dict[str, Any]]  # "parameters": names; "options"
     tensors: dict[str, Tensor]
     indexes: list[dict[str, Any]]  # of each rank's file: its name and its seal
+    own_step: bool = False  # of the optimizer, with state of its own
     written_by: str = _core.version
     format: int = VERSION
     extra_seals: list[str] = field(default_factory=list)  # by rank; like pieces

@@ -17,7 +17,8 @@ from ballast.checks import refuse
 from ballast.checkpoint import manifest
 from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.folder import flush_folder, folder_name, make_current, make_folder, require_space, write_file
-from ballast.checkpoint.holdings import Held, entry_of, entry_of_member, held_by_torch, parameter_names
+from ballast.checkpoint.held import Held, Writers
+from ballast.checkpoint.holdings import entry_of, entry_of_member, held_by_torch, parameter_names
 from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
 from ballast.wrapper.session import Session
@@ -87,13 +88,13 @@ class Saving:
         return self._session.options.stage > 0 or number % self._group.size == self._group.rank
 
     def _own_slices(self) -> Iterator[tuple[Held, int, int]]:
-        """Of what torch holds; buffers may differ from rank to rank, and rank 0's count."""
+        """Of what torch holds."""
         number = 0
         for held in self._held:
             for first, count in slices(held.tensor.numel(), SLICE):
-                number += 1
-                writer = 0 if held.role == "buffer" else number % self._group.size
-                if writer == self._group.rank:
+                number += held.writers is Writers.in_turns
+                turn = number % self._group.size if held.writers is Writers.in_turns else 0
+                if held.writers is Writers.each or turn == self._group.rank:
                     yield held, first, count
 
     def _entry(self, part: _core.StatePart) -> tuple[str, Tensor]:
@@ -123,7 +124,8 @@ class Saving:
             if self._together.error is None:
                 for held, first, count in self._own_slices():
                     values = slice_on_host(held.tensor, first, count)
-                    add(chunks, held.name, first, count, writer.append_memory(values.data_ptr(), values.nbytes))
+                    written = writer.append_memory(values.data_ptr(), values.nbytes)
+                    add(chunks, held.name, held.begin + first, count, written)
                 bytes_written = writer.finish()
                 write_file(folder / manifest.extra_name(rank), self._extra)
                 write_file(folder / manifest.index_name(rank), self._index(chunks, bytes_written))
@@ -146,6 +148,7 @@ class Saving:
             optimizer=type(self._session.optimizer).__name__,
             moments={moment.name: name for moment, name in self._session.names_of_moments()},
             groups=self._groups,
+            own_step=self._session.has_own_step,
             tensors=self._entries,
             indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
         ).to_json()

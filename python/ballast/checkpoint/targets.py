@@ -15,6 +15,8 @@ from ballast.checkpoint.pieces import Cut
 class Target(Protocol):
     name: str
     entry: Tensor
+    first: int  # element that is wanted, and how many
+    count: int
 
     def begin(self) -> None: ...
     def take(self, reader: _core.CheckpointReader, cut: Cut) -> None: ...
@@ -22,15 +24,16 @@ class Target(Protocol):
 
 
 class PlainTensor:
-    """Its elements as they are: of a buffer, a parameter that was frozen, or a moment that was kept aside."""
+    """Its elements as they are: of a buffer, a parameter that was frozen, or a moment that was kept aside; or a stretch of them."""
 
-    def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor):
+    def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor, first: int = 0):
         self.name, self.entry = name, entry
+        self.first, self.count = first, tensor.numel()
         self._tensor = tensor
         self._dtype = getattr(torch, entry.dtype)
 
     def begin(self) -> None:
-        self._flat = torch.empty(self.entry.elements, dtype=self._dtype)
+        self._flat = torch.empty(self.count, dtype=self._dtype)
 
     def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
         values = torch.frombuffer(reader.memory(), dtype=self._dtype)[cut.first : cut.first + cut.count]
@@ -47,6 +50,7 @@ class TrainedTensor:
 
     def __init__(self, name: str, entry: Tensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]):
         self.name, self.entry = name, entry
+        self.first, self.count = 0, entry.elements
         self._parameter = parameter
         self._moments = moments
 

@@ -319,6 +319,11 @@ class Session:
     def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
         return self._updates.moments(self.optimizer)
 
+    @property
+    def has_own_step(self) -> bool:
+        """No rule of the library makes the updates: state is the optimizer's own."""
+        return self._updates.own_step is not None
+
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
         """The partition, for state of so many steps that is about to be written to it; `is_half_loaded` is taken back
         when that is done. `made` are the steps that have trained each parameter, by its id. All ranks do this together."""

@@ -51,8 +51,9 @@ class Training:
 
     def __init__(self, way: Way, model: torch.nn.Module | None = None):
         options = dict(way)
+        kind = getattr(torch.optim, options.pop("optimizer", "AdamW"))
         self.model = (Buffered() if model is None else model).to(options.pop("dtype", torch.float32))
-        plain = torch.optim.AdamW(groups_of(self.model), lr=1.0)
+        plain = kind(groups_of(self.model), lr=1.0)
         self.optimizer = ballast.wrap(plain, self.model, **options)
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.loop = Loop(rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, steps=STEPS)

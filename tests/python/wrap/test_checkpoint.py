@@ -69,6 +69,29 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(ranks, tmp_path):
             assert losses == again
 
 
+@pytest.mark.parametrize("kind", [{}, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["NAdam", "RAdam"])
+def test_state_of_an_optimizers_own_step_is_cut_for_other_ranks_too(optimizer, kind, tmp_path):
+    ways = [{**way, "optimizer": optimizer} for way in everywhere(tmp_path, **kind) if "nvme" not in str(way)]
+    parameters = {ranks: saved_on(ranks, tmp_path, ways) for ranks in RANKS}
+    there = {(by, way): numbers_in(tmp_path / f"by-{by}" / str(way)) for by in RANKS for way in range(len(ways))}
+    assert any(name.endswith(": exp_avg") for name in there[1, 0])
+    for to in RANKS:
+        pairs = [(by, way, (way + by + to) % len(ways)) for by in RANKS for way in range(len(ways))]
+        paths = [
+            (str(tmp_path / f"by-{by}" / str(way)), str(tmp_path / f"to-{to}" / f"{by}-{way}"), ways[other])
+            for by, way, other in pairs
+        ]
+        answers = run_ranks(to, saved.load_and_save, paths)
+        for number, (by, way, other) in enumerate(pairs):
+            for everything, steps, _, losses in (answer[number] for answer in answers):
+                assert same(everything, parameters[by][way]), (by, way, to, other)
+                assert steps == 4
+            assert same(numbers_in(paths[number][1]), there[by, way]), (by, way, to, other)
+    for losses, again in run_ranks(2, saved.interrupted, str(tmp_path / "interrupted"), ways):
+        assert losses == again
+
+
 @pytest.mark.parametrize("to", ["fp32", "split", "bf16", "compact"])
 @pytest.mark.parametrize("by", ["fp32", "split", "bf16", "compact"])
 def test_another_state_format_keeps_what_it_can(by, to, tmp_path):
@@ -184,6 +207,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     for optimizer, said in [
         (torch.optim.SGD(saved.groups_of(model), lr=1.0), "AdamW(.|\n)*SGD"),
         (torch.optim.AdamW(model.parameters(), lr=1.0), "2 parameter groups"),
+        (torch.optim.RAdam(saved.groups_of(model), lr=1.0), "AdamW(.|\n)*RAdam(.|\n)*exp_avg"),
     ]:
         for group in optimizer.param_groups:
             group.pop("betas", None) if isinstance(optimizer, torch.optim.SGD) else None
