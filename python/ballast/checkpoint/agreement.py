@@ -43,13 +43,23 @@ class Agreement:
         words = [0] * self.group.size
         words[self.group.rank] = int(self.error is not None)
         failed = self.group.all_reduce(words)
-        if isinstance(self.error, OSError):
-            _fail_of_system(self.error)
         if self.error is not None:
-            raise self.error
+            self._raise()
         if any(failed):
             ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
             fail("peer_failed", _core.Problem(what=f"{self._what} failed on other ranks", where=f"rank {ranks}"))
+
+    def _raise(self) -> NoReturn:
+        """What is raised keeps this alive, by the frames that it names: nothing here may keep it, or what the caller has
+        would live until Python looks for circles, and other ranks wait for its end."""
+        error, self.error = self.error, None
+        assert error is not None
+        try:
+            if isinstance(error, OSError):
+                _fail_of_system(error)
+            raise error
+        finally:
+            del error
 
 
 def _fail_of_system(error: OSError) -> NoReturn:
