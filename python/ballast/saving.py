@@ -40,6 +40,18 @@ def load_checkpoint(
     ranks do this together; their number, stage, tiers and state format may be others than they were. Gradients that have come
     since the last step are gone.
 
+    >>> import tempfile, torch, ballast
+    >>> def make():
+    ...     model = torch.nn.Linear(4, 1)
+    ...     return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1))
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     model, optimizer = make()
+    ...     save(directory, model, optimizer)
+    ...     again, its_optimizer = make()
+    ...     load_checkpoint(directory, again, its_optimizer)
+    >>> bool((again.weight == model.weight).all())
+    True
+
     Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`.
 
     Directories of `torch.distributed.checkpoint`, and universal ones of DeepSpeed, are read too: parameters, moments and steps of
