@@ -97,6 +97,6 @@ def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:
         _core.Problem(
             what=f"rank {group.rank} of {group.size} was to load the state_dict() of rank {part['rank']} of {part['ranks']}",
             needed="its own: each rank keeps a part of the state",
-            remedy="Save a file on each rank; or name a run=, whose state is on drives after each step.",
+            remedy="ballast.save() and ballast.load_checkpoint() on all ranks; or a file for each rank.",
         ),
     )
