@@ -2,9 +2,8 @@
 
 set(BALLAST_WARNINGS
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wsign-conversion;-Wnon-virtual-dtor;-Wold-style-cast>")
-if(CMAKE_UNITY_BUILD) # files that are compiled as one see each other's names
-  list(APPEND BALLAST_WARNINGS "$<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>")
-endif()
+# Files that are compiled as one see each other's names.
+list(APPEND BALLAST_WARNINGS "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>:-Wno-shadow>")
 if(BALLAST_WARNINGS_AS_ERRORS)
   list(APPEND BALLAST_WARNINGS "$<$<COMPILE_LANGUAGE:CXX>:-Werror>" "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>")
 endif()
