@@ -136,12 +136,13 @@ std::span<const std::byte> ChunkReader::next() {
           [] { return Problem{.what = "more chunks were asked for than were announced"}; });
   const std::size_t number = given_++;
   read_ahead();
-  const auto& [file, chunk] = in_order_[number];
+  const ChunkPlace& place = in_order_[number];
+  const Chunk& chunk = place.chunk;
   read_[number % slots_].wait();
   const auto bytes = slot(number).subspan(chunk.offset - in_blocks(chunk).offset, chunk.bytes);
   require(checksum(bytes) == chunk.seal, Code::bad_record, [&] {
     return Problem{.what = "bytes were read that were not written",
-                   .where = fmt::format("{}, bytes {} to {}", files_[file]->path().string(), chunk.offset,
+                   .where = fmt::format("{}, bytes {} to {}", files_[place.file]->path().string(), chunk.offset,
                                         chunk.offset + chunk.bytes)};
   });
   return bytes;

@@ -15,11 +15,11 @@ namespace {
 constexpr std::size_t block_rows = 6;
 constexpr std::size_t block_columns = 16;
 using Lanes [[gnu::vector_size(block_columns * sizeof(float))]] = float;
-using Block = std::array<std::array<float, block_columns>, block_rows>;
+using Sums = std::array<std::array<float, block_columns>, block_rows>;
 
 // `a` holds block_rows numbers for each step of the sum, `b` block_columns.
 [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void sum_block(const float* a, const float* b,
-                                                                                     std::size_t steps, Block& sums) {
+                                                                                     std::size_t steps, Sums& sums) {
   Lanes now[block_rows] = {};
   for (std::size_t step = 0; step < steps; ++step, a += block_rows, b += block_columns) {
     Lanes row_of_b;
@@ -42,7 +42,7 @@ void pack(const ConstMatrix& from, std::size_t first, std::size_t width, float* 
   }
 }
 
-void store(const Block& sums, const Product& product, std::size_t first_row, std::size_t first_column) {
+void store(const Sums& sums, const Product& product, std::size_t first_row, std::size_t first_column) {
   const Matrix& to = product.to;
   for (std::size_t row = 0; row < std::min(block_rows, to.rows - first_row); ++row) {
     for (std::size_t column = 0; column < std::min(block_columns, to.columns - first_column); ++column) {
@@ -68,7 +68,7 @@ void multiply_portable(const Product& product) {
   for (std::size_t column = 0; column < product.to.columns; column += block_columns) {
     pack(columns_of_b, column, block_columns, b.data());
     for (std::size_t block = 0; block < row_blocks; ++block) {
-      Block sums;
+      Sums sums;
       sum_block(a.data() + block * block_rows * steps, b.data(), steps, sums);
       store(sums, product, block * block_rows, column);
     }

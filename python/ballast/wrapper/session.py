@@ -23,7 +23,7 @@ from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
-from ballast.wrapper.units import Member, UnitOfMembers, names_of, require_known, units_of
+from ballast.wrapper.units import Member, UnitOfMembers, names_of, regrouped, require_known, units_of
 from ballast.wrapper.updates import State, Updates, is_count
 from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest, waits
 from ballast.wrapper.whole import WholeParameters
@@ -333,28 +333,18 @@ class Session:
         self._loaded = None
         self._of_this_step = None
         begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in trained}
-        if self._partition is None or not self._can_begin(self._partition, begun):
+        groups = None if self._partition is None else regrouped(self._partition.members, begun)
+        if groups is not None:
+            self._groups = groups
+        else:
             if self._partition is not None:
                 self._drop_partition()
             self._partition = self._partition_of(trained, {key: {"step": count} for key, count in made.items()}, steps)
         self._aside = aside
         self._show(aside)
+        assert self._partition is not None
         self._updates.begin(self.optimizer, self._partition, {})
         return self._partition
-
-    def _can_begin(self, partition: Partition, begun: dict[int, tuple[int, int]]) -> bool:
-        """Whether groups need other numbers only; which they get then."""
-        if {id(member.parameter) for member in partition.members} != set(begun):
-            return False
-        groups: dict[int | None, tuple[int, int]] = {}
-        for member in partition.members:
-            now = begun[id(member.parameter)]
-            if groups.setdefault(member.group, now) != now:
-                return False
-        self._groups = [groups[number] for number in range(len(groups))]
-        for member in partition.members:
-            member.begun_at = begun[id(member.parameter)][1]
-        return True
 
     def aside(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
         """State of parameters that are frozen now."""

@@ -70,6 +70,24 @@ def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
     return units
 
 
+def regrouped(
+    members: Iterable[Member], begun: Mapping[int, tuple[int, int]]
+) -> list[tuple[int, int]] | None:
+    """The groups, where they need other numbers only, which their members get; else None. `begun`, by id of the parameter:
+    its place in param_groups, and the steps before its first one."""
+    members = list(members)
+    groups: dict[int, tuple[int, int]] = {}
+    for member in members:
+        now = begun.get(id(member.parameter))
+        if member.group is None or now is None or groups.setdefault(member.group, now) != now:
+            return None
+    if len(members) != len(begun):
+        return None
+    for member in members:
+        member.begun_at = begun[id(member.parameter)][1]
+    return [groups[number] for number in range(len(groups))]
+
+
 def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
     return _core.Model(
         [
