@@ -296,7 +296,7 @@ Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   const auto bytes = record.first(record_bytes());
   const Seals seals = seal_record(shape_, name, bytes);
   const Stripe& stripe = *stripes_[places_.file_of(tile)];
-  const Completion completion =
+  Completion completion =
       stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, name.generation), bytes});
   const std::lock_guard lock(*newest_);
   next_[tile] = seals;

@@ -5,7 +5,7 @@
 namespace ballast {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result = "\"";
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
@@ -26,7 +26,7 @@ double microseconds(std::chrono::steady_clock::duration duration) {
 
 std::string name_of_row(std::size_t rank, std::size_t lane) {
   return fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}}}})", rank, lane,
-                     quoted(name(static_cast<Lane>(lane))));
+                     in_quotes(name(static_cast<Lane>(lane))));
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) cons
       text += fmt::format(
           ",\n"
           R"({{"ph":"X","pid":{},"tid":{},"cat":{},"name":{},"ts":{:.3f},"dur":{:.3f}}})",
-          rank, lane, quoted(name(entry.phase)), quoted(name_of(entry, model)), microseconds(entry.begin - start_),
+          rank, lane, in_quotes(name(entry.phase)), in_quotes(name_of(entry, model)), microseconds(entry.begin - start_),
           microseconds(entry.end - entry.begin));
     }
   }
