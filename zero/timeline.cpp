@@ -59,8 +59,8 @@ std::string Timeline::to_chrome_trace(const Model& model, std::size_t rank) cons
       text += fmt::format(
           ",\n"
           R"({{"ph":"X","pid":{},"tid":{},"cat":{},"name":{},"ts":{:.3f},"dur":{:.3f}}})",
-          rank, lane, in_quotes(name(entry.phase)), in_quotes(name_of(entry, model)), microseconds(entry.begin - start_),
-          microseconds(entry.end - entry.begin));
+          rank, lane, in_quotes(name(entry.phase)), in_quotes(name_of(entry, model)),
+          microseconds(entry.begin - start_), microseconds(entry.end - entry.begin));
     }
   }
   return text + "]\n";
