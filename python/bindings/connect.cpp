@@ -2,6 +2,7 @@
 #include "zero/comm/connect.h"
 
 #include <pybind11/stl.h>
+#include <thread>
 
 #include "python/bindings/group.h"
 
@@ -42,8 +43,9 @@ Launch launch_of(const Rendezvous& where) {
 
 }  // namespace
 
-Group::Group(const Rendezvous& where) : backend_(kernels::cpu_backend()) {
-  ConnectOptions options{.backend = *backend_, .accounts = accounts_, .launch = launch_of(where)};
+Group::Group(const Rendezvous& where)
+    : backend_(kernels::cpu_backend()), accounts_(std::make_unique<MemoryAccounts>()) {
+  ConnectOptions options{.backend = *backend_, .accounts = *accounts_, .launch = launch_of(where)};
   std::optional<PythonStore> store;
   if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
   if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
@@ -87,6 +89,14 @@ void Group::abort(const std::string& reason) const {
   Communicator& group = communicator();
   const py::gil_scoped_release released;
   group.abort(reason);
+}
+
+Group::~Group() {
+  if (communicator_ == nullptr) return;
+  std::thread([communicator = std::move(communicator_), accounts = std::move(accounts_),
+               backend = std::move(backend_)]() mutable {
+    communicator.reset();
+  }).detach();
 }
 
 void Group::close() {

@@ -26,7 +26,7 @@ class Group {
  public:
   explicit Group(const Rendezvous& where);
   Group(const Group&) = delete;
-  ~Group() { close(); }
+  ~Group();  // waits for nobody: Python's collector may call it at any moment, on one rank long before the others
 
   Communicator& communicator() const;
   void barrier() const;
@@ -38,7 +38,7 @@ class Group {
 
  private:
   std::unique_ptr<kernels::Backend> backend_;
-  MemoryAccounts accounts_;
+  std::unique_ptr<MemoryAccounts> accounts_;
   std::unique_ptr<Communicator> communicator_;
 };
 
