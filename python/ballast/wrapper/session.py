@@ -68,9 +68,9 @@ class Session:
         without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
         self._agree_on_parameters()
         self.watch()
-        if model is not None:  # parameters move before anything is saved of them for backward
-            self._of_model.append(quiet_data_parallel(model))
-            self._of_model.append(model.register_forward_pre_hook(before_forward(weakref.ref(self))))
+        if model is not None or options.stage == 3:  # parameters move before anything is saved of them for backward
+            self._of_model.append(quiet_data_parallel(self.model))
+            self._of_model.append(self.model.register_forward_pre_hook(before_forward(weakref.ref(self))))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
