@@ -1,4 +1,5 @@
-// A program's memory: every slot, reserved at once, so that nothing grows later.
+// A program's memory: every slot, reserved at once, so that nothing grows later. What the first state is written to becomes
+// resident when it is: whoever gives the state can make room meanwhile.
 #pragma once
 
 #include <optional>
@@ -35,7 +36,7 @@ class Slots {
   bool on_gpu(const Piece& piece) const { return piece.exists() && buffers_[piece.slot].kind() == MemoryKind::device; }
 
  private:
-  Buffer reserve(const Slot& slot) const;
+  Buffer reserve(const Slot& slot, Resident resident) const;
   void tell_queues(const Program& program);
   void forget_queues();
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/runtime/device.h"
-#include "kernels/runtime/host_pages.h"
 
 namespace ballast {
 
@@ -47,7 +46,7 @@ Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
     buffer.memory_ = {memory, std::move(free)};
     return buffer;
   }
-  HostPages pages = map_host_pages(request.bytes, request.owner, request.nodes);
+  HostPages pages = map_host_pages(request.bytes, request.owner, request.nodes, request.resident);
   free.mapped_bytes = pages.get_deleter().bytes;
   if (request.kind == MemoryKind::pinned && pages) {
     free.unpinned_because = device::pin(pages.get(), free.mapped_bytes, request.gpu);

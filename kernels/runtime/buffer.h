@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/runtime/accounts.h"
+#include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/view.h"
 
 namespace ballast {
@@ -23,10 +24,11 @@ class Allocator {
 struct BufferRequest {
   MemoryKind kind = MemoryKind::pageable;
   std::size_t bytes = 0;
-  std::string owner;               // "optimizer state of h.7"
-  int gpu = 0;                     // of device memory, and of the copies to and from pinned memory
-  std::vector<int> nodes{};        // NUMA nodes of host memory; none: those of the calling thread's cores
-  Allocator* allocator = nullptr;  // of this kind of memory, instead of our own; outlives the buffer
+  std::string owner;                      // "optimizer state of h.7"
+  int gpu = 0;                            // of device memory, and of the copies to and from pinned memory
+  std::vector<int> nodes{};               // NUMA nodes of host memory; none: those of the calling thread's cores
+  Resident resident = Resident::at_once;  // our own pageable memory
+  Allocator* allocator = nullptr;         // of this kind of memory, instead of our own; outlives the buffer
 };
 
 // Gives memory back to where it came from. The booking is part of it, so that it always ends after the memory does.
@@ -66,8 +68,8 @@ class Buffer {
   std::unique_ptr<std::byte[], FreeMemory> memory_;
 };
 
-// Our own host memory is zeroed and resident at once; device memory and a caller's are neither. Too little memory is an
-// error (B2001, B2003, B2004) that says how much is needed, available, and who set the limit. Any thread may call.
+// Our own host memory is zeroed, and resident as it was asked for; device memory and a caller's are neither. Too little
+// memory is an error (B2001, B2003, B2004) that says how much is needed, available, and who set the limit. Any thread may call.
 Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request);
 
 }  // namespace ballast

@@ -70,7 +70,7 @@ bool make_resident(std::byte* pages, std::size_t bytes) {
 
 void Unmap::operator()(std::byte* pages) const noexcept { munmap(pages, bytes); }
 
-HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes) {
+HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes, Resident resident) {
   if (bytes == 0) {
     return {};
   }
@@ -93,7 +93,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
                              .where = std::string(owner),
                              .remedy = "name no nodes, or allow mbind (Docker: --cap-add SYS_NICE)"});
   }
-  if (!make_resident(pages.get(), mapped_bytes)) {
+  if (resident == Resident::at_once && !make_resident(pages.get(), mapped_bytes)) {
     refuse(bytes, owner, limits);
   }
   return pages;
