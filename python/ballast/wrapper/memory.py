@@ -18,6 +18,13 @@ def return_freed_memory() -> None:
         trim(0)
 
 
+def let_freed_memory_stay(count: int) -> None:
+    """Of the host, so many bytes. A unit's gradients are freed together, and the next unit's take their place. glibc gives as
+    much as that back to the kernel, and gets it again page by page (a tenth of a step), until it has seen a block of half the
+    size come and go; it does not learn from blocks above 32 MiB."""
+    torch.empty(min(count // 2, 31 << 20), dtype=torch.uint8, device="cpu")
+
+
 class _OnGpu:
     """Bytes on a GPU, in the form that torch takes them in. Holds what they belong to."""
 

@@ -1,0 +1,61 @@
+"""What a training takes of the host, as the kernel counts it."""
+
+import resource
+from pathlib import Path
+
+import torch
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+MEBIBYTE = 1 << 20
+WIDTH = 1024
+BYTES_OF_LAYER = 2 * WIDTH * WIDTH
+
+
+def layers(count: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        *(torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16) for _ in range(count))
+    )
+
+
+def memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def growth_of_the_peak_at_the_start(rank: int, stage: int) -> int:
+    model = layers(64)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    model(torch.zeros(1, WIDTH, dtype=torch.bfloat16))
+    assert optimizer.steps == 0
+    return memory("VmHWM") - before
+
+
+def test_no_rank_holds_its_parameters_twice_when_training_begins():
+    """Parameters and remainders of the master take twice what torch's parameters took, sums of gradients twice that again."""
+    parameters = 64 * BYTES_OF_LAYER
+    for stage in (2, 3):
+        [growth] = run_ranks(1, growth_of_the_peak_at_the_start, stage)
+        assert growth < (2 + 2 - 1) * parameters + parameters // 2
+
+
+def faults_of_steps(rank: int) -> list[int]:
+    model = torch.nn.Sequential(*(layers(8) for _ in range(8)))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    batch = torch.ones(1, WIDTH, dtype=torch.bfloat16)
+    counts = []
+    for _ in range(6):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    return [after - before for before, after in zip(counts, counts[1:])]
+
+
+def test_gradients_of_one_unit_take_the_pages_of_the_last_one():
+    [faults] = run_ranks(1, faults_of_steps)
+    pages_of_gradients = 64 * BYTES_OF_LAYER // 4096
+    assert sum(faults) < pages_of_gradients // 2
