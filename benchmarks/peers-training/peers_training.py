@@ -7,6 +7,7 @@ with. All systems have to come to the same losses.
 
 import argparse
 import json
+import math
 import os
 import socket
 import statistics
@@ -102,7 +103,9 @@ def records(case: Case, runs: Runs) -> list[dict]:
 
 
 def apart(losses: list[float], others: list[float]) -> float:
-    return max(abs(loss - other) for loss, other in zip(losses, others, strict=True))
+    """The largest difference; without end where one of them is no number."""
+    differences = [abs(loss - other) for loss, other in zip(losses, others, strict=True)]
+    return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
 
 def details(case: Case, runs: Runs) -> dict:
@@ -143,7 +146,7 @@ def strayed(rows: list[dict]) -> list[str]:
     return [
         f"{row['case']}, {row['model']}: losses are {row['losses_apart']:.3f} apart, allowed are {row['tolerance']}"
         for row in rows
-        if not row["losses_apart"] <= row["tolerance"]  # nor is it a number
+        if row["losses_apart"] > row["tolerance"]
     ]
 
 

@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 
 
+WARM_UP = 3  # steps in which Ballast and DeepSpeed learn the order in which units are used
+
+
 def memory(field: str) -> int:
     """Bytes, of the line of that name in what the kernel says of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -42,7 +45,7 @@ def main() -> None:
     text = gpt.text_of_this_project()
 
     losses, seconds = [], []
-    for step in range(1 + shape.steps):
+    for step in range(WARM_UP + shape.steps):
         batches = [
             gpt.batch(text, step * way.micro_steps + number, shape.sequences, shape.context)
             for number in range(way.micro_steps)
@@ -50,7 +53,7 @@ def main() -> None:
         begin = time.perf_counter()
         losses.append(trainer.train(batches))
         seconds.append(time.perf_counter() - begin)
-    took = {"seconds": seconds[1:], "losses": losses, "imported_bytes": imported, "peak_bytes": memory("VmHWM")}
+    took = {"seconds": seconds[WARM_UP:], "losses": losses, "imported_bytes": imported, "peak_bytes": memory("VmHWM")}
     print(json.dumps(took), file=output, flush=True)
     trainer.close()
 

@@ -1,0 +1,64 @@
+"""What the contest of trainings works out from what it has measured, and that all of its parts fit together."""
+
+import comparisons
+import peers_training
+import pytest
+import systems
+
+DDP, OURS = (
+    next(case for case in comparisons.CASES if case.way.name == "30M" and case.system.name == name)
+    for name in (systems.DDP, "Ballast stage 3")
+)
+
+
+def run_of(seconds: float, mebibytes: float, losses: list[float]) -> peers_training.Run:
+    return peers_training.Run(seconds, (mebibytes + 200) * 2**20, mebibytes * 2**20, losses)
+
+
+def test_systems_are_compared_with_systems_that_are_there():
+    names = [system.name for system in systems.SYSTEMS]
+    assert len(set(names)) == len(names)
+    for number, system in enumerate(systems.SYSTEMS):
+        assert set(system.against) <= set(names[:number])
+        assert system.against or system.name == systems.DDP
+
+
+def test_each_case_has_its_opponents_in_its_own_way():
+    assert len({case.name for case in comparisons.CASES}) == len(comparisons.CASES)
+    for case in comparisons.CASES:
+        assert {other.system.name for other in case.opponents} == set(case.system.against)
+        assert {other.way for other in [case.reference, *case.opponents]} == {case.way}
+        assert {case, case.reference, *case.opponents} == set(comparisons.with_their_opponents([case]))
+
+
+def test_ranks_of_a_case_have_as_many_sequences_each():
+    for way in comparisons.WAYS:
+        assert way.shape.sequences % way.ranks == 0
+
+
+def test_the_slowest_and_the_largest_rank_count_and_losses_are_the_mean():
+    ranks = [
+        {"seconds": [1.0, 3.0], "peak_bytes": 50, "imported_bytes": 20, "losses": [4.0, 3.0]},
+        {"seconds": [1.0, 1.0], "peak_bytes": 40, "imported_bytes": 5, "losses": [2.0, 2.0]},
+    ]
+    assert peers_training.summary(ranks) == peers_training.Run(2.0, 50, 35, [3.0, 2.5])
+
+
+def test_a_record_says_how_many_times_faster_and_smaller_a_case_is():
+    runs = {DDP: [run_of(1.0, 400, [3.0])] * 2, OURS: [run_of(0.5, 100, [3.0]), run_of(2.0, 100, [3.0])]}
+    opponent = OURS._replace(system=OURS.system._replace(against=(systems.DDP,)))
+    speed, memory = peers_training.records(opponent, {**runs, opponent: runs[OURS]})
+    assert (speed["unit"], speed["ratio"], speed["against"]) == ("tok/s", 1.25, systems.DDP)
+    assert (memory["unit"], memory["ratio"], memory["value"]) == ("MiB", 4.0, 100)
+    assert memory["case"] != speed["case"]
+    assert [line["ratio"] for line in peers_training.records(DDP, runs)] == [None, None]
+
+
+def test_who_trains_something_else_is_found():
+    runs = {DDP: [run_of(1.0, 400, [4.0, 3.0])], OURS: [run_of(1.0, 400, [4.0, 3.01])]}
+    near = peers_training.details(OURS, runs)
+    assert near["losses_apart"] == pytest.approx(0.01)
+    assert peers_training.strayed([near]) == []
+    for wrong in ([4.0, 3.5], [4.0, float("nan")]):
+        far = peers_training.details(OURS, {**runs, OURS: [run_of(1.0, 400, wrong)]})
+        assert len(peers_training.strayed([near, far])) == 1
