@@ -14,6 +14,7 @@ from ballast.checkpoint.foreign import Source, source_of
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
+from ballast.wrapper.waiting import expect
 
 log = logging.getLogger("ballast")
 
@@ -44,6 +45,7 @@ class Adopting:
     def run(self) -> None:
         self._session.optimizer.zero_grad()
         steps = max(self._made.values(), default=0)
+        expect(parameter for name, parameter in self._parameters.items() if self._source.has(name))
         partition = self._session.begin_from(self._made, steps, {})
 
         def change(part: _core.StatePart) -> None:

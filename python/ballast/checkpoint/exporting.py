@@ -14,7 +14,7 @@ from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices
-from ballast.gathering import gather
+from ballast.gathering import by_window, gather
 from ballast.safetensors_format import DTYPES, INDEX, File, Item, files_for, index_of
 from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
@@ -40,6 +40,8 @@ class Export:
             refuse(f"a model was to be exported to {path.name}", needed=f"a name that ends with {SUFFIX}")
         self._folder = path.parent
         self._tensors: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **buffers_by_name(model)}
+        for window, _ in by_window(model.parameters()):
+            window.begin()
         windows = [each.ballast_window for each in self._tensors.values() if hasattr(each, "ballast_window")]
         self._is_partitioned = bool(windows)
         self._group = windows[0].group if windows else OneRank()

@@ -23,6 +23,7 @@ from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
 from ballast.wrapper.updates import State
+from ballast.wrapper.waiting import expect
 
 
 class Loading:
@@ -52,6 +53,7 @@ class Loading:
         own = OwnState(self._session, self._tensors, self._names)
         aside, late = (own.aside(), {}) if self._session.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
+        expect(self._parameters.values())
         partition = self._session.begin_from(made, self._checkpoint.step, aside)
         moments = {} if self._session.has_own_step else {**aside, **late}
         self._fill(partition, self._targets(partition, moments) + own.targets(partition))

@@ -37,6 +37,7 @@ class Saving:
         self._session = session
         self._group = session.group
         self._partition = session.partition_now()
+        self._partition.require_not_updated("a model was saved")
         self._names = parameter_names(model, session)
         self._held = list(held_by_torch(model, session, self._partition))
         self._entries = {

@@ -60,10 +60,10 @@ class Partition(KeptNumbers):
         self._passes: int | None = None  # of all ranks, once they have agreed
         self._may_update = False  # in backward: with numbers as they are when its first unit is taken
 
-    def require_not_updated(self) -> None:
-        """The model is being called: not between updates of a backward pass and their step."""
+    def require_not_updated(self, what: str) -> None:
+        """What is being done must not be, between updates of a backward pass and their step."""
         if self._may_update:
-            self._fail_as_updated("a model was called between its backward pass and the step", "one backward pass in a step")
+            self._fail_as_updated(f"{what} between its backward pass and the step", "step() after each backward pass")
 
     def begin_call(self) -> None:
         """The model is being called, and the residence has not seen it begin."""

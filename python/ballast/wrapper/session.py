@@ -387,7 +387,7 @@ def before_forward(session: Callable[[], Session | None]) -> Callable[..., None]
             return
         known = live._partition
         partition = live.partition()
-        partition.require_not_updated()
+        partition.require_not_updated("a model was called")
         if partition is not known:
             partition.begin_call()  # its own hook comes too late for this one
 

@@ -51,6 +51,17 @@ class Waiting:
             parameter.ballast_origin = stored
 
 
+class Coming:
+    """Instead of first numbers, where others are about to take their place."""
+
+
+def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Training can begin without numbers of these: a checkpoint brings them."""
+    for parameter in parameters:
+        if lacks_numbers(parameter):
+            parameter.ballast_origin = Coming()
+
+
 def begin_waiting(
     model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: Waiting
 ) -> bool:
@@ -167,9 +178,12 @@ class FirstNumbers:
 
     def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
         """Elements, to this address in host memory."""
-        origin: Stored | torch.Tensor = getattr(parameter, "ballast_origin", parameter)  # if a tensor: a deferred one
+        origin: Stored | Coming | torch.Tensor = getattr(parameter, "ballast_origin", parameter)  # if a tensor: a deferred one
         if isinstance(origin, Stored):
             origin.read(first, count, into)
+            return
+        if isinstance(origin, Coming):
+            tensor_at(into, count, parameter.dtype).zero_()
             return
         if self._parameter is not parameter:
             self._numbers = torch.empty(0)  # the last one goes before the next one comes

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from python.wrap import killed, saved
+from python.wrap.loops import Tower
 from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, numbers_in, same
 
@@ -225,6 +226,29 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ballast.UsageError, match="needed: *an optimizer of ballast.wrap"):
         ballast.save(tmp_path, training.model, torch.optim.AdamW(training.model.parameters()))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_without_memory_gets_its_numbers_from_a_checkpoint(stage, tmp_path):
+    one = Training({"stage": 2}, Tower())
+    one.train(0, 2)
+    ballast.save(tmp_path, one.model, one.optimizer)
+    with torch.device("meta"):
+        model = Tower()
+    other = Training({"stage": stage}, model)
+    ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
+    assert same(one.everything(), other.everything())
+    assert one.train(2, 2) == other.train(2, 2)
+
+
+def test_nothing_is_saved_between_updates_in_backward_and_their_step(tmp_path):
+    training = Training({"stage": 3, "update_in_backward": True})
+    training.loop.loss(training.model, training.loop.batch(0)).backward()
+    with pytest.raises(ballast.UsageError, match="B1007 a model was saved between its backward pass and the step"):
+        ballast.save(tmp_path, training.model, training.optimizer)
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    ballast.save(tmp_path, training.model, training.optimizer)
 
 
 def test_nothing_is_gathered_to_save_or_to_load(tmp_path, monkeypatch):

@@ -79,6 +79,15 @@ def test_one_unit_is_gathered_at_a_time(tmp_path, monkeypatch):
     assert most == 1
 
 
+def test_a_model_that_has_no_numbers_yet_begins_for_its_export(tmp_path):
+    with ballast.deferred():
+        model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    ballast.export(model, tmp_path / "model.safetensors")
+    assert optimizer.steps == 0
+    assert saved.same(read(tmp_path / "model.safetensors"), expected_of(Tower()))
+
+
 def test_what_files_cannot_hold_is_refused(tmp_path):
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ballast.UsageError, match="B1001(.|\n)*.safetensors"):
