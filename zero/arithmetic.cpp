@@ -28,18 +28,30 @@ void Arithmetic::add_squares(const Op& op) const {
   }
 }
 
-void Arithmetic::update(const Op& op, const StepNumbers& step) const {
-  const UnitLayout& layout = plan_.layout().units[op.unit];
-  const auto [first, count] = layout.tiles[op.tile];
-  const Range range{layout.trained.of_rank(plan_.input().rank_in_shard_group).first + first, count};
+Range Arithmetic::range_of(const Op& update) const {
+  const UnitLayout& layout = plan_.layout().units[update.unit];
+  const auto [first, count] = layout.tiles[update.tile];
+  return {layout.trained.of_rank(plan_.input().rank_in_shard_group).first + first, count};
+}
+
+kernels::UpdateTile Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
+  const Range range = range_of(op);
   kernels::UpdateTile tile = plan_.blocks().state(op.unit).tile(slots_.data(op.state));
   tile.parameter = slots_.data(op.to);
   tile.gradient = slots_.data(op.from);
   tile.gradient_dtype = DType::fp32;
-  tile.count = count;
+  tile.count = range.count;
   tile.first_index = range.first;
   tile.rounding_stream = kernels::rounding_stream(0, op.unit, step.number);
-  place_.backend().update(tile, runs_in(plan_.model().units[op.unit], layout, range), step.groups);
+  return tile;
+}
+
+std::vector<kernels::Run> Arithmetic::runs_of(const Op& update) const {
+  return runs_in(plan_.model().units[update.unit], plan_.layout().units[update.unit], range_of(update));
+}
+
+void Arithmetic::update(const Op& op, const StepNumbers& step) const {
+  place_.backend().update(tile_of(op, step), runs_of(op), step.groups);
 }
 
 kernels::ExactSum Arithmetic::read_sum(const Piece& squares) const {

@@ -24,6 +24,11 @@ class Arithmetic {
   kernels::ExactSum take_sum(const Piece& squares) const;  // and leaves zero
   void update(const Op& op, const StepNumbers& step) const;
 
+  // What an update works on.
+  kernels::UpdateTile tile_of(const Op& update, const StepNumbers& step) const;
+  std::vector<kernels::Run> runs_of(const Op& update) const;
+  const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
+
   // Of what a norm operation sums, the element that is the first not to be finite; kernels::no_index if all are. Works in
   // the memory of the operation's sum, which must have been taken, and leaves it zero.
   std::uint64_t first_non_finite(const Op& norm) const;
@@ -35,6 +40,7 @@ class Arithmetic {
   void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
 
  private:
+  Range range_of(const Op& update) const;  // of the unit's elements
   DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }
 
   const Plan& plan_;

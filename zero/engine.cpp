@@ -44,6 +44,7 @@ Engine::Engine(const EngineParts& parts)
                    .needed = "EngineParts::records"};
   });
   if (parts.records != nullptr) records_.emplace(parts.plan, slots_, *parts.records);
+  if (parts.verify > 0) spot_check_.emplace(parts.plan, parts.verify);
   if (parts.gpu != nullptr) stream_.emplace(Stream::wrap(parts.stream, parts.gpu->gpu()));
   for (std::size_t i = 0; i < lane_count; ++i) {
     const Lane lane = static_cast<Lane>(i);
@@ -73,7 +74,8 @@ void Engine::clear_device_memory() const {
 }
 
 Engine::~Engine() {
-  open_uses_.clear();  // who waits for them fails
+  open_uses_.clear();                                                                        // who waits for them fails
+  if (has_gradients()) parts_.mesh.abort("its training was ended in the middle of a step");  // which nobody can finish
   for (std::unique_ptr<LaneThread>& lane : lanes_) {
     lane.reset();
   }
@@ -96,6 +98,10 @@ void Engine::require_alive() const {
   if (error_) std::rethrow_exception(error_);
   require(began_, Code::out_of_order, [] {
     return Problem{.what = "training was to begin without parameters", .needed = "initialise() or resume() first"};
+  });
+  require(!away_, Code::out_of_order, [] {
+    return Problem{.what = "a training was used that has left its device",
+                   .needed = "return_to_device() first; in Python, optimizer.reload()"};
   });
 }
 
@@ -374,6 +380,7 @@ void Engine::finish() {
 Metrics Engine::metrics() const {
   Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
                   .on_demand = on_demand_,
+                  .verified = spot_check_ ? spot_check_->tiles() : 0,
                   .stalls = stalls_,
                   .exposed = exposed_,
                   .memory = memory_};

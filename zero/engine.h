@@ -16,6 +16,7 @@
 #include "zero/op_progress.h"
 #include "zero/plan/simulate.h"
 #include "zero/record_lane.h"
+#include "zero/spot_check.h"
 #include "zero/timeline.h"
 
 namespace ballast {
@@ -34,6 +35,7 @@ struct EngineParts {
   GpuLanes* gpu = nullptr;                  // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;            // the trainer's, on that GPU
   Allocator* allocator = nullptr;           // of the device tier's memory, instead of our own
+  std::size_t verify = 0;                   // every so many steps a tile's update: see spot_check.h
 };
 
 // Writes a range of a tensor's first parameters, in its unit's format. Called for this rank's parts only, except where
@@ -62,7 +64,7 @@ using TileLook = std::function<void(const OwnTile& tile)>;
 class Engine {
  public:
   explicit Engine(const EngineParts& parts);  // reserves every slot; a program that reads tiles needs records
-  ~Engine();                                  // waits for what is under way, and passes over what failed
+  ~Engine();  // waits for what is under way, and passes over what failed; in the middle of a step it fails on all ranks
 
   // One of the two comes first. Optimizer state begins at zero, or as the records have it.
   void initialise(const ParameterSource& source);
@@ -83,6 +85,12 @@ class Engine {
   StepResult step();
 
   void finish();  // waits until everything that was begun is done
+
+  // Between steps, and all ranks together: the device tier's memory is free for others until the return, and nothing else can
+  // be asked. Parameters that are kept whole may stay; else their addresses change.
+  void leave_device(bool parameters = true);
+  void return_to_device();
+
   bool prepared() const { return prepared_; }
   std::uint64_t steps() const { return steps_; }
 
@@ -94,6 +102,7 @@ class Engine {
       const TileLook& change, const std::function<void()>& agree = [] {});
   std::vector<OwnTile> own_tiles() const;  // in the order in which they are looked at; without their memory
   void continue_from(std::uint64_t steps) { steps_ = steps; }
+  void parameters_changed();  // whole ones, by their owner, where no other copy of them is updated
   void read_memory(const ConstView& view, std::byte* into) const;  // of the training, also a GPU's, into the host's
   View whole_parameters(std::size_t unit);  // where they are kept gathered: all of the unit, as it is laid out
 
@@ -166,6 +175,10 @@ class Engine {
   bool change_program(const Trace& trace, bool sums_pass_by);
   std::string text(const Place& place) const;
 
+  // engine_away.cpp
+  void require_between_steps() const;
+  bool has_gradients() const;  // that no step has used yet
+
   // engine_external.cpp
   void require_tiles_in_memory() const;
   std::vector<SummedTile> summed_tiles() const;
@@ -218,6 +231,7 @@ class Engine {
   std::array<std::optional<Arithmetic>, lane_count> arithmetic_;  // by lane
   std::optional<Stream> stream_;                                  // the trainer's, on a GPU
   std::optional<RecordLane> records_;
+  std::optional<SpotCheck> spot_check_;
   const bool updates_in_backward_;
 
   Round entry_{};
@@ -238,6 +252,7 @@ class Engine {
   bool prepared_ = false;
   bool norm_is_known_ = false;  // in this round: no gradients can be added any more
   bool began_ = false;
+  bool away_ = false;  // from the device
   std::uint64_t steps_ = 0;
   std::deque<OpenUse> open_uses_;
   std::size_t first_open_use_ = 0;  // its number, counted from the first round on

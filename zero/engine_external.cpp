@@ -9,6 +9,10 @@ void Engine::require_tiles_in_memory() const {
   for (std::size_t unit = 0; unit < parts_.plan.model().units.size(); ++unit) {
     in_fp32 = in_fp32 && parts_.plan.blocks().state(unit).format() == kernels::StateFormat::fp32;
   }
+  require(!spot_check_, Code::unsupported, [] {
+    return Problem{.what = "updates that the trainer makes itself were to be verified",
+                   .needed = "a rule of the library"};
+  });
   require(in_fp32 && parts_.plan.tiles_on_drive() == 0 && !updates_in_backward_, Code::unsupported, [] {
     return Problem{.what = "updates that the trainer makes itself were asked for of masters that it cannot be given",
                    .needed = "state in memory, of format fp32, and updates after the backward pass"};

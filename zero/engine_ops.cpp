@@ -109,7 +109,8 @@ void Engine::run_any(const Op& op, OpProgress& progress, Round& round) {
     case OpKind::accumulate: return arithmetic.accumulate(op);
     case OpKind::norm: return arithmetic.add_squares(op);
     case OpKind::agree: return agree(op, round);
-    case OpKind::update: return arithmetic.update(op, round.numbers);
+    case OpKind::update:
+      return spot_check_ ? spot_check_->update(op, round.numbers, arithmetic) : arithmetic.update(op, round.numbers);
     case OpKind::read:
     case OpKind::read_first: progress.read = records_->read(op); return;
     case OpKind::write: progress.written = records_->write(op); return;

@@ -32,8 +32,14 @@ class OnHost {
 
 void Engine::look_at_state(const TileLook& look) { visit_state(look, false); }
 
+void Engine::parameters_changed() {
+  finish();
+  if (spot_check_) spot_check_->forget();
+}
+
 // What is gathered, or kept of records, is made again.
 void Engine::change_state(const TileLook& change, const std::function<void()>& agree) {
+  parameters_changed();
   try {
     visit_state(change, true);
     agree();

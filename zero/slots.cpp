@@ -1,6 +1,7 @@
 #include "zero/slots.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "kernels/runtime/host_limits.h"
@@ -18,21 +19,25 @@ std::set<std::size_t> slots_of_records(const Program& program) {
   return slots;
 }
 
-std::set<std::size_t> slots_of_first_state(const Program& program) {
+std::set<std::size_t> slots_of(const Program& program, Piece Home::*what) {
   std::set<std::size_t> slots;
   for (const Home& home : program.homes) {
-    if (home.parameters.exists()) slots.insert(home.parameters.slot);
-    if (home.state.exists()) slots.insert(home.state.slot);
+    if ((home.*what).exists()) slots.insert((home.*what).slot);
   }
   return slots;
 }
 
+std::set<std::size_t> slots_of_first_state(const Program& program) {
+  std::set<std::size_t> slots = slots_of(program, &Home::parameters);
+  slots.merge(slots_of(program, &Home::state));
+  return slots;
+}
+
 // Of all together: what is not resident yet is still available for the next one.
-void require_memory_of_host(const Program& program, const DeviceMemory& device) {
+void require_memory_of_host(const std::vector<Slot>& slots, const std::function<bool(const Slot&)>& on_host) {
   std::size_t bytes = 0;
-  for (const Slot& slot : program.slots) {
-    const bool elsewhere = slot.tier == Tier::device && (device.gpu || device.allocator != nullptr);
-    if (!elsewhere) bytes += slot.bytes;
+  for (const Slot& slot : slots) {
+    if (on_host(slot)) bytes += slot.bytes;
   }
   require_host_memory(bytes, "all that this rank keeps", read_host_limits());
 }
@@ -42,7 +47,7 @@ void require_memory_of_host(const Program& program, const DeviceMemory& device) 
 Slots::Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
              std::vector<offload::IoQueue*> queues)
     : accounts_(accounts), device_(device), slots_(program.slots), queues_(std::move(queues)) {
-  require_memory_of_host(program, device);
+  require_memory_of_host(slots_, [&](const Slot& slot) { return on_host(slot); });
   const std::set<std::size_t> first_state = slots_of_first_state(program);
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     buffers_.push_back(reserve(slots_[slot], first_state.contains(slot) ? Resident::when_written : Resident::at_once));
@@ -51,6 +56,11 @@ Slots::Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemor
 }
 
 Slots::~Slots() { forget_queues(); }
+
+// Our own memory there.
+bool Slots::on_host(const Slot& slot) const {
+  return slot.tier != Tier::device || (!device_.gpu && device_.allocator == nullptr);
+}
 
 Buffer Slots::reserve(const Slot& slot, Resident resident) const {
   const bool on_device = slot.tier == Tier::device;
@@ -76,6 +86,48 @@ void Slots::change_to(const Program& program) {
   buffers_ = std::move(buffers);
   slots_ = program.slots;
   tell_queues(program);
+}
+
+// Nothing has changed yet where memory is short.
+void Slots::leave_device(const Program& program, const Workplace& place, bool parameters) {
+  const std::set<std::size_t> kept = slots_of_first_state(program);
+  const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
+  std::vector<std::size_t> leaving;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    const bool is_kept_here = on_host(slots_[slot]) && kept.contains(slot);
+    if (slots_[slot].tier == Tier::device && !is_kept_here && !stay.contains(slot)) leaving.push_back(slot);
+  }
+  std::vector<Buffer> left(slots_.size());
+  for (const std::size_t slot : leaving) {
+    if (kept.contains(slot))
+      left[slot] = allocate(accounts_, {.bytes = slots_[slot].bytes, .owner = slots_[slot].name});
+  }
+  for (const std::size_t slot : leaving) {
+    if (left[slot].bytes() > 0) place.copy(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
+  }
+  place.finish();
+  for (const std::size_t slot : leaving) {
+    buffers_[slot] = std::move(left[slot]);
+  }
+  away_ = std::move(leaving);
+}
+
+void Slots::return_to_device(const Workplace& place) {
+  std::vector<Buffer> back;
+  for (const std::size_t slot : away_) {
+    back.push_back(reserve(slots_[slot], Resident::at_once));
+  }
+  for (std::size_t i = 0; i < away_.size(); ++i) {
+    const std::byte* const left = buffers_[away_[i]].data();
+    const std::size_t bytes = back[i].bytes();
+    if (bytes == 0) continue;
+    left != nullptr ? place.copy(back[i].data(), left, bytes) : place.zero(back[i].data(), bytes);
+  }
+  place.finish();
+  for (std::size_t i = 0; i < away_.size(); ++i) {
+    buffers_[away_[i]] = std::move(back[i]);
+  }
+  away_.clear();
 }
 
 void Slots::tell_queues(const Program& program) {

@@ -8,6 +8,7 @@
 #include "kernels/runtime/buffer.h"
 #include "offload/io_queue.h"
 #include "zero/plan/program.h"
+#include "zero/workplace.h"
 
 namespace ballast {
 
@@ -28,6 +29,11 @@ class Slots {
   // Slots of the same name and size keep their memory and what is in it; others go, or come. While nothing uses them.
   void change_to(const Program& program);
 
+  // While nothing uses them: the device tier's memory goes back to where it came from, parameters too or not. What trainings
+  // begin with is copied to the host; all else comes back as it began.
+  void leave_device(const Program& program, const Workplace& place, bool parameters);
+  void return_to_device(const Workplace& place);
+
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const {  // null of what has no memory, as the state of a rule that keeps nothing
     return piece.exists() ? buffers_[piece.slot].data() + piece.begin : nullptr;
@@ -37,6 +43,7 @@ class Slots {
 
  private:
   Buffer reserve(const Slot& slot, Resident resident) const;
+  bool on_host(const Slot& slot) const;
   void tell_queues(const Program& program);
   void forget_queues();
 
@@ -46,6 +53,7 @@ class Slots {
   std::vector<Buffer> buffers_;
   std::vector<offload::IoQueue*> queues_;
   std::vector<std::size_t> known_to_queues_;  // slots
+  std::vector<std::size_t> away_;             // slots that have left the device
 };
 
 }  // namespace ballast

@@ -45,6 +45,7 @@ struct StepOptions {
 struct Metrics {
   double seconds = 0;
   std::size_t on_demand = 0;                    // steps that left the program's order, and were slower for it
+  std::size_t verified = 0;                     // tiles so far: see spot_check.h
   std::array<std::size_t, lane_count> bytes{};  // by lane: moved, or gone through
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane of what it waited for

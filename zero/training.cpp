@@ -68,7 +68,8 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
                               .queues = records_ ? records_->queues() : std::vector<offload::IoQueue*>{},
                               .gpu = gpu_ ? &*gpu_ : nullptr,
                               .stream = options.stream,
-                              .allocator = options.allocator});
+                              .allocator = options.allocator,
+                              .verify = options.verify});
 }
 
 const Timeline& Training::timeline() const {

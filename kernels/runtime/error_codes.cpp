@@ -52,6 +52,11 @@ constexpr std::array codes{
              "Wait for the process that the message names, or stop it, or use another directory."},
     CodeInfo{Code::no_transport, "no_transport", "This build or this machine lacks a way to carry bytes between ranks.",
              "Install what the message names and build again, or choose another way."},
+    CodeInfo{
+        Code::wrong_bits, "wrong_bits",
+        "An update was made again, or its result was looked at again, and had other bits.",
+        "Go on from a checkpoint of before, on another machine: memory, a processor or a GPU may be faulty here. If "
+        "it happens there too, report it."},
     CodeInfo{Code::cuda_call, "cuda_call", "A CUDA call failed.",
              "The message carries CUDA's own reason; an earlier kernel may have caused it."},
     CodeInfo{Code::file_call, "file_call", "A file operation failed.",

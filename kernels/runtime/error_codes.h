@@ -29,6 +29,7 @@ enum class Code : int {
   network_drive = 2203,
   directory_in_use = 2204,
   no_transport = 2301,
+  wrong_bits = 3001,
   cuda_call = 3101,
   file_call = 3201,
   bad_record = 3202,

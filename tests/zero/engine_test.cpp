@@ -176,3 +176,32 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
   CHECK_THAT(failures[1], Contains("B3201") && Contains("test-rank-1") && Contains("of step"));
   CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 1"));
 }
+
+TEST_CASE("a rank that gives up in the middle of a step keeps nobody waiting, itself neither") {
+  for (const int stage : {2, 3}) {
+    const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
+      const Model model = odd_model();
+      Training training(model, world, {optim::AdamW{}, optim::AdamW{}}, {.stage = stage});
+      training.initialise(first_parameters());
+      SyntheticTrainer trainer(model, world.rank());
+      trainer.run(training, 0);
+      training.step();
+      if (world.rank() == 0) {
+        trainer.run(training, 1);
+        training.step();
+        training.engine().finish();
+        return;
+      }
+      for (const Visit& visit : plain_order(model)) {
+        if (visit.phase == Phase::forward) {
+          training.forward(visit.unit);
+        } else {
+          training.backward(visit.unit);
+          return;
+        }
+      }
+    });
+    CHECK(failures[1].empty());
+    CHECK_THAT(failures[0], Contains("B3301 rank 1") && Contains("in the middle of a step"));
+  }
+}

@@ -209,6 +209,32 @@ TEST_CASE("gradients that are discarded change nothing") {
   }
 }
 
+TEST_CASE("a device is left between steps only, and nothing is asked of a training that is away") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  Trainee trainee(*world, {.stage = 3});
+  Engine& engine = trainee.training.engine();
+  CHECK_THROWS_WITH(engine.return_to_device(), Contains("B1007"));
+  trainee.trainer.run(trainee.training, 0);
+  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007") && Contains("in the middle of a step"));
+  trainee.training.step();
+  const auto reserved = [&] {
+    std::size_t bytes = 0;
+    for (const MemoryAccounts::Entry& entry : trainee.training.memory().entries())
+      bytes += entry.usage.now;
+    return bytes;
+  };
+  const std::size_t before = reserved();
+  engine.leave_device();
+  CHECK(reserved() < before);
+  CHECK_THROWS_WITH(trainee.training.forward(0), Contains("B1007") && Contains("reload"));
+  CHECK_THROWS_WITH(trainee.training.step(), Contains("B1007"));
+  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007"));
+  engine.return_to_device();
+  CHECK(reserved() == before);
+  CHECK(trainee.step(1).step == 2);
+}
+
 TEST_CASE("whole parameters are where a trainer below stage 3 sees each update") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);

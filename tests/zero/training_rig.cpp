@@ -34,6 +34,7 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .trace = setup.trace,
           .schedule = setup.schedule,
           .max_norm = setup.max_norm,
+          .verify = setup.verify,
           .gpu = stream != nullptr ? std::optional(stream->gpu()) : std::nullopt,
           .stream = stream != nullptr ? stream->handle() : nullptr};
 }
@@ -46,6 +47,23 @@ std::vector<Trace> round_of(const Setup& setup, const Model& model, std::size_t 
 std::size_t planned_bytes(const Training& training) {
   const Ledger ledger = training.ledger();
   return bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host);
+}
+
+std::size_t bytes_on_device(const Training& training) {
+  std::size_t bytes = 0;
+  for (const MemoryAccounts::Entry& entry : training.memory().entries())
+    bytes += entry.kind == MemoryKind::device ? entry.usage.now : 0;
+  return bytes;
+}
+
+void leave_and_return(Training& training, const Stream* stream) {
+  const std::size_t before = bytes_on_device(training);
+  { const Lease evaluated = training.forward(0); }
+  training.engine().leave_device();
+  if (bytes_on_device(training) > 0) throw std::logic_error("memory was left on the device");
+  training.engine().return_to_device();
+  if (bytes_on_device(training) != before) throw std::logic_error("the device's memory is another one");
+  if (stream != nullptr) stream->synchronize();
 }
 
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
@@ -79,12 +97,14 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
     }
     const StepResult result = training.step(setup.loss_scale);
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
+    if (setup.leaves) leave_and_return(training, stream);
     outcome.norms.push_back(result.norm);
     outcome.on_demand.push_back(result.metrics.on_demand);
     outcome.reasons.push_back(result.reason);
   }
   training.engine().finish();
   count_moves(training, setup.steps - outcome.began_at, outcome);
+  outcome.verified = training.engine().metrics().verified;
   outcome.moved_bytes = training.engine().metrics().bytes;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     add_bytes(model.units[unit], training.forward(unit), stream, outcome.parameters);

@@ -20,9 +20,11 @@ struct Setup {
   std::size_t steps = 4;
   Trace trace{};  // that the program is made for
   std::vector<std::vector<Trace>>
-      rounds{};                       // by step, again and again: the uses of each micro-step; else all as declared
-  std::size_t poisoned_step = none;   // whose gradients are not finite on rank 0
-  bool gpu = false;                   // all ranks on GPU 0
+      rounds{};                      // by step, again and again: the uses of each micro-step; else all as declared
+  std::size_t poisoned_step = none;  // whose gradients are not finite on rank 0
+  bool gpu = false;                  // all ranks on GPU 0
+  std::size_t verify = 0;
+  bool leaves = false;                // the device, after each step and some uses that came after it
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
   std::filesystem::path directory{};  // of a run that is kept; else one of its own
 };
@@ -33,6 +35,7 @@ struct Outcome {
   std::vector<std::size_t> on_demand{};  // by step: whether it was
   std::vector<std::string> reasons{};
   std::vector<std::byte> parameters{};  // at the end
+  std::size_t verified = 0;
   std::uint64_t steps = 0;
   std::uint64_t began_at = 0;
   std::size_t reserved_bytes = 0;
