@@ -31,6 +31,11 @@ def refuse(what: str, *, where: str = "", needed: str = "", available: str = "",
     fail("bad_argument", problem)
 
 
+def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -> NoReturn:
+    """Raises B1007: what cannot be done now can be done later."""
+    fail("out_of_order", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
+
+
 def one_of(kind: str, word: str, known: Iterable[str]) -> str:
     """The word, if it is known; else an error that offers the nearest that is.
 

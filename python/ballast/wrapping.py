@@ -55,6 +55,8 @@ def wrap(
     run             a name: state on a drive is kept under it, with the parameters, and a training of this name goes on from
                     its last step, `optimizer.steps`
     timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
+    verify          N: every N steps a part of the updates is made a second time by other code, and what they left is looked at
+                    again in the next step: bits that differ end the training (B3001)
     timeout         seconds, of every wait for other ranks
     """
     _require_plain(optimizer)

@@ -13,6 +13,7 @@ TrainingOptions training_options(const SessionOptions& asked) {
       .format = asked.format,
       .schedule = {.update_in_backward = asked.update_in_backward},
       .keeps_timeline = asked.keeps_timeline,
+      .verify = asked.verify,
       .threads = asked.threads,
       .gpu = asked.gpu,
       .stream = reinterpret_cast<StreamHandle>(asked.stream)};
@@ -131,6 +132,21 @@ StepResult Session::step_as_prepared() {
 void Session::finish() {
   const py::gil_scoped_release released;
   training_->engine().finish();
+}
+
+void Session::leave_device(bool parameters) {
+  const py::gil_scoped_release released;
+  training_->engine().leave_device(parameters);
+}
+
+void Session::return_to_device() {
+  const py::gil_scoped_release released;
+  training_->engine().return_to_device();
+}
+
+void Session::parameters_changed() {
+  const py::gil_scoped_release released;
+  training_->engine().parameters_changed();
 }
 
 std::string Session::ledger(const std::pair<Tier, std::size_t>& own_state) const {

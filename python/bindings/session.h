@@ -34,6 +34,7 @@ struct SessionOptions {
   std::uintptr_t stream = 0;
   bool keeps_timeline = false;
   bool update_in_backward = false;
+  std::size_t verify = 0;
 };
 
 // A tile for a step of the optimizer's own.
@@ -93,12 +94,15 @@ class Session {
   StepResult step(const StepAsked& asked);
   StepResult step_as_prepared();
   void finish();
+  void leave_device(bool parameters);
+  void return_to_device();
 
   // Between steps. A rank keeps the moments of its parts.
   Parts parts(std::size_t unit, std::size_t tensor) const;
   void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
   void take_whole_parameters();  // into the state, after their owner has written to them
+  void parameters_changed();     // by their owner, where they are the state's
   void write_parameters(const Fill& fill);
   ChunkKind kind(std::size_t unit) const;    // of its trained tensors
   std::vector<StatePart> own_parts() const;  // in the order in which they are looked at; without their memory

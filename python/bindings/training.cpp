@@ -13,6 +13,7 @@ py::dict dict_of(const Metrics& metrics) {
   py::dict named;
   named["seconds"] = metrics.seconds;
   named["on_demand"] = metrics.on_demand;
+  named["verified"] = metrics.verified;
   named["bytes"] = by_name<Lane>(metrics.bytes);
   named["busy"] = by_name<Lane>(metrics.busy);
   named["stalls"] = by_name<Lane>(metrics.stalls);
@@ -50,7 +51,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("gpu", &SessionOptions::gpu)
       .def_readwrite("stream", &SessionOptions::stream)
       .def_readwrite("keeps_timeline", &SessionOptions::keeps_timeline)
-      .def_readwrite("update_in_backward", &SessionOptions::update_in_backward);
+      .def_readwrite("update_in_backward", &SessionOptions::update_in_backward)
+      .def_readwrite("verify", &SessionOptions::verify);
 }
 
 void bind_result(py::module_& module) {
@@ -118,7 +120,9 @@ void bind_session(py::class_<Session>& training) {
       .def("gradient_norm", &Session::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &Session::tensor_norms, py::kw_only(), py::arg("loss_scale"))
       .def("step_as_prepared", &Session::step_as_prepared)
-      .def("finish", &Session::finish);
+      .def("finish", &Session::finish)
+      .def("leave_device", &Session::leave_device, py::kw_only(), py::arg("parameters"))
+      .def("return_to_device", &Session::return_to_device);
 }
 
 void bind_state(py::class_<Session>& training) {
@@ -127,6 +131,7 @@ void bind_state(py::class_<Session>& training) {
            py::arg("into"))
       .def("write_moments", &Session::write_moments, py::arg("address_of"))
       .def("take_whole_parameters", &Session::take_whole_parameters)
+      .def("parameters_changed", &Session::parameters_changed)
       .def("write_parameters", &Session::write_parameters, py::arg("fill"))
       .def("kind", &Session::kind, py::arg("unit"))
       .def("own_parts", &Session::own_parts)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import fail, refuse_order
 
 aten = torch.ops.aten
 
@@ -65,13 +65,10 @@ class TakenGradient(torch.Tensor):
 
     def receive(self, gradient: torch.Tensor) -> None:
         if self.spent:
-            fail(
-                "out_of_order",
-                _core.Problem(
-                    what="gradients were computed before those of the last step were cleared",
-                    where=f"parameter {self.taker.name_of(self.member)}",
-                    needed="optimizer.zero_grad() after each step",
-                ),
+            refuse_order(
+                "gradients were computed before those of the last step were cleared",
+                where=f"parameter {self.taker.name_of(self.member)}",
+                needed="optimizer.zero_grad() after each step",
             )
         self.next = gradient if self.next is None else self.next + gradient
 

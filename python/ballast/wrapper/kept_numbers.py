@@ -25,6 +25,8 @@ class Residence(Protocol):
     def enter(self, unit: int | None) -> None: ...
     def release(self, together: bool) -> None: ...
     def take_over_changes(self) -> bool: ...
+    def hide(self) -> None: ...
+    def show(self) -> None: ...
 
 
 Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
@@ -123,6 +125,13 @@ class KeptNumbers:
         self._group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
         return whole
 
+    def _take_over(self, changed: bool) -> None:
+        """Parameters, that somebody has written to on any rank."""
+        if changed and self._update_is_elsewhere:
+            self._core.take_whole_parameters()
+        elif changed:
+            self._core.parameters_changed()
+
     def continue_from(self, steps: int) -> None:
         """Before state is written: what goes to drives is committed as of this step."""
         self._core.continue_from(steps)
@@ -136,6 +145,20 @@ class KeptNumbers:
 
         self._residence.make_room()
         self._core.write_moments(address_of)
+
+    # --- While something else needs the device ---
+
+    def leave_device(self, parameters: bool) -> None:
+        """Parameters too, or not. All ranks do this together."""
+        self._residence.make_room()
+        self._core.leave_device(parameters=parameters)
+        if parameters:
+            self._residence.hide()
+
+    def return_to_device(self) -> None:
+        """The same."""
+        self._core.return_to_device()
+        self._residence.show()
 
     # --- Checkpoints ---
 
@@ -151,9 +174,8 @@ class KeptNumbers:
 
     def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
         """All ranks do this together, as parameters may have been written to."""
-        changed = self._group.all_reduce([int(self._residence.take_over_changes())])
-        if any(changed) and self._update_is_elsewhere:
-            self._core.take_whole_parameters()
+        [changed] = self._group.all_reduce([int(self._residence.take_over_changes())])
+        self._take_over(changed > 0)
         self._core.look_at_parts(look)
 
     def change_parts(

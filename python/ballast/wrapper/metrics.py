@@ -14,6 +14,7 @@ def numbers_of_step(step: _core.StepResult, skipped_so_far: int, own_state: tupl
         "skipped": float(step.skipped),
         "skipped_steps": float(skipped_so_far),
         "seconds": of_step["seconds"],
+        "verified_tiles": float(of_step["verified"]),
         "exposed_seconds": sum(of_step["exposed"].values()),
     }
     for phase, seconds in of_step["exposed"].items():

@@ -117,6 +117,21 @@ class WrappedOptimizer(Optimizer):
         """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""
         Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
+    def offload(self, *, parameters: bool = True) -> None:
+        """Between steps, on all ranks together: the memory that is kept on the device (all of it, or what is no parameter) is
+        free for others, until reload(). What has to be kept goes to the host; where the device is the host, it stays.
+
+        >>> import ballast
+        >>> optimizer = ballast.wrap(torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
+        >>> optimizer.offload()
+        >>> optimizer.reload()
+        """
+        self._ballast.offload(parameters)
+
+    def reload(self) -> None:
+        """Everything is on the device again, bit by bit. All ranks do this together."""
+        self._ballast.reload()
+
     def close(self) -> None:
         """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of no
         use any more. One that is deleted instead leaves parameters that are partitioned over ranks without their numbers."""

@@ -32,6 +32,7 @@ class WrapOptions:
     threads: int = 0
     timeout: float | None = None
     timeline: bool = False
+    verify: int = 0  # every so many steps an update is made twice
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
@@ -43,6 +44,7 @@ class WrapOptions:
         options.stream = stream
         options.keeps_timeline = self.timeline
         options.update_in_backward = self.update_in_backward
+        options.verify = self.verify
         options.tile_elements = parse_size(self.tile)
         directories = []
         for kind, word in self._places().items():
@@ -88,6 +90,8 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
     one_of("state format", options.state_format, ["auto", *(known.name for known in _core.StateFormat)])
     if options.max_grad_norm is not None and not options.max_grad_norm > 0:
         refuse(f"max_grad_norm={options.max_grad_norm} was asked for", needed="a number above 0, or None")
+    if isinstance(options.verify, bool) or not isinstance(options.verify, int) or options.verify < 0:
+        refuse(f"verify={options.verify!r} was asked for", needed="a number of steps, or 0 for never")
     if options.update_in_backward and options.stage < 3:
         refuse("update_in_backward was asked for", needed="stage 3: below it parameters are torch's while it goes backward")
     if options.update_in_backward and options.max_grad_norm is not None:
@@ -107,6 +111,8 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
         refuse(f"state_format={options.state_format!r} was asked for, but {why}", needed="fp32: it computes with that")
     if options.update_in_backward:
         refuse(f"update_in_backward was asked for, but {why}", needed="updates after the backward pass")
+    if options.verify > 0:
+        refuse(f"verify={options.verify} was asked for, but {why}", needed="0: the library cannot make them a second time")
     if parse_size(options.tile) > 0:
         refuse(f"tile={options.tile!r} was asked for, but {why}", needed="none: it takes a rank's part as a whole")
     return replace(options, state_format="fp32", tile=ALL_OF_A_SHARD)

@@ -89,6 +89,11 @@ class OwnUpdates:
     def leave(self) -> None:
         self._parts = {}
 
+    def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
+        self._parts = {}
+        for parameter, values in optimizer.state.items():
+            optimizer.state[parameter] = to_host(values)
+
     def state_bytes(self, optimizer: torch.optim.Optimizer, partition: Partition) -> int:
         kept = [optimizer.state.get(member.parameter, {}) for member in partition.members]
         return sum(value.nbytes for values in kept for value in values.values() if isinstance(value, torch.Tensor))

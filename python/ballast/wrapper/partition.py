@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import fail, refuse, refuse_order
 from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
@@ -187,8 +187,7 @@ class Partition(KeptNumbers):
         words[rank] = self._arrivals.passes
         words[ranks + rank] = int(self._residence.take_over_changes())
         words = self._group.all_reduce(words)
-        if any(words[ranks:]) and self._update_is_elsewhere:
-            self._core.take_whole_parameters()
+        self._take_over(any(words[ranks:]))
         self._passes = max(words[:ranks])
         completed = self._arrivals.completed
         self._take_all(self._arrivals.rest(self._passes), count=count)
@@ -236,13 +235,10 @@ class Partition(KeptNumbers):
         return self._core.step_as_prepared()
 
     def _fail_as_updated(self, what: str, needed: str) -> NoReturn:
-        fail(
-            "out_of_order",
-            _core.Problem(
-                what=f"{what}, and parameters have been updated in the backward pass",
-                needed=needed,
-                remedy="Leave update_in_backward out of ballast.wrap().",
-            ),
+        refuse_order(
+            f"{what}, and parameters have been updated in the backward pass",
+            needed=needed,
+            remedy="Leave update_in_backward out of ballast.wrap().",
         )
 
     def discard(self) -> bool:
@@ -265,6 +261,21 @@ class Partition(KeptNumbers):
         if cleared:
             self._taken = set()
             self.discard()
+
+    # --- While something else needs the device ---
+
+    def leave_device(self, parameters: bool) -> None:
+        self.require_not_updated("the optimizer was to be offloaded")
+        self._discard_what_was_cleared()
+        changed, pending = self._group.all_reduce([int(self._residence.take_over_changes()), len(self._taken)])
+        if pending > 0:
+            refuse_order(
+                "the optimizer was to be offloaded between a backward pass and the step",
+                needed="step() or zero_grad() before offload()",
+            )
+        self._take_over(changed > 0)
+        self._views = {}
+        super().leave_device(parameters)
 
     # --- What there is to see ---
 

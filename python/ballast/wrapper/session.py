@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import refuse, refuse_order
 from ballast.wrapper.gradients import TakenGradient
+from ballast.wrapper.hooks import at_exit, on_forward, on_gradient
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_modules
@@ -59,18 +60,19 @@ class Session:
         self._aside: State = {}  # of parameters that are frozen now
         self._process = os.getpid()
         self.holds = False  # gradients, until more come
-        self._at_exit = partial(close_alone, weakref.ref(self))
+        self._at_exit = at_exit(weakref.ref(self))
         atexit.register(self._at_exit)
         self.last: _core.StepResult | None = None
         self.skipped = 0
         self.is_half_loaded = False
+        self._is_away = False  # from the device
         trained = (parameter for _, parameter in self.parameters())
         without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
         self._agree_on_parameters()
         self.watch()
         if model is not None or options.stage == 3:  # parameters move before anything is saved of them for backward
             self._of_model.append(quiet_data_parallel(self.model))
-            self._of_model.append(self.model.register_forward_pre_hook(before_forward(weakref.ref(self))))
+            self._of_model.append(self.model.register_forward_pre_hook(on_forward(weakref.ref(self))))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -106,18 +108,13 @@ class Session:
 
     def watch(self) -> None:
         """Every parameter that can be trained tells when its gradient has come."""
-        me = weakref.ref(self)
-
-        def arrived(parameter: torch.nn.Parameter) -> None:
-            session = me()
-            if session is not None:
-                session.arrived(parameter)
-
         names = self.names()
         for _, parameter in self.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooks:
                 require_known(parameter, names[id(parameter)])
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(arrived)
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
+                    on_gradient(weakref.ref(self))
+                )
 
     def names(self) -> dict[int, str]:
         model = None if self._model is None else self._model()
@@ -127,6 +124,16 @@ class Session:
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         self.partition().arrived(parameter, hold=self.holds)
+
+    def before_forward(self) -> None:
+        """Partitions, where that has to be, before the model runs."""
+        if self.options.stage < 3 and not torch.is_grad_enabled():
+            return
+        known = self._partition
+        partition = self.partition()
+        partition.require_not_updated("a model was called")
+        if partition is not known:
+            partition.begin_call()  # its own hook comes too late for this one
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -143,13 +150,12 @@ class Session:
 
     def partition_now(self) -> Partition:
         """The same, without a step that begins: parameters can still be frozen and thawed."""
+        if self._is_away:
+            refuse_order("a training was used that is off its device", needed="optimizer.reload(), on all ranks")
         if self.is_half_loaded:
-            fail(
-                "out_of_order",
-                _core.Problem(
-                    what="a training was to go on after a checkpoint was loaded in part",
-                    needed="ballast.load_checkpoint() of one that can be read",
-                ),
+            refuse_order(
+                "a training was to go on after a checkpoint was loaded in part",
+                needed="ballast.load_checkpoint() of one that can be read",
             )
         return self._of_this_step or self._look_up()
 
@@ -297,6 +303,27 @@ class Session:
         kept = 0 if partition is None else self._updates.state_bytes(self.optimizer, partition)
         return _core.Tier[self.options.tier_of("state")], kept
 
+    # --- While something else needs the device ---
+
+    def offload(self, parameters: bool) -> None:
+        """All ranks do this together."""
+        if not parameters and self.options.stage == 3:
+            refuse(
+                "parameters were to stay on the device, in stage 3",
+                needed="offload() of all, or a stage below 3: memory that parameters are gathered into goes too",
+            )
+        self.partition_now().leave_device(parameters)
+        self._updates.leave_device(self.optimizer)
+        self._of_this_step = None
+        self._is_away = True
+
+    def reload(self) -> None:
+        """The same."""
+        if self._partition is None or not self._is_away:
+            refuse_order("a training was to be reloaded that is on its device", needed="offload() before")
+        self._partition.return_to_device()
+        self._is_away = False
+
     # --- State ---
 
     def load(self, state: State) -> None:
@@ -367,28 +394,7 @@ class Session:
         for hook in [*self._hooks.values(), *self._of_model]:
             hook.remove()
         self._hooks, self._of_model = {}, []
+        if self._is_away and together:
+            self.reload()
         if self._partition is not None:
             self._drop_partition(together)
-
-
-def close_alone(session: Callable[[], Session | None]) -> None:
-    """While Python is still whole: torch fails where it is used by destructors after that."""
-    live = session()
-    if live is not None:
-        live.close(together=False)
-
-
-def before_forward(session: Callable[[], Session | None]) -> Callable[..., None]:
-    """Partitions, where that has to be, before the model runs."""
-
-    def hook(*_: Any) -> None:
-        live = session()
-        if live is None or (live.options.stage < 3 and not torch.is_grad_enabled()):
-            return
-        known = live._partition
-        partition = live.partition()
-        partition.require_not_updated("a model was called")
-        if partition is not known:
-            partition.begin_call()  # its own hook comes too late for this one
-
-    return hook

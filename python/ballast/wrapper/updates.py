@@ -43,6 +43,9 @@ class Updates(Protocol):
     def leave(self) -> None:
         """The partition goes, and its memory."""
 
+    def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
+        """State that is not in the library's memory goes to the host, until the next step."""
+
     def state_bytes(self, optimizer: torch.optim.Optimizer, partition: Partition) -> int:
         """Of this rank, in memory that is not the library's."""
 
@@ -85,6 +88,9 @@ class RuleUpdates:
         }
 
     def leave(self) -> None:
+        pass
+
+    def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
         pass
 
     def state_bytes(self, optimizer: torch.optim.Optimizer, partition: Partition) -> int:

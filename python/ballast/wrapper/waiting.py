@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.memory import return_freed_memory, tensor_at
 from ballast.wrapper.recording import history_of, numbers_from_outside, numbers_of
@@ -33,13 +33,10 @@ class Waiting:
         return session
 
     def gather(self, parameter: torch.nn.Parameter) -> None:
-        fail(
-            "out_of_order",
-            _core.Problem(
-                what="a parameter was used that has no numbers yet",
-                where=f"parameter {self.session().names()[id(parameter)]}",
-                needed="a call of the model, or with ballast.gather(model): ...",
-            ),
+        refuse_order(
+            "a parameter was used that has no numbers yet",
+            where=f"parameter {self.session().names()[id(parameter)]}",
+            needed="a call of the model, or with ballast.gather(model): ...",
         )
 
     def begin(self) -> None:
@@ -89,13 +86,10 @@ def lacks_numbers(parameter: torch.Tensor) -> bool:
 
 
 def refuse_to_begin(name: str) -> NoReturn:
-    fail(
-        "out_of_order",
-        _core.Problem(
-            what="training was to begin with a parameter or a buffer on the meta device, which has no numbers",
-            where=name,
-            needed="ballast.load(model, files), or the model constructed in ballast.deferred()",
-        ),
+    refuse_order(
+        "training was to begin with a parameter or a buffer on the meta device, which has no numbers",
+        where=name,
+        needed="ballast.load(model, files), or the model constructed in ballast.deferred()",
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.wrapper.hidden import Hidden
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.units import Member, UnitOfMembers
 
@@ -17,11 +18,18 @@ class WholeParameters:
 
     def __init__(self, core: _core.Training, units: Sequence[UnitOfMembers]):
         self._core = core
+        self._units = units
         self._members = [member for unit in units for member in unit.members]
+        self._hidden: Hidden | None = None
+        self._take_places()
+
+    def _take_places(self) -> None:
         self._places = [
             view
-            for number, unit in enumerate(units)
-            for view in views_in(core.whole_parameters(number), unit, core.tensor_begins(number), unit.members)
+            for number, unit in enumerate(self._units)
+            for view in views_in(
+                self._core.whole_parameters(number), unit, self._core.tensor_begins(number), unit.members
+            )
         ]
         self._versions = []
         for member, place in zip(self._members, self._places):
@@ -36,6 +44,18 @@ class WholeParameters:
 
     def after_step(self) -> None:
         self._core.finish()
+
+    def hide(self) -> None:
+        """Their memory goes."""
+        self._hidden = Hidden(self._members)
+        self._places = []
+
+    def show(self) -> None:
+        """They have memory again, if it had gone."""
+        if self._hidden is not None:
+            self._hidden.end()
+            self._hidden = None
+            self._take_places()
 
     def release(self, together: bool) -> None:
         """Parameters go back into torch's memory."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.memory import tensor_at, views_in
 from ballast.wrapper.stored import Stored
@@ -58,13 +58,10 @@ class Window:
             return
         self.make_room()
         if self._is_left:
-            fail(
-                "out_of_order",
-                _core.Problem(
-                    what="a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
-                    where=f"parameter {self._units[unit].members[0].name}",
-                    needed="optimizer.close() on all ranks, before it is deleted",
-                ),
+            refuse_order(
+                "a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
+                where=f"parameter {self._units[unit].members[0].name}",
+                needed="optimizer.close() on all ranks, before it is deleted",
             )
         memory = self._core.lend_parameters(unit)
         key = (unit, memory.address)
@@ -94,13 +91,10 @@ class Window:
         """It is used outside of the module that it belongs to."""
         member = self._places[id(parameter)]
         if self._depth == 0:
-            fail(
-                "out_of_order",
-                _core.Problem(
-                    what="a parameter was used while its numbers are partitioned over ranks",
-                    where=f"parameter {member.name}",
-                    needed="with ballast.gather(model): ...",
-                ),
+            refuse_order(
+                "a parameter was used while its numbers are partitioned over ranks",
+                where=f"parameter {member.name}",
+                needed="with ballast.gather(model): ...",
             )
         self.open(member.unit)
 
@@ -247,6 +241,13 @@ class Window:
 
     def take_over_changes(self) -> bool:
         return False
+
+    def hide(self) -> None:
+        """Nothing is gathered between calls."""
+        self._views, self._now = {}, []
+
+    def show(self) -> None:
+        """The same."""
 
     def _leave(self) -> None:
         self.make_room()

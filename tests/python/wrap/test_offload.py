@@ -1,0 +1,122 @@
+"""The device's memory is free for others between offload() and reload(), and the training does not notice."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from python.wrap import away
+from python.wrap.loops import Loop, Tower
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_trainings_that_leave_their_device_give_the_same_bits(ranks, tmp_path):
+    ways = [
+        {"stage": 0},
+        {"stage": 2},
+        {"stage": 2, "offload": "host"},
+        {"stage": 3},
+        {"stage": 3, "offload": {"parameters": "host", "state": f"nvme:{tmp_path}"}},
+        {"stage": 3, "update_in_backward": True},
+    ]
+    for of_ways in run_ranks(ranks, away.leaves_and_stays, ways):
+        for stays, leaves in of_ways:
+            assert stays[0] == leaves[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(stays[1], leaves[1]))
+
+
+def test_an_optimizer_with_a_step_of_its_own_goes_and_comes_too():
+    loop = Loop(make_model=Tower, make_optimizer=torch.optim.NAdam, steps=3)
+    stays, leaves = (away.train_and_leave(loop, leaves, stage=2) for leaves in (False, True))
+    assert stays[0] == leaves[0]
+
+
+def resident() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+
+def test_memory_that_is_no_state_goes_while_the_training_is_away():
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
+    for _ in range(2):
+        model(torch.ones(1, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    before = resident()
+    optimizer.offload()
+    parameters = 16 * 4 * 1024 * 1024
+    assert before - resident() > 0.9 * parameters  # sums of gradients take that
+    optimizer.reload()
+    model(torch.ones(1, 1024)).sum().backward()
+
+
+def trained(**options) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    run = Loop(make_model=Tower, steps=1).run(**options)
+    return run.model, run.optimizer
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_whoever_uses_what_has_left_is_told_what_to_do(stage, tmp_path):
+    model, optimizer = trained(stage=stage)
+    weight = next(model.parameters())
+    optimizer.offload()
+    uses = [
+        lambda: model(torch.ones(20)),
+        lambda: optimizer.step(),
+        lambda: optimizer.state[weight]["exp_avg"] + 1,
+        lambda: ballast.gather(model).__enter__(),
+        lambda: ballast.save(tmp_path, model, optimizer),
+        lambda: optimizer.offload(),
+    ]
+    if stage < 3:  # where a whole parameter can be used outside of its module
+        uses.append(lambda: weight + 1)
+    for use in uses:
+        with pytest.raises(ballast.UsageError, match=r"B1007(.|\n)*reload\(\)"):
+            use()
+    assert weight.shape == next(Tower().parameters()).shape
+    optimizer.reload()
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+    assert optimizer.steps == 2
+    with pytest.raises(ballast.UsageError, match="B1007"):
+        optimizer.reload()
+
+
+def test_parameters_that_stay_can_be_used():
+    model, optimizer = trained(stage=2)
+    with torch.no_grad():
+        before = model(torch.ones(20))
+        optimizer.offload(parameters=False)
+        assert torch.equal(model(torch.ones(20)), before)
+    with pytest.raises(ballast.UsageError, match="B1007"):
+        model(torch.ones(20))
+    optimizer.reload()
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+
+
+def test_memory_that_parameters_are_gathered_into_cannot_stay():
+    _, optimizer = trained(stage=3)
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*stage 3"):
+        optimizer.offload(parameters=False)
+
+
+def test_nobody_leaves_in_the_middle_of_a_step():
+    for said in run_ranks(2, away.one_rank_is_in_the_middle_of_a_step):
+        assert "B1007 the optimizer was to be offloaded between a backward pass and the step" in said
+
+
+def test_what_is_written_to_parameters_before_is_there_after():
+    model, optimizer = trained(stage=2, offload="host")
+    with torch.no_grad():
+        model[0].weight.fill_(0.5) if isinstance(model, torch.nn.Sequential) else next(model.parameters()).fill_(0.5)
+    optimizer.offload()
+    optimizer.reload()
+    assert torch.all(next(model.parameters()) == 0.5)
+    optimizer.offload()
+    optimizer.close()  # parameters stay, whole
+    assert torch.all(next(model.parameters()) == 0.5)
+    assert type(next(model.parameters())) is torch.nn.Parameter

@@ -1,0 +1,58 @@
+"""verify=N finds bits that went wrong, and nothing else."""
+
+import pytest
+import torch
+from python.wrap.loops import Loop, Tower
+
+import ballast
+from ballast.wrapper.memory import bytes_at
+
+
+@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 2, "offload": "host"}, {"stage": 3}])
+def test_a_training_that_is_verified_gives_the_same_bits(options):
+    loop = Loop(make_model=Tower, clip=0.1)
+    plain, verified = loop.run(**options), loop.run(**options, verify=2)
+    for run in (plain, verified):
+        with ballast.gather(run.model):
+            run.kept = run.parameters
+    assert plain.losses == verified.losses
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain.kept, verified.kept))
+    assert plain.optimizer.metrics()["verified_tiles"] == 0
+    assert verified.optimizer.metrics()["verified_tiles"] > 1
+
+
+def one_unit(**options):
+    model = torch.nn.Linear(64, 4, bias=False)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
+
+    def step():
+        model(torch.ones(64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def test_a_flipped_bit_ends_the_training():
+    model, step = one_unit(stage=2, verify=1)
+    step()
+    bytes_at(model.weight.data_ptr(), model.weight.nbytes)[5] ^= 1  # as no program would write to it
+    with pytest.raises(ballast.FailureError, match="B3001 an update found other bits than the last one left(.|\n)*weight"):
+        step()
+
+
+def test_a_parameter_that_its_owner_writes_to_is_no_fault():
+    model, step = one_unit(stage=2, verify=1)
+    for _ in range(3):
+        step()
+        with torch.no_grad():
+            model.weight.mul_(0.5)
+
+
+def test_what_cannot_be_verified_is_refused():
+    for wrong in (-1, True, 0.5, "2"):
+        with pytest.raises(ballast.UsageError, match="B1001 verify="):
+            one_unit(verify=wrong)
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(ballast.UsageError, match="B1001 verify=1(.|\n)*its own step"):
+        ballast.wrap(torch.optim.NAdam(model.parameters()), verify=1)
