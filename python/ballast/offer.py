@@ -8,17 +8,18 @@ from typing import Any, NoReturn
 
 from ballast import _core
 from ballast import options as options_
+from ballast import searching
 from ballast.checks import fail
 from ballast.hardware import Budget, machine
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
-from ballast.options import KINDS, Options
+from ballast.options import Options
+from ballast.places import KINDS
 from ballast.result import ESTIMATED, RESERVED, Plan
+from ballast.searching import coarse_tile
 from ballast.sizes import human_size
 
-TILE = 256 << 10  # elements, as the engine cuts them
 RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")
-COARSE_TILES = 2048  # of a rank, when ways are compared: a hundredth of the step's time is finer than anybody's rates
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def offer(model: ModelLike, given: Mapping[str, Any]) -> Offer:
     budget = Budget(device=left, host=asked.host_memory // parts, nvme=asked.drives // parts)
     exact = _question(described, asked, budget)
     coarse = _question(described, asked, budget)
-    coarse.tile_elements = max(TILE, TILE * (described.parameters // (asked.ranks * TILE * COARSE_TILES)))
+    coarse.tile_elements = coarse_tile(described.parameters // asked.ranks)
     return Offer(asked, described, budget, activations, exact, coarse)
 
 
@@ -96,7 +97,7 @@ def fits(asked: Offer, ledger: Sequence[_core.LedgerEntry]) -> bool:
     needs = {tier.name: 0 for tier in _core.Tier}
     for entry in ledger:
         needs[entry.tier.name] += entry.bytes
-    return all(size <= getattr(asked.budget, tier) for tier, size in needs.items())
+    return searching.fits(needs, vars(asked.budget))
 
 
 def _machine(asked: Options, budget: Budget) -> _core.Machine:
