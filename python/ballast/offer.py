@@ -14,7 +14,7 @@ from ballast.hardware import Budget, machine
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
 from ballast.options import Options
-from ballast.places import KINDS
+from ballast.places import KINDS, fractions_in
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import human_size
@@ -45,7 +45,7 @@ class Offer:
             gpu=asked.gpu,
             stage=_stage(placement) if asked.stage is None else asked.stage,
             format=asked.format,
-            places={kind: _fractions(getattr(placement, kind)) for kind in KINDS},
+            places={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
             budget={**vars(self.budget), "device": self.budget.device + self.activations + asked.reserve},
             fits=fits(self, entries),
@@ -149,8 +149,3 @@ def _stage(placement: _core.Placement) -> int:
     if not placement.whole_parameters:
         return 3
     return 0 if placement.shards == 1 else 2
-
-
-def _fractions(spread: _core.Spread) -> dict[str, float]:
-    parts = {tier.name: float(getattr(spread, tier.name)) for tier in _core.Tier}
-    return {tier: part for tier, part in parts.items() if part > 0}
