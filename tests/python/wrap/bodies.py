@@ -328,7 +328,7 @@ def chooses(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     for way in ways:
         memory = way.get("memory")
         options = {**way, "memory": memory[rank]} if isinstance(memory, tuple) else way
-        run = loop_of(rank, make_model=partial(Tower, width=64), steps=3).run(**options)
+        run = loop_of(rank, make_model=partial(Tower, width=128), steps=3).run(**options)
         session = run.optimizer._ballast
         found = session.options
         kept, needs = kept_by(run.optimizer), forecast_of(session)
@@ -340,8 +340,11 @@ def chooses(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def forecast_of(session: Any) -> tuple[int, int]:
     """Of what a session trains, as it would be asked before: in memory, and on the drive."""
-    members = session.partition().members
-    rule = session.numbers().rules[0]
-    training = choosing.Training(session.group, rule, members, True, partial(session._units, members))
-    needs = choosing.Search(session.options, training).best(session.options.stage).needs
+    needs = search_of(session).best(session.options.stage).needs
     return needs["device"] + needs["host"], needs["nvme"]
+
+
+def search_of(session: Any) -> choosing.Search:
+    members, rule = session.partition().members, session.numbers().rules[0]
+    training = choosing.Training(session.group, rule, members, True, partial(session._units, members))
+    return choosing.Search(session.options, training)

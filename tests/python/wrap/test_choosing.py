@@ -6,14 +6,14 @@ from functools import partial
 import pytest
 import torch
 from python.wrap import bodies
-from python.wrap.loops import Loop, Tower, check_close, check_equal, mlp
+from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
 from python.wrap.ranks import run_ranks
 
 import ballast
 from ballast.wrapper.options import read
 
-TILE = 4096  # so that what is on its way from and to the drive is little, as in a large model
-loop = Loop(make_model=partial(Tower, width=64), steps=3)
+TILE = 1024  # so that what is on its way from and to the drive is little, as in a large model
+loop = Loop(make_model=partial(Tower, width=128), steps=3)
 
 
 def on_device(parts):
@@ -34,12 +34,8 @@ def test_with_plenty_of_memory_everything_is_on_the_device(caplog, tmp_path):
 
 def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
     drive = f"auto:{tmp_path}"
-    by_hand = [
-        {"stage": 2},
-        {"stage": 3},
-        {"stage": 3, "tile": TILE, "offload": {"state": f"nvme:{tmp_path}"}},
-    ]
-    [answers, _] = run_ranks(2, bodies.chooses, by_hand)
+    by_hand = [{"stage": 2}, {"stage": 3}, {"stage": 3, "offload": {"state": f"nvme:{tmp_path}"}}]
+    [answers, _] = run_ranks(2, bodies.chooses, [{**way, "tile": TILE} for way in by_hand])
     whole, shared, on_drive = (kept[0] for _, kept, *_ in answers)
     assert whole > shared > on_drive
     auto = {"stage": "auto", "offload": drive, "tile": TILE}
@@ -59,7 +55,7 @@ def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
 
 
 def test_what_is_chosen_trains_to_the_bits_of_the_same_by_hand(tmp_path):
-    way = {"stage": 3, "offload": f"auto:{tmp_path}", "tile": TILE, "memory": 480 << 10}
+    way = {"stage": 3, "offload": f"auto:{tmp_path}", "tile": TILE, "memory": 3 << 20}
     chosen = loop.run(**way)
     found = chosen.optimizer._ballast.options
     assert found.offload["state"].keys() == {"device", f"nvme:{tmp_path}"}
@@ -77,6 +73,22 @@ def test_the_forecast_is_what_is_reserved_to_the_byte(stage, tmp_path):
     for answers in run_ranks(2, bodies.chooses, [{"stage": stage, "offload": place} for place in places]):
         for _, kept, needs, *_ in answers:
             assert kept == needs
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("state_format", ["split", "compact"])
+def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
+    run = Loop(make_model=adapted, make_optimizer=only_trained, steps=1).run(stage=stage, state_format=state_format)
+    assert bodies.kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)
+
+
+def test_what_is_forecast_below_stage_3_is_a_backward_pass_and_a_step():
+    run = loop.run(stage=2)
+    session = run.optimizer._ballast
+    search = bodies.search_of(session)
+    units = session._units(list(session.partition().members), 2)
+    program = search._question(2, units).program(search.best(2).placement)
+    assert "use backward" in program and "use forward" not in program
 
 
 @pytest.mark.parametrize("way", [{"stage": 2}, {"stage": 3, "update_in_backward": True}], ids=str)
