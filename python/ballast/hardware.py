@@ -10,6 +10,7 @@ from ballast.checks import all_known
 from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
+RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")  # of a machine
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ballast import _core
 from ballast import options as options_
 from ballast import searching
 from ballast.checks import fail
-from ballast.hardware import Budget, machine
+from ballast.hardware import RATES, Budget, machine
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
 from ballast.options import Options
@@ -19,7 +19,6 @@ from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import human_size
 
-RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def settled(options: WrapOptions, training: Training) -> WrapOptions:
         return options
     chosen = min(fitting, key=lambda way: way.seconds)
     if training.group.rank == 0:
-        log.info("chosen: %s", search.in_words(chosen, ways))
+        log.info("%s", search.in_words(chosen, ways))
     if not options.chooses_places:
         return replace(options, stage=chosen.stage)
     return replace(options, stage=chosen.stage, offload=_named(chosen.placement, options.directories))
@@ -145,7 +145,7 @@ class Search:
         ]
         room = by_tier({tier: size for tier, size in self._has.items() if size > 0})
         forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
-        return f"{chosen.in_words()}; in {room} its {'; '.join([forecast, *others])}"
+        return f"chosen for {room} of a rank: {'; '.join([chosen.in_words(), forecast, *others])}"
 
     def refuse(self, way: Way) -> NoReturn:
         options = self._options

@@ -12,7 +12,7 @@ import torch
 
 from ballast import _core
 from ballast.connecting import Group
-from ballast.hardware import Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
+from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
 from ballast.machine import this_machine
 from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.options import WrapOptions
@@ -21,10 +21,7 @@ from ballast.wrapper.waiting import waits
 
 # Of what is free. The rest is for activations and for what CUDA and others take: nobody knows those before they come.
 KEPT = 0.75
-NUMBERS = (
-    *("device_bytes", "host_bytes", "nvme_bytes"),
-    *("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write"),
-)
+BYTES = ("device_bytes", "host_bytes", "nvme_bytes")
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def room_of_all(group: Group, options: WrapOptions, members: Sequence[Member]) -
     offers = from_all_ranks(group, _offered(options, members))
     machines = [_machine(each, offers) for each in offers]
     least = machines[group.rank]
-    for name in NUMBERS:
+    for name in (*BYTES, *RATES):
         setattr(least, name, min(getattr(each, name) for each in machines))
     return least
 

@@ -10,7 +10,9 @@ from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, ml
 from python.wrap.ranks import run_ranks
 
 import ballast
+from ballast.hardware import rates_of_cpus
 from ballast.wrapper.options import read
+from ballast.wrapper.room import Offered, _machine
 
 TILE = 1024  # so that what is on its way from and to the drive is little, as in a large model
 loop = Loop(make_model=partial(Tower, width=128), steps=3)
@@ -28,7 +30,9 @@ def test_with_plenty_of_memory_everything_is_on_the_device(caplog, tmp_path):
     assert all(on_device(place) for place in chosen.offload.values())
     check_equal(run, loop.run(stage=0))
     said = [record.getMessage() for record in caplog.records]
-    assert said[0].startswith("chosen: stage 0; in device 1 GiB, nvme ")
+    assert said[0].startswith("chosen for device 1 GiB, nvme ")
+    assert " of a rank: stage 0; transfers and updates of a step are forecast to take " in said[0]
+    assert "; stage 3 " in said[0]
     assert said[1].startswith("what each rank keeps")
 
 
@@ -166,6 +170,20 @@ def test_state_is_spread_over_tiers(tmp_path):
     with ballast.gather(run.model), ballast.gather(plain.model):
         check_equal(run, plain)
         check_close(run, plain)
+
+
+def test_ranks_of_a_machine_share_what_it_has():
+    rates = rates_of_cpus(2)
+    offers = [
+        Offered("one", 1, None, held=50, host=1000, drives=600, rates=rates, on_gpu=False),
+        Offered("one", 1, 200, held=0, host=1000, drives=600, rates=rates, on_gpu=False),
+        Offered("other", 4, 300, held=0, host=1000, drives=800, rates=rates, on_gpu=True),  # others are there too
+    ]
+    machines = [_machine(each, offers) for each in offers]
+    assert [each.device_bytes for each in machines] == [550, 200, 300]
+    assert [each.host_bytes for each in machines] == [500, 500, 250]
+    assert [each.nvme_bytes for each in machines] == [300, 300, 200]
+    assert [each.host_is_device for each in machines] == [True, True, False]
 
 
 @pytest.mark.parametrize(
