@@ -10,6 +10,7 @@ from ballast.checks import all_known
 from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
+RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")  # of a machine
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,17 @@ GPUS: Mapping[str, Gpu] = {
     "rtx3090": Gpu(24576 * MIB, 71e12, 0.936e12, 25e9, 10e9),
     "rtx4090": Gpu(24564 * MIB, 165e12, 1.008e12, 25e9, 10e9),
 }
+
+
+def gpu_like(name: str, memory: int) -> Gpu:
+    """The one that a driver's name means, or else the nearest in memory.
+
+    >>> gpu_like("NVIDIA A100-SXM4-40GB", 40 << 30) is GPUS["a100-40gb"]
+    True
+    """
+    plain = name.lower().replace(" ", "")
+    named = [gpu for word, gpu in GPUS.items() if word.partition("-")[0] in plain]
+    return min(named or GPUS.values(), key=lambda gpu: abs(gpu.memory - memory))
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,12 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
     usual = Rates(gpu.peer_link, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
     all_known("rate", given, vars(usual))
     return replace(usual, **{name: parse_rate(rate) for name, rate in given.items()})
+
+
+def rates_of_cpus(cores: int) -> Rates:
+    """Where ranks are processes on CPUs: what `./run-benchmarks kernels` and `comm` find on servers, rounded down."""
+    memory = min(25e9 * cores, Rates.host_memory)
+    return Rates(peers=5e9, upload=10e9, download=10e9, device_memory=memory, host_memory=memory)
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from typing import Any, NoReturn
 
 from ballast import _core
 from ballast import options as options_
+from ballast import searching
 from ballast.checks import fail
-from ballast.hardware import Budget, machine
+from ballast.hardware import RATES, Budget, machine
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
-from ballast.options import KINDS, Options
+from ballast.options import Options
+from ballast.places import KINDS, fractions_in
 from ballast.result import ESTIMATED, RESERVED, Plan
+from ballast.searching import coarse_tile
 from ballast.sizes import human_size
 
-TILE = 256 << 10  # elements, as the engine cuts them
-RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")
-COARSE_TILES = 2048  # of a rank, when ways are compared: a hundredth of the step's time is finer than anybody's rates
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Offer:
             gpu=asked.gpu,
             stage=_stage(placement) if asked.stage is None else asked.stage,
             format=asked.format,
-            places={kind: _fractions(getattr(placement, kind)) for kind in KINDS},
+            places={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
             budget={**vars(self.budget), "device": self.budget.device + self.activations + asked.reserve},
             fits=fits(self, entries),
@@ -87,7 +87,7 @@ def offer(model: ModelLike, given: Mapping[str, Any]) -> Offer:
     budget = Budget(device=left, host=asked.host_memory // parts, nvme=asked.drives // parts)
     exact = _question(described, asked, budget)
     coarse = _question(described, asked, budget)
-    coarse.tile_elements = max(TILE, TILE * (described.parameters // (asked.ranks * TILE * COARSE_TILES)))
+    coarse.tile_elements = coarse_tile(described.parameters // asked.ranks)
     return Offer(asked, described, budget, activations, exact, coarse)
 
 
@@ -96,7 +96,7 @@ def fits(asked: Offer, ledger: Sequence[_core.LedgerEntry]) -> bool:
     needs = {tier.name: 0 for tier in _core.Tier}
     for entry in ledger:
         needs[entry.tier.name] += entry.bytes
-    return all(size <= getattr(asked.budget, tier) for tier, size in needs.items())
+    return searching.fits(needs, vars(asked.budget))
 
 
 def _machine(asked: Options, budget: Budget) -> _core.Machine:
@@ -148,8 +148,3 @@ def _stage(placement: _core.Placement) -> int:
     if not placement.whole_parameters:
         return 3
     return 0 if placement.shards == 1 else 2
-
-
-def _fractions(spread: _core.Spread) -> dict[str, float]:
-    parts = {tier.name: float(getattr(spread, tier.name)) for tier in _core.Tier}
-    return {tier: part for tier, part in parts.items() if part > 0}

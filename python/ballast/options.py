@@ -9,11 +9,10 @@ from typing import Any, TypedDict
 from ballast import _core
 from ballast.checks import all_known, one_of, refuse
 from ballast.hardware import GPUS, Gpu, Rates, rates_of
+from ballast.places import KINDS, TIERS, Offload, fractions_of
 from ballast.sizes import Rate, Size, parse_size
 
-Offload = str | Mapping[str, str | Mapping[str, float]]
 OFFLOADS = ("auto", "none", "host", "nvme")
-KINDS = ("parameters", "gradients", "state")
 
 
 class PlanOptions(TypedDict, total=False):
@@ -89,7 +88,7 @@ def read(given: Mapping[str, Any]) -> Options:
     """
     all_known("option", given, (known.name for known in fields(Options)))
     readers: dict[str, Callable[[Any], Any]] = {
-        "stage": _stage,
+        "stage": read_stage,
         "offload": _offload,
         "rates": dict,
         "activations": _activations,
@@ -128,7 +127,8 @@ def _positive(name: str) -> Callable[[Any], int]:
     return check
 
 
-def _stage(value: Any) -> int | None:
+def read_stage(value: Any) -> int | None:
+    """None: to be chosen."""
     if value == "auto":
         return None
     if str(value) not in ("0", "1", "2", "3"):
@@ -140,8 +140,8 @@ def _offload(value: Any) -> Offload:
     if isinstance(value, str):
         return one_of("offload", value, OFFLOADS)
     all_known("kind of state", value, KINDS)
-    for spread in value.values():
-        all_known("tier", [spread] if isinstance(spread, str) else spread, [tier.name for tier in _core.Tier])
+    for place in value.values():
+        all_known("tier", fractions_of(place), TIERS)
     return dict(value)
 
 

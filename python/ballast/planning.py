@@ -11,6 +11,7 @@ from ballast.models import ModelLike
 from ballast.offer import Offer, fits, offer
 from ballast.placements import candidates
 from ballast.result import Plan
+from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size
 
 if TYPE_CHECKING:
@@ -71,15 +72,10 @@ def _fitting(asked: Offer) -> list[tuple[_core.Placement, list[_core.LedgerEntry
 
 
 def _chosen(asked: Offer) -> Plan:
-    """Searched with large tiles, which is fast; what is found is then compiled as it will be."""
     try:
-        choice = asked.coarse.choose()
+        return asked.plan(fastest(asked.exact, asked.coarse, vars(asked.budget)))
     except OutOfMemoryError as error:
         nothing_fits = error
-    else:
-        if fits(asked, asked.exact.memory(choice.placement)):
-            return asked.plan(asked.exact.price(choice.placement))
-        return asked.plan(asked.exact.choose())
     parts = {part: getattr(nothing_fits, part) for part in ("needed", "available", "remedy")}
     fail("memory_budget", _core.Problem(what=nothing_fits.what_happened, where=_set_aside(asked), **parts))
 
@@ -92,17 +88,12 @@ def _set_aside(asked: Offer) -> str:
 
 def _refuse(asked: Offer) -> NoReturn:
     """Of one placement that was asked for."""
-    closest = min(
-        (asked.exact.memory(placement) for placement in candidates(asked)),
-        key=lambda ledger: sum(entry.bytes for entry in ledger if entry.tier == _core.Tier.device),
-    )
-    needs = {tier.name: sum(entry.bytes for entry in closest if entry.tier == tier) for tier in _core.Tier}
-    has = vars(asked.budget)
+    closest = min((asked.exact.needs(placement) for placement in candidates(asked)), key=lambda needs: needs["device"])
     problem = _core.Problem(
         what="what was asked for does not fit",
         where=_set_aside(asked),
-        needed=", ".join(f"{tier} {human_size(size)}" for tier, size in needs.items()),
-        available=", ".join(f"{tier} {human_size(size)}" for tier, size in has.items()),
+        needed=by_tier(closest),
+        available=by_tier(vars(asked.budget)),
         remedy='Let Ballast choose, with stage="auto" and offload="auto"; or give it more memory, drives or ranks.',
     )
     fail("memory_budget", problem)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ballast import _core
+from ballast.places import in_words
 from ballast.sizes import human_size
 
 ESTIMATED = "activations (estimated)"
@@ -66,8 +67,7 @@ class Plan:
 
     def where(self) -> str:
         """In a few words: "stage 3, state on the host"."""
-        away = [f"{kind} {_spread(self.places[kind])}" for kind in self.places if self.places[kind].get("device") != 1]
-        return ", ".join([f"stage {self.stage}", *away])
+        return in_words(self.stage, self.places, device="the GPU")
 
     def _head(self) -> list[str]:
         billions = self.parameters / 1e9
@@ -96,13 +96,6 @@ class Plan:
             f"          {rates}",
         ]
         return lines + [f"note      {note}" for note in self.notes]
-
-
-def _spread(fractions: Mapping[str, float]) -> str:
-    words = {"device": "on the GPU", "host": "on the host", "nvme": "on drives"}
-    if len(fractions) == 1:
-        return words[next(iter(fractions))]
-    return " and ".join(f"{part:.0%} {words[tier]}" for tier, part in fractions.items())
 
 
 def _seconds(seconds: float) -> str:

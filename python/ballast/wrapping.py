@@ -42,9 +42,16 @@ def wrap(
     norm_group      ranks that have other parts of the same model: the norm of gradients is over theirs too
     replicated      parameters that all ranks of `norm_group` have alike: the norm counts each once
     stage           0: every rank keeps everything; 1 and 2 (default): optimizer state and reduced gradients are shared;
-                    3: and the parameters of `model`, which are gathered where torch uses them
+                    3: and the parameters of `model`, which are gathered where torch uses them.
+                    "auto": the one that is forecast to take least time, of those that fit
     units           names of classes of modules that are gathered as one, in stage 3; without it, repeated blocks
-    offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state"
+    offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state", which can be
+                    fractions of places, {"device": 0.25, "nvme:/scratch": 0.75}. "auto": chosen of the device and the host;
+                    "auto:/scratch": and of this drive
+    memory          "40GiB": all that the library may keep on this rank's device, or on a CPU in its memory. Activations
+                    and CUDA's own come on top. What needs more is refused before anything is reserved (B2004). All
+                    ranks say it, or none. Without it choices are made for three quarters of what is free when
+                    training begins
     max_grad_norm   clips gradients to this norm in each step
     update_in_backward
                     True: in stage 3, a unit is updated as soon as its gradients are summed, so they need no memory until the
@@ -58,6 +65,9 @@ def wrap(
     verify          N: every N steps a part of the updates is made a second time by other code, and what they left is looked at
                     again in the next step: bits that differ end the training (B3001)
     timeout         seconds, of every wait for other ranks
+
+    What is chosen is logged by rank 0, with the forecast: of transfers and updates alone, since how long the model computes
+    nobody knows before its first step. All ranks choose the same, for the one that has least.
     """
     _require_plain(optimizer)
     return _wrap(optimizer, model, process_group, norm_group, replicated, options)

@@ -28,7 +28,8 @@ void bind_machine(py::module_& module) {
       .def_readwrite("host_memory", &Machine::host_memory)
       .def_readwrite("collective_latency", &Machine::collective_latency)
       .def_readwrite("commit_latency", &Machine::commit_latency)
-      .def_readwrite("shares_cores", &Machine::shares_cores);
+      .def_readwrite("shares_cores", &Machine::shares_cores)
+      .def_readwrite("host_is_device", &Machine::host_is_device);
   bind_bytes<0>(machine, "device_bytes");
   bind_bytes<1>(machine, "host_bytes");
   bind_bytes<2>(machine, "nvme_bytes");

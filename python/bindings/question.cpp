@@ -4,7 +4,7 @@
 
 #include "kernels/runtime/error.h"
 #include "optim/rule.h"
-#include "python/bindings/bindings.h"
+#include "python/bindings/by_name.h"
 #include "zero/plan/choose.h"
 #include "zero/plan/plan.h"
 
@@ -23,17 +23,26 @@ struct Question {
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
   Schedule schedule{};
+  std::vector<std::size_t> backward_order{};  // of units, which are not used forward; else in order of declaration
 
   ChoiceInput input() const {
     require(work.size() == model.units.size(), Code::wrong_size,
             [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
-    return {model, machine, work, ranks, stage, format, names, tile_elements, micro_steps, schedule};
+    return {model, machine, work, ranks, stage, format, names, tile_elements, micro_steps, schedule, trace()};
+  }
+
+  Trace trace() const {
+    Trace trace;
+    for (const std::size_t unit : backward_order)
+      trace.push_back({unit, Phase::backward});
+    return trace;
   }
 
   Choice price_of(const Placement& placement) const { return price(input(), placement); }
   Choice best() const { return choose(input()); }
   std::vector<Placement> placements() const { return pure_placements(input()); }
   Ledger memory(const Placement& placement) const { return memory_of(input(), placement); }
+  TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), machine); }
 
   std::string program(const Placement& placement, std::size_t rank) const {
     const Plan plan(model, {.placement = placement,
@@ -42,6 +51,7 @@ struct Question {
                             .micro_steps = micro_steps,
                             .format = format,
                             .names = names,
+                            .trace = trace(),
                             .schedule = schedule});
     return to_text(plan.program());
   }
@@ -109,11 +119,26 @@ void bind_question(py::module_& module) {
       .def_readwrite("micro_steps", &Question::micro_steps)
       .def_readwrite("schedule", &Question::schedule)
       .def("set_optimizer", set_optimizer, py::arg("name"))
+      .def_readwrite("backward_order", &Question::backward_order)
+      .def(
+          "set_rule", [](Question& self, const optim::Rule& rule) { self.names = optim::state_names(rule); },
+          py::arg("rule"), "Instead of an optimizer's name.")
       .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
       .def("choose", &Question::best, Released())
       .def("price", &Question::price_of, py::arg("placement"), Released())
       .def("placements", &Question::placements, Released())
       .def("memory", &Question::memory, py::arg("placement"), Released())
+      .def(
+          "needs",
+          [](const Question& self, const Placement& placement) {
+            TierBytes bytes{};
+            {
+              const py::gil_scoped_release released;
+              bytes = self.needs_of(placement);
+            }
+            return by_name<Tier>(bytes);
+          },
+          py::arg("placement"), "How much of the machine's bytes it takes, by tier.")
       .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released());
 }
 

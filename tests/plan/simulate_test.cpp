@@ -213,6 +213,47 @@ TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses
   CHECK(on_drives.simulation.seconds > tight.simulation.seconds);
 }
 
+TEST_CASE("where the host is the device one budget holds what lies in both, and nothing is moved between them") {
+  const Model model = llama(llama_8b);
+  const std::vector<UnitWork> work(model.units.size());
+  ChoiceInput input{.model = model,
+                    .machine = fast_machine(),
+                    .work = work,
+                    .ranks = 4,
+                    .names = optim::AdamW::state,
+                    .tile_elements = std::size_t{1} << 20};
+  input.machine.host_is_device = true;
+  CHECK(choose(input).placement.state == all_in(Tier::device));
+
+  input.machine.bytes[0] = 24 * gib;
+  const Choice tight = choose(input);
+  const TierBytes needed = needs(tight.ledger, input.machine);
+  CHECK(tight.placement.state.nvme > 0.0);
+  CHECK(tight.placement.state.host + tight.placement.gradients.host + tight.placement.parameters.host == 0.0);
+  CHECK(bytes_in(tight.ledger, Tier::host) > 0);  // of records on their way
+  CHECK(needed[0] == bytes_in(tight.ledger, Tier::device) + bytes_in(tight.ledger, Tier::host));
+  CHECK(needed[1] == 0);
+  CHECK(needed[0] <= 24 * gib);
+  CHECK(needed[0] > 20 * gib);
+}
+
+TEST_CASE("what is chosen is planned with the order that the trainer says") {
+  const Model model = plain_model(3, 1'000'000);
+  const std::vector<UnitWork> work(model.units.size());
+  ChoiceInput input{.model = model,
+                    .machine = fast_machine(),
+                    .work = work,
+                    .ranks = 2,
+                    .stage = 3,
+                    .names = optim::AdamW::state,
+                    .trace = {{2, Phase::backward}, {0, Phase::backward}, {1, Phase::backward}}};
+  const Plan plan(model, {.placement = placement_of_stage(3, 2), .names = input.names, .trace = input.trace});
+  CHECK(price(input, placement_of_stage(3, 2)).ledger == ledger_of(plan.program(), plan.blocks().records()));
+  const Choice backwards = choose(input);
+  input.trace = {};
+  CHECK(backwards.simulation.bytes != choose(input).simulation.bytes);
+}
+
 TEST_CASE("where nothing fits, the error says what is short and what would fit") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());

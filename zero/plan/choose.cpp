@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
@@ -22,6 +23,7 @@ struct Candidate {
                       .blocks = blocks,
                       .placement = placement,
                       .micro_steps = input.micro_steps,
+                      .trace = input.trace,
                       .schedule = input.schedule} {}
 
   Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }
@@ -34,11 +36,16 @@ struct Candidate {
 // Bytes over the budgets, of all tiers.
 std::size_t shortage(const Ledger& ledger, const Machine& machine) {
   std::size_t bytes = 0;
+  const TierBytes needed = needs(ledger, machine);
   for (std::size_t i = 0; i < tier_count; ++i) {
-    const std::size_t needed = bytes_in(ledger, static_cast<Tier>(i));
-    bytes += needed - std::min(needed, machine.bytes[i]);
+    bytes += needed[i] - std::min(needed[i], machine.bytes[i]);
   }
   return bytes;
+}
+
+bool is_a_choice(Tier tier, const Machine& machine) {
+  if (tier == Tier::device) return true;
+  return machine.bytes[index(tier)] > 0 && !(tier == Tier::host && machine.host_is_device);
 }
 
 Spread mixed(Tier near, Tier far, double part_near) {
@@ -56,8 +63,8 @@ std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Choice& 
   Placement placement = far.placement;
   placement.state = all_in(near);
   if (near == Tier::device) placement.gradients = all_in(Tier::device);
-  const std::size_t all_near = bytes_in(memory_of(input, placement), near);
-  const std::size_t now = bytes_in(far.ledger, near);
+  const std::size_t all_near = needs(memory_of(input, placement), input.machine)[index(near)];
+  const std::size_t now = needs(far.ledger, input.machine)[index(near)];
   if (all_near <= now) return {};
   double part = static_cast<double>(input.machine.bytes[index(near)] - now) / static_cast<double>(all_near - now);
   part = std::min(part, 1.0);
@@ -92,7 +99,7 @@ Search search(const ChoiceInput& input) {
       const bool nearer =
           placement.state.fractions()[index(near)] == 0.0 && (near == Tier::device || placement.state.nvme > 0.0);
       const bool below_parameters = near == Tier::device && placement.parameters.device < 1.0;
-      if (!nearer || below_parameters) continue;
+      if (!nearer || below_parameters || !is_a_choice(near, input.machine)) continue;
       if (const auto better = with_nearer_state(input, choice, near)) consider(result, *better);
     }
   }
@@ -132,10 +139,11 @@ std::string nearest_changes(const ChoiceInput& input) {
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
   std::string needed;
   std::string available;
+  const TierBytes all_needed = needs(closest, input.machine);
   for (std::size_t i = 0; i < tier_count; ++i) {
     const Tier tier = static_cast<Tier>(i);
     const auto separator = i == 0 ? "" : ", ";
-    needed += fmt::format("{}{} {}", separator, name(tier), human_bytes(bytes_in(closest, tier)));
+    needed += fmt::format("{}{} {}", separator, name(tier), human_bytes(all_needed[i]));
     available += fmt::format("{}{} {}", separator, name(tier), human_bytes(input.machine.bytes[i]));
   }
   const std::string changes = nearest_changes(input);
@@ -149,6 +157,12 @@ std::string nearest_changes(const ChoiceInput& input) {
 
 }  // namespace
 
+TierBytes needs(const Ledger& ledger, const Machine& machine) {
+  TierBytes bytes = bytes_by_tier(ledger);
+  if (machine.host_is_device) bytes[index(Tier::device)] += std::exchange(bytes[index(Tier::host)], 0);
+  return bytes;
+}
+
 std::vector<Placement> pure_placements(const ChoiceInput& input) {
   std::vector<Placement> all;
   for (int stage = 0; stage <= 3; ++stage) {
@@ -158,7 +172,8 @@ std::vector<Placement> pure_placements(const ChoiceInput& input) {
       for (const Tier state : {Tier::device, Tier::host, Tier::nvme}) {
         for (const Tier gradients : {Tier::device, Tier::host}) {
           if (state < parameters || state < gradients) continue;
-          if (input.machine.bytes[index(std::max(parameters, state))] == 0) continue;
+          const std::array tiers{parameters, gradients, state};
+          if (!std::ranges::all_of(tiers, [&](Tier tier) { return is_a_choice(tier, input.machine); })) continue;
           Placement placement = placement_of_stage(stage, input.ranks);
           placement.parameters = all_in(parameters);
           placement.gradients = all_in(gradients);

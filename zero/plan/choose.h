@@ -20,6 +20,7 @@ struct ChoiceInput {
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
   Schedule schedule{};
+  Trace trace{};  // of each micro-step; empty: the order of declaration
 };
 
 struct Choice {
@@ -27,6 +28,9 @@ struct Choice {
   Ledger ledger{};
   Simulation simulation{};
 };
+
+// How much of a machine's bytes a placement takes, by tier.
+TierBytes needs(const Ledger& ledger, const Machine& machine);
 
 // What there is to choose from: every kind of state in one tier, near ones first. The choice is also a mixture of those.
 std::vector<Placement> pure_placements(const ChoiceInput& input);

@@ -25,7 +25,8 @@ struct Machine {
   double collective_latency = 20e-6;
   double commit_latency = 5e-3;
 
-  bool shares_cores = false;  // the trainer and all lanes but the disk's compute on the same cores: those of a CPU
+  bool shares_cores = false;    // the trainer and all lanes but the disk's compute on the same cores: those of a CPU
+  bool host_is_device = false;  // a CPU's: what lies on the host counts against the device's bytes, and is no choice
 };
 
 // What the trainer computes with a unit.

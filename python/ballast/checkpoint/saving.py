@@ -86,7 +86,7 @@ class Saving:
 
     def _writes(self, number: int) -> bool:
         """Where all ranks keep everything, they take turns."""
-        return self._session.options.stage > 0 or number % self._group.size == self._group.rank
+        return self._session.options.stage != 0 or number % self._group.size == self._group.rank
 
     def _own_slices(self) -> Iterator[tuple[Held, int, int]]:
         """Of what torch holds."""

@@ -1,8 +1,9 @@
-"""What ranks tell each other of Python's values."""
+"""What ranks tell each other of Python's and torch's values."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,3 +22,14 @@ def from_all_ranks(group: Group, value: Any) -> list[Any]:
         group._core.broadcast(address=address, bytes=length, root=rank)
         values.append(pickle.loads(memory))
     return values
+
+
+def agree_on_first_numbers(group: Group, parameters: Iterable[torch.Tensor]) -> None:
+    """All ranks begin with rank 0's. All ranks call it together."""
+    if group.size == 1:
+        return
+    with torch.no_grad():
+        for parameter in parameters:
+            values = parameter.detach().to("cpu", copy=True).contiguous()
+            group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=0)
+            parameter.copy_(values)

@@ -10,6 +10,15 @@ from ballast.checks import refuse
 from ballast.wrapper.units import Member, UnitOfMembers, numbered
 
 
+def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
+    """Of all its parameters: those that are not trained are frozen."""
+    by_id = {id(member.parameter): member for member in trained}
+    members = [
+        by_id.get(id(parameter), Member(parameter, name, None)) for name, parameter in model.named_parameters()
+    ]
+    return units_of_modules(model, members, kinds)
+
+
 def units_of_modules(
     model: torch.nn.Module, members: Sequence[Member], kinds: Iterable[str]
 ) -> list[UnitOfMembers]:

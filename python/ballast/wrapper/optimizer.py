@@ -75,7 +75,7 @@ class WrappedOptimizer(Optimizer):
         """As any optimizer's, of this rank's part; without other ranks, and without reading: what is in it is read when used."""
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
-        if group.size > 1 and self._ballast.options.stage > 0:
+        if group.size > 1 and self._ballast.options.stage != 0:
             state[PART] = {"rank": group.rank, "ranks": group.size}
         return state
 

@@ -17,7 +17,7 @@ from ballast.wrapper.kept_numbers import KeptNumbers, Residence
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
-from ballast.wrapper.units import UnitOfMembers
+from ballast.wrapper.units import UnitOfMembers, backward_order
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Partition(KeptNumbers):
         reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
     ):
         self._numbers_now = numbers
-        self._order = [unit for unit in reversed(range(len(units))) if units[unit].trained]
+        self._order = backward_order(units)
         if options.stage < 3:  # parameters are always there: nothing is lent forward
             options.backward_order = self._order
         super().__init__(units, ranks, numbers().rules, options, reside)

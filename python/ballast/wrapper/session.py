@@ -15,16 +15,18 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse, refuse_order
+from ballast.wrapper.choosing import Training, settled
+from ballast.wrapper.everybody import agree_on_first_numbers
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.hooks import at_exit, on_forward, on_gradient
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
-from ballast.wrapper.modules import units_of_modules
+from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
-from ballast.wrapper.units import Member, UnitOfMembers, names_of, regrouped, require_known, units_of
+from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
 from ballast.wrapper.updates import State, Updates, is_count
 from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest, waits
 from ballast.wrapper.whole import WholeParameters
@@ -49,7 +51,8 @@ class Session:
         self._model = model if model is None else weakref.ref(model)
         self._ranks = ranks
         self.group = ranks.of_data
-        self.options = options
+        self._asked = options
+        self.options = options  # with what was chosen, from the first partition on
         self._updates = updates
         self._partition: Partition | None = None
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
@@ -68,7 +71,7 @@ class Session:
         self._is_away = False  # from the device
         trained = (parameter for _, parameter in self.parameters())
         without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
-        self._agree_on_parameters()
+        agree_on_first_numbers(self.group, (each for _, each in self.parameters() if not waits(each)))
         self.watch()
         if model is not None or options.stage == 3:  # parameters move before anything is saved of them for backward
             self._of_model.append(quiet_data_parallel(self.model))
@@ -94,18 +97,6 @@ class Session:
 
     # --- Before the first gradient ---
 
-    def _agree_on_parameters(self) -> None:
-        """All ranks begin with rank 0's."""
-        if self.group.size == 1:
-            return
-        with torch.no_grad():
-            for _, parameter in self.parameters():
-                if waits(parameter):
-                    continue
-                values = parameter.detach().to("cpu", copy=True).contiguous()
-                self.group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=0)
-                parameter.copy_(values)
-
     def watch(self) -> None:
         """Every parameter that can be trained tells when its gradient has come."""
         names = self.names()
@@ -127,7 +118,7 @@ class Session:
 
     def before_forward(self) -> None:
         """Partitions, where that has to be, before the model runs."""
-        if self.options.stage < 3 and not torch.is_grad_enabled():
+        if self.options.keeps_parameters_whole and not torch.is_grad_enabled():
             return
         known = self._partition
         partition = self.partition()
@@ -175,8 +166,13 @@ class Session:
                 steps = self._partition.steps
                 state = {**self._aside, **self._updates.take_out(self.optimizer, self._partition)}
             self._drop_partition()
+        try:
+            self._partition = self._partition_of(trained, state or {}, steps)
+        except Exception:
+            self._loaded = state  # which is nowhere else any more
+            self._show(state or {})
+            raise
         self._loaded = None
-        self._partition = self._partition_of(trained, state or {}, steps)
         self._begin_state(state or {})
         if self.group.rank == 0:
             log.info("what each rank keeps:\n%s", self._partition.ledger(self._own_state()))
@@ -193,10 +189,11 @@ class Session:
             self._member(parameter, names[id(parameter)], number, steps - made.get(id(parameter), 0))
             for number, parameter in trained
         ]
-        units, reside = self._units_and_residence(members)
+        self.options = self._settled(members)
+        units, reside = self._units(members, self.options.stage), self._residence()
         if self._model is not None:
             make_the_rest(self.model, (member.parameter for unit in units for member in unit.members))
-        partition = Partition(units, self._ranks, self.numbers, self._options_for(trained), reside)
+        partition = Partition(units, self._ranks, self.numbers, self._options_for(members), reside)
         if steps > 0:
             partition.continue_from(steps)
         return partition
@@ -215,22 +212,20 @@ class Session:
             if id(parameter) in state:
                 self.optimizer.state[parameter] = state[id(parameter)]
 
-    def _units_and_residence(self, members: list[Member]) -> tuple[list[UnitOfMembers], Callable[..., Any]]:
-        if self.options.stage < 3:
-            return units_of(members), WholeParameters
-        model = self.model
-        trained = {id(member.parameter): member for member in members}
-        all_members = [
-            trained.get(id(parameter), Member(parameter, name, None)) for name, parameter in model.named_parameters()
-        ]
-        modules = units_of_modules(model, all_members, self.options.units)
-        return modules, partial(Window, model, self.group)
+    def _settled(self, members: list[Member]) -> WrapOptions:
+        rule, has_model = self._updates.rule(self.optimizer.param_groups[0]), self._model is not None
+        return settled(self._asked, Training(self.group, rule, members, has_model, partial(self._units, members)))
 
-    def _options_for(self, trained: list[tuple[int, torch.nn.Parameter]]) -> _core.TrainingOptions:
-        gpus = {parameter.device.index for _, parameter in trained if parameter.device.type == "cuda"}
-        if not gpus:
-            return self.options.for_training(gpu=None, stream=0)
-        return self.options.for_training(gpu=gpus.pop(), stream=torch.cuda.current_stream().cuda_stream)
+    def _residence(self) -> Callable[..., Any]:
+        return WholeParameters if self.options.keeps_parameters_whole else partial(Window, self.model, self.group)
+
+    def _units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
+        return units_of_model(self.model, members, self.options.units) if stage == 3 else units_of(members)
+
+    def _options_for(self, members: list[Member]) -> _core.TrainingOptions:
+        gpu = gpu_of(members)
+        stream = 0 if gpu is None else torch.cuda.current_stream().cuda_stream
+        return self.options.for_training(gpu=gpu, stream=stream)
 
     def _member(self, parameter: torch.nn.Parameter, name: str, number: int, begun_at: int) -> Member:
         if (number, begun_at) not in self._groups:
@@ -301,18 +296,19 @@ class Session:
         """Where it lives, and its bytes, if it is in memory that is not the library's."""
         partition = self._partition
         kept = 0 if partition is None else self._updates.state_bytes(self.optimizer, partition)
-        return _core.Tier[self.options.tier_of("state")], kept
+        return _core.Tier[self.options.tier_of_state], kept
 
     # --- While something else needs the device ---
 
     def offload(self, parameters: bool) -> None:
         """All ranks do this together."""
+        partition = self.partition_now()
         if not parameters and self.options.stage == 3:
             refuse(
                 "parameters were to stay on the device, in stage 3",
                 needed="offload() of all, or a stage below 3: memory that parameters are gathered into goes too",
             )
-        self.partition_now().leave_device(parameters)
+        partition.leave_device(parameters)
         self._updates.leave_device(self.optimizer)
         self._of_this_step = None
         self._is_away = True

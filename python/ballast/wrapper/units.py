@@ -70,6 +70,16 @@ def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
     return units
 
 
+def gpu_of(members: Iterable[Member]) -> int | None:
+    """The one that parameters are on, if they are on one."""
+    return next((each.parameter.device.index for each in members if each.parameter.device.type == "cuda"), None)
+
+
+def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
+    """That of declaration, from the end: which it really is, is seen in the first backward pass."""
+    return [unit for unit in reversed(range(len(units))) if units[unit].trained]
+
+
 def regrouped(
     members: Iterable[Member], begun: Mapping[int, tuple[int, int]]
 ) -> list[tuple[int, int]] | None:

@@ -16,6 +16,7 @@ from python.wrap.loops import Loop, Tower, mean_square, mlp
 from python.wrap.own_steps import Leaning, of_all_ranks
 
 import ballast
+from ballast.wrapper import choosing
 
 Trained = tuple[list[float], list[torch.Tensor]]
 
@@ -313,3 +314,37 @@ def exports_without_room(rank: int, path: str) -> str:
     except ballast.Error as error:
         return str(error)
     return ""
+
+
+def kept_by(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """In memory, and on the drive."""
+    numbers = optimizer.metrics()
+    return int(numbers["memory_bytes/device"] + numbers["memory_bytes/host"]), int(numbers["memory_bytes/nvme"])
+
+
+def chooses(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What was chosen, what that keeps, what was forecast of it, and what was trained. "memory" may be one for each rank."""
+    answers = []
+    for way in ways:
+        memory = way.get("memory")
+        options = {**way, "memory": memory[rank]} if isinstance(memory, tuple) else way
+        run = loop_of(rank, make_model=partial(Tower, width=128), steps=3).run(**options)
+        session = run.optimizer._ballast
+        found = session.options
+        kept, needs = kept_by(run.optimizer), forecast_of(session)
+        with ballast.gather(run.model):
+            answers.append(({"stage": found.stage, "offload": found.offload}, kept, needs, run.losses, run.parameters))
+        run.optimizer.close()
+    return answers
+
+
+def forecast_of(session: Any) -> tuple[int, int]:
+    """Of what a session trains, as it would be asked before: in memory, and on the drive."""
+    needs = search_of(session).best(session.options.stage).needs
+    return needs["device"] + needs["host"], needs["nvme"]
+
+
+def search_of(session: Any) -> choosing.Search:
+    members, rule = session.partition().members, session.numbers().rules[0]
+    training = choosing.Training(session.group, rule, members, True, partial(session._units, members))
+    return choosing.Search(session.options, training)

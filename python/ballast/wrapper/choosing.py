@@ -1,0 +1,179 @@
+"""Which stage, and which places: of those that fit, what is predicted to take the least time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.places import KINDS, Offload, fractions_in, in_words, set_places
+from ballast.placements import STAGES
+from ballast.searching import TILE, by_tier, coarse_tile, fastest
+from ballast.sizes import parse_size
+from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.room import room_of_all
+from ballast.wrapper.rules import Rule
+from ballast.wrapper.units import Member, UnitOfMembers, backward_order, model_of
+
+log = logging.getLogger("ballast")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is about to be partitioned."""
+
+    group: Group
+    rule: Rule
+    members: Sequence[Member]  # trained
+    has_model: bool  # else parameters stay whole
+    units: Callable[[int], list[UnitOfMembers]]  # by stage
+
+
+@dataclass(frozen=True)
+class Way:
+    """A stage with places."""
+
+    stage: int
+    placement: _core.Placement
+    needs: Mapping[str, int]  # bytes by tier
+    seconds: float = 0.0  # of a step's transfers and updates
+
+    def in_words(self) -> str:
+        places = {kind: fractions_in(getattr(self.placement, kind)) for kind in KINDS}
+        return in_words(self.stage, places, device="the device")
+
+
+def settled(options: WrapOptions, training: Training) -> WrapOptions:
+    """Options with a stage and places. Raises B2004 where they do not fit. All ranks do this together, and with the same
+    outcome: they agree on what each may use, and all else is the same on each."""
+    if not options.chooses and options.memory is None:
+        return options
+    search = Search(options, training)
+    ways = [search.best(stage) for stage in search.stages]
+    fitting = [way for way in ways if search.has_room(way)]
+    if not fitting:
+        search.refuse(min(ways, key=search.shortage))
+    if not options.chooses:
+        return options
+    chosen = min(fitting, key=lambda way: way.seconds)
+    if training.group.rank == 0:
+        log.info("%s", search.in_words(chosen, ways))
+    if not options.chooses_places:
+        return replace(options, stage=chosen.stage)
+    return replace(options, stage=chosen.stage, offload=_named(chosen.placement, options.directories))
+
+
+class Search:
+    """The questions that a choice is made of."""
+
+    def __init__(self, options: WrapOptions, training: Training):
+        self._options = options
+        self._training = training
+        self._machine = room_of_all(training.group, options, training.members)
+        of = self._machine
+        self._has = {"device": of.device_bytes, "host": of.host_bytes, "nvme": of.nvme_bytes}
+        if not options.chooses:  # what the host and drives have is asked of them when it is reserved
+            self._has = {"device": of.device_bytes}
+        elif of.host_is_device:
+            del self._has["host"]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        if self._options.stage is not None:
+            return (self._options.stage,)
+        alone = self._training.group.size == 1
+        return tuple(
+            stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._training.has_model)
+        )
+
+    def best(self, stage: int) -> Way:
+        """The fastest that fits, or that which lacks least."""
+        units = self._training.units(stage)
+        exact = self._question(stage, units)
+        placements = exact.placements() if self._options.chooses_places else [self._given(stage)]
+        ways = [Way(stage, placement, exact.needs(placement)) for placement in placements]
+        if not self._options.chooses or not any(self.has_room(way) for way in ways):
+            return min(ways, key=self.shortage)
+        if self._options.chooses_places:
+            choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
+        else:
+            choice = exact.price(placements[0])
+        return Way(stage, choice.placement, exact.needs(choice.placement), choice.simulation.seconds)
+
+    def _question(self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False) -> _core.Question:
+        """As the training is going to be compiled."""
+        options, ranks = self._options, self._training.group.size
+        question = _core.Question(model_of(units), self._machine)
+        question.ranks, question.stage, question.format = ranks, stage, options.format
+        question.set_rule(self._training.rule)
+        question.set_work([(0.0, 0.0)] * len(units))  # how long the model computes nobody knows before it does
+        question.tile_elements = parse_size(options.tile) or TILE
+        if coarse:
+            elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
+            question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
+        schedule = _core.Schedule()
+        schedule.update_in_backward = options.update_in_backward
+        question.schedule = schedule
+        if stage < 3:
+            question.backward_order = backward_order(units)
+        return question
+
+    def _given(self, stage: int) -> _core.Placement:
+        placement = _core.placement_of_stage(stage, self._training.group.size)
+        set_places(placement, self._options.places)
+        return placement
+
+    # --- What fits ---
+
+    def has_room(self, way: Way) -> bool:
+        return self.shortage(way) == 0
+
+    def shortage(self, way: Way) -> int:
+        """Bytes over what there is."""
+        return sum(max(0, way.needs[tier] - size) for tier, size in self._has.items())
+
+    def in_words(self, chosen: Way, ways: Sequence[Way]) -> str:
+        """Why this one."""
+        others = [
+            f"stage {way.stage} {_seconds(way.seconds) if self.has_room(way) else 'does not fit'}"
+            for way in ways
+            if way is not chosen
+        ]
+        room = by_tier({tier: size for tier, size in self._has.items() if size > 0})
+        forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
+        return f"chosen for {room} of a rank: {'; '.join([chosen.in_words(), forecast, *others])}"
+
+    def refuse(self, way: Way) -> NoReturn:
+        options = self._options
+        may = ["more free memory" if options.memory is None else "more memory="]
+        if options.stage is not None and options.keeps_parameters_whole:
+            may.append('stage="auto"')
+        elif options.stage is None and not self._training.has_model:
+            may.append("ballast.wrap(optimizer, model), which lets stage 3 be chosen")
+        if not options.directories:
+            may.append('a drive, with offload="auto:DIRECTORY"')
+        problem = _core.Problem(
+            what="what each rank would keep does not fit" + (", wherever it is put" if options.chooses else ""),
+            where=way.in_words() + (", which lacks least" if options.chooses else ""),
+            needed=by_tier({tier: way.needs[tier] for tier in self._has}),
+            available=by_tier(self._has),
+            remedy="Any of these may do: " + "; ".join([*may, "a smaller state_format=", "more ranks"]) + ".",
+        )
+        fail("memory_budget", problem)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s"
+
+
+def _named(placement: _core.Placement, directories: Sequence[str]) -> Offload:
+    """With the directory of what lies on a drive."""
+    drive = f"nvme:{directories[0]}" if directories else ""
+    return {
+        kind: {drive if tier == "nvme" else tier: part for tier, part in fractions_in(getattr(placement, kind)).items()}
+        for kind in KINDS
+    }

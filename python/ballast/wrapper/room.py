@@ -1,0 +1,86 @@
+"""What a rank may use of its machine, and how fast bytes move there: the same on all ranks, that of the one with least."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ballast import _core
+from ballast.connecting import Group
+from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
+from ballast.machine import this_machine
+from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.units import Member, gpu_of
+from ballast.wrapper.waiting import waits
+
+# Of what is free. The rest is for activations and for what CUDA and others take: nobody knows those before they come.
+KEPT = 0.75
+BYTES = ("device_bytes", "host_bytes", "nvme_bytes")
+
+
+@dataclass(frozen=True)
+class Offered:
+    """By the machine that a rank is on, in bytes."""
+
+    name: str
+    ranks: int  # of any kind that share it, as far as a launcher says
+    device: int | None  # for this rank alone; none: its part of the host
+    held: int  # by torch now, on the host, for what is going to be partitioned
+    host: int
+    drives: int
+    rates: Rates
+    on_gpu: bool
+
+
+def room_of_all(group: Group, options: WrapOptions, members: Sequence[Member]) -> _core.Machine:
+    """All ranks do this together."""
+    offers = from_all_ranks(group, _offered(options, members))
+    machines = [_machine(each, offers) for each in offers]
+    least = machines[group.rank]
+    for name in (*BYTES, *RATES):
+        setattr(least, name, min(getattr(each, name) for each in machines))
+    return least
+
+
+def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
+    found, gpu = this_machine(), gpu_of(members)
+    memory, limits = found["memory"], found["memory"]["cgroup"]
+    free = memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])
+    device = None if options.memory is None else int(options.memory)
+    if device is None and gpu is not None:  # where torch holds parameters until all is reserved: those do not count
+        device = int(KEPT * torch.cuda.mem_get_info(gpu)[0])
+    held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not waits(each.parameter))
+    by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return Offered(
+        name=socket.gethostname(),
+        ranks=int(local) if local.isdigit() else 1,
+        device=device,
+        held=held,
+        host=int(KEPT * free),
+        drives=sum(by_drive.values()),
+        rates=rates_of_cpus(found["cores"]) if gpu is None else _rates_of_gpu(gpu),
+        on_gpu=gpu is not None,
+    )
+
+
+def _rates_of_gpu(gpu: int) -> Rates:
+    found = torch.cuda.get_device_properties(gpu)
+    return rates_of(gpu_like(found.name, found.total_memory), {})
+
+
+def _machine(of: Offered, offers: Sequence[Offered]) -> _core.Machine:
+    sharing = max(of.ranks, sum(each.name == of.name for each in offers))
+    host = of.host // sharing
+    budget = Budget(host + of.held if of.device is None else of.device, host, of.drives // sharing)
+    made = machine(budget, of.rates, ranks=len(offers), ranks_of_machine=sharing)
+    if not of.on_gpu:
+        made.device_memory = made.host_memory
+        made.shares_cores = made.host_is_device = True
+    return made

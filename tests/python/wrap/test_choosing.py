@@ -1,0 +1,217 @@
+"""A stage and places that Ballast chooses, and memory that it keeps to."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from python.wrap import bodies
+from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
+from python.wrap.ranks import run_ranks
+
+import ballast
+from ballast.hardware import rates_of_cpus
+from ballast.wrapper.options import read
+from ballast.wrapper.room import Offered, _machine
+
+TILE = 1024  # so that what is on its way from and to the drive is little, as in a large model
+loop = Loop(make_model=partial(Tower, width=128), steps=3)
+
+
+def on_device(parts):
+    return parts == {"device": 1.0}
+
+
+def test_with_plenty_of_memory_everything_is_on_the_device(caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger="ballast")
+    run = loop.run(stage="auto", offload=f"auto:{tmp_path}", memory="1GiB")
+    chosen = run.optimizer._ballast.options
+    assert chosen.stage == 0
+    assert all(on_device(place) for place in chosen.offload.values())
+    check_equal(run, loop.run(stage=0))
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("chosen for device 1 GiB, nvme ")
+    assert " of a rank: stage 0; transfers and updates of a step are forecast to take " in said[0]
+    assert "; stage 3 " in said[0]
+    assert said[1].startswith("what each rank keeps")
+
+
+def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
+    drive = f"auto:{tmp_path}"
+    by_hand = [{"stage": 2}, {"stage": 3}, {"stage": 3, "offload": {"state": f"nvme:{tmp_path}"}}]
+    [answers, _] = run_ranks(2, bodies.chooses, [{**way, "tile": TILE} for way in by_hand])
+    whole, shared, on_drive = (kept[0] for _, kept, *_ in answers)
+    assert whole > shared > on_drive
+    auto = {"stage": "auto", "offload": drive, "tile": TILE}
+    ways = [{**auto, "memory": memory} for memory in (1 << 30, shared, (shared + on_drive) // 2, (1 << 30, shared))]
+    answers, others = run_ranks(2, bodies.chooses, ways)
+    plenty, less, least, poorest = (chosen for chosen, *_ in answers)
+    assert [chosen for chosen, *_ in others] == [plenty, less, least, poorest]
+    assert plenty["stage"] < 3
+    assert all(on_device(place) for chosen in (plenty, less) for place in chosen["offload"].values())
+    assert less["stage"] == 3
+    assert 0 < least["offload"]["state"][f"nvme:{tmp_path}"] <= 1
+    assert poorest == less  # where one rank has little, all do with little
+    for way, (_, kept, needs, *_) in zip(ways, answers):
+        memory = way["memory"] if isinstance(way["memory"], int) else min(way["memory"])
+        assert kept == needs
+        assert kept[0] <= memory
+
+
+def test_what_is_chosen_trains_to_the_bits_of_the_same_by_hand(tmp_path):
+    way = {"stage": 3, "offload": f"auto:{tmp_path}", "tile": TILE, "memory": 3 << 20}
+    chosen = loop.run(**way)
+    found = chosen.optimizer._ballast.options
+    assert found.offload["state"].keys() == {"device", f"nvme:{tmp_path}"}
+    by_hand = loop.run(stage=found.stage, offload=found.offload, tile=TILE)
+    assert bodies.kept_by(by_hand.optimizer) == bodies.kept_by(chosen.optimizer)
+    with ballast.gather(chosen.model), ballast.gather(by_hand.model):
+        check_equal(chosen, by_hand)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_forecast_is_what_is_reserved_to_the_byte(stage, tmp_path):
+    drive = f"nvme:{tmp_path}"
+    places = [None, "host", drive, {"state": {"device": 0.5, drive: 0.5}}]
+    places += [{"parameters": drive, "state": drive, "gradients": "host"}] if stage == 3 else []
+    for answers in run_ranks(2, bodies.chooses, [{"stage": stage, "offload": place} for place in places]):
+        for _, kept, needs, *_ in answers:
+            assert kept == needs
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("state_format", ["split", "compact"])
+def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
+    run = Loop(make_model=adapted, make_optimizer=only_trained, steps=1).run(stage=stage, state_format=state_format)
+    assert bodies.kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)
+
+
+def test_what_is_forecast_below_stage_3_is_a_backward_pass_and_a_step():
+    run = loop.run(stage=2)
+    session = run.optimizer._ballast
+    search = bodies.search_of(session)
+    units = session._units(list(session.partition().members), 2)
+    program = search._question(2, units).program(search.best(2).placement)
+    assert "use backward" in program and "use forward" not in program
+
+
+@pytest.mark.parametrize("way", [{"stage": 2}, {"stage": 3, "update_in_backward": True}], ids=str)
+def test_memory_holds_a_training_that_was_asked_for_and_not_a_byte_less(way):
+    needed = bodies.kept_by(loop.run(**way).optimizer)[0]
+    loop.run(**way, memory=needed)
+    with pytest.raises(ballast.OutOfMemoryError, match=f"B2004(.|\n)*stage {way['stage']}") as raised:
+        loop.run(**way, memory=needed - 1)
+    assert "device" in raised.value.needed and "device" in raised.value.available
+    assert "more memory=" in raised.value.remedy
+
+
+def test_with_too_little_memory_nothing_is_lost():
+    plain, ours = mlp(), mlp()
+    expected = Loop(make_model=mlp, steps=4)
+    first, second = (torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (plain, ours))
+    expected.steps = 2
+    for model, optimizer in ((plain, first), (ours, second)):
+        expected.train(model, optimizer)
+    wrapped = ballast.wrap(second, ours, stage="auto", memory="1KiB")
+    for _ in range(2):
+        with pytest.raises(ballast.OutOfMemoryError, match="B2004") as raised:
+            ours(expected.batch(0))
+    assert "1 KiB" in raised.value.available
+    again = torch.optim.AdamW(ours.parameters(), lr=1e-2)
+    again.load_state_dict(wrapped.state_dict())
+    wrapped.close()
+    expected.steps = 4
+    check_equal(expected.train(plain, first, 2), expected.train(ours, again, 2))
+
+
+def test_a_layer_that_is_thawed_and_does_not_fit_takes_no_state_with_it():
+    def trained(memory):
+        model = mlp(256)
+        model[0].requires_grad_(False)
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage="auto", memory=memory)
+        few = Loop(steps=2)
+        few.train(model, optimizer)
+        return few, model, optimizer
+
+    needed = bodies.kept_by(trained(None)[2])[0]
+    few, model, optimizer = trained(needed)
+    model[0].requires_grad_(True)
+    with pytest.raises(ballast.OutOfMemoryError):
+        model(few.batch(9))
+    assert optimizer.state_dict()["state"][2]["exp_avg"].abs().sum() > 0
+    model[0].requires_grad_(False)
+    _, undisturbed, other = trained(None)
+    few.steps = 4
+    check_equal(few.train(model, optimizer, 2), few.train(undisturbed, other, 2))
+    assert optimizer.steps == 4
+
+
+def test_without_a_model_parameters_stay_whole():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters()), stage="auto")
+    optimizer.memory()
+    assert optimizer._ballast.options.stage == 0
+    optimizer = ballast.wrap(torch.optim.SGD(mlp().parameters()), stage="auto", memory=100)
+    with pytest.raises(ballast.OutOfMemoryError, match="lets stage 3 be chosen"):
+        optimizer.memory()
+
+
+def test_what_needs_stage_3_leaves_no_choice():
+    assert read({"stage": "auto", "offload": {"parameters": "host", "state": "host"}}).stage == 3
+    assert read({"stage": "auto", "update_in_backward": True}).stage == 3
+    assert read({"stage": "auto", "offload": {"parameters": "device", "state": "host"}}).stage is None
+
+
+def test_state_is_spread_over_tiers(tmp_path):
+    run = loop.run(stage=3, tile=TILE, offload={"state": {"device": 0.25, f"nvme:{tmp_path}": 0.75}})
+    plain, away = loop.run(stage=3, tile=TILE), loop.run(stage=3, tile=TILE, offload={"state": f"nvme:{tmp_path}"})
+    near, far = (bodies.kept_by(each.optimizer)[1] for each in (run, away))
+    assert 0.6 * far < near < 0.9 * far
+    with ballast.gather(run.model), ballast.gather(plain.model):
+        check_equal(run, plain)
+        check_close(run, plain)
+
+
+def test_ranks_of_a_machine_share_what_it_has():
+    rates = rates_of_cpus(2)
+    offers = [
+        Offered("one", 1, None, held=50, host=1000, drives=600, rates=rates, on_gpu=False),
+        Offered("one", 1, 200, held=0, host=1000, drives=600, rates=rates, on_gpu=False),
+        Offered("other", 4, 300, held=0, host=1000, drives=800, rates=rates, on_gpu=True),  # others are there too
+    ]
+    machines = [_machine(each, offers) for each in offers]
+    assert [each.device_bytes for each in machines] == [550, 200, 300]
+    assert [each.host_bytes for each in machines] == [500, 500, 250]
+    assert [each.nvme_bytes for each in machines] == [300, 300, 200]
+    assert [each.host_is_device for each in machines] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"offload": {"state": {"device": 0.25, "host": 0.5}}}, "add up to 1"),
+        ({"offload": {"state": {"device": "all"}}}, "add up to 1"),
+        ({"offload": {"state": {"device": 0.5, "hots": 0.5}}}, 'Did you mean "host"'),
+        ({"offload": {"state": {"device": 0.5, "nvme": 0.5}}}, "no directory"),
+        ({"offload": {"state": {"nvme:.": 0.5, "nvme:/": 0.5}}}, "one directory"),
+        ({"offload": {"state": ["host"]}}, "no place"),
+        ({"offload": {"gradients": "nvme:."}}, "gradients were to wait on a drive"),
+        ({"offload": {"parameters": {"device": 0.5, "host": 0.5}}}, "stage 3"),
+        ({"offload": {"state": "auto"}}, "no tier"),
+        ({"offload": "auto:"}, "auto:/scratch"),
+        ({"offload": "auto:/nowhere/at/all"}, "no directory"),
+        ({"stage": "fast"}, '0, 1, 2, 3 or "auto"'),
+        ({"memory": "40G"}, "40G"),
+        ({"stage": "auto", "run": "mine"}, "a run goes on where it was"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_at_once(options, said):
+    with pytest.raises(ballast.UsageError, match=said):
+        ballast.wrap(torch.optim.AdamW(mlp().parameters()), **options)
+
+
+@pytest.mark.parametrize("options", [{"stage": "auto"}, {"memory": "1GiB"}, {"offload": "auto"}], ids=str)
+def test_an_own_step_keeps_what_nobody_knows(options):
+    with pytest.raises(ballast.UsageError, match="nobody knows"):
+        ballast.wrap(torch.optim.RMSprop(mlp().parameters()), **options)
