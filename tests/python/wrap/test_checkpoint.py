@@ -34,18 +34,22 @@ def saved_on(ranks, path, ways):
     return run_ranks(ranks, saved.train_and_save, str(folder), ways)[0]
 
 
+def pairs_for(to, ways):
+    """Saved by so many ranks, in which way; in which other way it is loaded. Each `to` takes half of them."""
+    return [(by, way, (way + by + to) % ways) for by in RANKS for way in range(ways) if (by + way + to) % 2 == 0]
+
+
 @pytest.mark.parametrize(
     "kind",
-    [{}, {**BF16, "state_format": "fp32"}, {**BF16}, {**BF16, "state_format": "bf16"}, {**BF16, "state_format": "compact"}],
-    ids=["fp32", "bf16 in fp32", "bf16 in split", "bf16 in bf16", "bf16 in compact"],
+    [{}, {**BF16}, {**BF16, "state_format": "compact"}],
+    ids=["fp32", "bf16 in split", "bf16 in compact"],
 )
 def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(kind, tmp_path):
     ways = everywhere(tmp_path, **kind)
     parameters = {ranks: saved_on(ranks, tmp_path, ways) for ranks in RANKS}
     there = {(by, way): numbers_in(tmp_path / f"by-{by}" / str(way)) for by in RANKS for way in range(len(ways))}
     for to in RANKS:
-        # Each of what was saved, in another way than it was.
-        pairs = [(by, way, (way + by + to) % len(ways)) for by in RANKS for way in range(len(ways))]
+        pairs = pairs_for(to, len(ways))
         paths = [
             (str(tmp_path / f"by-{by}" / str(way)), str(tmp_path / f"to-{to}" / f"{by}-{way}"), ways[other])
             for by, way, other in pairs
@@ -70,15 +74,14 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(ranks, tmp_path):
             assert losses == again
 
 
-@pytest.mark.parametrize("kind", [{}, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", ["NAdam", "RAdam"])
+@pytest.mark.parametrize("optimizer, kind", [("NAdam", {}), ("RAdam", BF16)], ids=["fp32", "bf16"])
 def test_state_of_an_optimizers_own_step_is_cut_for_other_ranks_too(optimizer, kind, tmp_path):
     ways = [{**way, "optimizer": optimizer} for way in everywhere(tmp_path, **kind) if "nvme" not in str(way)]
     parameters = {ranks: saved_on(ranks, tmp_path, ways) for ranks in RANKS}
     there = {(by, way): numbers_in(tmp_path / f"by-{by}" / str(way)) for by in RANKS for way in range(len(ways))}
     assert any(name.endswith(": exp_avg") for name in there[1, 0])
     for to in RANKS:
-        pairs = [(by, way, (way + by + to) % len(ways)) for by in RANKS for way in range(len(ways))]
+        pairs = pairs_for(to, len(ways))
         paths = [
             (str(tmp_path / f"by-{by}" / str(way)), str(tmp_path / f"to-{to}" / f"{by}-{way}"), ways[other])
             for by, way, other in pairs
