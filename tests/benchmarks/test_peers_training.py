@@ -2,6 +2,7 @@
 
 import comparisons
 import peers_training
+import plot
 import pytest
 import systems
 
@@ -52,6 +53,12 @@ def test_a_record_says_how_many_times_faster_and_smaller_a_case_is():
     assert (memory["unit"], memory["ratio"], memory["value"]) == ("MiB", 4.0, 100)
     assert memory["case"] != speed["case"]
     assert [line["ratio"] for line in peers_training.records(DDP, runs)] == [None, None]
+
+
+def test_details_can_be_drawn():
+    details = peers_training.details(OURS, {DDP: [run_of(1.0, 400, [4.0])], OURS: [run_of(2.0, 300, [4.0])]})
+    assert plot.Row.__required_keys__ <= details.keys()
+    assert plot.point_of(details) == ("Ballast stage 3", "Ballast", 300, OURS.way.tokens / 2)
 
 
 def test_who_trains_something_else_is_found():
