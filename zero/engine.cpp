@@ -44,7 +44,7 @@ Engine::Engine(const EngineParts& parts)
                    .needed = "EngineParts::records"};
   });
   if (parts.records != nullptr) records_.emplace(parts.plan, slots_, *parts.records);
-  if (parts.verify > 0) spot_check_.emplace(parts.plan, parts.verify);
+  if (parts.verify > 0) spot_check_.emplace(parts.plan, parts.verify, parts.mesh.rank());
   if (parts.gpu != nullptr) stream_.emplace(Stream::wrap(parts.stream, parts.gpu->gpu()));
   for (std::size_t i = 0; i < lane_count; ++i) {
     const Lane lane = static_cast<Lane>(i);
@@ -74,8 +74,11 @@ void Engine::clear_device_memory() const {
 }
 
 Engine::~Engine() {
-  open_uses_.clear();                                                                        // who waits for them fails
-  if (has_gradients()) parts_.mesh.abort("its training was ended in the middle of a step");  // which nobody can finish
+  open_uses_.clear();  // who waits for them fails
+  try {                // which nobody can finish
+    if (has_gradients()) parts_.mesh.abort("its training was ended in the middle of a step");
+  } catch (const std::exception&) {
+  }
   for (std::unique_ptr<LaneThread>& lane : lanes_) {
     lane.reset();
   }

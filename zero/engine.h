@@ -87,9 +87,10 @@ class Engine {
   void finish();  // waits until everything that was begun is done
 
   // Between steps, and all ranks together: the device tier's memory is free for others until the return, and nothing else can
-  // be asked. Parameters that are kept whole may stay; else their addresses change.
-  void leave_device(bool parameters = true);
-  void return_to_device();
+  // be asked. Parameters that are kept whole may stay; else their addresses change. `agree` is called on each rank, with the
+  // error where there is no memory for it, and throws where there is one on any: then nothing has changed.
+  void leave_device(bool parameters = true, const Slots::Agree& agree = throw_own);
+  void return_to_device(const Slots::Agree& agree = throw_own);
 
   bool prepared() const { return prepared_; }
   std::uint64_t steps() const { return steps_; }
@@ -176,6 +177,7 @@ class Engine {
   std::string text(const Place& place) const;
 
   // engine_away.cpp
+  static void throw_own(const std::exception_ptr& failure);
   void require_between_steps() const;
   bool has_gradients() const;  // that no step has used yet
 

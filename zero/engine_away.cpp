@@ -5,6 +5,10 @@
 
 namespace ballast {
 
+void Engine::throw_own(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);
+}
+
 bool Engine::has_gradients() const {
   return std::ranges::any_of(visited_, [](const Visit& visit) { return visit.phase == Phase::backward; });
 }
@@ -17,11 +21,11 @@ void Engine::require_between_steps() const {
 }
 
 // What forward passes have left of a program to follow counts for nothing: the next round begins anew.
-void Engine::leave_device(bool parameters) {
+void Engine::leave_device(bool parameters, const Slots::Agree& agree) {
   require_alive();
   require_between_steps();
   finish();
-  slots_.leave_device(program(), arithmetic(Lane::upload).place(), parameters);
+  slots_.leave_device(program(), arithmetic(Lane::upload).place(), parameters, agree);
   away_ = true;
   departed_ = false;
   next_ = 0;
@@ -30,11 +34,11 @@ void Engine::leave_device(bool parameters) {
   begin_program();
 }
 
-void Engine::return_to_device() {
+void Engine::return_to_device(const Slots::Agree& agree) {
   require(away_, Code::out_of_order, [] {
     return Problem{.what = "a training was to return to its device, and is there", .needed = "leave_device() before"};
   });
-  slots_.return_to_device(arithmetic(Lane::upload).place());
+  slots_.return_to_device(arithmetic(Lane::upload).place(), agree);
   away_ = false;
   run_entry(true);
 }

@@ -1,6 +1,7 @@
 // How an engine comes to its first state.
 #include <algorithm>
 
+#include "kernels/runtime/host_limits.h"
 #include "zero/engine.h"
 #include "zero/record_memory.h"
 
@@ -28,8 +29,17 @@ class Draft {
 void Engine::initialise(const ParameterSource& source) {
   std::optional<RecordMemory> records;
   if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
+  std::size_t unwritten = 0;  // of host memory, which becomes resident as it is written
   for (const Home& home : program().homes) {
+    unwritten += slots_.host_bytes(home.parameters) + slots_.host_bytes(home.state);
+  }
+  std::size_t unit = none;
+  for (const Home& home : program().homes) {
+    if (std::exchange(unit, home.unit) != home.unit) {  // other ranks of this machine take memory, too
+      require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
+    }
     home.on_drive ? fill_record(home, source, *records) : fill_home(home, source);
+    unwritten -= slots_.host_bytes(home.parameters) + slots_.host_bytes(home.state);
   }
   if (records) records->finish();
   if (parts_.plan.tiles_on_drive() > 0) records_->commit(0);

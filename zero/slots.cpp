@@ -33,6 +33,15 @@ std::set<std::size_t> slots_of_first_state(const Program& program) {
   return slots;
 }
 
+std::exception_ptr failure_of(const std::function<void()>& attempt) {
+  try {
+    attempt();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return {};
+}
+
 // Of all together: what is not resident yet is still available for the next one.
 void require_memory_of_host(const std::vector<Slot>& slots, const std::function<bool(const Slot&)>& on_host) {
   std::size_t bytes = 0;
@@ -62,6 +71,10 @@ bool Slots::on_host(const Slot& slot) const {
   return slot.tier != Tier::device || (!device_.gpu && device_.allocator == nullptr);
 }
 
+std::size_t Slots::host_bytes(const Piece& piece) const {
+  return piece.exists() && on_host(slots_[piece.slot]) ? piece.bytes : 0;
+}
+
 Buffer Slots::reserve(const Slot& slot, Resident resident) const {
   const bool on_device = slot.tier == Tier::device;
   BufferRequest request{.bytes = slot.bytes, .owner = slot.name, .gpu = device_.gpu.value_or(0), .resident = resident};
@@ -88,8 +101,7 @@ void Slots::change_to(const Program& program) {
   tell_queues(program);
 }
 
-// Nothing has changed yet where memory is short.
-void Slots::leave_device(const Program& program, const Workplace& place, bool parameters) {
+void Slots::leave_device(const Program& program, const Workplace& place, bool parameters, const Agree& agree) {
   const std::set<std::size_t> kept = slots_of_first_state(program);
   const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
   std::vector<std::size_t> leaving;
@@ -98,10 +110,12 @@ void Slots::leave_device(const Program& program, const Workplace& place, bool pa
     if (slots_[slot].tier == Tier::device && !is_kept_here && !stay.contains(slot)) leaving.push_back(slot);
   }
   std::vector<Buffer> left(slots_.size());
-  for (const std::size_t slot : leaving) {
-    if (kept.contains(slot))
+  agree(failure_of([&] {
+    for (const std::size_t slot : leaving) {
+      if (!kept.contains(slot)) continue;
       left[slot] = allocate(accounts_, {.bytes = slots_[slot].bytes, .owner = slots_[slot].name});
-  }
+    }
+  }));
   for (const std::size_t slot : leaving) {
     if (left[slot].bytes() > 0) place.copy(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
   }
@@ -112,11 +126,13 @@ void Slots::leave_device(const Program& program, const Workplace& place, bool pa
   away_ = std::move(leaving);
 }
 
-void Slots::return_to_device(const Workplace& place) {
+void Slots::return_to_device(const Workplace& place, const Agree& agree) {
   std::vector<Buffer> back;
-  for (const std::size_t slot : away_) {
-    back.push_back(reserve(slots_[slot], Resident::at_once));
-  }
+  agree(failure_of([&] {
+    for (const std::size_t slot : away_) {
+      back.push_back(reserve(slots_[slot], Resident::at_once));
+    }
+  }));
   for (std::size_t i = 0; i < away_.size(); ++i) {
     const std::byte* const left = buffers_[away_[i]].data();
     const std::size_t bytes = back[i].bytes();

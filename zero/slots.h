@@ -2,6 +2,8 @@
 // resident when it is: whoever gives the state can make room meanwhile.
 #pragma once
 
+#include <exception>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -30,9 +32,13 @@ class Slots {
   void change_to(const Program& program);
 
   // While nothing uses them: the device tier's memory goes back to where it came from, parameters too or not. What trainings
-  // begin with is copied to the host; all else comes back as it began.
-  void leave_device(const Program& program, const Workplace& place, bool parameters);
-  void return_to_device(const Workplace& place);
+  // begin with is copied to the host; all else comes back as it began. `agree` is called once there is memory for it, or with
+  // the error if there is not; nothing has changed if it throws.
+  using Agree = std::function<void(const std::exception_ptr& failure)>;
+  void leave_device(const Program& program, const Workplace& place, bool parameters, const Agree& agree);
+  void return_to_device(const Workplace& place, const Agree& agree);
+
+  std::size_t host_bytes(const Piece& piece) const;  // of our own memory there
 
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const {  // null of what has no memory, as the state of a rule that keeps nothing

@@ -25,7 +25,8 @@ bool is_read(const kernels::UpdateTile& tile) {
 
 }  // namespace
 
-SpotCheck::SpotCheck(const Plan& plan, std::size_t every) : plan_(plan), every_(every), backend_(other_backend()) {
+SpotCheck::SpotCheck(const Plan& plan, std::size_t every, std::size_t rank)
+    : plan_(plan), every_(every), rank_(rank), backend_(other_backend()) {
   for (std::size_t unit = 0; unit < plan.layout().units.size(); ++unit) {
     for (std::size_t tile = 0; tile < plan.layout().units[unit].tiles.size(); ++tile) {
       tiles_.emplace_back(unit, tile);
@@ -92,8 +93,8 @@ void SpotCheck::require_same(const Copy& expected, const Copy& found, const Op& 
       names.push_back(unit.tensors[part.tensor].name);
     }
     return Problem{.what = fmt::format("{}, first in {} of the tile", what, difference),
-                   .where = fmt::format("step {}, rank {}, tile {}, which holds parts of {}", step,
-                                        plan_.input().rank_in_shard_group, op.tile, fmt::join(names, ", "))};
+                   .where = fmt::format("step {}, rank {}, tile {}, which holds parts of {}", step, rank_, op.tile,
+                                        fmt::join(names, ", "))};
   });
 }
 

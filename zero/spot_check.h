@@ -13,7 +13,7 @@ namespace ballast {
 
 class SpotCheck {
  public:
-  SpotCheck(const Plan& plan, std::size_t every);
+  SpotCheck(const Plan& plan, std::size_t every, std::size_t rank);  // of all ranks
 
   // Called by the lane that makes the update, instead of making it. Bits that differ are an error (B3001).
   void update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic);
@@ -36,6 +36,7 @@ class SpotCheck {
 
   const Plan& plan_;
   std::size_t every_;
+  std::size_t rank_;
   std::vector<Tile> tiles_{};  // of this rank
   std::unique_ptr<kernels::Backend> backend_;
   mutable std::mutex mutex_;

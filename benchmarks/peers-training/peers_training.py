@@ -2,7 +2,7 @@
 
 Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or MiB at a
 rank's peak beyond what importing torch costs; its ratio is how many times faster, or smaller, than the system it is compared
-with. All systems have to come to the same losses.
+with. All should come to the same losses: a peer that does not is named, Ballast fails.
 """
 
 import argparse

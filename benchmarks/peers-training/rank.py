@@ -1,4 +1,4 @@
-"""One rank of one system: rank.py SYSTEM WAY [--directory DIRECTORY]. What it took is written to standard output, in JSON."""
+"""One rank of one system: rank.py SYSTEM WAY DIRECTORY. What it took is written to standard output, in JSON."""
 
 import json
 import os

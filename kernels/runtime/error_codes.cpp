@@ -55,8 +55,8 @@ constexpr std::array codes{
     CodeInfo{
         Code::wrong_bits, "wrong_bits",
         "An update was made again, or its result was looked at again, and had other bits.",
-        "Go on from a checkpoint of before, on another machine: memory, a processor or a GPU may be faulty here. If "
-        "it happens there too, report it."},
+        "Write to parameters under torch.no_grad(), not through .data. If nobody did: memory, a processor or a GPU may "
+        "be faulty here; go on from a checkpoint of before, on another machine, and report it if it happens there."},
     CodeInfo{Code::cuda_call, "cuda_call", "A CUDA call failed.",
              "The message carries CUDA's own reason; an earlier kernel may have caused it."},
     CodeInfo{Code::file_call, "file_call", "A file operation failed.",

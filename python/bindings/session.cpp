@@ -23,6 +23,13 @@ TrainingOptions training_options(const SessionOptions& asked) {
   return options;
 }
 
+Slots::Agree throwing_own_after(const Session::AgreeOnRoom& agree) {
+  return [&agree](const std::exception_ptr& failure) {
+    agree(failure != nullptr);
+    if (failure) std::rethrow_exception(failure);
+  };
+}
+
 }  // namespace
 
 Session::Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
@@ -134,14 +141,14 @@ void Session::finish() {
   training_->engine().finish();
 }
 
-void Session::leave_device(bool parameters) {
+void Session::leave_device(bool parameters, const AgreeOnRoom& agree) {
   const py::gil_scoped_release released;
-  training_->engine().leave_device(parameters);
+  training_->engine().leave_device(parameters, throwing_own_after(agree));
 }
 
-void Session::return_to_device() {
+void Session::return_to_device(const AgreeOnRoom& agree) {
   const py::gil_scoped_release released;
-  training_->engine().return_to_device();
+  training_->engine().return_to_device(throwing_own_after(agree));
 }
 
 void Session::parameters_changed() {

@@ -94,8 +94,9 @@ class Session {
   StepResult step(const StepAsked& asked);
   StepResult step_as_prepared();
   void finish();
-  void leave_device(bool parameters);
-  void return_to_device();
+  using AgreeOnRoom = std::function<void(bool failed)>;  // takes Python's lock itself
+  void leave_device(bool parameters, const AgreeOnRoom& agree);
+  void return_to_device(const AgreeOnRoom& agree);
 
   // Between steps. A rank keeps the moments of its parts.
   Parts parts(std::size_t unit, std::size_t tensor) const;

@@ -121,8 +121,8 @@ void bind_session(py::class_<Session>& training) {
       .def("tensor_norms", &Session::tensor_norms, py::kw_only(), py::arg("loss_scale"))
       .def("step_as_prepared", &Session::step_as_prepared)
       .def("finish", &Session::finish)
-      .def("leave_device", &Session::leave_device, py::kw_only(), py::arg("parameters"))
-      .def("return_to_device", &Session::return_to_device);
+      .def("leave_device", &Session::leave_device, py::kw_only(), py::arg("parameters"), py::arg("agree"))
+      .def("return_to_device", &Session::return_to_device, py::kw_only(), py::arg("agree"));
 }
 
 void bind_state(py::class_<Session>& training) {

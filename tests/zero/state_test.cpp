@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "tests/temporary_directory.h"
-#include "tests/zero/training_rig.h"
+#include "tests/zero/trainee.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -39,31 +39,6 @@ std::string text(const Placement& placement) {
                      placement.whole_parameters ? "whole" : "sharded", where(placement.parameters),
                      where(placement.gradients), where(placement.state));
 }
-
-struct Trainee {
-  Trainee(Communicator& world, const TrainingOptions& options,
-          std::vector<optim::Rule> rules = {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}})
-      : training(odd_model(), world, std::move(rules), options), trainer(training.model(), world.rank()) {
-    training.initialise(first_parameters());
-  }
-
-  StepResult step(std::size_t number) {
-    trainer.run(training, number);
-    return training.step();
-  }
-
-  std::vector<std::byte> parameters() {
-    std::vector<std::byte> bytes;
-    training.engine().finish();
-    for (std::size_t unit = 0; unit < training.model().units.size(); ++unit) {
-      add_bytes(training.model().units[unit], training.forward(unit), nullptr, bytes);
-    }
-    return bytes;
-  }
-
-  Training training;
-  SyntheticTrainer trainer;
-};
 
 // The stretches of a tile's memory that have something in them.
 std::vector<std::span<std::byte>> stretches(const Training& training, const OwnTile& tile) {
@@ -207,32 +182,6 @@ TEST_CASE("gradients that are discarded change nothing") {
     });
     CHECK(failures == std::vector<std::string>(2));
   }
-}
-
-TEST_CASE("a device is left between steps only, and nothing is asked of a training that is away") {
-  const auto backend = kernels::cpu_backend({.threads = 1});
-  const auto world = lone_communicator(*backend);
-  Trainee trainee(*world, {.stage = 3});
-  Engine& engine = trainee.training.engine();
-  CHECK_THROWS_WITH(engine.return_to_device(), Contains("B1007"));
-  trainee.trainer.run(trainee.training, 0);
-  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007") && Contains("in the middle of a step"));
-  trainee.training.step();
-  const auto reserved = [&] {
-    std::size_t bytes = 0;
-    for (const MemoryAccounts::Entry& entry : trainee.training.memory().entries())
-      bytes += entry.usage.now;
-    return bytes;
-  };
-  const std::size_t before = reserved();
-  engine.leave_device();
-  CHECK(reserved() < before);
-  CHECK_THROWS_WITH(trainee.training.forward(0), Contains("B1007") && Contains("reload"));
-  CHECK_THROWS_WITH(trainee.training.step(), Contains("B1007"));
-  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007"));
-  engine.return_to_device();
-  CHECK(reserved() == before);
-  CHECK(trainee.step(1).step == 2);
 }
 
 TEST_CASE("whole parameters are where a trainer below stage 3 sees each update") {

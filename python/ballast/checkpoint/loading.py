@@ -36,6 +36,7 @@ class Loading:
         self._names = parameter_names(model, session)
         self._buffers = buffers_by_name(model)
         with self._together.attempt():
+            session.require_here()
             self._checkpoint = manifest.read(directory)
             self._files = manifest.data_files(directory, self._checkpoint)
             require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from ballast import _core
+from ballast.checks import fail
 from ballast.connecting import Group
 
 
@@ -22,6 +24,24 @@ def from_all_ranks(group: Group, value: Any) -> list[Any]:
         group._core.broadcast(address=address, bytes=length, root=rank)
         values.append(pickle.loads(memory))
     return values
+
+
+def agree_on_room(group: Group, what: str) -> Callable[[bool], None]:
+    """Called on every rank when it has the memory for what is to be done, or has failed to get it: where one has failed,
+    nothing is done on any."""
+
+    def agree(failed: bool) -> None:
+        words = [int(failed and rank == group.rank) for rank in range(group.size)]
+        others = [str(rank) for rank, count in enumerate(group.all_reduce(words)) if count and rank != group.rank]
+        if others and not failed:
+            problem = _core.Problem(
+                what=f"other ranks had no memory for {what}, so that it was not done here either",
+                where=f"rank {', '.join(others)}",
+                remedy="Free memory there, and call it again on all ranks.",
+            )
+            fail("peer_failed", problem)
+
+    return agree
 
 
 def agree_on_first_numbers(group: Group, parameters: Iterable[torch.Tensor]) -> None:

@@ -17,6 +17,7 @@ class Hidden:
 
     def __init__(self, members: Sequence[Member]):
         self._kinds = [(member, type(member.parameter)) for member in members]
+        self.is_left = False  # by its training: the numbers are gone
         self._names = {id(member.parameter): member.name for member in members}
         for member in members:
             parameter = member.parameter
@@ -38,8 +39,13 @@ class Hidden:
     def write(self, values: object) -> NoReturn:
         self.begin()
 
-    @staticmethod
-    def _refuse(name: str) -> NoReturn:
+    def _refuse(self, name: str) -> NoReturn:
+        if self.is_left:
+            refuse_order(
+                "a parameter was used whose optimizer has gone while it was off the device",
+                where=f"parameter {name}",
+                needed="optimizer.close() on all ranks, before it is deleted",
+            )
         refuse_order(
             "a parameter was used while its training is off the device",
             where=f"parameter {name}",

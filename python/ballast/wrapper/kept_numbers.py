@@ -9,6 +9,7 @@ import torch
 
 from ballast import _core
 from ballast.connecting import Group
+from ballast.wrapper.everybody import agree_on_room
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import let_freed_memory_stay
 from ballast.wrapper.rules import Rule
@@ -25,6 +26,7 @@ class Residence(Protocol):
     def enter(self, unit: int | None) -> None: ...
     def release(self, together: bool) -> None: ...
     def take_over_changes(self) -> bool: ...
+    def require_hideable(self) -> None: ...
     def hide(self) -> None: ...
     def show(self) -> None: ...
 
@@ -150,14 +152,15 @@ class KeptNumbers:
 
     def leave_device(self, parameters: bool) -> None:
         """Parameters too, or not. All ranks do this together."""
+        self._residence.require_hideable()
         self._residence.make_room()
-        self._core.leave_device(parameters=parameters)
+        self._core.leave_device(parameters=parameters, agree=agree_on_room(self._group, "offload()"))
         if parameters:
             self._residence.hide()
 
     def return_to_device(self) -> None:
         """The same."""
-        self._core.return_to_device()
+        self._core.return_to_device(agree=agree_on_room(self._group, "reload()"))
         self._residence.show()
 
     # --- Checkpoints ---

@@ -119,7 +119,8 @@ class WrappedOptimizer(Optimizer):
 
     def offload(self, *, parameters: bool = True) -> None:
         """Between steps, on all ranks together: the memory that is kept on the device (all of it, or what is no parameter) is
-        free for others, until reload(). What has to be kept goes to the host; where the device is the host, it stays.
+        free for others, until reload(). Parameters that stay, which they can below stage 3, are used under torch.no_grad().
+        What has to be kept goes to the host; where the device is the host, it stays.
 
         >>> import ballast
         >>> optimizer = ballast.wrap(torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail, refuse, refuse_order
+from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
@@ -18,6 +20,8 @@ from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import UnitOfMembers, backward_order
+
+log = logging.getLogger("ballast")
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,18 @@ class Partition(KeptNumbers):
 
     def release(self, together: bool) -> None:
         """Parameters go back into torch's memory, if all ranks do this together; else those that are whole."""
-        if together and self._may_update:
-            self.step()  # ends what has begun
+        if together:
+            self._end_step()
         self._residence.release(together)
+
+    def _end_step(self) -> None:
+        """That has begun: whoever ends in the middle of one ends the training of all ranks."""
+        try:
+            [begun] = self._group.all_reduce([int(self._arrivals.passes > 0 or bool(self._passes))])
+            if begun > 0:
+                self.step(discard=not self._updates_in_backward)
+        except FailureError as error:  # what this rank has is given back all the same
+            log.warning("a training was released after it had failed: %s", error)
 
     # --- Gradients ---
 
@@ -268,12 +281,12 @@ class Partition(KeptNumbers):
         self.require_not_updated("the optimizer was to be offloaded")
         self._discard_what_was_cleared()
         changed, pending = self._group.all_reduce([int(self._residence.take_over_changes()), len(self._taken)])
+        self._take_over(changed > 0)
         if pending > 0:
             refuse_order(
                 "the optimizer was to be offloaded between a backward pass and the step",
                 needed="step() or zero_grad() before offload()",
             )
-        self._take_over(changed > 0)
         self._views = {}
         super().leave_device(parameters)
 

@@ -33,6 +33,7 @@ class Offered:
     device: int | None  # for this rank alone; none: its part of the host
     held: int  # by torch now, on the host, for what is going to be partitioned
     host: int
+    free: int  # of that, all
     drives: int
     rates: Rates
     on_gpu: bool
@@ -64,6 +65,7 @@ def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
         device=device,
         held=held,
         host=int(KEPT * free),
+        free=free,
         drives=sum(by_drive.values()),
         rates=rates_of_cpus(found["cores"]) if gpu is None else _rates_of_gpu(gpu),
         on_gpu=gpu is not None,
@@ -78,7 +80,8 @@ def _rates_of_gpu(gpu: int) -> Rates:
 def _machine(of: Offered, offers: Sequence[Offered]) -> _core.Machine:
     sharing = max(of.ranks, sum(each.name == of.name for each in offers))
     host = of.host // sharing
-    budget = Budget(host + of.held if of.device is None else of.device, host, of.drives // sharing)
+    device = min(host + of.held, of.free) if of.device is None else of.device  # what torch holds goes piece by piece
+    budget = Budget(device, host, of.drives // sharing)
     made = machine(budget, of.rates, ranks=len(offers), ranks_of_machine=sharing)
     if not of.on_gpu:
         made.device_memory = made.host_memory

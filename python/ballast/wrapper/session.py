@@ -120,10 +120,10 @@ class Session:
         """Partitions, where that has to be, before the model runs."""
         if self.options.keeps_parameters_whole and not torch.is_grad_enabled():
             return
-        known = self._partition
+        known = None if self._partition is None else weakref.ref(self._partition)  # it may go, and its memory
         partition = self.partition()
         partition.require_not_updated("a model was called")
-        if partition is not known:
+        if known is None or partition is not known():
             partition.begin_call()  # its own hook comes too late for this one
 
     @contextmanager
@@ -141,14 +141,17 @@ class Session:
 
     def partition_now(self) -> Partition:
         """The same, without a step that begins: parameters can still be frozen and thawed."""
-        if self._is_away:
-            refuse_order("a training was used that is off its device", needed="optimizer.reload(), on all ranks")
+        self.require_here()
         if self.is_half_loaded:
             refuse_order(
                 "a training was to go on after a checkpoint was loaded in part",
                 needed="ballast.load_checkpoint() of one that can be read",
             )
         return self._of_this_step or self._look_up()
+
+    def require_here(self) -> None:
+        if self._is_away:
+            refuse_order("a training was used that is off its device", needed="optimizer.reload(), on all ranks")
 
     def _look_up(self) -> Partition:
         self.watch()
@@ -309,9 +312,8 @@ class Session:
                 needed="offload() of all, or a stage below 3: memory that parameters are gathered into goes too",
             )
         partition.leave_device(parameters)
+        self._of_this_step, self._is_away = None, True
         self._updates.leave_device(self.optimizer)
-        self._of_this_step = None
-        self._is_away = True
 
     def reload(self) -> None:
         """The same."""
@@ -390,7 +392,7 @@ class Session:
         for hook in [*self._hooks.values(), *self._of_model]:
             hook.remove()
         self._hooks, self._of_model = {}, []
-        if self._is_away and together:
+        if self._is_away and (together or self.group.size == 1):
             self.reload()
         if self._partition is not None:
             self._drop_partition(together)

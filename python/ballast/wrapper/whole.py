@@ -45,6 +45,9 @@ class WholeParameters:
     def after_step(self) -> None:
         self._core.finish()
 
+    def require_hideable(self) -> None:
+        """They always are."""
+
     def hide(self) -> None:
         """Their memory goes."""
         self._hidden = Hidden(self._members)
@@ -58,7 +61,9 @@ class WholeParameters:
             self._take_places()
 
     def release(self, together: bool) -> None:
-        """Parameters go back into torch's memory."""
+        """Parameters go back into torch's memory, from where they are there."""
+        if self._hidden is not None:
+            self._hidden.is_left = True
         for member, place in zip(self._members, self._places):
             if member.parameter.data_ptr() == place.data_ptr():
                 member.parameter.data = member.parameter.data.clone()

@@ -242,6 +242,15 @@ class Window:
     def take_over_changes(self) -> bool:
         return False
 
+    def require_hideable(self) -> None:
+        """Nothing is in torch's memory for a while."""
+        if self._whole:
+            refuse_order(
+                "a training was to leave its device while parameters are gathered",
+                where=f"parameter {self._units[min(self._whole)].members[0].name}",
+                needed="offload() outside of `with ballast.gather(...)`",
+            )
+
     def hide(self) -> None:
         """Nothing is gathered between calls."""
         self._views, self._now = {}, []

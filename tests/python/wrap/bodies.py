@@ -348,3 +348,16 @@ def search_of(session: Any) -> choosing.Search:
     members, rule = session.partition().members, session.numbers().rules[0]
     training = choosing.Training(session.group, rule, members, True, partial(session._units, members))
     return choosing.Search(session.options, training)
+
+
+def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
+    """As one does who goes back after a bad batch; at the end it closes in the middle of a step."""
+    loop = loop_of(rank, steps=2)
+    run = loop.run(stage=stage)
+    kept = copy.deepcopy(run.optimizer.state_dict())
+    run.model(torch.full((20,), 9.0)).sum().backward()
+    run.optimizer.load_state_dict(kept)
+    again = replace(loop, steps=4).train(run.model, run.optimizer, first=2)
+    run.model(torch.full((20,), 9.0)).sum().backward()
+    run.optimizer.close()
+    return run.losses + again.losses, run.parameters

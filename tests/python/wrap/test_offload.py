@@ -62,6 +62,8 @@ def trained(**options) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def test_whoever_uses_what_has_left_is_told_what_to_do(stage, tmp_path):
     model, optimizer = trained(stage=stage)
     weight = next(model.parameters())
+    checkpoint = tmp_path / "checkpoint"
+    ballast.save(checkpoint, model, optimizer)
     optimizer.offload()
     uses = [
         lambda: model(torch.ones(20)),
@@ -69,6 +71,7 @@ def test_whoever_uses_what_has_left_is_told_what_to_do(stage, tmp_path):
         lambda: optimizer.state[weight]["exp_avg"] + 1,
         lambda: ballast.gather(model).__enter__(),
         lambda: ballast.save(tmp_path, model, optimizer),
+        lambda: ballast.load_checkpoint(checkpoint, model, optimizer),
         lambda: optimizer.offload(),
     ]
     if stage < 3:  # where a whole parameter can be used outside of its module
@@ -120,3 +123,33 @@ def test_what_is_written_to_parameters_before_is_there_after():
     optimizer.close()  # parameters stay, whole
     assert torch.all(next(model.parameters()) == 0.5)
     assert type(next(model.parameters())) is torch.nn.Parameter
+
+
+def test_what_is_written_after_the_backward_pass_is_not_lost_by_a_refusal():
+    model, optimizer = trained(stage=2, offload="host")
+    model(torch.ones(20)).sum().backward()
+    weight = next(model.parameters())
+    with torch.no_grad():
+        weight.fill_(0.5)
+    with pytest.raises(ballast.UsageError, match="B1007"):
+        optimizer.offload()
+    optimizer.step()
+    assert torch.all((weight - 0.5).abs() < 0.05)
+
+
+def test_nobody_leaves_while_parameters_are_gathered():
+    model, optimizer = trained(stage=3)
+    with ballast.gather(model):
+        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*outside of"):
+            optimizer.offload()
+    optimizer.offload()
+    optimizer.reload()
+
+
+def test_parameters_whose_optimizer_goes_while_it_is_away_come_back_on_one_rank():
+    model, optimizer = trained(stage=3)
+    with ballast.gather(model):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.offload()
+    del optimizer
+    assert all(torch.equal(mine, kept) for mine, kept in zip(model.parameters(), before))

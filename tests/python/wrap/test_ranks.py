@@ -127,3 +127,14 @@ def test_a_rank_that_ends_by_an_error_ends_the_others_with_its_name(stage, envir
 def test_ranks_that_train_different_models_are_told():
     failures = run_ranks(2, bodies.different_uses)
     assert all(failure.startswith("B") for failure in failures), failures
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_that_has_begun_ends_where_state_is_loaded_or_the_optimizer_closed(ranks, stage):
+    expected = run_ranks(ranks, bodies.in_every_way, {"steps": 4}, [{"stage": 0}])
+    for (losses, parameters), (_, (right, right_parameters)) in zip(
+        run_ranks(ranks, bodies.begins_a_step_and_loads, stage), expected
+    ):
+        assert losses == right
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, right_parameters))

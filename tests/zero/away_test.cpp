@@ -1,0 +1,81 @@
+// While something else has the device.
+#include <catch2/catch.hpp>
+#include <new>
+
+#include "tests/zero/trainee.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+// Has nothing to give when it is told so.
+class ScarceAllocator final : public Allocator {
+ public:
+  std::byte* allocate(std::size_t bytes) override {
+    if (is_empty) throw std::bad_alloc();
+    return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{256}));
+  }
+  void release(std::byte* memory, std::size_t) noexcept override { ::operator delete (memory, std::align_val_t{256}); }
+  bool is_empty = false;
+};
+
+}  // namespace
+
+TEST_CASE("a device is left between steps only, and nothing is asked of a training that is away") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  Trainee trainee(*world, {.stage = 3});
+  Engine& engine = trainee.training.engine();
+  CHECK_THROWS_WITH(engine.return_to_device(), Contains("B1007"));
+  trainee.trainer.run(trainee.training, 0);
+  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007") && Contains("in the middle of a step"));
+  trainee.training.step();
+  const auto reserved = [&] {
+    std::size_t bytes = 0;
+    for (const MemoryAccounts::Entry& entry : trainee.training.memory().entries())
+      bytes += entry.usage.now;
+    return bytes;
+  };
+  const std::size_t before = reserved();
+  engine.leave_device();
+  CHECK(reserved() < before);
+  CHECK_THROWS_WITH(trainee.training.forward(0), Contains("B1007") && Contains("reload"));
+  CHECK_THROWS_WITH(trainee.training.step(), Contains("B1007"));
+  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007"));
+  engine.return_to_device();
+  CHECK(reserved() == before);
+  CHECK(trainee.step(1).step == 2);
+}
+
+TEST_CASE("where a rank has no room for its return none returns, and all can try again") {
+  for (const int stage : {2, 3}) {
+    const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+      const auto agree = [&](const std::exception_ptr& failure) {
+        std::int64_t failed = failure ? 1 : 0;
+        world.all_reduce({&failed, 1});
+        if (failure) std::rethrow_exception(failure);
+        if (failed > 0) throw std::runtime_error("another rank had no room");
+      };
+      ScarceAllocator allocator;
+      Trainee stays(world, {.stage = stage});
+      Trainee leaves(world, {.stage = stage, .allocator = &allocator});
+      stays.step(0), leaves.step(0);
+      leaves.training.engine().leave_device(true, agree);
+      allocator.is_empty = world.rank() == 1;
+      bool refused = false;
+      try {
+        leaves.training.engine().return_to_device(agree);
+      } catch (const std::exception&) {
+        refused = true;
+      }
+      if (!refused) throw std::runtime_error("it returned");
+      allocator.is_empty = false;
+      leaves.training.engine().return_to_device(agree);
+      if (stays.step(1).norm != leaves.step(1).norm) throw std::runtime_error("another norm");
+      if (stays.parameters() != leaves.parameters()) throw std::runtime_error("other parameters");
+    });
+    CHECK(failures == std::vector<std::string>(2));
+  }
+}
