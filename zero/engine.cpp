@@ -68,7 +68,7 @@ void Engine::clear_device_memory() const {
   const std::vector<Slot>& slots = program().slots;
   for (std::size_t slot = 0; slot < slots.size(); ++slot) {
     const std::size_t bytes = slots[slot].bytes;
-    if (slots[slot].tier == Tier::device) place.zero(slots_.data({slot, 0, bytes}), bytes);
+    if (slots[slot].tier == Tier::device && bytes > 0) place.zero(slots_.data({slot, 0, bytes}), bytes);
   }
   place.finish();
 }
