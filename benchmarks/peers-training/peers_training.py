@@ -179,6 +179,5 @@ def main() -> None:
         sys.exit("peers-training: Ballast has trained something else")
 
 
-
 if __name__ == "__main__":
     main()

@@ -20,7 +20,6 @@ from ballast.searching import coarse_tile
 from ballast.sizes import human_size
 
 
-
 @dataclass(frozen=True)
 class Offer:
     """What is asked, in the planner's words."""

@@ -86,7 +86,7 @@ class WrapOptions:
 
     @property
     def tier_of_state(self) -> str:
-        """Where it has one."""
+        """The first of them, where it is in several."""
         return tier_of(next(iter(fractions_of(self.places.get("state", "device")))))
 
     @property
@@ -174,4 +174,4 @@ def _check_word(kind: str, word: str, options: WrapOptions) -> None:
     if kind == "parameters" and tier != "device" and options.keeps_parameters_whole:
         refuse(f"parameters were to be kept on {tier}", needed="stage 3: below it they are kept whole, on the device")
     if tier == "nvme" and not path:
-        refuse(f"{kind} were to be kept on a drive, and no directory was given", needed='such as "nvme:/scratch"')
+        refuse(f"a drive was asked for to keep {kind} on, and no directory was given", needed='such as "nvme:/scratch"')
