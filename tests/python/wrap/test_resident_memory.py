@@ -1,6 +1,5 @@
 """What a training takes of the host, as the kernel counts it."""
 
-import resource
 from pathlib import Path
 
 import torch
@@ -40,22 +39,3 @@ def test_no_rank_holds_its_parameters_twice_when_training_begins():
     for stage in (2, 3):
         [growth] = run_ranks(1, growth_of_the_peak_at_the_start, stage)
         assert growth < (2 + 2 - 1) * parameters + parameters // 2
-
-
-def faults_of_steps(rank: int) -> list[int]:
-    model = torch.nn.Sequential(*(layers(8) for _ in range(8)))
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
-    batch = torch.ones(1, WIDTH, dtype=torch.bfloat16)
-    counts = []
-    for _ in range(6):
-        model(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    return [after - before for before, after in zip(counts, counts[1:])]
-
-
-def test_gradients_of_one_unit_take_the_pages_of_the_last_one():
-    [faults] = run_ranks(1, faults_of_steps)
-    pages_of_gradients = 64 * BYTES_OF_LAYER // 4096
-    assert sum(faults) < pages_of_gradients // 2
