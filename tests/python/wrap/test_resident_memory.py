@@ -7,7 +7,6 @@ from python.wrap.ranks import run_ranks
 
 import ballast
 
-MEBIBYTE = 1 << 20
 WIDTH = 1024
 BYTES_OF_LAYER = 2 * WIDTH * WIDTH
 
