@@ -34,6 +34,15 @@ Simulation simulation_of(const PlanSetup& setup, const Machine& machine, const U
   return simulate({plan.program(), setup.placement, machine, all, waits_for_updates});
 }
 
+ChoiceInput asking(const Model& model, const std::vector<UnitWork>& work, std::size_t ranks) {
+  return {.model = model,
+          .machine = fast_machine(),
+          .work = work,
+          .ranks = ranks,
+          .names = optim::AdamW::state,
+          .tile_elements = std::size_t{1} << 20};
+}
+
 constexpr std::size_t at(Lane lane) { return static_cast<std::size_t>(lane); }
 constexpr std::size_t at(Phase phase) { return static_cast<std::size_t>(phase); }
 
@@ -189,12 +198,7 @@ TEST_CASE("a higher stage and a lower tier need less memory on the device") {
 TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses what there is") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.03});
-  ChoiceInput input{.model = model,
-                    .machine = fast_machine(),
-                    .work = work,
-                    .ranks = 4,
-                    .names = optim::AdamW::state,
-                    .tile_elements = std::size_t{1} << 20};
+  ChoiceInput input = asking(model, work, 4);
   const Choice roomy = choose(input);
   CHECK(roomy.placement.state == all_in(Tier::device));
   CHECK(fits(roomy.ledger, input.machine));
@@ -216,12 +220,7 @@ TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses
 TEST_CASE("where the host is the device one budget holds what lies in both, and nothing is moved between them") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());
-  ChoiceInput input{.model = model,
-                    .machine = fast_machine(),
-                    .work = work,
-                    .ranks = 4,
-                    .names = optim::AdamW::state,
-                    .tile_elements = std::size_t{1} << 20};
+  ChoiceInput input = asking(model, work, 4);
   input.machine.host_is_device = true;
   CHECK(choose(input).placement.state == all_in(Tier::device));
 
@@ -257,13 +256,8 @@ TEST_CASE("what is chosen is planned with the order that the trainer says") {
 TEST_CASE("where nothing fits, the error says what is short and what would fit") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());
-  ChoiceInput input{.model = model,
-                    .machine = fast_machine(),
-                    .work = work,
-                    .ranks = 2,
-                    .stage = 0,
-                    .names = optim::AdamW::state,
-                    .tile_elements = std::size_t{1} << 20};
+  ChoiceInput input = asking(model, work, 2);
+  input.stage = 0;
   input.machine.bytes = {40 * gib, 60 * gib, 0};
   CHECK_THROWS_WITH(choose(input), Contains("B2004") && Contains("device") && Contains("reduced") &&
                                        Contains("would fit") && Contains("stage 3"));

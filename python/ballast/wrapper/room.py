@@ -32,8 +32,7 @@ class Offered:
     ranks: int  # of any kind that share it, as far as a launcher says
     device: int | None  # for this rank alone; none: its part of the host
     held: int  # by torch now, on the host, for what is going to be partitioned
-    host: int
-    free: int  # of that, all
+    free: int  # of the host
     drives: int
     rates: Rates
     on_gpu: bool
@@ -64,7 +63,6 @@ def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
         ranks=int(local) if local.isdigit() else 1,
         device=device,
         held=held,
-        host=int(KEPT * free),
         free=free,
         drives=sum(by_drive.values()),
         rates=rates_of_cpus(found["cores"]) if gpu is None else _rates_of_gpu(gpu),
@@ -79,7 +77,7 @@ def _rates_of_gpu(gpu: int) -> Rates:
 
 def _machine(of: Offered, offers: Sequence[Offered]) -> _core.Machine:
     sharing = max(of.ranks, sum(each.name == of.name for each in offers))
-    host = of.host // sharing
+    host = int(KEPT * of.free) // sharing
     device = min(host + of.held, of.free) if of.device is None else of.device  # what torch holds goes piece by piece
     budget = Budget(device, host, of.drives // sharing)
     made = machine(budget, of.rates, ranks=len(offers), ranks_of_machine=sharing)

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from python.wrap.loops import Loop, Tower
 from python.wrap.bodies import Trained, loop_of
+from python.wrap.loops import Loop, Tower
 
 import ballast
 
 
 def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:
-    model = loop.make_model()
-    optimizer = ballast.wrap(loop.make_optimizer(model.parameters(), **loop.optimizer_options), model, **options)
-    losses = []
-    for step in range(loop.steps):
-        loss = loop.loss(model, loop.batch(step))
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
+    """With an evaluation after each step."""
+    evaluated: list[float] = []
+
+    def after_step(model: torch.nn.Module, optimizer: Any) -> None:
         with torch.no_grad():
-            losses.append(loop.loss(model, loop.batch(100)).item())
+            evaluated.append(loop.loss(model, loop.batch(100)).item())
         if leaves:
             optimizer.offload()
             optimizer.reload()
-    with ballast.gather(model):
-        return losses, [parameter.detach().clone() for parameter in model.parameters()]
+
+    run = replace(loop, after_step=after_step).run(**options)
+    with ballast.gather(run.model):
+        return run.losses + evaluated, run.parameters
 
 
 def leaves_and_stays(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Trained, Trained]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import re
-from pathlib import Path
 
 import torch
 from python.wrap.constructed import Tall
+from python.wrap.resident import peak_resident
 
 import ballast
 
@@ -50,14 +49,6 @@ def digest_of(model: torch.nn.Module) -> str:
         with ballast.gather(parameter):
             digest.update(ctypes.string_at(parameter.data_ptr(), parameter.nbytes))
     return digest.hexdigest()
-
-
-def peak_resident(*, begin: bool = False) -> int:
-    """Bytes of this process, at most, since it was called with `begin`."""
-    if begin:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
 def begins_within_memory(rank: int, origin: str, folder: str) -> tuple[int, str]:

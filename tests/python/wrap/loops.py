@@ -37,6 +37,7 @@ class Loop:
     micro_steps: int = 1
     clip: float | None = None
     autocast: bool = False  # to bfloat16
+    after_step: Callable[[torch.nn.Module, Any], None] = lambda model, optimizer: None
     rank: int = 0
     ranks: int = 1
 
@@ -65,6 +66,7 @@ class Loop:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), self.clip)
             optimizer.step()
             optimizer.zero_grad()
+            self.after_step(model, optimizer)
         return Run(model, optimizer, losses)
 
 

@@ -176,14 +176,14 @@ def test_state_is_spread_over_tiers(tmp_path):
 def test_ranks_of_a_machine_share_what_it_has():
     rates = rates_of_cpus(2)
     offers = [
-        Offered("one", 1, None, held=50, host=1000, free=1300, drives=600, rates=rates, on_gpu=False),
-        Offered("one", 1, 200, held=0, host=1000, free=1300, drives=600, rates=rates, on_gpu=False),
-        Offered("other", 4, 300, held=0, host=1000, free=1300, drives=800, rates=rates, on_gpu=True),  # others are there too
+        Offered("one", 1, None, held=50, free=2000, drives=600, rates=rates, on_gpu=False),
+        Offered("one", 1, 200, held=0, free=2000, drives=600, rates=rates, on_gpu=False),
+        Offered("other", 4, 300, held=0, free=2000, drives=800, rates=rates, on_gpu=True),  # others are there too
     ]
     machines = [_machine(each, offers) for each in offers]
-    assert [each.device_bytes for each in machines] == [550, 200, 300]
-    assert _machine(replace(offers[0], held=900), offers).device_bytes == 1300  # all at once is asked for at the start
-    assert [each.host_bytes for each in machines] == [500, 500, 250]
+    assert [each.device_bytes for each in machines] == [800, 200, 300]
+    assert _machine(replace(offers[0], held=1500), offers).device_bytes == 2000  # all at once is asked for at the start
+    assert [each.host_bytes for each in machines] == [750, 750, 375]
     assert [each.nvme_bytes for each in machines] == [300, 300, 200]
     assert [each.host_is_device for each in machines] == [True, True, False]
 

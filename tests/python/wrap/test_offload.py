@@ -1,12 +1,11 @@
 """The device's memory is free for others between offload() and reload(), and the training does not notice."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from python.wrap import away
 from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
+from python.wrap.resident import resident
 
 import ballast
 
@@ -31,11 +30,6 @@ def test_an_optimizer_with_a_step_of_its_own_goes_and_comes_too():
     loop = Loop(make_model=Tower, make_optimizer=torch.optim.NAdam, steps=3)
     stays, leaves = (away.train_and_leave(loop, leaves, stage=2) for leaves in (False, True))
     assert stays[0] == leaves[0]
-
-
-def resident() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
 
 
 def test_memory_that_is_no_state_goes_while_the_training_is_away():

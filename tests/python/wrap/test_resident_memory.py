@@ -1,9 +1,8 @@
 """What a training takes of the host, as the kernel counts it."""
 
-from pathlib import Path
-
 import torch
 from python.wrap.ranks import run_ranks
+from python.wrap.resident import peak_resident
 
 import ballast
 
@@ -17,19 +16,13 @@ def layers(count: int) -> torch.nn.Module:
     )
 
 
-def memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-
-
 def growth_of_the_peak_at_the_start(rank: int, stage: int) -> int:
     model = layers(64)
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak_resident(begin=True)
     model(torch.zeros(1, WIDTH, dtype=torch.bfloat16))
     assert optimizer.steps == 0
-    return memory("VmHWM") - before
+    return peak_resident() - before
 
 
 def test_no_rank_holds_its_parameters_twice_when_training_begins():
