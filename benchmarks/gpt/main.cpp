@@ -143,8 +143,10 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   own.train(*world, printer ? *printer : silent);
 }
 
-// Else glibc keeps more and more of what was freed, the larger it was: megabytes that nobody announced.
+// Else glibc keeps more and more of what was freed, the larger it was, and that for each thread: megabytes that nobody
+// announced.
 void give_freed_memory_back() {
+  mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 19);
   mallopt(M_TRIM_THRESHOLD, 1 << 17);
 }

@@ -44,6 +44,7 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 
 }  // namespace
 
+// From 300 MiB on: what libraries, stacks and malloc keep is 5 to 10 MiB, whatever the model.
 TEST_CASE("a training holds what it announced and 3 % more at most") {
   if (testing::sanitized) return skip("a sanitizer keeps memory of its own");
   for (const char* where : {
@@ -54,13 +55,14 @@ TEST_CASE("a training holds what it announced and 3 % more at most") {
            "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --tile 2Mi --staging 16",
        }) {
     CAPTURE(where);
-    const Ended ended = run_gpt(where);
+    const Ended ended = run_gpt(fmt::format("{} --layers 2 --width 1024", where));
     REQUIRE(ended.said == "");
     const std::size_t announced = number_in(ended.steps, "announced_bytes");
     const std::size_t held = number_in(ended.steps, "peak_bytes") - number_in(ended.steps, "code_bytes") -
                              number_in(ended.steps, "before_bytes");
     CAPTURE(announced, held);
-    CHECK(announced > 256 * mebibyte);
+    CHECK(announced > 300 * mebibyte);
+    CHECK(announced < 1024 * mebibyte);
     CHECK(held > announced * 97 / 100);  // it is there, and not only promised
     CHECK(held < announced * 103 / 100);
   }
