@@ -11,7 +11,7 @@ from ballast import _core
 from ballast.connecting import Group
 from ballast.wrapper.everybody import agree_on_room
 from ballast.wrapper.meeting import Ranks
-from ballast.wrapper.memory import let_freed_memory_stay
+from ballast.wrapper.memory import keep_freed_memory
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
@@ -81,7 +81,7 @@ class KeptNumbers:
         for member in members:
             end_waiting(member.parameter)
         self._free(len(self._units))
-        let_freed_memory_stay(max((sum(each.parameter.nbytes for each in unit.trained) for unit in self._units), default=0))
+        keep_freed_memory()
 
     def _free(self, units: int) -> None:
         """The memory that torch has for so many units' parameters."""

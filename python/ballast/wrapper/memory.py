@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 
 import torch
@@ -18,11 +19,19 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def let_freed_memory_stay(count: int) -> None:
-    """Of the host, so many bytes. A unit's gradients are freed together, and the next unit's take their place. glibc gives as
-    much as that back to the kernel, and gets it again page by page (a tenth of a step), until it has seen a block of half the
-    size come and go; it does not learn from blocks above 32 MiB."""
-    torch.empty(min(count // 2, 31 << 20), dtype=torch.uint8, device="cpu")
+def keep_freed_memory() -> None:
+    """In the process, for the next tensors of its size. A unit's gradients are freed together, and the next unit's take their
+    place. glibc gives that much back to the kernel, and gets it again page by page (a tenth of a step), until blocks of half
+    the size happen to come and go. What is set in the environment stays."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in ("GLIBC_TUNABLES", *_MALLOC_SETTINGS)):
+        return
+    for number, value in _MALLOC_SETTINGS.values():
+        mallopt(number, value)
+
+
+# By the name in the environment: number and value. More than this is a mapping of its own in any case.
+_MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, (1 << 31) - 1)}
 
 
 class _OnGpu:

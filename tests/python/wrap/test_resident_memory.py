@@ -1,10 +1,13 @@
 """What a training takes of the host, as the kernel counts it."""
 
+import ctypes
+
 import torch
 from python.wrap.ranks import run_ranks
 from python.wrap.resident import peak_resident
 
 import ballast
+from ballast.wrapper.memory import keep_freed_memory
 
 WIDTH = 1024
 BYTES_OF_LAYER = 2 * WIDTH * WIDTH
@@ -31,3 +34,20 @@ def test_no_rank_holds_its_parameters_twice_when_training_begins():
     for stage in (2, 3):
         [growth] = run_ranks(1, growth_of_the_peak_at_the_start, stage)
         assert growth < (2 + 2 - 1) * parameters + parameters // 2
+
+
+def what_freed_memory_leaves(rank: int) -> tuple[bool, int]:
+    """Whether a large block is a part of the heap, and by how much that is smaller when it is freed."""
+    c = ctypes.CDLL(None)
+    for function in (c.malloc, c.sbrk):
+        function.restype = ctypes.c_size_t
+    keep_freed_memory()
+    block = c.malloc(ctypes.c_size_t(24 << 20))
+    end = c.sbrk(0)
+    c.free(ctypes.c_void_p(block))
+    return block < end, end - c.sbrk(0)
+
+
+def test_pages_of_gradients_are_used_again():
+    """A mapping of its own, and a heap that shrinks, are cleared page by page when the next gradients come."""
+    assert run_ranks(1, what_freed_memory_leaves) == [(True, 0)]
