@@ -142,6 +142,13 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
     return replace(options, state_format="fp32", tile=ALL_OF_A_SHARD)
 
 
+def without_gpu(options: WrapOptions) -> WrapOptions:
+    """What is said of the state alone is meant for it alone: on a CPU gradients would be copied from memory to memory."""
+    if isinstance(options.offload, str) and not options.chooses_places:
+        return replace(options, offload={"state": options.offload})
+    return options
+
+
 def _narrowed(options: WrapOptions) -> WrapOptions:
     """What only stage 3 can do leaves no stage to choose."""
     if options.stage is not None:

@@ -22,7 +22,7 @@ from ballast.wrapper.hooks import at_exit, on_forward, on_gradient
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
-from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
@@ -217,7 +217,8 @@ class Session:
 
     def _settled(self, members: list[Member]) -> WrapOptions:
         rule, has_model = self._updates.rule(self.optimizer.param_groups[0]), self._model is not None
-        return settled(self._asked, Training(self.group, rule, members, has_model, partial(self._units, members)))
+        asked = without_gpu(self._asked) if gpu_of(members) is None else self._asked
+        return settled(asked, Training(self.group, rule, members, has_model, partial(self._units, members)))
 
     def _residence(self) -> Callable[..., Any]:
         return WholeParameters if self.options.keeps_parameters_whole else partial(Window, self.model, self.group)
