@@ -20,7 +20,8 @@ constexpr std::size_t line_bytes = 64;
 // While a round is taken from one set of boxes, the next is put into the other. The one after that finds the first set
 // free: every rank has then given of the round in between, so it has taken all of the first.
 constexpr std::size_t turns = 2;
-constexpr int looks = 100;  // before a sleep: most waits are shorter than falling asleep and waking
+// Before a sleep: a wait is often short. But a core that has other work as well gives away a whole slice with each look.
+constexpr int looks = 8;
 
 // Where each rank's memory begins; its boxes follow.
 struct Desk {
