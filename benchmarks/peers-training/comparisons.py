@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from systems import DDP, SYSTEMS, System
+from systems import ALONE, DDP, SYSTEMS, System
 
 
 class Shape(NamedTuple):
@@ -74,7 +74,14 @@ class Case(NamedTuple):
     @property
     def reference(self) -> "Case":
         """Whose losses are the right ones."""
-        return next(case for case in CASES if case.way == self.way and case.system.name == DDP)
+        return self._beside(DDP)
+
+    @property
+    def limit(self) -> "Case":
+        return self._beside(ALONE)
+
+    def _beside(self, name: str) -> "Case":
+        return next(case for case in CASES if case.way == self.way and case.system.name == name)
 
 
 def fits(way: Way, system: System) -> bool:
@@ -88,5 +95,5 @@ CASES = [Case(way, system) for way in WAYS for system in SYSTEMS if fits(way, sy
 
 
 def with_their_opponents(chosen: list[Case]) -> list[Case]:
-    wanted = {each for case in chosen for each in (case, case.reference, *case.opponents)}
+    wanted = {each for case in chosen for each in (case, case.limit, case.reference, *case.opponents)}
     return [case for case in CASES if case in wanted]

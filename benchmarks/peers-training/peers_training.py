@@ -14,13 +14,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import plotting
 import suite
 from comparisons import CASES, Case, with_their_opponents
-from systems import DDP, LEGEND
+from systems import ALONE, DDP, LEGEND
 
 OURS = "Ballast"
 RANK = Path(__file__).with_name("rank.py")
@@ -80,27 +81,31 @@ def summary(ranks: list[dict]) -> Run:
 Runs = dict[Case, list[Run]]
 
 
+class Measure(NamedTuple):
+    """What is compared of two systems' runs: the less of it, the better."""
+
+    suffix: str  # of the case's name
+    unit: str
+    of: Callable[[Run], float]
+    in_unit: Callable[[float], float]
+
+
 def records(case: Case, runs: Runs) -> list[dict]:
-    """Two lines for each system that it is compared with: of speed and of memory."""
-    lines = []
-    tokens = case.way.tokens
-    for other in case.opponents or [case]:
-        ours, theirs = runs[case], runs[other]
-        against = other.system.name if other != case else ""
-        sides = {
-            ("", "tok/s", lambda seconds: tokens / seconds): [[run.seconds for run in side] for side in (ours, theirs)],
-            (", memory", "MiB", lambda count: count / MEBIBYTE): [
-                [run.beyond_torch_bytes for run in side] for side in (ours, theirs)
-            ],
-        }
-        for (what, unit, value_of), (our, their) in sides.items():
-            fields = suite.comparison(our, their, value_of)
-            if not against:
-                fields["ratio"] = None
-            lines.append(
-                {"suite": "peers-training", "case": case.name + what, "unit": unit, "against": against, **fields}
-            )
-    return lines
+    """A line for each system that it is compared with, of speed and, but for the limit, of memory."""
+    speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.way.tokens / seconds)
+    memory = Measure(", memory", "MiB", lambda run: run.beyond_torch_bytes, lambda count: count / MEBIBYTE)
+    rivals = [other for other in case.opponents if other.system.trains]
+    return [
+        *(record(speed, case, other, runs) for other in case.opponents or [case]),
+        *(record(memory, case, other, runs) for other in rivals or [case]),
+    ]
+
+
+def record(measure: Measure, case: Case, other: Case, runs: Runs) -> dict:
+    """Of a case beside another, or of one alone: beside itself, without a ratio."""
+    fields = suite.comparison(*([measure.of(run) for run in runs[side]] for side in (case, other)), measure.in_unit)
+    beside = {"against": other.system.name} if other != case else {"against": "", "ratio": None}
+    return {"suite": "peers-training", "case": case.name + measure.suffix, "unit": measure.unit, **fields, **beside}
 
 
 def apart(losses: list[float], others: list[float]) -> float:
@@ -109,9 +114,13 @@ def apart(losses: list[float], others: list[float]) -> float:
     return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
 
+def times_faster(ours: list[Run], theirs: list[Run]) -> float:
+    return statistics.median(them.seconds / us.seconds for us, them in zip(ours, theirs, strict=True))
+
+
 def details(case: Case, runs: Runs) -> dict:
     """For the table and the plot."""
-    ours, reference = runs[case], runs[case.reference]
+    ours, reference, limit = runs[case], runs[case.reference], runs[case.limit]
     median = lambda side, field: statistics.median(getattr(run, field) for run in side)
     return {
         "case": case.system.name,
@@ -119,7 +128,8 @@ def details(case: Case, runs: Runs) -> dict:
         "group": OURS if case.system.is_ballast else "peers",
         "machine": suite.machine_name(),
         "tokens_per_second": case.way.tokens / median(ours, "seconds"),
-        "speed_ratio": statistics.median(them.seconds / us.seconds for us, them in zip(ours, reference, strict=True)),
+        "speed_ratio": times_faster(ours, reference),
+        "limit_ratio": times_faster(ours, limit),
         "resident_bytes": median(ours, "resident_bytes"),
         "plotted": "resident at the peak, beyond what importing torch costs",
         "plotted_bytes": median(ours, "beyond_torch_bytes"),
@@ -132,12 +142,13 @@ def details(case: Case, runs: Runs) -> dict:
 
 def table(rows: list[dict]) -> str:
     text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; beyond what importing torch costs\n"
+    text += f"limit: {ALONE}, forward and backward without updates and without other ranks\n"
     text += f"losses: of the last step, and how far a step's is from {DDP}'s at most\n"
     for model in dict.fromkeys(row["model"] for row in rows):
-        text += f"\n{model}\n{'':<40}{'tok/s':>8}{'of DDP':>8}{'resident':>10}{'beyond':>8}{'of DDP':>8}"
+        text += f"\n{model}\n{'':<40}{'tok/s':>8}{'of limit':>10}{'of DDP':>8}{'resident':>10}{'beyond':>8}{'of DDP':>8}"
         text += f"{'loss':>9}{'apart':>8}\n"
         for row in (row for row in rows if row["model"] == model):
-            text += f"{row['case']:<40}{row['tokens_per_second']:>8.0f}{row['speed_ratio']:>8.2f}"
+            text += f"{row['case']:<40}{row['tokens_per_second']:>8.0f}{row['limit_ratio']:>10.2f}{row['speed_ratio']:>8.2f}"
             text += f"{row['resident_bytes'] / MEBIBYTE:>10.0f}{row['plotted_bytes'] / MEBIBYTE:>8.0f}"
             text += f"{row['memory_ratio']:>8.2f}{row['losses'][-1]:>9.4f}{row['losses_apart']:>8.4f}\n"
     return text
@@ -168,7 +179,7 @@ def main() -> None:
     for case in cases:
         for line in records(case, runs):
             print(json.dumps(line), flush=True)
-    rows = [details(case, runs) for case in cases]
+    rows = [details(case, runs) for case in cases if case.system.trains]
     print(table(rows), file=sys.stderr)
     plotting.keep(rows, options)
     others = strayed(rows)

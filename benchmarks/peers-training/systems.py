@@ -18,6 +18,10 @@ class System(NamedTuple):
         return "state_format" in self.options
 
     @property
+    def trains(self) -> bool:
+        return self.trainer != "Alone"
+
+    @property
     def updates_in_backward(self) -> bool:
         return "update_in_backward" in self.options
 
@@ -25,6 +29,7 @@ class System(NamedTuple):
         return hash(self.name)
 
 
+ALONE = "the model alone"  # forward and backward, no more: nobody can be faster
 DDP = "DDP"
 FSDP = "FSDP2"
 
@@ -34,7 +39,7 @@ def deepspeed_name(stage: int, place: str = "") -> str:
 
 
 def peer(name: str, trainer: str, **options: Any) -> System:
-    return System(name, trainer, options, () if name == DDP else (DDP,))
+    return System(name, trainer, options, (ALONE,) if name == DDP else (ALONE, DDP))
 
 
 def deepspeed(stage: int, place: str = "", **options: Any) -> System:
@@ -42,9 +47,9 @@ def deepspeed(stage: int, place: str = "", **options: Any) -> System:
 
 
 def ballast(stage: int, *what: str, place: str = "", **options: Any) -> System:
-    """Beside DDP, and those that partition as much."""
+    """Beside the limit, DDP, and those that partition as much."""
     name = ", ".join([f"Ballast stage {stage}", *([f"state on the {place}"] if place else []), *what])
-    against = (DDP, FSDP, deepspeed_name(stage, place)) if stage > 0 else (DDP,)
+    against = (ALONE, DDP, FSDP, deepspeed_name(stage, place)) if stage > 0 else (ALONE, DDP)
     return System(name, "Ballast", {"stage": stage, **options}, against)
 
 
@@ -52,6 +57,7 @@ IN_BACKWARD = "updated in backward"
 
 # "nvme:" is completed with the directory of the run.
 SYSTEMS = [
+    System(ALONE, "Alone", {}, ()),
     peer(DDP, "Ddp"),
     peer("ZeroRedundancyOptimizer", "Zero"),
     peer(FSDP, "Fsdp"),
@@ -65,20 +71,22 @@ SYSTEMS = [
     ballast(2),
     ballast(3),
     ballast(3, IN_BACKWARD, update_in_backward=True),
-    ballast(3, IN_BACKWARD, "bf16 state", update_in_backward=True, state_format="bf16"),
+    ballast(3, IN_BACKWARD, "compact state", update_in_backward=True, state_format="compact"),
     ballast(3, place="host", offload="host"),
     ballast(3, place="drive", offload="nvme:"),
     ballast(3, IN_BACKWARD, place="drive", update_in_backward=True, offload="nvme:"),
-    ballast(3, IN_BACKWARD, "bf16 state", place="drive", update_in_backward=True, offload="nvme:", state_format="bf16"),
+    ballast(3, IN_BACKWARD, "compact state", place="drive", update_in_backward=True, offload="nvme:", state_format="compact"),
 ]
 
 LEGEND = """\
 All train the same model on the same text, from the same parameters, with AdamW; one core and OMP_NUM_THREADS=1 for each rank.
+the model alone          forward and backward on every rank, which nobody can be faster than: no optimizer, no other ranks
 DDP                      gradient_as_bucket_view=True; no_sync() while accumulating; AdamW(fused=True)
 ZeroRedundancyOptimizer  around DDP as above; parameters_as_bucket_view=True, AdamW(fused=True)
 FSDP2                    fully_shard() of each block, then of the model; gradients are reduced once a step; AdamW(fused=True)
 DeepSpeed                its CPU Adam with fp32 master; bf16; contiguous_gradients, overlap_comm; buckets as Transformers
                          sets them; on the drive: pipelined reads and writes, aio of 1 MiB blocks, depth 32
-Ballast                  ballast.wrap(optimizer, model, stage=...); fp32 master and moments, but for "bf16 state"
+Ballast                  ballast.wrap(optimizer, model, stage=...); fp32 master and moments; "compact state" is
+                         state_format="compact": moments in a byte each, and 16 bits more than a bf16 parameter has
 torch's AdamW keeps moments in bf16, and no master, where parameters are bf16.
 """

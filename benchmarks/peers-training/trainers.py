@@ -51,6 +51,22 @@ class Trainer:
         dist.destroy_process_group()
 
 
+class Alone(Trainer):
+    """Each rank for itself, and nothing is learnt. The pages of a gradient are the next one's."""
+
+    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
+        from ballast.wrapper.memory import keep_freed_memory
+
+        keep_freed_memory()
+        super().__init__(model, adamw(model), passes, max_norm)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        pass
+
+
 class Ddp(Trainer):
     def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
         dist.init_process_group("gloo")

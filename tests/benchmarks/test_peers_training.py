@@ -6,9 +6,9 @@ import plot
 import pytest
 import systems
 
-DDP, OURS = (
+LIMIT, DDP, OURS = (
     next(case for case in comparisons.CASES if case.way.name == "30M" and case.system.name == name)
-    for name in (systems.DDP, "Ballast stage 3")
+    for name in (systems.ALONE, systems.DDP, "Ballast stage 3")
 )
 
 
@@ -21,15 +21,15 @@ def test_systems_are_compared_with_systems_that_are_there():
     assert len(set(names)) == len(names)
     for number, system in enumerate(systems.SYSTEMS):
         assert set(system.against) <= set(names[:number])
-        assert system.against or system.name == systems.DDP
+        assert system.against or not system.trains
 
 
 def test_each_case_has_its_opponents_in_its_own_way():
     assert len({case.name for case in comparisons.CASES}) == len(comparisons.CASES)
     for case in comparisons.CASES:
         assert {other.system.name for other in case.opponents} == set(case.system.against)
-        assert {other.way for other in [case.reference, *case.opponents]} == {case.way}
-        assert {case, case.reference, *case.opponents} == set(comparisons.with_their_opponents([case]))
+        assert {other.way for other in [case.limit, case.reference, *case.opponents]} == {case.way}
+        assert {case, case.limit, case.reference, *case.opponents} == set(comparisons.with_their_opponents([case]))
 
 
 def test_ranks_of_a_case_have_as_many_sequences_each():
@@ -52,17 +52,21 @@ def test_a_record_says_how_many_times_faster_and_smaller_a_case_is():
     assert (speed["unit"], speed["ratio"], speed["against"]) == ("tok/s", 1.25, systems.DDP)
     assert (memory["unit"], memory["ratio"], memory["value"]) == ("MiB", 4.0, 100)
     assert memory["case"] != speed["case"]
-    assert [line["ratio"] for line in peers_training.records(DDP, runs)] == [None, None]
+    runs[LIMIT] = [run_of(0.5, 100, [9.0])] * 2
+    assert [line["ratio"] for line in peers_training.records(LIMIT, runs)] == [None, None]
+    assert [line["ratio"] for line in peers_training.records(DDP, runs)] == [0.5, None]
 
 
 def test_details_can_be_drawn():
-    details = peers_training.details(OURS, {DDP: [run_of(1.0, 400, [4.0])], OURS: [run_of(2.0, 300, [4.0])]})
+    runs = {LIMIT: [run_of(1.5, 100, [9.0])], DDP: [run_of(1.0, 400, [4.0])], OURS: [run_of(2.0, 300, [4.0])]}
+    details = peers_training.details(OURS, runs)
     assert plot.Row.__required_keys__ <= details.keys()
+    assert (details["speed_ratio"], details["limit_ratio"]) == (0.5, 0.75)
     assert plot.point_of(details) == ("Ballast stage 3", "Ballast", 300, OURS.way.tokens / 2)
 
 
 def test_who_trains_something_else_is_found():
-    runs = {DDP: [run_of(1.0, 400, [4.0, 3.0])], OURS: [run_of(1.0, 400, [4.0, 3.01])]}
+    runs = {LIMIT: [run_of(1.0, 100, [9.0, 9.0])], DDP: [run_of(1.0, 400, [4.0, 3.0])], OURS: [run_of(1.0, 400, [4.0, 3.01])]}
     near = peers_training.details(OURS, runs)
     assert near["losses_apart"] == pytest.approx(0.01)
     assert peers_training.strayed([near]) == []
