@@ -46,5 +46,6 @@ CASES = [
     case(f"{ALL_ON_DRIVE}, updated in backward", f"{_ALL} --update-in-backward", ALL_ON_DRIVE),
     case(ALONE, "--stage 0", ALONE, ranks=1),
     case("one rank, state on the drive", _ON_DRIVE, ALONE, ranks=1),
+    case("one rank, state on the drive, updated in backward", f"{_ON_DRIVE} --update-in-backward", ALONE, ranks=1),
     case("one rank, all on host and drive", _ALL, ALONE, ranks=1),
 ]

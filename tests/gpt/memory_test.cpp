@@ -91,6 +91,13 @@ TEST_CASE("a training larger than its memory is done within the limit, and refus
   CHECK_THAT(stopped.steps, Catch::Contains("\"step\":2"));  // at the end
 }
 
+TEST_CASE("a training can be forecast before it begins") {
+  const Ended ended = run_gpt("--stage 3 --state nvme --ranks 2 --threads 1 --layers 2 --width 256 --forecast");
+  CHECK(ended.said == "");
+  CHECK(ended.status == 0);
+  CHECK_THAT(ended.steps, Catch::Contains("\"step\":2"));
+}
+
 TEST_CASE("a training is refused before it begins where its drive has too little space") {
   const Ended refused = run_gpt("--stage 3 --state nvme --layers 64 --width 65536 --heads 64 --tile 1Gi");
   CHECK(refused.status == 2);
