@@ -37,6 +37,15 @@ std::vector<UnitWork> work_of_units(const RunOptions& options, Communicator& wor
   return work;
 }
 
+double forward_share(std::span<const UnitWork> work) {
+  double forward = 0, both = 0;
+  for (const UnitWork& unit : work) {
+    forward += unit.forward_seconds;
+    both += unit.forward_seconds + unit.backward_seconds;
+  }
+  return forward / both;
+}
+
 }  // namespace
 
 Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths) {
@@ -52,7 +61,8 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
   rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
   const Machine machine = benchmarks::measure_rates(world, rates);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
-  return {machine, simulate({plan.program(), plan.placement(), machine, work, options.waits_for_updates})};
+  return {machine, simulate({plan.program(), plan.placement(), machine, work, options.waits_for_updates}),
+          forward_share(work)};
 }
 
 }  // namespace ballast::gpt

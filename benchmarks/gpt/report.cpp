@@ -172,7 +172,10 @@ std::string json_line(const Step& step, const RunOptions& options, const Start& 
                      {"record_bytes", work.record_bytes},
                      {"records", work.records}};
   }
-  if (start.forecast) line["forecast_seconds"] = start.forecast->step.seconds;
+  if (start.forecast) {
+    line["forecast_seconds"] = start.forecast->step.seconds;
+    line["forward_share"] = start.forecast->forward_share;
+  }
   if (!step.skipped.empty()) line["skipped"] = step.skipped;
   return line.dump() + "\n";
 }

@@ -35,6 +35,7 @@ struct RunOptions {
 struct Forecast {
   Machine machine{};
   Simulation step{};
+  double forward_share = 0;  // of the arithmetic, without updates
 };
 
 // Of this rank, before it reserves anything.

@@ -13,6 +13,16 @@ class Case(NamedTuple):
     def on_drive(self) -> bool:
         return "nvme" in self.options
 
+    @property
+    def works_beside(self) -> str:
+        """The part of a step beside which a drive can work: updates come after the backward pass, or in it, and the next forward
+        after them. Parameters are read at any time."""
+        if "--parameters" in self.options:
+            return "all"
+        if "--wait-for-updates" in self.options:
+            return "nothing"
+        return "backward" if "--update-in-backward" in self.options else "forward"
+
 
 def case(name: str, options: str, against: str, ranks: int = 2) -> Case:
     return Case(name, tuple(options.split()), against, ranks)

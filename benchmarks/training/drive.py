@@ -27,18 +27,26 @@ class Work(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """A step takes no less than its bytes take the drive, nor than it takes without one: where both wholly overlap."""
+    """What a step takes no less than."""
 
     drive_seconds: float
     without_drive_seconds: float
+    beside_seconds: float  # of those without, beside which the drive can work
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """If all of the two could overlap."""
+        return max(self.drive_seconds, self.without_drive_seconds)
 
     @property
     def seconds(self) -> float:
-        return max(self.drive_seconds, self.without_drive_seconds)
+        """In the order that updates have to come in."""
+        return self.without_drive_seconds - self.beside_seconds + max(self.drive_seconds, self.beside_seconds)
 
 
-def floor(work: Work, ranks: int, bytes_per_second: float, without_drive_seconds: float) -> Floor:
-    return Floor(ranks * work.bytes / bytes_per_second, without_drive_seconds)
+def floor(work: Work, ranks: int, bytes_per_second: float, without_drive_seconds: float, share_beside: float) -> Floor:
+    drive_seconds = ranks * work.bytes / bytes_per_second
+    return Floor(drive_seconds, without_drive_seconds, share_beside * without_drive_seconds)
 
 
 def has_fio() -> bool:

@@ -28,6 +28,7 @@ class Run(NamedTuple):
     seconds: float
     tokens_per_second: float
     forecast_seconds: float
+    forward_share: float  # of a step's arithmetic, without updates
     bytes: dict[str, int]  # by tier: reserved, and activations
     exposed_seconds: dict[str, float]  # by phase
     resident_bytes: int  # at the peak, of the largest process
@@ -85,6 +86,7 @@ def summary(steps: list[dict], resident: int, work: drive.Work | None, drive_rat
         seconds=median(step["seconds"] for step in steps),
         tokens_per_second=median(step["tokens_per_second"] for step in steps),
         forecast_seconds=steps[0]["forecast_seconds"],
+        forward_share=steps[0]["forward_share"],
         bytes=steps[-1]["bytes"],
         exposed_seconds={
             phase: median(step["exposed_seconds"][phase] for step in steps) for phase in steps[0]["exposed_seconds"]
@@ -146,10 +148,15 @@ def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace)
     return row
 
 
+def share_of(part: str, run: Run) -> float:
+    """Of a step's seconds."""
+    return {"nothing": 0.0, "forward": run.forward_share, "backward": 1 - run.forward_share, "all": 1.0}[part]
+
+
 def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
     ours, against = runs[case.name], without_drive(case)
     floors = [
-        drive.floor(run.work, case.ranks, run.drive_rate, other.seconds)
+        drive.floor(run.work, case.ranks, run.drive_rate, other.seconds, share_of(case.works_beside, other))
         for run, other in zip(ours, runs[against.name], strict=True)
     ]
     return {
@@ -158,6 +165,9 @@ def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
         "drive_seconds": statistics.median(floor.drive_seconds for floor in floors),
         "without_drive": against.name,
         "without_drive_seconds": statistics.median(floor.without_drive_seconds for floor in floors),
+        "overlapped_seconds": statistics.median(floor.overlapped_seconds for floor in floors),
+        "beside": case.works_beside,
+        "beside_seconds": statistics.median(floor.beside_seconds for floor in floors),
         "floor_seconds": statistics.median(floor.seconds for floor in floors),
         "floor_ratio": statistics.median(floor.seconds / run.seconds for floor, run in zip(floors, ours, strict=True)),
     }
@@ -182,17 +192,19 @@ def floor_table(rows: list[dict]) -> str:
     rows = [row for row in rows if "drive" in row]
     if not rows:
         return ""
-    text = "seconds of a step, beside the least that it can take (floor): as long as fio takes to move its bytes, in\n"
-    text += (
-        "records of the same size with as many on their way, or as long as it takes without a drive if that is more\n"
-    )
-    text += f"{'configuration':<52}{'MiB read':>9}{'written':>8}{'fio GB/s':>9}{'fio':>7}{'no drive':>9}"
-    text += f"{'floor':>7}{'step':>7}{'floor/step':>11}\n"
+    text = "seconds of a step, beside the least that it can take (floor). fio: it moves the step's bytes, in records of\n"
+    text += "the same size with as many on their way. beside: the part of a step without a drive that the drive can work\n"
+    text += "beside, as updates come after the backward pass (or in it) and before the next forward. overlapped: if it\n"
+    text += "could work beside all of it\n"
+    text += f"{'configuration':<52}{'MiB read':>9}{'written':>8}{'fio GB/s':>9}{'fio':>7}{'no drive':>9}{'beside':>17}"
+    text += f"{'overlapped':>11}{'floor':>7}{'step':>7}{'floor/step':>11}\n"
     for row in rows:
         of = row["drive"]
         text += f"{row['case']:<52}{row['ranks'] * of['read_bytes'] / 2**20:>9.0f}"
         text += f"{row['ranks'] * of['written_bytes'] / 2**20:>8.0f}{of['fio_bytes_per_second'] / 1e9:>9.2f}"
-        text += f"{of['drive_seconds']:>7.3f}{of['without_drive_seconds']:>9.3f}{of['floor_seconds']:>7.3f}"
+        text += f"{of['drive_seconds']:>7.3f}{of['without_drive_seconds']:>9.3f}"
+        text += f"{of['beside_seconds']:>8.3f} {of['beside']:<8}"
+        text += f"{of['overlapped_seconds']:>11.3f}{of['floor_seconds']:>7.3f}"
         text += f"{row['seconds']:>7.3f}{of['floor_ratio']:>11.2f}\n"
     return text
 

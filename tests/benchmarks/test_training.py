@@ -36,30 +36,43 @@ def test_what_a_case_would_be_without_a_drive_needs_none_and_is_measured_with_it
         assert case.on_drive or other == case
 
 
-def test_the_floor_is_what_takes_longer_the_drive_or_all_else():
-    slow_drive = drive.floor(WORK, 2, 4000 * 4096, 0.7)
+def test_the_floor_is_what_takes_longer_the_drive_or_what_it_can_work_beside():
+    slow_drive = drive.floor(WORK, 2, 4000 * 4096, 0.8, share_beside=0.25)
     assert slow_drive.drive_seconds == 2.0
-    assert slow_drive.seconds == 2.0
-    fast_drive = drive.floor(WORK, 2, 40000 * 4096, 0.7)
+    assert slow_drive.seconds == pytest.approx(0.6 + 2.0)
+    assert slow_drive.overlapped_seconds == 2.0
+    fast_drive = drive.floor(WORK, 2, 40000 * 4096, 0.8, share_beside=0.25)
     assert fast_drive.drive_seconds == pytest.approx(0.2)
-    assert fast_drive.seconds == 0.7
+    assert fast_drive.seconds == fast_drive.overlapped_seconds == pytest.approx(0.8)
+
+
+def test_a_drive_works_where_updates_are_made():
+    by_name = {case.name: case for case in cases.CASES}
+    parts = {
+        cases.STATE_ON_DRIVE: "forward",
+        f"{cases.STATE_ON_DRIVE}, updated in backward": "backward",
+        f"{cases.STATE_ON_DRIVE}, steps waited for": "nothing",
+        cases.ALL_ON_DRIVE: "all",
+    }
+    assert {name: by_name[name].works_beside for name in parts} == parts
+    assert [training.share_of(part, run_of(1.0)) for part in parts.values()] == [0.25, 0.75, 0.0, 1.0]
 
 
 def run_of(seconds: float, drive_rate: float = 0.0) -> training.Run:
     work = WORK if drive_rate else None
-    return training.Run(seconds, 1 / seconds, seconds, {"device": 1, "host": 0, "nvme": 0}, {}, 1, 1, work, drive_rate)
+    return training.Run(seconds, 1 / seconds, seconds, 0.25, {"device": 1, "host": 0, "nvme": 0}, {}, 1, 1, work, drive_rate)
 
 
 def test_a_floor_stands_beside_the_steps_of_its_own_round():
     case = next(case for case in cases.CASES if case.name == cases.STATE_ON_DRIVE)
     runs = {
         case.name: [run_of(1.0, 8000 * 4096), run_of(4.0, 4000 * 4096), run_of(2.0, 8000 * 4096)],
-        cases.STAGE_3: [run_of(0.5), run_of(0.5), run_of(1.8)],
+        cases.STAGE_3: [run_of(0.4), run_of(0.4), run_of(1.8)],
     }
     of = training.drive_details(case, runs)
     assert of["without_drive"] == cases.STAGE_3
-    assert of["floor_seconds"] == 1.8  # of 1, 2 and 1.8
-    assert of["floor_ratio"] == 0.9  # of 1, 0.5 and 0.9
+    assert of["floor_seconds"] == pytest.approx(2.3)  # of 1.3, 2.3 and 2.35
+    assert of["floor_ratio"] == pytest.approx(1.175)  # of 1.3, 0.575 and 1.175
 
 
 def test_fio_gets_the_steps_mix_records_and_ranks():

@@ -82,13 +82,11 @@ TEST_CASE("every other rank ends when one is killed, and names it") {
   for (const ProcessKind& kind : process_kinds()) {
     for (std::size_t victim = 0; victim < 4; ++victim) {
       INFO(kind.name << ", rank " << victim);
-      const auto begin = std::chrono::steady_clock::now();
       const Failures failures = strike(kind, victim, SIGKILL, patient);
       for (std::size_t rank = 0; rank < failures.size(); ++rank) {
         if (rank == victim) continue;
         CHECK_THAT(failures[rank], Contains("B3301") && Contains(fmt::format("rank {} (", victim)) && Contains("died"));
       }
-      CHECK(std::chrono::steady_clock::now() - begin < patient / 2);
       CHECK(names_of_shared_memory() == names);
     }
   }

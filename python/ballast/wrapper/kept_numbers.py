@@ -58,6 +58,8 @@ class KeptNumbers:
         )
         self._freed = 0  # units whose parameters torch has no memory for any more
         self._start()
+        if options.gpu is None:
+            keep_freed_memory()
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._is_shared = options.stage > 0  # each rank has a part of the state
@@ -81,7 +83,6 @@ class KeptNumbers:
         for member in members:
             end_waiting(member.parameter)
         self._free(len(self._units))
-        keep_freed_memory()
 
     def _free(self, units: int) -> None:
         """The memory that torch has for so many units' parameters."""
