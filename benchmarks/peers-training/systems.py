@@ -87,6 +87,6 @@ FSDP2                    fully_shard() of each block, then of the model; gradien
 DeepSpeed                its CPU Adam with fp32 master; bf16; contiguous_gradients, overlap_comm; buckets as Transformers
                          sets them; on the drive: pipelined reads and writes, aio of 1 MiB blocks, depth 32
 Ballast                  ballast.wrap(optimizer, model, stage=...); fp32 master and moments; "compact state" is
-                         state_format="compact": moments in a byte each, and 16 bits more than a bf16 parameter has
+                         state_format="compact": moments in a byte each, and a master of 8 bits more than the parameter
 torch's AdamW keeps moments in bf16, and no master, where parameters are bf16.
 """
