@@ -23,7 +23,7 @@ std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator&
   training.start(first_parameters(shape, options.seed));
   world.barrier();  // the ranks compute at the same time, as they will
   model.run(training, std::vector<std::uint8_t>(options.batch * (shape.context + 1)));
-  const std::vector<UnitWork> work = training.timeline().work(shape.units());
+  std::vector<UnitWork> work = training.timeline().work(shape.units());
   training.step();
   return work;
 }
