@@ -128,9 +128,9 @@ def main() -> None:
         held = optimizer.metrics() if options.stage is not None else {}
         took = {"losses": losses, "tokens_per_second": speeds, "process_bytes": peak_of_process() - of_libraries}
         options.json.write_text(json.dumps({**took, "gpu_bytes": torch.cuda.max_memory_allocated(), "held": held}))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    if torch.distributed.is_initialized():  # once the model is gone: the other way round, DDP's end may wait for ever
+        torch.distributed.destroy_process_group()
