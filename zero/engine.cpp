@@ -9,7 +9,9 @@ namespace ballast {
 namespace {
 
 DeviceMemory device_memory(const EngineParts& parts) {
-  return {.gpu = parts.gpu == nullptr ? std::nullopt : std::optional(parts.gpu->gpu()), .allocator = parts.allocator};
+  return {.gpu = parts.gpu == nullptr ? std::nullopt : std::optional(parts.gpu->gpu()),
+          .allocator = parts.allocator,
+          .shared = parts.mesh.gather->shared_memory()};
 }
 
 void check(const Model& model, const StepOptions& options) {

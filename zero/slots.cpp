@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
+#include <map>
 
 #include "kernels/runtime/host_limits.h"
 
@@ -33,6 +33,21 @@ std::set<std::size_t> slots_of_first_state(const Program& program) {
   return slots;
 }
 
+// What ranks give each other from. A slot of one unit is left out: it may be as large as the model, and every page that
+// another rank looks at counts as memory of that one, too.
+std::set<std::size_t> exchanged_slots(const Program& program) {
+  std::map<std::size_t, std::set<std::size_t>> units;  // by slot
+  for (const Op& op : program.ops) {
+    if (op.kind == OpKind::gather) units[op.to.slot].insert(op.unit);
+    if (op.kind == OpKind::reduce) units[op.from.slot].insert(op.unit);
+  }
+  std::set<std::size_t> slots;
+  for (const auto& [slot, users] : units) {
+    if (users.size() > 1) slots.insert(slot);
+  }
+  return slots;
+}
+
 std::exception_ptr failure_of(const std::function<void()>& attempt) {
   try {
     attempt();
@@ -55,11 +70,16 @@ void require_memory_of_host(const std::vector<Slot>& slots, const std::function<
 
 Slots::Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
              std::vector<offload::IoQueue*> queues)
-    : accounts_(accounts), device_(device), slots_(program.slots), queues_(std::move(queues)) {
+    : accounts_(accounts),
+      device_(device),
+      slots_(program.slots),
+      exchanged_(exchanged_slots(program)),
+      queues_(std::move(queues)) {
   require_memory_of_host(slots_, [&](const Slot& slot) { return on_host(slot); });
   const std::set<std::size_t> first_state = slots_of_first_state(program);
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    buffers_.push_back(reserve(slots_[slot], first_state.contains(slot) ? Resident::when_written : Resident::at_once));
+    const Resident resident = first_state.contains(slot) ? Resident::when_written : Resident::at_once;
+    buffers_.push_back(reserve(slots_[slot], resident, exchanged_.contains(slot)));
   }
   tell_queues(program);
 }
@@ -75,22 +95,25 @@ std::size_t Slots::host_bytes(const Piece& piece) const {
   return piece.exists() && on_host(slots_[piece.slot]) ? piece.bytes : 0;
 }
 
-Buffer Slots::reserve(const Slot& slot, Resident resident) const {
+Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) const {
   const bool on_device = slot.tier == Tier::device;
   BufferRequest request{.bytes = slot.bytes, .owner = slot.name, .gpu = device_.gpu.value_or(0), .resident = resident};
   if (device_.gpu) request.kind = on_device ? MemoryKind::device : MemoryKind::pinned;
   if (on_device) request.allocator = device_.allocator;
+  if (is_exchanged && on_host(slot) && !device_.gpu) request.allocator = device_.shared;
   return allocate(accounts_, request);
 }
 
 void Slots::change_to(const Program& program) {
   std::vector<Buffer> buffers;
   std::vector<std::pair<std::size_t, std::size_t>> kept;  // from where to where
+  std::set<std::size_t> exchanged = exchanged_slots(program);
   for (const Slot& slot : program.slots) {
     const auto same = std::ranges::find(slots_, slot);
     if (same != slots_.end()) kept.emplace_back(same - slots_.begin(), buffers.size());
-    buffers.push_back(same != slots_.end() ? Buffer()
-                                           : reserve(slot, Resident::at_once));  // may throw: nothing has changed yet
+    const bool is_exchanged = exchanged.contains(buffers.size());
+    buffers.push_back(same != slots_.end() ? Buffer()  // what else may throw: nothing has changed yet
+                                           : reserve(slot, Resident::at_once, is_exchanged));
   }
   forget_queues();
   for (const auto& [from, to] : kept) {
@@ -98,6 +121,7 @@ void Slots::change_to(const Program& program) {
   }
   buffers_ = std::move(buffers);
   slots_ = program.slots;
+  exchanged_ = std::move(exchanged);
   tell_queues(program);
 }
 
@@ -130,7 +154,7 @@ void Slots::return_to_device(const Workplace& place, const Agree& agree) {
   std::vector<Buffer> back;
   agree(failure_of([&] {
     for (const std::size_t slot : away_) {
-      back.push_back(reserve(slots_[slot], Resident::at_once));
+      back.push_back(reserve(slots_[slot], Resident::at_once, exchanged_.contains(slot)));
     }
   }));
   for (std::size_t i = 0; i < away_.size(); ++i) {

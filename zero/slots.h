@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "kernels/runtime/buffer.h"
@@ -18,6 +19,7 @@ namespace ballast {
 struct DeviceMemory {
   std::optional<int> gpu{};        // none: the host's
   Allocator* allocator = nullptr;  // the caller's, instead of our own; outlives the slots
+  Allocator* shared = nullptr;     // instead of our own on the host: what ranks read of each other, unit after unit
 };
 
 class Slots {
@@ -48,7 +50,7 @@ class Slots {
   bool on_gpu(const Piece& piece) const { return piece.exists() && buffers_[piece.slot].kind() == MemoryKind::device; }
 
  private:
-  Buffer reserve(const Slot& slot, Resident resident) const;
+  Buffer reserve(const Slot& slot, Resident resident, bool is_exchanged) const;
   bool on_host(const Slot& slot) const;
   void tell_queues(const Program& program);
   void forget_queues();
@@ -57,6 +59,7 @@ class Slots {
   DeviceMemory device_;
   std::vector<Slot> slots_;
   std::vector<Buffer> buffers_;
+  std::set<std::size_t> exchanged_;  // slots
   std::vector<offload::IoQueue*> queues_;
   std::vector<std::size_t> known_to_queues_;  // slots
   std::vector<std::size_t> away_;             // slots that have left the device

@@ -7,36 +7,26 @@
 using namespace ballast;
 using Catch::Contains;
 
-TEST_CASE("what one writes into shared memory the other reads, and it is booked once") {
+TEST_CASE("what one writes into shared memory the other reads") {
   constexpr std::size_t bytes = 10000;
-  MemoryAccounts accounts;
   const std::size_t descriptors = offload::open_descriptors();
   {
-    SharedMemory made = SharedMemory::make(accounts, bytes, "boxes");
+    SharedMemory made = SharedMemory::make(bytes, "boxes");
     const SharedMemory opened = SharedMemory::open(made.invitation());
     made.close_door();
     CHECK(opened.data() != made.data());
     CHECK(opened.data()[bytes - 1] == std::byte{0});
     made.data()[bytes - 1] = std::byte{7};
     CHECK(opened.data()[bytes - 1] == std::byte{7});
-    CHECK(accounts.usage(MemoryKind::pageable, "boxes").now == bytes);
     CHECK(offload::open_descriptors() == descriptors);
   }
-  CHECK(accounts.total(MemoryKind::pageable).now == 0);
 }
 
 TEST_CASE("shared memory that cannot be reached says why") {
-  MemoryAccounts accounts;
-  SharedMemory made = SharedMemory::make(accounts, 100, "boxes");
+  SharedMemory made = SharedMemory::make(100, "boxes");
   const std::string invitation = made.invitation();
   CHECK_THROWS_WITH(SharedMemory::open("x" + invitation),
                     Contains("B2301") && Contains("not all ranks are on one machine"));
   made.close_door();
   CHECK_THROWS_WITH(SharedMemory::open(invitation), Contains("B2301") && Contains("cannot be shared"));
-}
-
-TEST_CASE("shared memory past the budget is refused") {
-  MemoryAccounts accounts;
-  accounts.limit(MemoryKind::pageable, 1000);
-  CHECK_THROWS_WITH(SharedMemory::make(accounts, 1001, "boxes"), Contains("B2004"));
 }

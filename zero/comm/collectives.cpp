@@ -52,6 +52,11 @@ struct Given {
   std::size_t stride = 0;
   std::size_t giver = everybody;
   Where where = Where::backend;
+
+  // To all of so many ranks.
+  std::span<const std::byte> bytes(std::size_t ranks) const {
+    return {values.data(), (ranks - 1) * stride + values.bytes()};
+  }
 };
 
 class Collectives : public Communicator {
@@ -61,6 +66,7 @@ class Collectives : public Communicator {
 
   std::size_t rank() const override { return transport_->rank(); }
   std::size_t size() const override { return transport_->size(); }
+  Allocator* shared_memory() override { return transport_->shared_memory(); }
   void abort(std::string_view reason) override { transport_->abort(reason); }
 
   void all_gather(ConstView mine, View all) override {
@@ -158,19 +164,26 @@ class Collectives : public Communicator {
   template <class TakePiece>
   void exchange(const Given& given, TakePiece&& take) {
     const ConstView& values = given.values;
-    const std::size_t most = transport_->round_bytes(given.where) / byte_size(values.dtype());
+    const std::size_t width = byte_size(values.dtype());
+    const std::size_t most = transport_->round_bytes(given.where, given.bytes(size())) / width;
     std::size_t first = 0;
     do {
       const ConstView mine = values.part(first, std::min(most, values.count() - first));
       transport_->round({given.call, mine.data(), mine.bytes(), given.stride, given.giver, given.where},
-                        [&](std::size_t peer, std::span<const std::byte> theirs) {
-                          take(peer, ConstView(theirs.data(), mine.count(), mine.dtype()), first);
+                        [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
+                          take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
                         });
       first += mine.count();
     } while (first < values.count());
   }
 
+  // What peers read in place they read where it is gathered: that is memory which many gathers have in turn.
   void gather(const Call& call, ConstView mine, View all) {
+    if (transport_->is_shared(all.as_bytes())) {
+      const View own = all.part(rank() * mine.count(), mine.count());
+      copy(mine, own);
+      mine = own;
+    }
     exchange({.call = call, .values = mine}, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
       copy(theirs, all.part(peer * mine.count() + first, theirs.count()));
     });

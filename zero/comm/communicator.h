@@ -11,6 +11,7 @@
 
 namespace ballast {
 
+class Allocator;
 namespace kernels {
 class Backend;
 }
@@ -29,6 +30,10 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual std::size_t rank() const = 0;
   virtual std::size_t size() const = 0;
+
+  // Host memory that the other ranks of this machine read in place. What they are given from it is not copied in between:
+  // all of a collective's ranks have it there then, or none. Null where there is no such memory.
+  virtual Allocator* shared_memory() = 0;
 
   // all = every rank's `mine`, in rank order. `mine` may lie in `all` at its place.
   virtual void all_gather(ConstView mine, View all) = 0;

@@ -68,7 +68,7 @@ class GlooTransport : public ProcessTransport {
   }
   ~GlooTransport() override { error_.forget(this); }
 
-  std::size_t round_bytes(Where) const override { return round_bytes_; }
+  std::size_t round_bytes(Where, std::span<const std::byte>) const override { return round_bytes_; }
 
   // Gloo's thread would go on with the memory of a round that failed, which its owner is free to give back.
   void round(const Round& given, const Take& take) override {
@@ -90,7 +90,7 @@ class GlooTransport : public ProcessTransport {
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (!given.gives(peer)) continue;
       if (peer != rank() && given.bytes > 0) wait_received(peer, *parts_[peer]);
-      take(peer, peer == rank() ? given.piece(peer) : std::span<const std::byte>(place(peer), given.bytes));
+      take(peer, peer == rank() ? given.piece(peer) : std::span<const std::byte>(place(peer), given.bytes), 0);
     }
     end();
   }

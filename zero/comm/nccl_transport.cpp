@@ -127,8 +127,8 @@ class NcclTransport : public ProcessTransport {
                                       .gpu = place.gpu})),
         nccl_(group(), place.gpu) {}
 
-  std::size_t round_bytes(Where where) const override {
-    return where == Where::host ? host_->round_bytes(where) : round_bytes_;
+  std::size_t round_bytes(Where where, std::span<const std::byte> lies) const override {
+    return where == Where::host ? host_->round_bytes(where, lies) : round_bytes_;
   }
 
   bool reaches_gpus() const override { return true; }
@@ -142,7 +142,7 @@ class NcclTransport : public ProcessTransport {
     });
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (!given.gives(peer)) continue;
-      take(peer, {peer == rank() ? given.piece(peer).data() : place(peer), given.bytes});
+      take(peer, {peer == rank() ? given.piece(peer).data() : place(peer), given.bytes}, 0);
     }
   }
 

@@ -28,15 +28,16 @@ std::string namespace_of_this_process() {
 
 }  // namespace
 
-SharedMemory::SharedMemory(Descriptor file, std::size_t bytes) : file_(std::move(file)) {
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file_.get(), 0);
+SharedMemory::SharedMemory(pid_t maker, Descriptor file, std::size_t bytes, Resident resident)
+    : maker_(maker), file_(std::move(file)) {
+  const int flags = MAP_SHARED | (resident == Resident::at_once ? MAP_POPULATE : 0);
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file_.get(), 0);
   require(memory != MAP_FAILED, Code::no_transport,
           [] { return Problem{.what = "shared memory could not be mapped", .available = reason()}; });
   memory_ = HostPages(static_cast<std::byte*>(memory), Unmap{bytes});
 }
 
-SharedMemory SharedMemory::make(MemoryAccounts& accounts, std::size_t bytes, const std::string& owner) {
-  Reservation booked = accounts.reserve(MemoryKind::pageable, bytes, owner);
+SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
   Descriptor file(::memfd_create("ballast", MFD_CLOEXEC));
   require(file && ::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) == 0, Code::host_memory, [&] {
     return Problem{.what = "no shared memory could be had",
@@ -44,13 +45,11 @@ SharedMemory SharedMemory::make(MemoryAccounts& accounts, std::size_t bytes, con
                    .needed = fmt::format("{} bytes", bytes),
                    .available = reason()};
   });
-  SharedMemory memory(std::move(file), bytes);
-  memory.booked_ = std::move(booked);
-  return memory;
+  return {::getpid(), std::move(file), bytes, Resident::at_once};
 }
 
 std::string SharedMemory::invitation() const {
-  return fmt::format("{} {} {}", namespace_of_this_process(), ::getpid(), file_.get());
+  return fmt::format("{} {} {}", namespace_of_this_process(), maker_, file_.get());
 }
 
 SharedMemory SharedMemory::open(const std::string& invitation) {
@@ -61,12 +60,18 @@ SharedMemory SharedMemory::open(const std::string& invitation) {
   words >> names >> pid >> descriptor;
   require(names == namespace_of_this_process(), Code::no_transport,
           [] { return Problem{.what = "not all ranks are on one machine, or they are in containers of their own"}; });
-  Descriptor file(::open(fmt::format("/proc/{}/fd/{}", pid, descriptor).c_str(), O_RDWR | O_CLOEXEC));
+  return open(pid, descriptor);
+}
+
+SharedMemory SharedMemory::open_beside(int file) const { return open(maker_, file); }
+
+SharedMemory SharedMemory::open(pid_t maker, int file) {
+  Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), O_RDWR | O_CLOEXEC));
   struct stat status {};
-  require(file && ::fstat(file.get(), &status) == 0, Code::no_transport, [&] {
-    return Problem{.what = fmt::format("the memory of process {} cannot be shared", pid), .available = reason()};
+  require(opened && ::fstat(opened.get(), &status) == 0, Code::no_transport, [&] {
+    return Problem{.what = fmt::format("the memory of process {} cannot be shared", maker), .available = reason()};
   });
-  SharedMemory memory(std::move(file), static_cast<std::size_t>(status.st_size));
+  SharedMemory memory(maker, std::move(opened), static_cast<std::size_t>(status.st_size), Resident::when_written);
   memory.close_door();
   return memory;
 }

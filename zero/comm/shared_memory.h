@@ -2,9 +2,10 @@
 // ends, and does not count against the size of /dev/shm, which containers keep small.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 
-#include "kernels/runtime/accounts.h"
 #include "kernels/runtime/host_pages.h"
 #include "zero/comm/descriptor.h"
 
@@ -13,21 +14,25 @@ namespace ballast {
 class SharedMemory {
  public:
   // Zeroed and resident. Throws B2001 where there is not enough.
-  static SharedMemory make(MemoryAccounts& accounts, std::size_t bytes, const std::string& owner);
+  static SharedMemory make(std::size_t bytes, const std::string& owner);
 
   // Another process's, from what it says of it. Throws B2301 where that cannot be reached: on another machine, in another
-  // container, of another user.
+  // container, of another user. A page is resident here, too, from when it is first looked at.
   static SharedMemory open(const std::string& invitation);
 
   std::byte* data() const { return memory_.get(); }
+  std::size_t bytes() const { return memory_.get_deleter().bytes; }
 
+  int file() const { return file_.get(); }     // its number in the process that made it
   std::string invitation() const;              // what other processes open it by
+  SharedMemory open_beside(int file) const;    // of the process that made this one, which was opened
   void close_door() { file_ = Descriptor(); }  // nobody else is to come
 
  private:
-  SharedMemory(Descriptor file, std::size_t bytes);
+  SharedMemory(pid_t maker, Descriptor file, std::size_t bytes, Resident resident);
+  static SharedMemory open(pid_t maker, int file);
 
-  Reservation booked_;  // of the one who made it
+  pid_t maker_;
   Descriptor file_;
   HostPages memory_;
 };

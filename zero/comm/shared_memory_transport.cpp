@@ -1,7 +1,10 @@
 #include "zero/comm/shared_memory_transport.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <thread>
 
@@ -23,10 +26,17 @@ constexpr std::size_t turns = 2;
 // Before a sleep: a wait is often short. But a core that has other work as well gives away a whole slice with each look.
 constexpr int looks = 8;
 
+// What is given in a round.
+struct Shown {
+  Call call{};
+  SharedPlace place{};  // of what is read in place; else it is in the boxes
+};
+
 // Where each rank's memory begins; its boxes follow.
 struct Desk {
   alignas(line_bytes) Progress given;  // rounds
-  alignas(line_bytes) Call calls[turns];
+  alignas(line_bytes) Progress taken;  // of those in which peers are read in place
+  alignas(line_bytes) Shown shown[turns];
 };
 
 std::size_t box_bytes_of(std::size_t size) {
@@ -35,10 +45,16 @@ std::size_t box_bytes_of(std::size_t size) {
 
 class SharedMemoryTransport : public ProcessTransport {
  public:
-  SharedMemoryTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
-      : ProcessTransport(members, std::move(make)), error_(group().job().error()), box_bytes_(box_bytes_of(size())) {
-    SharedMemory mine = SharedMemory::make(accounts, round_up(sizeof(Desk), line_bytes) + turns * size() * box_bytes_,
-                                           "shared memory, group " + group().name());
+  SharedMemoryTransport(const ProcessGroup& members, std::shared_ptr<SharedPages> pages, MemoryAccounts& accounts,
+                        MakeTransport make)
+      : ProcessTransport(members, std::move(make)),
+        error_(group().job().error()),
+        box_bytes_(box_bytes_of(size())),
+        booked_(accounts.reserve(MemoryKind::pageable, round_up(sizeof(Desk), line_bytes) + turns * size() * box_bytes_,
+                                 "shared memory, group " + group().name())),
+        pages_(std::move(pages)),
+        peers_(size()) {
+    SharedMemory mine = SharedMemory::make(booked_.bytes(), booked_.owner());
     new (mine.data()) Desk;
     const std::vector<std::string> invitations = group().ask_all("memory", mine.invitation());
     const std::string problem = open_all(invitations, mine);
@@ -48,20 +64,18 @@ class SharedMemoryTransport : public ProcessTransport {
     memories_[rank()].close_door();
   }
 
-  std::size_t round_bytes(Where) const override { return box_bytes_; }
+  std::size_t round_bytes(Where, std::span<const std::byte> lies) const override {
+    return is_shared(lies) ? std::numeric_limits<std::size_t>::max() : box_bytes_;
+  }
+
+  Allocator* shared_memory() override { return pages_.get(); }
+  bool is_shared(std::span<const std::byte> bytes) const override { return pages_->find(bytes).has_value(); }
 
   void round(const Round& given, const Take& take) override {
     error_.check();
     ++round_;
-    put(given);
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) {
-        wait(peer);
-        require_same(given.call, desk(peer).calls[turn()], group().member(peer));
-      }
-      const std::byte* const from = peer == rank() ? given.piece(peer).data() : box(peer, given, rank());
-      if (given.gives(peer)) take(peer, {from, given.bytes});
-    }
+    // What fits into a box is sooner copied there than waited for until it is taken.
+    given.bytes <= box_bytes_ ? round_by_boxes(given, take) : round_in_place(given, take);
   }
 
  private:
@@ -81,6 +95,42 @@ class SharedMemoryTransport : public ProcessTransport {
   Desk& desk(std::size_t owner) const { return *std::launder(reinterpret_cast<Desk*>(memories_[owner].data())); }
   std::size_t turn() const { return round_ % turns; }
 
+  void round_by_boxes(const Round& given, const Take& take) {
+    put(given);
+    show({.call = given.call});
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) wait_given(peer, given.call, false);
+      const std::byte* const from = peer == rank() ? given.piece(peer).data() : box(peer, given, rank());
+      if (given.gives(peer)) take(peer, {from, given.bytes}, 0);
+    }
+  }
+
+  // Piece after piece, so that sums stay in the caches. What is given stays until all have taken it.
+  void round_in_place(const Round& given, const Take& take) {
+    show({.call = given.call, .place = place_of(given)});
+    std::vector<const std::byte*> from(size(), given.data);
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) from[peer] = peers_[peer].at(wait_given(peer, given.call, true), memories_[peer]);
+      from[peer] += rank() * given.stride;
+    }
+    for (std::size_t first = 0; first < given.bytes; first += box_bytes_) {
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (given.gives(peer)) take(peer, {from[peer] + first, std::min(box_bytes_, given.bytes - first)}, first);
+      }
+    }
+    ++in_place_;
+    desk(rank()).taken.advance();
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) wait(peer, desk(peer).taken, in_place_);
+    }
+  }
+
+  SharedPlace place_of(const Round& given) const {
+    const auto place = pages_->find({given.data, (size() - 1) * given.stride + given.bytes});
+    require(place.has_value(), Code::internal, [] { return Problem{.what = "too much was given for a box"}; });
+    return *place;
+  }
+
   // What `owner` gives to `reader` in this round; all read the first box where all get the same.
   std::byte* box(std::size_t owner, const Round& given, std::size_t reader) const {
     const std::size_t number = turn() * size() + (given.stride == 0 ? 0 : reader);
@@ -88,36 +138,55 @@ class SharedMemoryTransport : public ProcessTransport {
   }
 
   void put(const Round& given) {
-    desk(rank()).calls[turn()] = given.call;
     for (std::size_t peer = 0; given.gives(rank()) && peer < size(); ++peer) {
       const bool is_there = given.stride == 0 ? peer > 0 : peer == rank();
       if (!is_there && given.bytes > 0) std::memcpy(box(rank(), given, peer), given.piece(peer).data(), given.bytes);
     }
+  }
+
+  void show(const Shown& shown) {
+    desk(rank()).shown[turn()] = shown;
     desk(rank()).given.advance();
   }
 
-  // For what the peer gives in this round.
-  void wait(std::size_t peer) {
-    Progress& given = desk(peer).given;
+  // Where the peer has what it gives in this round.
+  const SharedPlace& wait_given(std::size_t peer, const Call& call, bool in_place) {
+    wait(peer, desk(peer).given, round_);
+    const Shown& shown = desk(peer).shown[turn()];
+    require_same(call, shown.call, group().member(peer));
+    require((shown.place.file >= 0) == in_place, Code::bad_argument, [&] {
+      const std::string_view where[] = {"memory of its own", "memory that ranks share"};
+      return Problem{.what = fmt::format("{} gives a collective {}", group().member(peer), where[!in_place]),
+                     .needed = fmt::format("{}, as this rank does", where[in_place]),
+                     .remedy = "Give it memory of Communicator::shared_memory() on all ranks, or on none."};
+    });
+    return shown.place;
+  }
+
+  void wait(std::size_t peer, Progress& progress, std::uint32_t until) {
     for (int look = 0; look < looks; ++look) {
-      if (given.has_come_to(round_)) return;
+      if (progress.has_come_to(until)) return;
       std::this_thread::yield();  // to the other, where both share a core
     }
     Patience(error_, group().job().timeout())
-        .wait([&](auto pause) { return given.wait_for(round_, pause); }, [&] { group().give_up_on(peer); });
+        .wait([&](auto pause) { return progress.wait_for(until, pause); }, [&] { group().give_up_on(peer); });
   }
 
   FirstError& error_;
   std::size_t box_bytes_;
+  Reservation booked_;
   std::vector<SharedMemory> memories_;  // by rank
+  std::shared_ptr<SharedPages> pages_;  // this process's
+  std::vector<PeerPages> peers_;        // others'
   std::uint32_t round_ = 0;
+  std::uint32_t in_place_ = 0;  // rounds
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, MemoryAccounts& accounts,
-                                                   const MakeTransport& make) {
-  return std::make_unique<SharedMemoryTransport>(group, accounts, make);
+std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, std::shared_ptr<SharedPages> pages,
+                                                   MemoryAccounts& accounts, const MakeTransport& make) {
+  return std::make_unique<SharedMemoryTransport>(group, std::move(pages), accounts, make);
 }
 
 }  // namespace ballast

@@ -84,7 +84,9 @@ class ThreadTransport : public Transport {
 
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
-  std::size_t round_bytes(Where) const override { return std::numeric_limits<std::size_t>::max(); }
+  std::size_t round_bytes(Where, std::span<const std::byte>) const override {
+    return std::numeric_limits<std::size_t>::max();
+  }
   void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
 
   void round(const Round& given, const Take& take) override {
@@ -92,7 +94,7 @@ class ThreadTransport : public Transport {
     for (std::size_t peer = 0; peer < size(); ++peer) {
       const Round& theirs = shown.by(peer);
       require_same(given.call, theirs.call, fmt::format("rank {}", peer));
-      if (given.gives(peer)) take(peer, theirs.piece(rank_));
+      if (given.gives(peer)) take(peer, theirs.piece(rank_), 0);
     }
     shown.taken();
   }
@@ -105,7 +107,7 @@ class ThreadTransport : public Transport {
     if (ranks.front() == rank_) part = group_->part(ranks.size());
     const auto bytes = std::as_bytes(std::span(&part, 1));
     round({{.kind = Collective::split}, bytes.data(), bytes.size()},
-          [&](std::size_t peer, std::span<const std::byte> theirs) {
+          [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t) {
             if (peer == ranks.front() && peer != rank_) {
               part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());
             }

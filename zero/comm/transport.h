@@ -9,6 +9,7 @@
 #include <span>
 #include <string_view>
 
+#include "kernels/runtime/buffer.h"
 #include "kernels/runtime/device.h"
 #include "zero/comm/call.h"
 
@@ -33,20 +34,27 @@ struct Round {
   bool gives(std::size_t rank) const { return giver == everybody || giver == rank; }
 };
 
-// Called for what each rank that gives has given, this rank's own included, in rank order. The bytes stay until it returns.
-using Take = std::function<void(std::size_t peer, std::span<const std::byte> bytes)>;
+// Called for what each rank that gives has given, this rank's own included: all of it, or piece after piece, of which each
+// begins at the byte `first`. Every byte is taken of one rank after the other, in rank order. They stay until it returns.
+using Take = std::function<void(std::size_t peer, std::span<const std::byte> bytes, std::size_t first)>;
 
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::size_t rank() const = 0;
   virtual std::size_t size() const = 0;
-  virtual std::size_t round_bytes(Where where) const = 0;  // the most that a round may give to each
+
+  // The most that a round may give to each, of what lies there.
+  virtual std::size_t round_bytes(Where where, std::span<const std::byte> lies) const = 0;
 
   // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
   virtual void round(const Round& given, const Take& take) = 0;
 
   virtual bool reaches_gpus() const { return false; }  // whether what a round carries may lie in a GPU's memory
+
+  // Host memory that peers read in place, if there is such. On each rank a round's bytes lie in it, or on none.
+  virtual Allocator* shared_memory() { return nullptr; }
+  virtual bool is_shared(std::span<const std::byte>) const { return false; }
 
   // The group that `ranks` of this one form, this rank among them; on GPUs, with another stream if one is given. All ranks
   // call at the same time.

@@ -1,0 +1,39 @@
+#include "zero/comm/shared_pages.h"
+
+#include <functional>
+
+namespace ballast {
+
+std::byte* SharedPages::allocate(std::size_t bytes) {
+  SharedMemory memory = SharedMemory::make(bytes, "memory that ranks read in place");
+  std::byte* const data = memory.data();
+  const std::lock_guard lock(mutex_);
+  memories_.emplace(data, std::move(memory));
+  return data;
+}
+
+void SharedPages::release(std::byte* memory, std::size_t) noexcept {
+  const std::lock_guard lock(mutex_);
+  memories_.erase(memory);
+  ++releases_;
+}
+
+std::optional<SharedPlace> SharedPages::find(std::span<const std::byte> bytes) const {
+  const std::lock_guard lock(mutex_);
+  auto after = memories_.upper_bound(bytes.data());
+  if (bytes.empty() || after == memories_.begin()) return std::nullopt;
+  const SharedMemory& memory = std::prev(after)->second;
+  const auto begin = static_cast<std::size_t>(bytes.data() - memory.data());
+  if (begin + bytes.size() > memory.bytes()) return std::nullopt;
+  return SharedPlace{memory.file(), releases_, begin};
+}
+
+const std::byte* PeerPages::at(const SharedPlace& place, const SharedMemory& beside) {
+  if (place.releases != releases_) memories_.clear();
+  releases_ = place.releases;
+  auto memory = memories_.find(place.file);
+  if (memory == memories_.end()) memory = memories_.emplace(place.file, beside.open_beside(place.file)).first;
+  return memory->second.data() + place.begin;
+}
+
+}  // namespace ballast
