@@ -13,6 +13,7 @@ struct Handle {
   std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts{};
   std::unique_ptr<Communicator> ranks{};
+  Buffer shared{};  // goes before the communicator does
   std::string problem{};
 };
 
@@ -45,6 +46,16 @@ void* ballast_comm_open(int way) {
   } catch (const std::exception&) {
     return nullptr;
   }
+}
+
+// Memory that all ranks read in place; until the next call of this, or the end. Null if there is none.
+void* ballast_comm_shared_memory(void* handle, std::size_t bytes) {
+  auto& self = *static_cast<Handle*>(handle);
+  self.shared = Buffer();
+  const char* problem = guarded(handle, [&](Communicator& ranks) {
+    self.shared = allocate(self.accounts, {.bytes = bytes, .owner = "shared", .allocator = ranks.shared_memory()});
+  });
+  return problem == nullptr ? self.shared.data() : nullptr;
 }
 
 void ballast_comm_close(void* handle) { delete static_cast<Handle*>(handle); }

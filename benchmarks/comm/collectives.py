@@ -1,7 +1,8 @@
 """all_gather and reduce_scatter beside copying as many bytes, and beside torch's Gloo process group.
 
 The same processes run each in turn: Ballast, a memcpy in every process at once, torch. A size is that of the whole array:
-what an all_gather writes and what a reduce_scatter reads on each rank. The time is that of the slowest rank.
+what an all_gather writes and what a reduce_scatter reads on each rank; "in place", it lies in memory that ranks share. The
+time is that of the slowest rank.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import suite
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from ours import Communicator, Library
+from ours import IN_PLACE, Communicator, Library
 
 MIB = 1 << 20
 BYTES_A_SAMPLE = 64 * MIB  # small collectives run several times in a sample
@@ -42,7 +43,8 @@ CASES = [
     for dtype in (torch.bfloat16, torch.float32)
     for mebibytes in (1, 4, 16, 64, 256)
 ] + [
-    Case(collective, torch.bfloat16, 64, ranks, "gloo")
+    Case(collective, torch.bfloat16, 64, ranks, way)
+    for way in (IN_PLACE, "gloo")
     for ranks in (2, 4)
     for collective in ("all_gather", "reduce_scatter")
 ]
@@ -54,6 +56,8 @@ def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Call
     whole, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
     part = torch.randn(elements // case.ranks).to(case.dtype)
     into = torch.zeros(elements // case.ranks)
+    if case.way == IN_PLACE:
+        whole = ours.shared(whole)
     if case.collective == "all_gather":
         run_ours = lambda: ours.all_gather(part, whole)
         run_theirs = lambda: dist.all_gather_single(whole, part)

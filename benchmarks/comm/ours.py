@@ -4,7 +4,8 @@ import ctypes
 
 import torch
 
-WAYS = {"shared memory": 1, "gloo": 2}
+IN_PLACE = "in place"
+WAYS = {"shared memory": 1, IN_PLACE: 1, "gloo": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -14,6 +15,8 @@ class Library:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self.calls.ballast_comm_open.restype = pointer
         self.calls.ballast_comm_close.argtypes = [pointer]
+        self.calls.ballast_comm_shared_memory.restype = pointer
+        self.calls.ballast_comm_shared_memory.argtypes = [pointer, size]
         for name in ("all_gather", "reduce_scatter"):
             call = getattr(self.calls, f"ballast_comm_{name}")
             call.restype, call.argtypes = ctypes.c_char_p, [pointer, pointer, pointer, size, number]
@@ -32,6 +35,14 @@ class Communicator:
 
     def close(self) -> None:
         self._calls.ballast_comm_close(self._handle)
+
+    def shared(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in memory that all ranks read in place, until the next call."""
+        memory = self._calls.ballast_comm_shared_memory(self._handle, tensor.nbytes)
+        if not memory:
+            raise RuntimeError("no shared memory")
+        bytes_there = torch.frombuffer((ctypes.c_uint8 * tensor.nbytes).from_address(memory), dtype=torch.uint8)
+        return bytes_there.view(tensor.dtype).copy_(tensor)
 
     def all_gather(self, mine: torch.Tensor, everything: torch.Tensor) -> None:
         self._call("all_gather", mine, everything, mine.numel(), mine.dtype)
