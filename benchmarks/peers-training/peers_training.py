@@ -91,7 +91,7 @@ class Measure(NamedTuple):
 
 
 def records(case: Case, runs: Runs) -> list[dict]:
-    """A line for each system that it is compared with, of speed and, but for the limit, of memory."""
+    """A line for each system that it is compared with, of speed and, but for limits, of memory."""
     speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.way.tokens / seconds)
     memory = Measure(", memory", "MiB", lambda run: run.beyond_torch_bytes, lambda count: count / MEBIBYTE)
     rivals = [other for other in case.opponents if other.system.trains]
@@ -126,6 +126,7 @@ def details(case: Case, runs: Runs) -> dict:
         "case": case.system.name,
         "model": case.way.title,
         "group": OURS if case.system.is_ballast else "peers",
+        "trains": case.system.trains,
         "machine": suite.machine_name(),
         "tokens_per_second": case.way.tokens / median(ours, "seconds"),
         "speed_ratio": times_faster(ours, reference),
@@ -142,13 +143,16 @@ def details(case: Case, runs: Runs) -> dict:
 
 def table(rows: list[dict]) -> str:
     text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; beyond what importing torch costs\n"
-    text += f"limit: {ALONE}, forward and backward without updates and without other ranks\n"
+    text += f"limit: {ALONE}\n"
     text += f"losses: of the last step, and how far a step's is from {DDP}'s at most\n"
     for model in dict.fromkeys(row["model"] for row in rows):
         text += f"\n{model}\n{'':<40}{'tok/s':>8}{'of limit':>10}{'of DDP':>8}{'resident':>10}{'beyond':>8}{'of DDP':>8}"
         text += f"{'loss':>9}{'apart':>8}\n"
         for row in (row for row in rows if row["model"] == model):
             text += f"{row['case']:<40}{row['tokens_per_second']:>8.0f}{row['limit_ratio']:>10.2f}{row['speed_ratio']:>8.2f}"
+            if not row["trains"]:
+                text += "\n"
+                continue
             text += f"{row['resident_bytes'] / MEBIBYTE:>10.0f}{row['plotted_bytes'] / MEBIBYTE:>8.0f}"
             text += f"{row['memory_ratio']:>8.2f}{row['losses'][-1]:>9.4f}{row['losses_apart']:>8.4f}\n"
     return text
@@ -179,8 +183,9 @@ def main() -> None:
     for case in cases:
         for line in records(case, runs):
             print(json.dumps(line), flush=True)
-    rows = [details(case, runs) for case in cases if case.system.trains]
+    rows = [details(case, runs) for case in cases]
     print(table(rows), file=sys.stderr)
+    rows = [row for row in rows if row["trains"]]
     plotting.keep(rows, options)
     others = strayed(rows)
     for row in others:

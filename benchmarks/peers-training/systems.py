@@ -30,6 +30,7 @@ class System(NamedTuple):
 
 
 ALONE = "the model alone"  # forward and backward, no more: nobody can be faster
+UPDATED = "the model and its update"  # nor than this, with fp32 state
 DDP = "DDP"
 FSDP = "FSDP2"
 
@@ -47,10 +48,11 @@ def deepspeed(stage: int, place: str = "", **options: Any) -> System:
 
 
 def ballast(stage: int, *what: str, place: str = "", **options: Any) -> System:
-    """Beside the limit, DDP, and those that partition as much."""
+    """Beside the limits, DDP, and those that partition as much."""
     name = ", ".join([f"Ballast stage {stage}", *([f"state on the {place}"] if place else []), *what])
-    against = (ALONE, DDP, FSDP, deepspeed_name(stage, place)) if stage > 0 else (ALONE, DDP)
-    return System(name, "Ballast", {"stage": stage, **options}, against)
+    limits = (ALONE, UPDATED) if stage > 0 and "state_format" not in options else (ALONE,)
+    peers = (DDP, FSDP, deepspeed_name(stage, place)) if stage > 0 else (DDP,)
+    return System(name, "Ballast", {"stage": stage, **options}, (*limits, *peers))
 
 
 IN_BACKWARD = "updated in backward"
@@ -58,6 +60,7 @@ IN_BACKWARD = "updated in backward"
 # "nvme:" is completed with the directory of the run.
 SYSTEMS = [
     System(ALONE, "Alone", {}, ()),
+    System(UPDATED, "Alone", {"updates": True}, (ALONE,)),
     peer(DDP, "Ddp"),
     peer("ZeroRedundancyOptimizer", "Zero"),
     peer(FSDP, "Fsdp"),
@@ -81,6 +84,8 @@ SYSTEMS = [
 LEGEND = """\
 All train the same model on the same text, from the same parameters, with AdamW; one core and OMP_NUM_THREADS=1 for each rank.
 the model alone          forward and backward on every rank, which nobody can be faster than: no optimizer, no other ranks
+the model and its update the same, and torch's fused AdamW on as many fp32 numbers as are a rank's share: the gradients and
+                         parameters of others come and go for nothing
 DDP                      gradient_as_bucket_view=True; no_sync() while accumulating; AdamW(fused=True)
 ZeroRedundancyOptimizer  around DDP as above; parameters_as_bucket_view=True, AdamW(fused=True)
 FSDP2                    fully_shard() of each block, then of the model; gradients are reduced once a step; AdamW(fused=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import torch
@@ -48,19 +49,27 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def close(self) -> None:
+        del self.model, self.optimizer  # a DDP that outlives its group may wait for it for ever
         dist.destroy_process_group()
 
 
 class Alone(Trainer):
-    """Each rank for itself, and nothing is learnt. The pages of a gradient are the next one's."""
+    """Each rank for itself, and nothing is learnt; it may update a share of fp32 numbers of their own. The pages of a gradient
+    are the next one's."""
 
-    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None):
+    def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None, updates: bool = False):
         from ballast.wrapper.memory import keep_freed_memory
 
         keep_freed_memory()
         super().__init__(model, adamw(model), passes, max_norm)
+        ranks = int(os.environ["WORLD_SIZE"])
+        share = sum(parameter.numel() for parameter in model.parameters()) // ranks if updates else 0
+        numbers = torch.nn.Parameter(torch.zeros(share))
+        numbers.grad = torch.full((share,), 1e-3)
+        self.updated = torch.optim.AdamW([numbers], lr=LEARNING_RATE, fused=True)
 
     def step(self) -> None:
+        self.updated.step()
         self.optimizer.zero_grad()
 
     def close(self) -> None:
