@@ -8,6 +8,7 @@
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
 #include "tests/offload/descriptors.h"
+#include "tests/sanitizer.h"
 #include "zero/comm/shared_pages.h"
 
 using namespace ballast;
@@ -16,7 +17,7 @@ using Catch::Contains;
 
 namespace {
 
-constexpr std::size_t in_many_pieces = 1'000'003;
+constexpr std::size_t in_many_pieces = sanitized ? 600'003 : 1'000'003;
 
 // Of memory that the others read in place.
 class SharedValues {
@@ -42,7 +43,7 @@ class SharedValues {
 
 void gathers(Communicator& ranks, std::size_t count) {
   SharedValues all(ranks, DType::bf16, ranks.size() * count);
-  for (std::size_t turn = 0; turn < 3; ++turn) {
+  for (std::size_t turn = 0; turn < 2; ++turn) {
     Values expected(DType::bf16, ranks.size() * count);
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       expected.put(rank * count, Values::of_rank(rank + turn, DType::bf16, count));
@@ -55,7 +56,7 @@ void gathers(Communicator& ranks, std::size_t count) {
 
 void reduces(Communicator& ranks, std::size_t count) {
   SharedValues all(ranks, DType::bf16, ranks.size() * count);
-  for (std::size_t turn = 0; turn < 3; ++turn) {
+  for (std::size_t turn = 0; turn < 2; ++turn) {
     all.put(0, Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count));
     Values part = first_values(count);
     ranks.reduce_scatter(all.view(), part.view());
@@ -82,8 +83,9 @@ void broadcasts(Communicator& ranks, std::size_t count) {
 }  // namespace
 
 TEST_CASE("memory that ranks share gives the same bits, and may be changed when a call returns") {
-  for (const std::size_t size : {1u, 2u, 3u, 4u}) {
+  for (const std::size_t size : {2u, 3u, 4u}) {
     on_all_groups(size, [](Communicator& ranks) {
+      if (ranks.shared_memory() == nullptr) return;
       const auto part = ranks.split(0);
       for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, in_many_pieces / ranks.size()}) {
         for (Communicator* group : {&ranks, part.get()}) {  // each time in other memory

@@ -27,7 +27,7 @@ constexpr std::size_t turns = 2;
 constexpr int looks = 8;
 
 // What is given in a round.
-struct Shown {
+struct Announcement {
   Call call{};
   SharedPlace place{};  // of what is read in place; else it is in the boxes
 };
@@ -36,7 +36,7 @@ struct Shown {
 struct Desk {
   alignas(line_bytes) Progress given;  // rounds
   alignas(line_bytes) Progress taken;  // of those in which peers are read in place
-  alignas(line_bytes) Shown shown[turns];
+  alignas(line_bytes) Announcement announced[turns];
 };
 
 std::size_t box_bytes_of(std::size_t size) {
@@ -97,7 +97,7 @@ class SharedMemoryTransport : public ProcessTransport {
 
   void round_by_boxes(const Round& given, const Take& take) {
     put(given);
-    show({.call = given.call});
+    announce({.call = given.call});
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) wait_given(peer, given.call, false);
       const std::byte* const from = peer == rank() ? given.piece(peer).data() : box(peer, given, rank());
@@ -107,7 +107,7 @@ class SharedMemoryTransport : public ProcessTransport {
 
   // Piece after piece, so that sums stay in the caches. What is given stays until all have taken it.
   void round_in_place(const Round& given, const Take& take) {
-    show({.call = given.call, .place = place_of(given)});
+    announce({.call = given.call, .place = place_of(given)});
     std::vector<const std::byte*> from(size(), given.data);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer != rank()) from[peer] = peers_[peer].at(wait_given(peer, given.call, true), memories_[peer]);
@@ -144,23 +144,23 @@ class SharedMemoryTransport : public ProcessTransport {
     }
   }
 
-  void show(const Shown& shown) {
-    desk(rank()).shown[turn()] = shown;
+  void announce(const Announcement& announcement) {
+    desk(rank()).announced[turn()] = announcement;
     desk(rank()).given.advance();
   }
 
   // Where the peer has what it gives in this round.
   const SharedPlace& wait_given(std::size_t peer, const Call& call, bool in_place) {
     wait(peer, desk(peer).given, round_);
-    const Shown& shown = desk(peer).shown[turn()];
-    require_same(call, shown.call, group().member(peer));
-    require((shown.place.file >= 0) == in_place, Code::bad_argument, [&] {
+    const Announcement& theirs = desk(peer).announced[turn()];
+    require_same(call, theirs.call, group().member(peer));
+    require((theirs.place.file >= 0) == in_place, Code::bad_argument, [&] {
       const std::string_view where[] = {"memory of its own", "memory that ranks share"};
       return Problem{.what = fmt::format("{} gives a collective {}", group().member(peer), where[!in_place]),
                      .needed = fmt::format("{}, as this rank does", where[in_place]),
                      .remedy = "Give it memory of Communicator::shared_memory() on all ranks, or on none."};
     });
-    return shown.place;
+    return theirs.place;
   }
 
   void wait(std::size_t peer, Progress& progress, std::uint32_t until) {
