@@ -272,7 +272,7 @@ TEST_CASE("a limit on the size of files is found before it kills") {
   CHECK(rig.create().generation() == 1);
 }
 
-TEST_CASE("ten thousand opens leave no descriptor and no memory behind") {
+TEST_CASE("thousands of opens leave no descriptor and no memory behind") {
   const auto resident_pages = [] {
     std::size_t all = 0;
     std::size_t resident = 0;
@@ -286,7 +286,7 @@ TEST_CASE("ten thousand opens leave no descriptor and no memory behind") {
   }
   const std::size_t descriptors = open_descriptors();
   const std::size_t pages = resident_pages();
-  for (int i = 0; i < 10000; ++i) {
+  for (std::size_t i = 0; i < 10000; i += testing::every(5)) {
     rig.open();
   }
   CHECK(open_descriptors() == descriptors);
