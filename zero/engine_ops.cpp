@@ -120,15 +120,11 @@ void Engine::run_any(const Op& op, OpProgress& progress, Round& round) {
   }
 }
 
-// Sums begin at zero, not at the first rank's part, so that those of one rank and of many treat -0 alike.
 void Engine::reduce(const Op& op) {
   const DType dtype = is_partial(op) ? DType::fp32 : parts_.plan.model().units[op.unit].dtype;
   const View from = slots_.view(op.from, dtype);
   const View to = slots_.view(op.to, DType::fp32);
   Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.reduce : *parts_.mesh.replicas;
-  kernels::Backend& backend = arithmetic(op.lane).place().backend();
-  if (group.size() == 1) return backend.begin_sum(from, to);
-  backend.fill(to, 0.0f);
   op.ranks == Ranks::shard_group ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
 }
 

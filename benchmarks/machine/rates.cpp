@@ -10,6 +10,7 @@
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/harness/statistics.h"
 #include "kernels/backend.h"
+#include "kernels/runtime/buffer.h"
 #include "offload/record_store.h"
 
 namespace ballast::benchmarks {
@@ -89,17 +90,15 @@ class Rates {
 
   void gather(std::size_t bytes) {
     const std::size_t mine = bytes / world_.size();
-    memory_of(mine * world_.size());
-    const View all(buffer_->data(), mine * world_.size(), DType::u8);
+    const View all(exchanged(mine * world_.size()), mine * world_.size(), DType::u8);
     world_.all_gather(all.part(world_.rank() * mine, mine), all);
   }
 
   void reduce(std::size_t bytes) {
     const std::size_t mine = bytes / byte_size(DType::bf16) / world_.size();
-    memory_of(mine * (world_.size() * byte_size(DType::bf16) + sizeof(float)));
-    const View all(buffer_->data(), mine * world_.size(), DType::bf16);
-    const View part(buffer_->data() + all.bytes(), mine, DType::fp32);
-    backend_->fill(part, 0.0f);
+    std::byte* const memory = exchanged(mine * (world_.size() * byte_size(DType::bf16) + sizeof(float)));
+    const View all(memory, mine * world_.size(), DType::bf16);
+    const View part(memory + all.bytes(), mine, DType::fp32);
     world_.reduce_scatter(all, part);
   }
 
@@ -196,6 +195,15 @@ class Rates {
       completion.wait();
   }
 
+  // Where ranks share memory, the engine has what they exchange in that.
+  std::byte* exchanged(std::size_t bytes) {
+    if (exchanged_.bytes() < bytes) {
+      const BufferRequest request{.bytes = bytes, .owner = "exchanged", .allocator = world_.shared_memory()};
+      exchanged_ = allocate(accounts_, request);
+    }
+    return exchanged_.data();
+  }
+
   void memory_of(std::size_t bytes) {
     if (!buffer_ || buffer_->bytes() < bytes) buffer_.emplace(bytes);
   }
@@ -205,6 +213,8 @@ class Rates {
   std::unique_ptr<kernels::Backend> backend_;
   Plan plan_;
   std::optional<Buffer> buffer_;
+  MemoryAccounts accounts_;
+  ballast::Buffer exchanged_;
 };
 
 }  // namespace

@@ -58,13 +58,13 @@ void reduces(Communicator& ranks, std::size_t count) {
   SharedValues all(ranks, DType::bf16, ranks.size() * count);
   for (std::size_t turn = 0; turn < 2; ++turn) {
     all.put(0, Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count));
-    Values part = first_values(count);
+    Values part = overwritten(count);
     ranks.reduce_scatter(all.view(), part.view());
     std::memset(all.view().data(), 0xff, all.view().bytes());  // free to be changed, now
     expect(part == summed(ranks.size(), DType::bf16, ranks.rank() * count, count), "a reduce_scatter of shared memory");
 
     all.put(0, Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count));
-    Values whole = first_values(count);
+    Values whole = overwritten(count);
     ranks.all_reduce(all.view().part(0, count), whole.view());
     std::memset(all.view().data(), 0xff, all.view().bytes());
     expect(whole == summed(ranks.size(), DType::bf16, 0, count), "an all_reduce of shared memory");

@@ -43,11 +43,11 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
   constexpr std::size_t count = 99991;
   for (const DType dtype : float_dtypes) {
     OnGpu all(Values::of_rank(ranks.rank(), dtype, ranks.size() * count), stream, accounts);
-    OnGpu part(first_values(count), stream, accounts);
+    OnGpu part(overwritten(count), stream, accounts);
     ranks.reduce_scatter(all.view(), part.view());
     expect(part.back() == summed(ranks.size(), dtype, ranks.rank() * count, count), "reduce_scatter");
 
-    OnGpu whole(first_values(count), stream, accounts);
+    OnGpu whole(overwritten(count), stream, accounts);
     ranks.all_reduce(all.view().part(0, count), whole.view());
     expect(whole.back() == summed(ranks.size(), dtype, 0, count), "all_reduce");
 

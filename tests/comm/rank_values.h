@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "kernels/fp16_math.h"
@@ -84,18 +85,18 @@ class Values {
   std::size_t count_;
 };
 
-// What sums begin with.
-inline Values first_values(std::size_t count) {
+// Where sums go: nothing of what was there is left.
+inline Values overwritten(std::size_t count) {
   Values values(DType::fp32, count);
   for (std::size_t i = 0; i < count; ++i) {
-    values.set(i, static_cast<float>(i % 1000));
+    values.set(i, std::numeric_limits<float>::quiet_NaN());
   }
   return values;
 }
 
-// What becomes of them when the ranks' elements from `first` on are added in rank order.
+// The ranks' elements from `first` on, added in rank order.
 inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::size_t count) {
-  Values sum = first_values(count);
+  Values sum(DType::fp32, count);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     Values one(dtype, 1);
     for (std::size_t i = 0; i < count; ++i) {

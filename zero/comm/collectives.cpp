@@ -189,15 +189,16 @@ class Collectives : public Communicator {
     });
   }
 
-  // into += this rank's part of `all`.
+  // into = the sum of this rank's part of `all`.
   void add_parts(const Call& call, ConstView all, View into) {
     const ConstView first_part = all.part(0, into.count());
     add({.call = call, .values = first_part, .stride = first_part.bytes()}, into);
   }
 
   void add(const Given& given, View into) {
-    exchange(given, [&](std::size_t, const ConstView& theirs, std::size_t first) {
-      backend_.accumulate(theirs, 1.0f, into.part(first, theirs.count()));
+    exchange(given, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
+      const View sum = into.part(first, theirs.count());
+      peer == 0 ? backend_.begin_sum(theirs, sum) : backend_.accumulate(theirs, 1.0f, sum);
     });
   }
 

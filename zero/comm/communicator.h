@@ -37,8 +37,7 @@ class Communicator {
 
   // all = every rank's `mine`, in rank order. `mine` may lie in `all` at its place.
   virtual void all_gather(ConstView mine, View all) = 0;
-  // into += the ranks' `all`, added in rank order: a rank's own part of it, or the whole. `into` is fp32; of an all-reduce
-  // it holds the same on all ranks, before as after.
+  // into = the ranks' `all`, added to zeros in rank order: a rank's own part of it, or the whole. `into` is fp32.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
   // Integers are exact in any order.

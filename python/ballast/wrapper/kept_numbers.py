@@ -124,7 +124,7 @@ class KeptNumbers:
         mine = self.read_moment(parameter, moment)
         if not self._is_shared:
             return mine
-        whole = torch.zeros_like(mine)
+        whole = torch.empty_like(mine)
         self._group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
         return whole
 
