@@ -20,6 +20,10 @@ LAYERS = {
     "tests": ["zero", "benchmarks"],
 }
 
+# What lies beside those folders at the top: what tools look for there, and the scripts that everybody types.
+TOP = {"CMakeLists.txt", "CMakePresets.json", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"}
+TOP |= {"quickstart", "run-benchmarks", "run-tests", ".ci", ".clang-format", ".clang-tidy", ".gitignore"}
+
 # nvcc takes 2 s for a .cu file that includes only this, and 6 s for one that includes what lies above.
 CUDA_SOURCES_MAY_INCLUDE = ["kernels", "benchmarks/gpt"]
 

@@ -20,9 +20,10 @@ class Violation(NamedTuple):
 
 
 class Tree:
-    """The text files below a root, by their path relative to it."""
+    """The text files below a root, by their path relative to it; and all that is at the top."""
 
     def __init__(self, root: Path):
+        self.top = sorted(set(os.listdir(root)) - house.IGNORED)
         self.files: dict[str, str] = {}
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(set(folders) - house.IGNORED)
@@ -71,6 +72,13 @@ def reachable(layer: str) -> set[str]:
 
 def lives_in(path: str, home: list[str]) -> bool:
     return any(fnmatch.fnmatch(path, pattern) for pattern in home)
+
+
+@rule("top-level")
+def nothing_else_is_at_the_top(tree: Tree):
+    for name in tree.top:
+        if name not in house.TOP and name not in {layer.split("/")[0] for layer in house.LAYERS}:
+            yield name, 1, "belongs into one of the folders, or into TOP in house.py"
 
 
 @rule("layering")

@@ -32,6 +32,8 @@ CLEAN = {
 
 # rule, file, the line it is found at, the file's text
 PLANTED = [
+    ("top-level", "ballast-training-x1", 1, "state\n"),
+    ("top-level", "notes.md", 1, "# Notes\n"),
     ("layering", "kernels/low.h", 2, '#pragma once\n#include "optim/rule.h"\n'),
     ("layering", "kernels/runtime/low.h", 1, '#include "kernels/cast.h"\n'),
     ("layering", "offload/ring.cpp", 1, '#include "optim/rule.h"\n'),
@@ -95,7 +97,7 @@ const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullpt
     "zero/values.h": "constexpr int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8};\nauto made = make(1, 2, 3, 4, 5, 6, 7, 8);\n",
     "tests/zero/engine_test.cpp": 'TEMPLATE_TEST_CASE("x", "[y]", int, long, short, char, float, double) {}\n',
     "tests/CMakeLists.txt": "# zero knows: ballast_tests(zero SOURCES nothing.cpp)\n" + CLEAN["tests/CMakeLists.txt"],
-    "docs/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
+    "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 
 
