@@ -9,16 +9,17 @@ from pathlib import Path
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default="", help="only the cases whose line in --list contains this text")
+    of_text = "only the cases whose line in --list contains this text; of several, any"
+    parser.add_argument("--only", action="append", metavar="TEXT", help=of_text)
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
 
 
 def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
     """The options, with the cases that were asked for; with --list it names them and ends the program."""
     options = parser.parse_args()
-    options.cases = [case for case in cases if options.only in line(case)]
+    options.cases = [case for case in cases if any(text in line(case) for text in options.only or [""])]
     if not options.cases:
-        parser.error(f'no case has "{options.only}" in its line; --list names them')
+        parser.error(f'no case has "{" or ".join(options.only)}" in its line; --list names them')
     if options.list:
         print("\n".join(line(case) for case in options.cases))
         parser.exit()

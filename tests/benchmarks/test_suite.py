@@ -20,6 +20,7 @@ def test_all_cases_are_chosen_or_those_whose_line_has_the_text(monkeypatch):
     assert choose(monkeypatch).cases == CASES
     assert choose(monkeypatch, "--only", "adamw").cases == CASES[:2]
     assert choose(monkeypatch, "--only", "beside").cases == CASES
+    assert choose(monkeypatch, "--only", "lamb", "--only", "adamw").cases == CASES[:2]
 
 
 def test_a_text_that_no_line_has_is_an_error(monkeypatch, capsys):
