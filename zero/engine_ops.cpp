@@ -8,39 +8,49 @@
 
 namespace ballast {
 
+namespace {
+
+// What is being handled, with where it happened.
+[[noreturn]] void rethrow_from(const Op& op, const Model& model) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    const std::string unit = op.unit == none ? "" : fmt::format("unit {}, ", model.units[op.unit].name);
+    Problem problem = error.problem();
+    problem.where = fmt::format("{}{} of {}{}{}", unit, name(op.kind), name(op.phase),
+                                problem.where.empty() ? "" : "; ", problem.where);
+    fail(error.code(), problem);
+  }
+}
+
+std::string text_of_what_is_handled() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+}  // namespace
+
 // An error says where it happened, and nobody waits for this rank any more.
 void Engine::fail_op(const Op& op) {
   {
     const std::lock_guard lock(error_mutex_);
     if (error_) throw;  // it has been said: this one waited for what failed, or was aborted with it
   }
-  std::exception_ptr error = std::current_exception();
   try {
-    try {
-      throw;
-    } catch (const Error& known) {
-      const std::string unit = op.unit == none ? "" : fmt::format("unit {}, ", parts_.plan.model().units[op.unit].name);
-      Problem problem = known.problem();
-      problem.where = fmt::format("{}{} of {}{}{}", unit, name(op.kind), name(op.phase),
-                                  problem.where.empty() ? "" : "; ", problem.where);
-      fail(known.code(), problem);
+    rethrow_from(op, parts_.plan.model());
+  } catch (...) {
+    {
+      const std::lock_guard lock(error_mutex_);
+      if (!error_) error_ = std::current_exception();
     }
-  } catch (...) {
-    error = std::current_exception();
+    parts_.mesh.abort(text_of_what_is_handled());
+    throw;
   }
-  std::string reason = "an unknown error";
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    reason = known.what();
-  } catch (...) {
-  }
-  {
-    const std::lock_guard lock(error_mutex_);
-    if (!error_) error_ = error;
-  }
-  parts_.mesh.abort(reason);
-  std::rethrow_exception(error);
 }
 
 void Engine::run(const Op& op, OpProgress& progress, Round& round, const std::vector<const OpProgress*>& after) {
