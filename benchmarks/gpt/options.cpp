@@ -1,8 +1,10 @@
 #include "benchmarks/gpt/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <map>
+#include <ranges>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
@@ -17,6 +19,21 @@ std::size_t tier_from(const std::string& text) {
   fail(Code::bad_argument, {.what = fmt::format("\"{}\" is no tier", text), .needed = "device, host or nvme"});
 }
 
+// Named by a word. CLI11's own way shows the program's numbers in --help.
+template <class Value>
+CLI::Option* add_choice(CLI::App& app, const std::string& option, Value& to, const std::map<std::string, Value>& values,
+                        const std::string& text) {
+  const auto choose = [&to, option, values](const std::string& asked) {
+    const auto found = values.find(asked);
+    require(found != values.end(), Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("{} cannot be \"{}\"", option, asked),
+                     .needed = fmt::format("one of {}", fmt::join(values | std::views::keys, ", "))};
+    });
+    to = found->second;
+  };
+  return app.add_option_function<std::string>(option, choose, text)->type_name("NAME");
+}
+
 void describe_model(CLI::App& app, RunOptions& run) {
   const std::map<std::string, DType> formats{{"bf16", DType::bf16}, {"fp32", DType::fp32}};
   Shape& shape = run.shape;
@@ -25,8 +42,7 @@ void describe_model(CLI::App& app, RunOptions& run) {
   app.add_option("--heads", shape.heads, "Heads of attention")->capture_default_str()->group("Model");
   app.add_option("--context", shape.context, "Bytes of a sequence")->capture_default_str()->group("Model");
   app.add_flag("!--untied", shape.tied, "The head has a weight of its own")->group("Model");
-  app.add_option("--dtype", shape.dtype, "Of parameters and activations: bf16 (default) or fp32")
-      ->transform(CLI::CheckedTransformer(formats))
+  add_choice(app, "--dtype", shape.dtype, formats, "Of parameters and activations: bf16 (default) or fp32")
       ->group("Model");
 }
 
@@ -70,8 +86,8 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
   spread("--parameters", training.parameters, "Where they are kept: device, host, nvme, or device=0.3,host=0.7");
   spread("--gradients", training.gradients, "The same, for reduced gradients");
   spread("--state", training.state, "The same, for the optimizer's state");
-  app.add_option("--format", training.format, "Of the optimizer's state: fp32, split (default), bf16 or compact")
-      ->transform(CLI::CheckedTransformer(formats))
+  add_choice(app, "--format", training.format, formats,
+             "Of the optimizer's state: fp32, split (default), bf16 or compact")
       ->group("Memory");
   app.add_option("--drive", training.drives.directories, "A directory for what is kept on drives; may be repeated")
       ->take_all()
