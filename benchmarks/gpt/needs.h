@@ -27,10 +27,11 @@ struct Needs {
 
   std::size_t reserved = 0;  // of memory: what the ledgers of its ranks say
   std::size_t activations = 0;
+  std::size_t libraries = 0;  // what they, stacks and malloc keep, whatever the run: measured, not counted
   std::size_t on_drives = 0;
   std::vector<Drive> drives{};
 
-  std::size_t memory() const { return reserved + activations; }
+  std::size_t memory() const { return reserved + activations + libraries; }
 };
 
 Needs needs_of(const RunOptions& options, const Plan& plan);

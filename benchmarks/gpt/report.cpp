@@ -55,8 +55,9 @@ std::string forecast_text(const Forecast& forecast) {
 }
 
 std::string needs_text(const RunOptions& options, const Needs& needs) {
-  std::string text = fmt::format("\nprocess   {} will be reserved, {} of them for activations",
-                                 human_bytes(needs.memory()), human_bytes(needs.activations));
+  std::string text =
+      fmt::format("\nprocess   {} will be resident, {} of them for activations and {} for libraries",
+                  human_bytes(needs.memory()), human_bytes(needs.activations), human_bytes(needs.libraries));
   if (options.memory.limit) {
     text += fmt::format("; the kernel keeps it below {}, libraries and all", human_bytes(*options.memory.limit));
   }

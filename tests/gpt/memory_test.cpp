@@ -44,8 +44,8 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 
 }  // namespace
 
-// From 300 MiB on: what libraries, stacks and malloc keep is 5 to 10 MiB, whatever the model.
-TEST_CASE("a training holds what it announced and 3 % more at most") {
+// From 300 MiB on: what libraries, stacks and malloc keep is a few MiB more or less.
+TEST_CASE("a training holds what it announced, 3 % more or less") {
   if (testing::sanitized) return skip("a sanitizer keeps memory of its own");
   for (const char* where : {
            "--stage 0",
