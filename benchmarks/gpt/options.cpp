@@ -1,10 +1,9 @@
 #include "benchmarks/gpt/options.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <map>
-#include <ranges>
+#include <vector>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
@@ -26,8 +25,12 @@ CLI::Option* add_choice(CLI::App& app, const std::string& option, Value& to, con
   const auto choose = [&to, option, values](const std::string& asked) {
     const auto found = values.find(asked);
     require(found != values.end(), Code::bad_argument, [&] {
+      std::vector<std::string> names;
+      for (const auto& [name, value] : values) {
+        names.push_back(name);
+      }
       return Problem{.what = fmt::format("{} cannot be \"{}\"", option, asked),
-                     .needed = fmt::format("one of {}", fmt::join(values | std::views::keys, ", "))};
+                     .needed = fmt::format("one of {}", fmt::join(names, ", "))};
     });
     to = found->second;
   };
