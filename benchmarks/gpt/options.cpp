@@ -26,6 +26,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& option, Value& to, con
     const auto found = values.find(asked);
     require(found != values.end(), Code::bad_argument, [&] {
       std::vector<std::string> names;
+      names.reserve(values.size());
       for (const auto& [name, value] : values) {
         names.push_back(name);
       }
