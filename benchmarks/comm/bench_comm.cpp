@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/runtime/buffer.h"
 #include "zero/comm/connect.h"
 
 namespace {

@@ -137,6 +137,35 @@ TEST_CASE("an exception that ends a rank ends the others") {
   }
 }
 
+TEST_CASE("the memory of a communicator is booked as long as it is there, and refused past the budget") {
+  const TemporaryDirectory folder;
+  Processes processes(2, [&](std::size_t rank) {
+    const auto backend = kernels::cpu_backend({.threads = 1});
+    for (const bool is_enough : {true, false}) {
+      MemoryAccounts accounts;
+      if (!is_enough) accounts.limit(MemoryKind::pageable, 1000);
+      const std::filesystem::path meeting = folder.path() / (is_enough ? "first" : "second");
+      std::filesystem::create_directories(meeting);
+      FileStore store(meeting);
+      const ConnectOptions options{.backend = *backend,
+                                   .accounts = accounts,
+                                   .launch = Launch{.rank = rank, .size = 2},
+                                   .store = &store,
+                                   .timeout = patient,
+                                   .way = Way::shared_memory};
+      {
+        const auto ranks = connect(options);  // throws, the second time
+        expect(accounts.usage(MemoryKind::pageable, "shared memory, group all").now > 256 * 1024, "booked");
+        ranks->barrier();
+      }
+      expect(accounts.total(MemoryKind::pageable).now == 0, "given back");
+    }
+  });
+  for (const std::string& failure : processes.failures()) {
+    CHECK_THAT(failure, Contains("B2004") && Contains("shared memory, group all"));
+  }
+}
+
 TEST_CASE("the timeout comes from the environment") {
   const Environment environment([](const std::string& name) -> std::optional<std::string> {
     if (name == "BALLAST_TIMEOUT") return "0";

@@ -1,6 +1,6 @@
 #include "zero/comm/shared_pages.h"
 
-#include <functional>
+#include <iterator>
 
 namespace ballast {
 

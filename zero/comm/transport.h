@@ -9,11 +9,12 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/runtime/buffer.h"
 #include "kernels/runtime/device.h"
 #include "zero/comm/call.h"
 
 namespace ballast {
+
+class Allocator;
 
 // Where the bytes of a round lie: where the backend works, which may be a GPU, or in host memory all the same.
 enum class Where : bool { backend, host };
