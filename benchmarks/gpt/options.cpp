@@ -18,6 +18,22 @@ std::size_t tier_from(const std::string& text) {
   fail(Code::bad_argument, {.what = fmt::format("\"{}\" is no tier", text), .needed = "device, host or nvme"});
 }
 
+// "host", or fractions: "device=0.3,host=0.7".
+Spread spread_from(const std::string& text) {
+  if (text.find('=') == std::string::npos) return all_in(static_cast<Tier>(tier_from(text)));
+  std::array<double, tier_count> fractions{};
+  for (const std::string& part : CLI::detail::split(text, ',')) {
+    const std::size_t sign = part.find('=');
+    const std::size_t tier = tier_from(part.substr(0, sign));
+    const bool is_number =
+        sign != std::string::npos && CLI::detail::lexical_cast(part.substr(sign + 1), fractions[tier]);
+    require(is_number, Code::bad_argument, [&] {
+      return Problem{.what = fmt::format("\"{}\" is no fraction of a tier", part), .needed = "such as host=0.5"};
+    });
+  }
+  return {fractions[0], fractions[1], fractions[2]};
+}
+
 // Named by a word. CLI11's own way shows the program's numbers in --help.
 template <class Value>
 CLI::Option* add_choice(CLI::App& app, const std::string& option, Value& to, const std::map<std::string, Value>& values,
@@ -152,21 +168,6 @@ void describe_output(CLI::App& app, ProgramOptions& options) {
 }
 
 }  // namespace
-
-Spread spread_from(const std::string& text) {
-  if (text.find('=') == std::string::npos) return all_in(static_cast<Tier>(tier_from(text)));
-  std::array<double, tier_count> fractions{};
-  for (const std::string& part : CLI::detail::split(text, ',')) {
-    const std::size_t sign = part.find('=');
-    const std::size_t tier = tier_from(part.substr(0, sign));
-    const bool is_number =
-        sign != std::string::npos && CLI::detail::lexical_cast(part.substr(sign + 1), fractions[tier]);
-    require(is_number, Code::bad_argument, [&] {
-      return Problem{.what = fmt::format("\"{}\" is no fraction of a tier", part), .needed = "such as host=0.5"};
-    });
-  }
-  return {fractions[0], fractions[1], fractions[2]};
-}
 
 void describe(CLI::App& app, ProgramOptions& options) {
   app.option_defaults()->take_last();  // so that a script's options can be followed by one's own

@@ -19,7 +19,4 @@ struct ProgramOptions {
 
 void describe(CLI::App& app, ProgramOptions& options);
 
-// "host", or fractions: "device=0.3,host=0.7".
-Spread spread_from(const std::string& text);
-
 }  // namespace ballast::gpt
