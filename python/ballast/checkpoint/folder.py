@@ -1,5 +1,5 @@
 """The directory of a checkpoint: a manifest, and beside it a folder with the files that it names. A new checkpoint gets a folder
-of its own; renaming its manifest into place makes it the current one, and then the old folder goes."""
+of its own; renaming its manifest into place makes it the current one. The old folder goes when all ranks have seen that."""
 
 from __future__ import annotations
 
@@ -91,4 +91,12 @@ def make_current(directory: Path, folder: str, manifest: bytes) -> None:
     write_file(written, manifest)
     os.replace(written, directory / MANIFEST)
     flush_folder(directory)
-    remove_folders(directory, but=folder)
+
+
+def take_back(directory: Path, folder: str) -> None:
+    """What a saving that failed has written, unless it failed when the manifest named it already: then nothing else is whole."""
+    try:
+        if current_folder(directory) != folder:
+            shutil.rmtree(directory / folder, ignore_errors=True)
+    except (Error, OSError):
+        pass  # a manifest that cannot be read may name it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,16 @@ from ballast import _core
 from ballast.checks import refuse
 from ballast.checkpoint import manifest
 from ballast.checkpoint.agreement import Agreement
-from ballast.checkpoint.folder import flush_folder, folder_name, make_current, make_folder, require_space, write_file
+from ballast.checkpoint.folder import (
+    flush_folder,
+    folder_name,
+    make_current,
+    make_folder,
+    remove_folders,
+    require_space,
+    take_back,
+    write_file,
+)
 from ballast.checkpoint.held import Held, Writers
 from ballast.checkpoint.holdings import entry_of, entry_of_member, held_by_torch, parameter_names
 from ballast.checkpoint.manifest import Checkpoint, Tensor
@@ -63,8 +71,10 @@ class Saving:
             self._together.settle()
         except BaseException:
             if self._group.rank == 0:
-                shutil.rmtree(self._directory / folder, ignore_errors=True)
+                take_back(self._directory, folder)
             raise
+        if self._group.rank == 0:
+            remove_folders(self._directory, but=folder)
 
     def _token(self) -> int:
         """The same on all ranks, and on none of another time."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from python.wrap import killed, saved
+from python.wrap import saved, stopped
 from python.wrap.loops import Tower
 from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, numbers_in, same
@@ -311,8 +311,9 @@ def test_a_manifest_can_be_read_by_people(tmp_path):
         manifest.read(tmp_path / "0")
 
 
-def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
-    [gained] = run_ranks(1, killed.killed_while_saving, str(tmp_path / "here"))
+@pytest.mark.parametrize("stop", [stopped.kill, stopped.interrupt])
+def test_a_process_that_is_stopped_leaves_the_old_checkpoint_or_the_new_one(tmp_path, stop):
+    [gained] = run_ranks(1, stopped.stopped_while_saving, str(tmp_path / "here"), stop)
     assert len(gained) > 30
     assert set(gained) == {0, 1}
     assert gained == sorted(gained)  # once the new one is there it stays

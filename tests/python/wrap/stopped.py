@@ -1,4 +1,5 @@
-"""A process that is killed while it saves, at each moment at which it asks the system, or the library, for something."""
+"""A process that is killed or interrupted while it saves, at each moment at which it asks the system, or the library, for
+something."""
 
 from __future__ import annotations
 
@@ -19,27 +20,38 @@ WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scand
 EVERY = {"append": 16, "open": 3, "unlink": 2}  # of those that come often, each so many
 
 
-def killed_while_saving(rank: int, folder: str) -> list[int]:
-    """By moment: the step that was there afterwards, less the one before. The last is that of a saving that was not killed."""
-    gained = []
-    in_a_child(lambda: save_next(folder, moment=None))
+def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None]) -> list[int]:
+    """By moment: the step that was there afterwards, less the one before. The last is that of a saving that was not stopped."""
+    gained: list[int] = []
+    in_a_child(lambda: save_next(folder, None, stop))
     while True:
         before = manifest.read(folder).step
         moment = len(gained) + 1
-        killed = in_a_child(lambda: save_next(folder, moment))
+        stopped = in_a_child(lambda: save_next(folder, moment, stop))
         gained.append(manifest.read(folder).step - before)
-        if not killed:
+        if not stopped:
             return gained
 
 
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt() -> None:
+    """As Ctrl-C does, after which Python still cleans up."""
+    raise KeyboardInterrupt
+
+
 def in_a_child(do: Callable[[], None]) -> bool:
-    """Whether it was killed; it must not fail otherwise."""
+    """Whether it was stopped; it must not fail otherwise."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             do()
             code = 0
+        except KeyboardInterrupt:
+            kill()
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
@@ -47,7 +59,7 @@ def in_a_child(do: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def save_next(folder: str, moment: int | None) -> None:
+def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None:
     """Goes on from what is there, which has to be exactly what some saving was to write."""
     training = Training({"stage": 3, "offload": "host"}, other_parameters(named()))
     if moment is not None:
@@ -56,11 +68,11 @@ def save_next(folder: str, moment: int | None) -> None:
     training.train(training.optimizer.steps, 1)
     Path(f"{folder}-{training.optimizer.steps}").write_text(digest(training))
     if moment is not None:
-        sys.setprofile(killer(moment))
+        sys.setprofile(stopper(moment, stop))
     ballast.save(folder, training.model, training.optimizer)
     sys.setprofile(None)
     if moment is not None:
-        assert len(os.listdir(folder)) == 2, "what killed savings left is gone"
+        assert len(os.listdir(folder)) == 2, "what stopped savings left is gone"
 
 
 def named() -> torch.nn.Module:
@@ -68,7 +80,7 @@ def named() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.BatchNorm1d(30), torch.nn.Linear(30, 5))
 
 
-def killer(moment: int) -> Callable[[Any, str, Any], None]:
+def stopper(moment: int, stop: Callable[[], None]) -> Callable[[Any, str, Any], None]:
     counts = dict.fromkeys(WORDS, 0)
     seen = 0
 
@@ -82,7 +94,7 @@ def killer(moment: int) -> Callable[[Any, str, Any], None]:
         if counts[name] % EVERY.get(name, 1) == 0:
             seen += 1
         if seen == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
+            stop()
 
     return profile
 
