@@ -84,7 +84,6 @@ class Rank {
   }
 
   kernels::Backend& backend() { return *backend_; }
-  const Stream* stream() const { return stream_ ? &*stream_ : nullptr; }
 
   void train(Communicator& world, Observer& observer) {
     const auto maths = stream_ ? gpu_maths(stream_->handle(), stream_->gpu()) : cpu_maths(threads_);
@@ -133,10 +132,7 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   if (options.run.training.gpu) options.run.training.gpu = static_cast<int>(launch.local_rank);
   Rank own(options, launch.size);
   MemoryAccounts accounts;
-  ConnectOptions how{.backend = own.backend(), .accounts = accounts};
-  if (own.stream() != nullptr) how.way = Way::nccl;
-  if (own.stream() != nullptr) how.place = {own.stream()->handle(), own.stream()->gpu()};
-  const auto world = connect(how);
+  const auto world = connect({.backend = own.backend(), .accounts = accounts});
   Observer silent;
   std::optional<Printer> printer;
   if (launch.rank == 0) printer.emplace(options);

@@ -46,13 +46,14 @@ TEST_CASE("an abort ends the others' waiting and every later call with its reaso
   }
 }
 
-TEST_CASE("ranks whose bytes go through host memory take no channel on a GPU") {
+// For the build has no NCCL, or the machine no GPU, or one for both of them.
+TEST_CASE("processes that cannot exchange a GPU's memory are told why, all of them") {
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name == "threads") continue;  // whose copies a GPU's stream can make
     INFO(kind.name);
     const Channel channel;
     for (const std::string& failure : kind.run(2, patient, [&](Communicator& ranks) { ranks.split(0, &channel); })) {
-      CHECK_THAT(failure, Contains("B2301") && Contains("Connect the ranks by NCCL"));
+      CHECK_THAT(failure, Contains("no NCCL") || Contains("B210") || Contains("NCCL failed"));
     }
   }
 }

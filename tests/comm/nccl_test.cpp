@@ -64,17 +64,18 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
 void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
   const int gpu = static_cast<int>(rank % device::list().size());
   const Stream stream(gpu);
+  const auto on_host = kernels::cpu_backend({.threads = 1});
   const auto backend = kernels::cuda_backend(stream.handle(), gpu);
   MemoryAccounts accounts;
-  const auto ranks = connect({.backend = *backend,
+  const auto ranks = connect({.backend = *on_host,
                               .accounts = accounts,
                               .launch = Launch{.rank = rank, .size = size},
                               .store = &store,
-                              .timeout = patient,
-                              .way = Way::nccl,
-                              .place = {stream.handle(), gpu}});
-  everything(*ranks, stream, accounts);
-  everything(*ranks->split(rank % 2), stream, accounts);
+                              .timeout = patient});
+  const Channel channel{{stream.handle(), gpu}, backend.get()};
+  const auto on_gpus = ranks->split(0, &channel);
+  everything(*on_gpus, stream, accounts);
+  everything(*on_gpus->split(rank % 2), stream, accounts);
 }
 
 }  // namespace

@@ -132,17 +132,13 @@ class Collectives : public Communicator {
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
     std::unique_ptr<Transport> group;
     together([&] {
-      require(channel == nullptr || transport_->reaches_gpus(), Code::no_transport, [] {
-        return Problem{.what = "the memory of GPUs was to be exchanged by ranks whose bytes go through host memory",
-                       .remedy = "Connect the ranks by NCCL."};
-      });
       const ConstView mine = bytes_of(std::span(&color, 1));
       std::vector<std::size_t> ranks;
       exchange({.call = {.kind = Collective::split}, .values = mine, .where = Where::host},
                [&](std::size_t peer, const ConstView& theirs, std::size_t) {
                  if (std::ranges::equal(theirs.as_bytes(), mine.as_bytes())) ranks.push_back(peer);
                });
-      group = transport_->split(ranks, channel == nullptr ? std::nullopt : std::optional(channel->stream));
+      group = transport_->split(ranks, channel == nullptr ? std::nullopt : std::optional(channel->place));
     });
     return make_collectives(std::move(group), channel == nullptr ? backend_ : *channel->backend);
   }

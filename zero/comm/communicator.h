@@ -6,8 +6,8 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/runtime/device.h"
 #include "kernels/runtime/view.h"
+#include "zero/comm/gpu_place.h"
 
 namespace ballast {
 
@@ -16,10 +16,10 @@ namespace kernels {
 class Backend;
 }
 
-// The stream on a GPU that a group's work goes into, and the backend that makes its sums there; both outlive the group.
-// Calls then return when their work is issued.
+// Where on a GPU a group's work goes, and the backend that makes its sums there; stream and backend outlive the group. Calls
+// then return when their work is issued.
 struct Channel {
-  StreamHandle stream = nullptr;
+  GpuPlace place{};
   kernels::Backend* backend = nullptr;
 };
 
@@ -47,8 +47,8 @@ class Communicator {
   virtual void barrier() = 0;
 
   // The ranks that name the same color form a group, in rank order. With one color for all it is a second group of the
-  // same ranks, for another thread. Without a channel its work goes where this group's goes; a channel on a GPU is refused
-  // (B2301) by groups whose bytes go through host memory.
+  // same ranks, for another thread. Without a channel its work goes where this group's goes; with one it goes by NCCL
+  // between processes, whichever way this group's bytes go (without NCCL: B2301), and by copies between threads.
   virtual std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) = 0;
   std::unique_ptr<Communicator> split(std::size_t color) { return split(color, nullptr); }
 

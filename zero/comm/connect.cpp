@@ -5,6 +5,7 @@
 #include "kernels/runtime/error.h"
 #include "zero/comm/collectives.h"
 #include "zero/comm/gloo_transport.h"
+#include "zero/comm/nccl_transport.h"
 #include "zero/comm/shared_memory_transport.h"
 #include "zero/comm/thread_communicator.h"
 
@@ -22,40 +23,36 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options) {
 
 using Pages = std::shared_ptr<SharedPages>;
 
-std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options, const Pages& pages);
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options, const Pages& pages,
+                                          const std::optional<GpuPlace>& gpu);
 
-MakeTransport maker(const ConnectOptions& options, const Pages& pages) {
-  return [options, pages](const ProcessGroup& part, std::optional<StreamHandle> stream) {
-    ConnectOptions part_options = options;
-    if (stream) part_options.place.stream = *stream;
-    return make_transport(part, part_options, pages);
+// Of groups that are split off. Without a place of their own they work where the group works that they are part of.
+MakeTransport maker(const ConnectOptions& options, const Pages& pages, const std::optional<GpuPlace>& gpu) {
+  return [options, pages, gpu](const ProcessGroup& part, const std::optional<GpuPlace>& own) {
+    return make_transport(part, options, pages, own ? own : gpu);
   };
 }
 
-std::unique_ptr<Transport> fastest_on_cpus(const ProcessGroup& group, const ConnectOptions& options,
-                                           const Pages& pages) {
+std::unique_ptr<Transport> transport_of_host(const ProcessGroup& group, const ConnectOptions& options,
+                                             const Pages& pages) {
+  const MakeTransport make = maker(options, pages, std::nullopt);
+  if (options.way == Way::gloo) return gloo_transport(group, options.accounts, make);
   try {
-    return shared_memory_transport(group, pages, options.accounts, maker(options, pages));
+    return shared_memory_transport(group, pages, options.accounts, make);
   } catch (const Error& error) {
-    if (error.code() != Code::no_transport) throw;
+    if (options.way != Way::fastest || error.code() != Code::no_transport) throw;
     if (options.log != nullptr) {
       options.log->write_once(Level::info, "Gloo", "ranks exchange through Gloo: " + error.problem().what);
     }
-    return gloo_transport(group, options.accounts, maker(options, pages));
+    return gloo_transport(group, options.accounts, make);
   }
 }
 
-std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options,
-                                          const Pages& pages) {
-  const MakeTransport make = maker(options, pages);
-  switch (options.way) {
-    case Way::fastest: return fastest_on_cpus(group, options, pages);
-    case Way::shared_memory: return shared_memory_transport(group, pages, options.accounts, make);
-    case Way::gloo: return gloo_transport(group, options.accounts, make);
-    case Way::nccl:
-      return nccl_transport(fastest_on_cpus(group, options, pages), group, options.place, options.accounts, make);
-  }
-  fail(Code::internal, {.what = "there is no such way"});
+std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options, const Pages& pages,
+                                          const std::optional<GpuPlace>& gpu) {
+  std::unique_ptr<Transport> host = transport_of_host(group, options, pages);
+  if (!gpu) return host;
+  return nccl_transport(std::move(host), group, *gpu, options.accounts, maker(options, pages, gpu));
 }
 
 }  // namespace
@@ -65,7 +62,7 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options) {
   if (launch.size == 1) return lone_communicator(options.backend);
   const auto job = std::make_shared<Job>(JobOptions{launch, options.store, timeout_of(options)});
   const auto pages = std::make_shared<SharedPages>();
-  return make_collectives(make_transport(ProcessGroup(job, launch.rank), options, pages), options.backend);
+  return make_collectives(make_transport(ProcessGroup(job, launch.rank), options, pages, std::nullopt), options.backend);
 }
 
 }  // namespace ballast

@@ -6,13 +6,12 @@
 #include "kernels/runtime/log.h"
 #include "zero/comm/communicator.h"
 #include "zero/comm/job.h"
-#include "zero/comm/nccl_transport.h"
 
 namespace ballast {
 
-// How bytes go; `fastest` on CPUs is shared memory for ranks of one machine, and Gloo for others. Where a way that is asked
-// for cannot be had, that is an error.
-enum class Way { fastest, shared_memory, gloo, nccl };
+// How bytes go in host memory; `fastest` is shared memory for ranks of one machine, and Gloo for others. Where a way that is
+// asked for cannot be had, that is an error. Memory of GPUs is for groups that are split off with a channel.
+enum class Way { fastest, shared_memory, gloo };
 
 struct ConnectOptions {
   kernels::Backend& backend;  // makes the sums; outlives the communicator, as the accounts do
@@ -22,7 +21,6 @@ struct ConnectOptions {
   KeyValueStore* store = nullptr;  // to find each other by, instead of an address; needed until connect() returns
   std::optional<std::chrono::milliseconds> timeout{};  // of every wait; BALLAST_TIMEOUT (seconds), or 5 minutes
   Way way = Way::fastest;
-  GpuPlace place{};    // for NCCL
   Log* log = nullptr;  // outlives the communicator
 };
 

@@ -9,9 +9,9 @@
 
 namespace ballast {
 
-// Makes the transport of a group; all its ranks call it. On GPUs, with another stream if one is given.
+// Makes the transport of a group; all its ranks call it. For memory of a GPU, if a place there is given.
 using MakeTransport =
-    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, std::optional<StreamHandle> stream)>;
+    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, const std::optional<GpuPlace>& place)>;
 
 class ProcessTransport : public Transport {
  public:
@@ -20,8 +20,8 @@ class ProcessTransport : public Transport {
   std::size_t rank() const override { return group_.rank(); }
   std::size_t size() const override { return group_.size(); }
   void abort(std::string_view reason) override { group_.job().fail(reason); }
-  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, std::optional<StreamHandle> stream) override {
-    return make_(group_.part(ranks), stream);
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuPlace>& place) override {
+    return make_(group_.part(ranks), place);
   }
 
  protected:

@@ -99,10 +99,8 @@ class ThreadTransport : public Transport {
     shown.taken();
   }
 
-  bool reaches_gpus() const override { return true; }
-
   // The first of the ranks makes the group, and shows the others where.
-  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, std::optional<StreamHandle> stream) override {
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuPlace>& on) override {
     std::shared_ptr<ThreadGroup> part;
     if (ranks.front() == rank_) part = group_->part(ranks.size());
     const auto bytes = std::as_bytes(std::span(&part, 1));
@@ -114,7 +112,7 @@ class ThreadTransport : public Transport {
           });
     const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
     return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place),
-                                             stream ? stream : stream_);
+                                             on ? std::optional(on->stream) : stream_);
   }
 
  private:

@@ -9,8 +9,8 @@
 #include <span>
 #include <string_view>
 
-#include "kernels/runtime/device.h"
 #include "zero/comm/call.h"
+#include "zero/comm/gpu_place.h"
 
 namespace ballast {
 
@@ -51,15 +51,14 @@ class Transport {
   // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
   virtual void round(const Round& given, const Take& take) = 0;
 
-  virtual bool reaches_gpus() const { return false; }  // whether what a round carries may lie in a GPU's memory
-
   // Host memory that peers read in place, if there is such. On each rank a round's bytes lie in it, or on none.
   virtual Allocator* shared_memory() { return nullptr; }
   virtual bool is_shared(std::span<const std::byte>) const { return false; }
 
-  // The group that `ranks` of this one form, this rank among them; on GPUs, with another stream if one is given. All ranks
+  // The group that `ranks` of this one form, this rank among them; for memory of a GPU, if a place there is given. All ranks
   // call at the same time.
-  virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, std::optional<StreamHandle> stream) = 0;
+  virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
+                                           const std::optional<GpuPlace>& place) = 0;
 
   virtual void abort(std::string_view reason) = 0;  // any thread may call
 };
