@@ -1,8 +1,8 @@
 # ballast_find_nccl() and ballast_find_cublas(): the targets nvidia::nccl and nvidia::cublas, where CUDAToolkit was found
 # and the library is there; the caller asks if(TARGET ...). Nothing is downloaded.
 #
-# Looked for in BALLAST_NVIDIA_WHEELS, in the CUDA toolkit, in the system, and last in the PyPI wheels that the Python on
-# the PATH has (nvidia-nccl-cu13, nvidia-cublas; a pip-installed torch brings both). Wheels have lib*.so.N, but no plain
+# Looked for in BALLAST_NVIDIA_WHEELS, in the CUDA toolkit, in the system, and last in the PyPI wheels that Python_EXECUTABLE,
+# or else the Python on the PATH, has (nvidia-nccl-cu13, nvidia-cublas; a pip-installed torch brings both). Wheels have lib*.so.N, but no plain
 # lib*.so: libraries are linked by their full path, and their folder goes into the rpath.
 
 set(BALLAST_NVIDIA_WHEELS "" CACHE PATH "A site-packages folder whose NVIDIA libraries are taken before all others")
@@ -54,9 +54,11 @@ function(ballast_python_nvidia answer)
   find_program(BALLAST_PYTHON_PROGRAM python3)
   mark_as_advanced(BALLAST_PYTHON_PROGRAM)
   set(folders "")
-  if(BALLAST_PYTHON_PROGRAM)
+  set(python ${Python_EXECUTABLE} ${BALLAST_PYTHON_PROGRAM})
+  if(python)
+    list(GET python 0 python)
     set(ask "import importlib.util as u; s = u.find_spec('nvidia'); print(*(s.submodule_search_locations if s else ()), sep=';')")
-    execute_process(COMMAND ${BALLAST_PYTHON_PROGRAM} -c "${ask}" OUTPUT_VARIABLE folders ERROR_QUIET
+    execute_process(COMMAND ${python} -c "${ask}" OUTPUT_VARIABLE folders ERROR_QUIET
       OUTPUT_STRIP_TRAILING_WHITESPACE)
   endif()
   set(${answer} ${folders} PARENT_SCOPE)

@@ -227,6 +227,7 @@ class MachineFound(TypedDict):
     memory: MemoryFound
     gpus: list[GpuFound]
     no_gpu_because: str
+    nccl: bool
 
 def this_machine(*, root: str = "/") -> MachineFound: ...
 

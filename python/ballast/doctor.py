@@ -66,6 +66,9 @@ def gpus(machine: Machine) -> Iterator[Finding]:
     for gpu in machine.found["gpus"]:
         yield good("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
         yield from link(machine, gpu["pci"])
+    if not machine.found["nccl"]:
+        remedy = "Install Ballast again with NCCL there: libnccl-dev, or nvidia-nccl-cu13 of PyPI."
+        yield bad("nccl", "this build has none: it trains on one GPU, not on several", remedy)
 
 
 def _remedy_for_gpu(why: str) -> str:

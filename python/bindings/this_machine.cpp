@@ -4,6 +4,7 @@
 #include "kernels/runtime/machine.h"
 #include "kernels/simd/isa.h"
 #include "python/bindings/bindings.h"
+#include "zero/comm/nccl_transport.h"
 
 namespace ballast::python {
 namespace {
@@ -53,6 +54,7 @@ py::dict this_machine(const std::string& root) {
   }
   found["gpus"] = gpus;
   found["no_gpu_because"] = machine.no_gpu_because;
+  found["nccl"] = has_nccl();
   return found;
 }
 

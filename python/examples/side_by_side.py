@@ -1,4 +1,4 @@
-"""Trains gpt.py twice on two ranks: in plain torch, then with the one line that Ballast adds. ./quickstart calls it.
+"""Trains gpt.py twice on the same ranks: in plain torch, then with the one line that Ballast adds. ./quickstart calls it.
 
 It shows both loss curves, tokens a second, and what a rank holds in memory and on the drive. In fp32, where both compute the
 same; it ends with 1 if the losses differ by more than the order of sums explains. Options that it does not know are gpt.py's.
@@ -6,22 +6,42 @@ same; it ends with 1 if the losses differ by more than the order of sums explain
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
-RANKS = 2
+import ballast
+
 SCRIPT = Path(__file__).with_name("gpt.py")
 MODEL = "--layers 6 --width 640 --context 128 --sequences 4 --steps 8 --dtype float32".split()
 TOLERANCE = 1e-4  # of a loss
 
 
-def train(options: list[str], way: list[str], folder: str) -> dict:
+class Ranks(NamedTuple):
+    count: int
+    where: str
+    environment: dict[str, str]
+
+
+def ranks_of_machine() -> Ranks:
+    """On GPUs, if Ballast can use them: two of them, or one for each rank that there is one for."""
+    found = ballast.this_machine()
+    if not found["gpus"]:
+        return Ranks(2, "2 ranks, each a process on this machine's CPUs", {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    if len(found["gpus"]) > 1 and found["nccl"]:
+        return Ranks(2, "2 ranks, each with a GPU", {**os.environ})
+    return Ranks(1, "1 rank with a GPU: two need two GPUs, and NCCL", {**os.environ})
+
+
+def train(ranks: Ranks, options: list[str], way: list[str], folder: str) -> dict:
     results = Path(folder) / "results.json"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    run = subprocess.run([*launch, SCRIPT, *MODEL, *options, *way, "--json", results], capture_output=True, text=True)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks.count)]
+    command = [*launch, SCRIPT, *MODEL, *options, *way, "--json", results]
+    run = subprocess.run(command, env=ranks.environment, capture_output=True, text=True)
     if run.returncode != 0:
         raise SystemExit(f"side_by_side: {' '.join(way) or 'plain torch'} failed:\n{run.stdout}{run.stderr}")
     return json.loads(results.read_text())
@@ -35,8 +55,9 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:.0f} MiB" if count else "-"
 
 
-def table(runs: list[dict]) -> str:
-    lines = [row("", ["plain torch", "with the line"]), row("", ["(DDP)", "(stage 3, NVMe)"])]
+def table(ranks: Ranks, runs: list[dict]) -> str:
+    plainly = "(DDP)" if ranks.count > 1 else "(alone)"
+    lines = [row("", ["plain torch", "with the line"]), row("", [plainly, "(stage 3, NVMe)"])]
     for number, losses in enumerate(zip(*(run["losses"] for run in runs))):
         lines.append(row(f"loss of step {number + 1}", [f"{loss:.6f}" for loss in losses]))
     lines.append(row("tokens a second", [f"{median(run['tokens_per_second'][1:]):.0f}" for run in runs]))
@@ -53,10 +74,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="side_by_side.py", description=__doc__.split("\n")[0])
     parser.add_argument("--directory", default=Path.cwd(), help="on the drive that keeps the state (here)")
     options, of_model = parser.parse_known_args()
+    ranks = ranks_of_machine()
     with tempfile.TemporaryDirectory(prefix="ballast-side-by-side-", dir=options.directory) as folder:
-        runs = [train(of_model, way, folder) for way in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
+        runs = [train(ranks, of_model, way, folder) for way in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
     print('    optimizer = ballast.wrap(optimizer, model, stage=3, offload="nvme:...")    # the one added line\n')
-    print(table(runs))
+    print(f"    {ranks.where}\n")
+    print(table(ranks, runs))
     difference = max(abs(a - b) for a, b in zip(*(run["losses"] for run in runs)))
     if difference > TOLERANCE:
         print(f"\nTHE LOSSES DIFFER by {difference:.1e}: they were to be equal. Please report this.")

@@ -13,7 +13,7 @@ def machine(tmp_path):
     """One in which nothing is wrong, to be spoiled by a test."""
     found = ballast.this_machine()
     memory = {**found["memory"], "memlock_bytes": None, "cgroup": None, "total_bytes": 64 * GIB}
-    found = {**found, "memory": memory, "numa_nodes": 1, "core_quota": None}
+    found = {**found, "memory": memory, "numa_nodes": 1, "core_quota": None, "nccl": True}
     found["gpus"] = [{"name": "H100", "pci": "0000:3B:00.0", "memory_bytes": 80 * GIB, "compute_capability": (9, 0)}]
     folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
     folder.mkdir(parents=True)
@@ -36,6 +36,12 @@ def test_a_narrow_link_is_seen(machine):
     (machine.root / "sys/bus/pci/devices/0000:3b:00.0/current_link_width").write_text("4\n")
     finding = only(doctor.link(machine, "0000:3B:00.0"))
     assert (finding.state, "4 of 16" in finding.found) == ("note", True)
+
+
+def test_gpus_that_cannot_train_together_are_seen(machine):
+    machine.found["nccl"] = False
+    [finding] = [finding for finding in doctor.gpus(machine) if finding.state == "bad"]
+    assert (finding.about, "nvidia-nccl" in finding.remedy) == ("nccl", True)
 
 
 def test_a_driver_without_a_gpu_is_bad(machine):
