@@ -39,7 +39,9 @@ std::set<std::size_t> exchanged_slots(const Program& program) {
   std::map<std::size_t, std::set<std::size_t>> units;  // by slot
   for (const Op& op : program.ops) {
     if (op.kind == OpKind::gather) units[op.to.slot].insert(op.unit);
-    if (op.kind == OpKind::reduce) units[op.from.slot].insert(op.unit);
+    if (op.kind != OpKind::reduce) continue;
+    units[op.from.slot].insert(op.unit);
+    if (op.ranks == Ranks::replica_group) units[op.to.slot].insert(op.unit);  // parts of the sum are gathered there
   }
   std::set<std::size_t> slots;
   for (const auto& [slot, users] : units) {
@@ -100,7 +102,7 @@ Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) co
   BufferRequest request{.bytes = slot.bytes, .owner = slot.name, .gpu = device_.gpu.value_or(0), .resident = resident};
   if (device_.gpu) request.kind = on_device ? MemoryKind::device : MemoryKind::pinned;
   if (on_device) request.allocator = device_.allocator;
-  if (is_exchanged && on_host(slot) && !device_.gpu) request.allocator = device_.shared;
+  if (is_exchanged && on_host(slot)) request.allocator = device_.shared;
   return allocate(accounts_, request);
 }
 

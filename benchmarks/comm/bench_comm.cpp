@@ -53,6 +53,7 @@ void* ballast_comm_open(int way) {
 void* ballast_comm_shared_memory(void* handle, std::size_t bytes) {
   auto& self = *static_cast<Handle*>(handle);
   self.shared = Buffer();
+  if (self.ranks->shared_memory() == nullptr) return nullptr;
   const char* problem = guarded(handle, [&](Communicator& ranks) {
     self.shared = allocate(self.accounts, {.bytes = bytes, .owner = "shared", .allocator = ranks.shared_memory()});
   });

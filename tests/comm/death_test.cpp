@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "kernels/runtime/buffer.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 
@@ -20,14 +21,18 @@ constexpr std::size_t count = 300000;
 // Says when all have come so far, then works until something fails.
 void work_for_ever(Communicator& ranks, int started) {
   const Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
-  Values all(DType::bf16, count * ranks.size());
+  MemoryAccounts accounts;
+  const Buffer memory = allocate(accounts, {.bytes = ranks.size() * mine.view().bytes(),
+                                            .owner = "all",
+                                            .allocator = ranks.shared_memory()});  // where there is such
+  const View all = memory.view(DType::bf16);
   Values part(DType::fp32, count);
   const auto other = ranks.split(0);
   ranks.barrier();
   if (ranks.rank() == 0 && ::write(started, "!", 1) != 1) return;
   while (true) {
-    ranks.all_gather(mine.view(), all.view());
-    other->reduce_scatter(all.view(), part.view());
+    ranks.all_gather(mine.view(), all);
+    other->reduce_scatter(all, part.view());
   }
 }
 

@@ -68,6 +68,11 @@ void reduces(Communicator& ranks, std::size_t count) {
     ranks.all_reduce(all.view().part(0, count), whole.view());
     std::memset(all.view().data(), 0xff, all.view().bytes());
     expect(whole == summed(ranks.size(), DType::bf16, 0, count), "an all_reduce of shared memory");
+
+    all.put(0, Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count));
+    SharedValues sum(ranks, DType::fp32, count);
+    ranks.all_reduce(all.view().part(0, count), sum.view());
+    expect(sum.equal(summed(ranks.size(), DType::bf16, 0, count)), "an all_reduce within shared memory");
   }
 }
 
@@ -136,8 +141,10 @@ TEST_CASE("a process finds what lies in its shared pages, and its peer what is t
       CHECK(!pages.find({memory - 1, 2}));
       CHECK(!pages.find({memory, std::size_t{0}}));
       files.push_back(place->file);
+      const std::byte* const looked_at = seen.at(*place, peer);
       pages.release(memory, bytes);
       CHECK(!pages.find({memory, 1}));
+      CHECK(looked_at[9] == std::byte{0});  // the pages are gone, though they are still mapped here
     }
     CHECK(files[0] == files[1]);  // so that the number alone would have led to what is gone
   }

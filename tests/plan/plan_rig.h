@@ -28,11 +28,11 @@ inline Plan plan_of(const PlanSetup& setup) {
 
 // Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty, and
 // the last is tied to the first.
-inline Model odd_model() {
+inline Model odd_model(std::size_t times = 1) {  // as large
   return {{
-      {.name = "embedding", .tensors = {{"weight", {30, 29}}}},
-      {.name = "h.0", .tensors = {{"w", {700}}, {"frozen", {450}, 0, true}, {"b", {3}, 1}}},
-      {.name = "frozen", .tensors = {{"w", {333}, 0, true}}},
+      {.name = "embedding", .tensors = {{"weight", {times * 30, 29}}}},
+      {.name = "h.0", .tensors = {{"w", {times * 700}}, {"frozen", {times * 450}, 0, true}, {"b", {3}, 1}}},
+      {.name = "frozen", .tensors = {{"w", {times * 333}, 0, true}}},
       {.name = "nothing", .tensors = {{"w", {0}}}},
       {.name = "norm", .dtype = DType::fp32, .tensors = {{"w", {5}, 1}}},
       {.name = "head", .tensors = {{"b", {29}, 1}}, .ties = {{"weight", 0, 0}}},

@@ -47,12 +47,21 @@ Setup on_drives(std::size_t ranks, std::size_t steps) {
   return setup;
 }
 
+// Units so large that ranks of one machine read each other in place.
+Setup in_place() {
+  return {.placement = placement_of_stage(3, 2),
+          .model_times = 450,
+          .tile_elements = std::size_t{1} << 16,
+          .steps = 3,
+          .leaves = true};
+}
+
 }  // namespace
 
 TEST_CASE("processes as ranks give the bits of threads as ranks") {
   for (const ProcessKind& kind : process_kinds()) {
     CAPTURE(kind.name);
-    for (const Setup& setup : {Setup{.placement = placement_of_stage(0, 2)}, on_drives(3, 4)}) {
+    for (const Setup& setup : {Setup{.placement = placement_of_stage(0, 2)}, on_drives(3, 4), in_place()}) {
       const TrainingJob job(setup, kind.way);
       const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
       {

@@ -80,7 +80,7 @@ void count_moves(const Training& training, std::size_t steps, Outcome& outcome) 
 }  // namespace
 
 Outcome train_rank(const Setup& setup, Communicator& world) {
-  const Model model = odd_model();
+  const Model model = odd_model(setup.model_times);
   std::optional<Stream> own_stream;
   if (setup.gpu) own_stream.emplace();
   const Stream* const stream = own_stream ? &*own_stream : nullptr;

@@ -11,6 +11,7 @@ namespace ballast::testing {
 
 struct Setup {
   Placement placement{};
+  std::size_t model_times = 1;  // odd_model()'s
   std::size_t tile_elements = 256;
   std::size_t micro_steps = 1;
   Schedule schedule{};

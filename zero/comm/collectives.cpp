@@ -53,10 +53,8 @@ struct Given {
   std::size_t giver = everybody;
   Where where = Where::backend;
 
-  // To all of so many ranks.
-  std::span<const std::byte> bytes(std::size_t ranks) const {
-    return {values.data(), (ranks - 1) * stride + values.bytes()};
-  }
+  // Of which a round takes a part of the values.
+  Round round(const ConstView& part) const { return {call, part.data(), part.bytes(), stride, giver, where}; }
 };
 
 class Collectives : public Communicator {
@@ -161,14 +159,13 @@ class Collectives : public Communicator {
   void exchange(const Given& given, TakePiece&& take) {
     const ConstView& values = given.values;
     const std::size_t width = byte_size(values.dtype());
-    const std::size_t most = transport_->round_bytes(given.where, given.bytes(size())) / width;
+    const std::size_t most = transport_->round_bytes(given.where, given.round(values).all(size())) / width;
     std::size_t first = 0;
     do {
       const ConstView mine = values.part(first, std::min(most, values.count() - first));
-      transport_->round({given.call, mine.data(), mine.bytes(), given.stride, given.giver, given.where},
-                        [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
-                          take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
-                        });
+      transport_->round(given.round(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
+        take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
+      });
       first += mine.count();
     } while (first < values.count());
   }

@@ -31,8 +31,10 @@ class Communicator {
   virtual std::size_t rank() const = 0;
   virtual std::size_t size() const = 0;
 
-  // Host memory that the other ranks of this machine read in place. What they are given from it is not copied in between:
-  // all of a collective's ranks have it there then, or none. Null where there is no such memory.
+  // Host memory that the other ranks of this machine read in place, in every group of theirs; null where there is none. What
+  // is large and lies in it is not copied in between: `all` of a gather and a scatter, `all` and `into` of an all_reduce,
+  // `values` of a broadcast. All of a collective's ranks have it there then, or none. To be given back before the last group
+  // goes.
   virtual Allocator* shared_memory() = 0;
 
   // all = every rank's `mine`, in rank order. `mine` may lie in `all` at its place.

@@ -62,7 +62,8 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options) {
   if (launch.size == 1) return lone_communicator(options.backend);
   const auto job = std::make_shared<Job>(JobOptions{launch, options.store, timeout_of(options)});
   const auto pages = std::make_shared<SharedPages>();
-  return make_collectives(make_transport(ProcessGroup(job, launch.rank), options, pages, std::nullopt), options.backend);
+  return make_collectives(make_transport(ProcessGroup(job, launch.rank), options, pages, std::nullopt),
+                          options.backend);
 }
 
 }  // namespace ballast

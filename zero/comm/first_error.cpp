@@ -1,5 +1,7 @@
 #include "zero/comm/first_error.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "kernels/runtime/error.h"
@@ -19,6 +21,14 @@ bool FirstError::set(std::string reason) {
 
 void FirstError::check() const {
   require(!is_set(), Code::peer_failed, [&] { return Problem{.what = reason_}; });
+}
+
+void FirstError::learn() const {
+  constexpr auto pause = std::chrono::milliseconds(5);
+  for (auto waited = pause; waited < std::chrono::seconds(2) && !is_set(); waited += pause) {
+    std::this_thread::sleep_for(pause);
+  }
+  check();
 }
 
 void FirstError::when_set(const void* owner, std::function<void()> call) {

@@ -16,6 +16,7 @@ class FirstError {
   bool is_set() const { return set_.load(std::memory_order_acquire); }
   const std::string& reason() const { return reason_; }  // once it is set
   void check() const;                                    // throws it as B3301
+  void learn() const;  // the same, after waiting for it a little: what fails is noticed before it is known why
 
   // For waits that cannot look now and then. Called by the thread that sets it, or at once; no more after forget().
   void when_set(const void* owner, std::function<void()> call);

@@ -22,8 +22,6 @@ constexpr std::size_t least_round_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_round_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_received_bytes = std::size_t{16} << 20;
 
-constexpr auto time_to_learn_why = std::chrono::milliseconds(2000);
-constexpr auto look_again = std::chrono::milliseconds(5);
 constexpr int times_gloo_waits_to_connect = 5;  // its timeout, to which it stays deaf to errors of the job
 
 std::size_t round_bytes_of(std::size_t size) {
@@ -207,11 +205,8 @@ class GlooTransport : public ProcessTransport {
 
   // Connections break before it is known why: the hub tells who died.
   [[noreturn]] void explain(std::size_t peer, const Patience& patience, const char* gloo_says) {
-    for (auto waited = look_again; waited < time_to_learn_why && !error_.is_set(); waited += look_again) {
-      if (patience.is_over()) group().give_up_on(peer);
-      std::this_thread::sleep_for(look_again);
-    }
-    error_.check();
+    error_.learn();
+    if (patience.is_over()) group().give_up_on(peer);
     fail(Code::peer_failed,
          {.what = fmt::format("the connection to {} broke", group().member(peer)), .available = gloo_says});
   }

@@ -127,8 +127,8 @@ class NcclTransport : public ProcessTransport {
                                       .gpu = place.gpu})),
         nccl_(group(), place.gpu) {}
 
-  std::size_t round_bytes(Where where, std::span<const std::byte> lies) const override {
-    return where == Where::host ? host_->round_bytes(where, lies) : round_bytes_;
+  std::size_t round_bytes(Where where, std::span<const std::byte> bytes) const override {
+    return where == Where::host ? host_->round_bytes(where, bytes) : round_bytes_;
   }
 
   void round(const Round& given, const Take& take) override {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <sstream>
@@ -26,27 +27,43 @@ std::string namespace_of_this_process() {
   return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
 }
 
+// In parts, each tried again: a signal that comes meanwhile ends a call, and undoes what it did.
+bool take_pages(int file, std::size_t bytes) {
+  constexpr std::size_t part = std::size_t{16} << 20;
+  for (std::size_t begin = 0; begin < bytes; begin += part) {
+    const auto count = static_cast<off_t>(std::min(part, bytes - begin));
+    while (::fallocate(file, 0, static_cast<off_t>(begin), count) != 0) {
+      if (errno != EINTR) return false;
+    }
+  }
+  return true;
+}
+
+// Null where that fails.
+HostPages map(int file, std::size_t bytes, int protection, int flags) {
+  void* const memory = ::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file, 0);
+  return HostPages(memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory), Unmap{bytes});
+}
+
 }  // namespace
 
-SharedMemory::SharedMemory(pid_t maker, Descriptor file, std::size_t bytes, Resident resident)
-    : maker_(maker), file_(std::move(file)) {
-  const int flags = MAP_SHARED | (resident == Resident::at_once ? MAP_POPULATE : 0);
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file_.get(), 0);
-  require(memory != MAP_FAILED, Code::no_transport,
-          [] { return Problem{.what = "shared memory could not be mapped", .available = reason()}; });
-  memory_ = HostPages(static_cast<std::byte*>(memory), Unmap{bytes});
-}
+SharedMemory::SharedMemory(pid_t maker, Descriptor file, HostPages memory)
+    : maker_(maker), file_(std::move(file)), memory_(std::move(memory)) {}
 
 SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
   Descriptor file(::memfd_create("ballast", MFD_CLOEXEC));
-  require(file && ::fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) == 0, Code::host_memory, [&] {
+  HostPages memory;
+  if (file && take_pages(file.get(), bytes)) memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_POPULATE);
+  require(memory != nullptr, Code::host_memory, [&] {
     return Problem{.what = "no shared memory could be had",
                    .where = owner,
                    .needed = fmt::format("{} bytes", bytes),
                    .available = reason()};
   });
-  return {::getpid(), std::move(file), bytes, Resident::at_once};
+  return {::getpid(), std::move(file), std::move(memory)};
 }
+
+void SharedMemory::empty() { ::madvise(data(), bytes(), MADV_REMOVE); }
 
 std::string SharedMemory::invitation() const {
   return fmt::format("{} {} {}", namespace_of_this_process(), maker_, file_.get());
@@ -60,20 +77,23 @@ SharedMemory SharedMemory::open(const std::string& invitation) {
   words >> names >> pid >> descriptor;
   require(names == namespace_of_this_process(), Code::no_transport,
           [] { return Problem{.what = "not all ranks are on one machine, or they are in containers of their own"}; });
-  return open(pid, descriptor);
+  return open(pid, descriptor, PROT_READ | PROT_WRITE);
 }
 
-SharedMemory SharedMemory::open_beside(int file) const { return open(maker_, file); }
+SharedMemory SharedMemory::open_beside(int file) const { return open(maker_, file, PROT_READ); }
 
-SharedMemory SharedMemory::open(pid_t maker, int file) {
-  Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), O_RDWR | O_CLOEXEC));
+SharedMemory SharedMemory::open(pid_t maker, int file, int protection) {
+  const int access = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;
+  Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), access | O_CLOEXEC));
   struct stat status {};
-  require(opened && ::fstat(opened.get(), &status) == 0, Code::no_transport, [&] {
+  HostPages memory;
+  if (opened && ::fstat(opened.get(), &status) == 0) {
+    memory = map(opened.get(), static_cast<std::size_t>(status.st_size), protection, 0);
+  }
+  require(memory != nullptr, Code::no_transport, [&] {
     return Problem{.what = fmt::format("the memory of process {} cannot be shared", maker), .available = reason()};
   });
-  SharedMemory memory(maker, std::move(opened), static_cast<std::size_t>(status.st_size), Resident::when_written);
-  memory.close_door();
-  return memory;
+  return {maker, Descriptor(), std::move(memory)};
 }
 
 }  // namespace ballast

@@ -64,8 +64,8 @@ class SharedMemoryTransport : public ProcessTransport {
     memories_[rank()].close_door();
   }
 
-  std::size_t round_bytes(Where, std::span<const std::byte> lies) const override {
-    return is_shared(lies) ? std::numeric_limits<std::size_t>::max() : box_bytes_;
+  std::size_t round_bytes(Where, std::span<const std::byte> bytes) const override {
+    return is_shared(bytes) ? std::numeric_limits<std::size_t>::max() : box_bytes_;
   }
 
   Allocator* shared_memory() override { return pages_.get(); }
@@ -110,7 +110,7 @@ class SharedMemoryTransport : public ProcessTransport {
     announce({.call = given.call, .place = place_of(given)});
     std::vector<const std::byte*> from(size(), given.data);
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) from[peer] = peers_[peer].at(wait_given(peer, given.call, true), memories_[peer]);
+      if (peer != rank()) from[peer] = look_at(peer, wait_given(peer, given.call, true));
       from[peer] += rank() * given.stride;
     }
     for (std::size_t first = 0; first < given.bytes; first += box_bytes_) {
@@ -125,8 +125,17 @@ class SharedMemoryTransport : public ProcessTransport {
     }
   }
 
+  const std::byte* look_at(std::size_t peer, const SharedPlace& place) {
+    try {
+      return peers_[peer].at(place, memories_[peer]);
+    } catch (const Error&) {
+      error_.learn();  // a process that has died cannot be looked into
+      throw;
+    }
+  }
+
   SharedPlace place_of(const Round& given) const {
-    const auto place = pages_->find({given.data, (size() - 1) * given.stride + given.bytes});
+    const auto place = pages_->find(given.all(size()));
     require(place.has_value(), Code::internal, [] { return Problem{.what = "too much was given for a box"}; });
     return *place;
   }

@@ -1,11 +1,16 @@
 #include "zero/comm/shared_pages.h"
 
 #include <iterator>
+#include <string>
+
+#include "kernels/runtime/host_limits.h"
 
 namespace ballast {
 
 std::byte* SharedPages::allocate(std::size_t bytes) {
-  SharedMemory memory = SharedMemory::make(bytes, "memory that ranks read in place");
+  const std::string owner = "memory that ranks read in place";
+  require_host_memory(bytes, owner, read_host_limits());
+  SharedMemory memory = SharedMemory::make(bytes, owner);
   std::byte* const data = memory.data();
   const std::lock_guard lock(mutex_);
   memories_.emplace(data, std::move(memory));
@@ -14,7 +19,9 @@ std::byte* SharedPages::allocate(std::size_t bytes) {
 
 void SharedPages::release(std::byte* memory, std::size_t) noexcept {
   const std::lock_guard lock(mutex_);
-  memories_.erase(memory);
+  const auto released = memories_.find(memory);
+  released->second.empty();  // for peers still have it mapped
+  memories_.erase(released);
   ++releases_;
 }
 
@@ -28,11 +35,11 @@ std::optional<SharedPlace> SharedPages::find(std::span<const std::byte> bytes) c
   return SharedPlace{memory.file(), releases_, begin};
 }
 
-const std::byte* PeerPages::at(const SharedPlace& place, const SharedMemory& beside) {
+const std::byte* PeerPages::at(const SharedPlace& place, const SharedMemory& door) {
   if (place.releases != releases_) memories_.clear();
   releases_ = place.releases;
   auto memory = memories_.find(place.file);
-  if (memory == memories_.end()) memory = memories_.emplace(place.file, beside.open_beside(place.file)).first;
+  if (memory == memories_.end()) memory = memories_.emplace(place.file, door.open_beside(place.file)).first;
   return memory->second.data() + place.begin;
 }
 

@@ -15,14 +15,14 @@ namespace ballast {
 // Where bytes lie, as it is told to another process.
 struct SharedPlace {
   int file = -1;
-  std::uint32_t releases = 0;  // until then: the number of a file may be another's after one
+  std::uint32_t releases = 0;  // that the process has made: after the next one `file` may be the number of other memory
   std::uint64_t begin = 0;
 };
 
 class SharedPages : public Allocator {
  public:
   std::byte* allocate(std::size_t bytes) override;
-  void release(std::byte* memory, std::size_t bytes) noexcept override;
+  void release(std::byte* memory, std::size_t bytes) noexcept override;  // whoever still reads there finds zeros
 
   std::optional<SharedPlace> find(std::span<const std::byte> bytes) const;  // of those that lie here
 
@@ -35,8 +35,8 @@ class SharedPages : public Allocator {
 // Of one other process. Used by one thread at a time.
 class PeerPages {
  public:
-  // What that process has released is let go when it next shows something.
-  const std::byte* at(const SharedPlace& place, const SharedMemory& beside);
+  // `door` is any memory of that process. What it has released, empty since then, is unmapped when it next shows something.
+  const std::byte* at(const SharedPlace& place, const SharedMemory& door);
 
  private:
   std::map<int, SharedMemory> memories_;

@@ -32,6 +32,7 @@ struct Round {
   Where where = Where::backend;
 
   std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
+  std::span<const std::byte> all(std::size_t ranks) const { return {data, (ranks - 1) * stride + bytes}; }
   bool gives(std::size_t rank) const { return giver == everybody || giver == rank; }
 };
 
@@ -46,7 +47,7 @@ class Transport {
   virtual std::size_t size() const = 0;
 
   // The most that a round may give to each, of what lies there.
-  virtual std::size_t round_bytes(Where where, std::span<const std::byte> lies) const = 0;
+  virtual std::size_t round_bytes(Where where, std::span<const std::byte> bytes) const = 0;
 
   // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
   virtual void round(const Round& given, const Take& take) = 0;
