@@ -136,7 +136,7 @@ def details(case: Case, runs: Runs) -> dict:
         "plotted_bytes": median(ours, "beyond_torch_bytes"),
         "memory_ratio": median(ours, "beyond_torch_bytes") / median(reference, "beyond_torch_bytes"),
         "losses": ours[0].losses,
-        "losses_apart": max(apart(run.losses, reference[0].losses) for run in ours),
+        "losses_apart": max(apart(run.losses, other.losses) for run, other in zip(ours, reference, strict=True)),
         "tolerance": TOLERANCES[case.way.dtype],
     }
 
