@@ -38,9 +38,25 @@ REASONS = {
     "gradient_predivide_factor": "gradients are averaged after they are summed in fp32",
     "zero_allow_untested_optimizer": "optimizers that are not known are refused",
     "zero_force_ds_cpu_optimizer": "the same update runs wherever the state is",
+    "optimizer.params.bias_correction": "torch's optimizers always do",
+    "optimizer.params.fp32_optimizer_states": "wrap(state_format=...) says what state is kept in",
+    "bf16.check_grad_overflow": ALWAYS_ON,
+    "fp16.hysteresis": "GradScaler lowers its scale at every overflow",
+    "fp16.consecutive_hysteresis": "GradScaler lowers its scale at every overflow",
+    "fp16.min_loss_scale": "GradScaler has no least scale",
+    "fp16.auto_cast": "cast inputs yourself, as the parameters are",
+    "fp16.fp16_master_weights_and_grads": "wrap(state_format=...) says what masters are kept in",
+    "fp16": "it is for torch.amp.GradScaler, if parameters are float16",
 }
+# What is switched off has nothing to carry over, unless it is on here.
+ON_HERE = {"optimizer.params.bias_correction", *(key for key, reason in REASONS.items() if reason == ALWAYS_ON)}
 OFFLOAD_KEYS = {"pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read", "pipeline_write"}
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad", "lion": "Lion"}
+# DeepSpeed's, where they are not those of torch, or of lion_pytorch.
+DEFAULTS: dict[str, dict[str, Any]] = {"AdamW": {"weight_decay": 0.0}, "Lion": {"lr": 1e-3, "betas": (0.9, 0.999)}}
+NO_ARGUMENTS = {"bias_correction", "fp32_optimizer_states", "set_grad_none"}  # of torch's optimizers
+NO_ARGUMENTS |= {"freeze_step", "cuda_aware", "comm_backend_name"}
+NEVER = 10**9  # steps
 TIERS = {"cpu": "host", "nvme": "nvme", "none": ""}
 
 
@@ -156,16 +172,19 @@ class _Importing:
 
     def _optimizer(self) -> None:
         kind = self._take("optimizer.type")
-        given = self._take("optimizer.params", {})
         if kind is None:
             return
         name = OPTIMIZERS.get(kind.lower())
         if name is None:
             refuse(f"the optimizer {kind} was configured", where="optimizer.type", needed=f"one of {', '.join(OPTIMIZERS)}")
-        if name == "Adam" and given.get("adam_w_mode", True):  # DeepSpeed's own default
+        decoupled = self._take("optimizer.params.adam_w_mode", True)  # of Adam too, if nothing is said
+        if name == "Adam" and decoupled:
             name = "AdamW"
-        own = ("torch_adam", "adam_w_mode", "bias_correction", "freeze_step", "cuda_aware", "comm_backend_name")
-        shown = {key: value for key, value in given.items() if value != "auto" and key not in own}
+        self._take("optimizer.params.torch_adam")  # the same update
+        params = self._config["optimizer"].get("params") or {}
+        given = [key for key in params if key not in NO_ARGUMENTS | {"adam_w_mode", "torch_adam"}]
+        shown = {key: value for key in given if (value := self._take(f"optimizer.params.{key}")) is not None}
+        shown = {**shown, **{key: value for key, value in DEFAULTS.get(name, {}).items() if key not in shown}}
         arguments = ", ".join(["model.parameters()", *(f"{key}={value!r}" for key, value in shown.items())])
         where = "a Lion, such as lion_pytorch's: Lion" if name == "Lion" else f"torch.optim.{name}"
         self._to_do.append(f"make the optimizer: {where}({arguments})")
@@ -173,23 +192,29 @@ class _Importing:
     def _number_formats(self) -> None:
         if self._take("bf16.enabled", self._take("bfloat16.enabled", False)):
             self._to_do.append("make the model's parameters bfloat16: model.to(torch.bfloat16)")
-        fp16 = self._take("fp16", {})
-        if fp16.get("enabled", False) is True:
-            known = {"loss_scale": "init_scale", "initial_scale_power": "init_scale", "loss_scale_window": "growth_interval"}
-            named = sorted({known[key] for key in fp16 if key in known})
-            hint = f" with its {' and '.join(named)}" if named else ""
-            self._to_do.append(f"make the model's parameters float16, and scale losses with torch.amp.GradScaler{hint}")
+        if self._take("fp16.enabled", False) is True:
+            self._to_do.append(f"make the model's parameters float16, and scale losses with {self._scaler()}")
+
+    def _scaler(self) -> str:
+        fixed = float(self._take("fp16.loss_scale", 0))  # 0: it changes
+        scale, interval = 2.0 ** self._take("fp16.initial_scale_power", 16), self._take("fp16.loss_scale_window", 1000)
+        if fixed:
+            scale, interval = fixed, NEVER
+        made = f"torch.amp.GradScaler(init_scale={scale}, growth_interval={interval})"
+        return f"{made}, which halves it at an overflow" if fixed else made
 
     def _batches(self) -> None:
         micro = self._take("train_micro_batch_size_per_gpu")
         total = self._take("train_batch_size")
-        passes = self._take("gradient_accumulation_steps", 1)
+        passes = self._take("gradient_accumulation_steps")
         if micro is not None:
             self._to_do.append(f"load batches of {micro} on each rank")
         elif total is not None:
-            self._to_do.append(f"load batches of {total} / ranks / {passes} on each rank")
-        if passes != 1:
-            self._to_do.append(f"call backward() {passes} times before each step(), of losses divided by {passes}")
+            self._to_do.append(f"load batches of {total} / ranks{f' / {passes}' if passes else ''} on each rank")
+        if passes is None and micro is not None and total is not None:
+            passes = f"{total // micro if total % micro == 0 else f'{total} / {micro}'} / ranks"
+        if passes not in (None, 1):
+            self._to_do.append(f"call backward() {passes} times before each step(), of losses divided by that number")
         if "scheduler" in self._config:
             kind = self._take("scheduler", {}).get("type", "")
             self._to_do.append(f"make the learning rate scheduler yourself, from torch.optim.lr_scheduler ({kind})")
@@ -205,12 +230,12 @@ def why_not(key: str) -> str:
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Paths of all values. What is switched off is left out in silence."""
+    """Paths of all values. What is switched off is left out in silence, if it is not on here."""
     if config.get("enabled") is False:
         return
     for key, value in config.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{path}.")
-        elif value != "auto" and not path.endswith(".enabled") and value is not False:
+        elif value != "auto" and not path.endswith(".enabled") and (value is not False or path in ON_HERE):
             yield path

@@ -96,17 +96,87 @@ def test_what_is_left_to_others_is_left_out_in_silence():
             "train_batch_size": "auto",
             "gradient_clipping": "auto",
             "optimizer": {"type": "Adam", "params": {"lr": "auto", "adam_w_mode": True}},
-            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "overlap_comm": False},
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "round_robin_gradients": False},
         }
     )
     assert imported.options == {"stage": 2}
-    assert imported.to_do == ["make the optimizer: torch.optim.AdamW(model.parameters())"]
+    assert imported.to_do == ["make the optimizer: torch.optim.AdamW(model.parameters(), weight_decay=0.0)"]
     assert imported.left_out == {}
 
 
-def test_fp16_needs_a_scaler():
-    [said] = import_deepspeed({"fp16": {"enabled": True, "loss_scale_window": 1000}}).to_do
-    assert "GradScaler with its growth_interval" in said
+@pytest.mark.parametrize(
+    ("optimizer", "made"),
+    [
+        ({"type": "AdamW"}, "torch.optim.AdamW(model.parameters(), weight_decay=0.0)"),
+        ({"type": "AdamW", "params": {"lr": 1, "adam_w_mode": False}}, "AdamW(model.parameters(), lr=1, weight_decay=0.0)"),
+        ({"type": "Adam", "params": {"torch_adam": True}}, "torch.optim.AdamW(model.parameters(), weight_decay=0.0)"),
+        ({"type": "Adam", "params": {"adam_w_mode": False}}, "torch.optim.Adam(model.parameters())"),
+        ({"type": "SGD", "params": {"lr": 0.1}}, "torch.optim.SGD(model.parameters(), lr=0.1)"),
+        ({"type": "Lion", "params": {"lr": 0.1}}, "Lion(model.parameters(), lr=0.1, betas=(0.9, 0.999))"),
+    ],
+)
+def test_optimizers_have_the_numbers_that_deepspeed_gives_them(optimizer, made):
+    imported = import_deepspeed({"optimizer": optimizer})
+    assert imported.to_do[0].endswith(made)
+    assert imported.left_out == {}
+
+
+def test_what_deepspeeds_optimizers_do_and_torchs_do_not_is_named():
+    imported = import_deepspeed({"optimizer": {"type": "Adam", "params": {"bias_correction": False, "freeze_step": 9}}})
+    assert set(imported.left_out) == {"optimizer.params.bias_correction", "optimizer.params.freeze_step"}
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        (
+            {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4},
+            [
+                "load batches of 4 on each rank",
+                "call backward() 64 / ranks times before each step(), of losses divided by that number",
+            ],
+        ),
+        ({"train_batch_size": 256, "gradient_accumulation_steps": 1}, ["load batches of 256 / ranks / 1 on each rank"]),
+        ({"train_batch_size": 256}, ["load batches of 256 / ranks on each rank"]),
+        ({"train_micro_batch_size_per_gpu": 4}, ["load batches of 4 on each rank"]),
+    ],
+)
+def test_what_is_not_said_of_batches_follows(batches, said):
+    assert import_deepspeed(batches).to_do == said
+
+
+@pytest.mark.parametrize(
+    ("fp16", "scaler"),
+    [
+        ({}, "(init_scale=65536.0, growth_interval=1000)"),
+        ({"loss_scale": 0, "initial_scale_power": 12}, "(init_scale=4096.0, growth_interval=1000)"),
+        ({"loss_scale_window": 500}, "(init_scale=65536.0, growth_interval=500)"),
+        ({"loss_scale": 128, "loss_scale_window": 500}, "(init_scale=128.0, growth_interval=1000000000), which halves"),
+    ],
+)
+def test_fp16_needs_a_scaler(fp16, scaler):
+    imported = import_deepspeed({"fp16": {"enabled": True, **fp16}})
+    assert f"torch.amp.GradScaler{scaler}" in imported.to_do[0]
+    assert imported.left_out == {}
+
+
+def test_what_a_scaler_does_not_do_is_named():
+    rest = {"hysteresis": 2, "min_loss_scale": 1, "consecutive_hysteresis": True, "auto_cast": True}
+    imported = import_deepspeed({"fp16": {"enabled": True, **rest}})
+    assert set(imported.left_out) == {f"fp16.{key}" for key in rest}
+    assert "GradScaler" in imported.left_out["fp16.hysteresis"]
+    open_yet = import_deepspeed({"fp16": {"enabled": "auto", "loss_scale": 0, "hysteresis": 2}})
+    assert set(open_yet.left_out) == {"fp16.loss_scale", "fp16.hysteresis"}
+
+
+def test_what_cannot_be_switched_off_is_named():
+    zero = {"stage": 2, "overlap_comm": False, "contiguous_gradients": False, "round_robin_gradients": False}
+    imported = import_deepspeed({"zero_optimization": zero, "bf16": {"enabled": True, "check_grad_overflow": False}})
+    assert imported.left_out == {
+        "bf16.check_grad_overflow": "always so here",
+        "zero_optimization.overlap_comm": "always so here",
+        "zero_optimization.contiguous_gradients": "always so here",
+    }
 
 
 @pytest.mark.parametrize(
