@@ -37,16 +37,19 @@ class Adopting:
                     f"another program's checkpoint was loaded into {type(session.optimizer).__name__}, whose state is its own",
                     needed="an optimizer that the library has a rule for, such as AdamW",
                 )
-            self._source: Source = source_of(directory)
-            self._require_all()
-            made = {name: self._source.steps(name) for name in self._trained()}
+            trained = self._trained()
+            self._source: Source = source_of(directory, trained, {**self._parameters, **self._buffers})
+            self._require_tensors(trained)
+            self._fresh = self._without_state(trained)
+            self._require_moments([name for name in trained if name not in self._fresh])
+            made = {name: self._steps(name) for name in trained}
         self._together.settle()
         self._made = {id(self._parameters[name]): steps for name, steps in made.items()}
 
     def run(self) -> None:
         self._session.optimizer.zero_grad()
         steps = max(self._made.values(), default=0)
-        expect(parameter for name, parameter in self._parameters.items() if self._source.has(name))
+        expect(parameter for name, parameter in self._parameters.items() if self._has(name))
         partition = self._session.begin_from(self._made, steps, {})
 
         def change(part: _core.StatePart) -> None:
@@ -63,23 +66,67 @@ class Adopting:
     def _trained(self) -> list[str]:
         return [self._names[id(each)] for _, each in self._session.parameters() if each.requires_grad]
 
-    def _require_all(self) -> None:
-        for name in self._trained():
-            if not self._source.has(name):
+    def _has(self, name: str) -> bool:
+        return self._source.shape(name) is not None
+
+    # --- Before anything changes ---
+
+    def _require_tensors(self, trained: list[str]) -> None:
+        for name in trained:
+            if not self._has(name):
                 refuse("a checkpoint lacks a parameter that is trained", where=name, needed="all of them, under these names")
-            found, expected = self._source.elements(name), self._parameters[name].numel()
-            if found != expected:
-                refuse(f"a checkpoint holds a tensor of {found} elements", where=name, needed=f"{expected} elements")
+        kept = []
+        for name, tensor in {**self._parameters, **self._buffers}.items():
+            if self._has(name):
+                self._require_shape(name, tensor)
+            else:
+                kept.append(name)
+        self._warn("the checkpoint does not hold, so these stay as they are: %s", kept)
+
+    def _without_state(self, trained: list[str]) -> set[str]:
+        """Torch has no state of parameters that no gradient has reached. Where no other has one either, it is lost."""
+        without = [name for name in trained if not self._source.has_state(name)] if self._moments else []
+        if len(without) == len(trained):
+            return set()
+        self._warn("the checkpoint has no optimizer's state of these, which begins at zero: %s", without)
+        return set(without)
+
+    def _require_moments(self, names: list[str]) -> None:
+        for name in names:
             for moment in self._moments.values():
-                if not self._source.has_moment(name, moment):
+                if self._source.shape(name, moment) is None:
                     refuse(f"a checkpoint lacks the optimizer's {moment}", where=name, needed="that of the same optimizer")
-        kept = [name for name in {**self._parameters, **self._buffers} if not self._source.has(name)]
-        if kept and self._session.group.rank == 0:
-            log.warning("the checkpoint does not hold, so these stay as they are: %s", ", ".join(sorted(kept)))
+                self._require_shape(name, self._parameters[name], moment)
+
+    def _require_shape(self, name: str, tensor: torch.Tensor, moment: str = "") -> None:
+        found, expected = self._source.shape(name, moment), tuple(tensor.shape)
+        if found != expected and not (self._source.may_be_flat and found == (tensor.numel(),)):
+            what = f"a checkpoint holds {moment or 'a tensor'} of shape {found}"
+            refuse(what, where=name, needed=f"{expected}, as the model has it")
+
+    def _steps(self, name: str) -> int:
+        """That have trained it. Second moments need them: they would be taken for those of a first step."""
+        if name in self._fresh:
+            return 0
+        found = self._source.steps(name)
+        if found is None and "variance" in self._moments:
+            refuse(
+                "a checkpoint holds moments, and not the number of steps that made them",
+                where=name,
+                needed="both: the next step corrects moments by their number",
+                remedy="DeepSpeed's ds_to_universal writes it to zero/optimizer_state.pt, torch keeps it beside moments.",
+            )
+        return found or 0
+
+    def _warn(self, words: str, names: list[str]) -> None:
+        if names and self._session.group.rank == 0:
+            log.warning(words, ", ".join(sorted(names)))
+
+    # --- The change ---
 
     def _change(self, part: _core.StatePart, name: str) -> None:
         """What the source has of the part, in fp32; a frozen parameter that it lacks stays as it is."""
-        if not self._source.has(name):
+        if not self._has(name):
             return
         tensors = self._tensors_of(name, part.frozen)
         end = part.first + part.count
@@ -100,7 +147,8 @@ class Adopting:
         if self._now[0] != name:
             tensors = {"parameter": self._source.parameter(name).reshape(-1)}
             for kind, moment in () if frozen else self._moments.items():
-                tensors[kind] = self._source.moment(name, moment).reshape(-1)
+                nothing = torch.zeros(()).expand_as(tensors["parameter"])
+                tensors[kind] = nothing if name in self._fresh else self._source.moment(name, moment).reshape(-1)
             self._now = (name, tensors)
         return self._now[1]
 
@@ -108,5 +156,5 @@ class Adopting:
         partitioned = {id(member.parameter) for member in partition.all_members}
         outside = {name: each for name, each in self._parameters.items() if id(each) not in partitioned}
         for name, tensor in {**outside, **self._buffers}.items():
-            if self._source.has(name):
+            if self._has(name):
                 tensor.data.copy_(self._source.parameter(name).view(tensor.shape))

@@ -1,5 +1,10 @@
 """Checkpoints of other programs: read, or refused with what makes them readable."""
 
+import copy
+import logging
+import sys
+import types
+
 import pytest
 import torch
 from python.wrap import saved
@@ -23,7 +28,7 @@ def as_distributed(folder, run):
 
 
 def as_universal(folder, run):
-    """As DeepSpeed's ds_to_universal writes it."""
+    """As DeepSpeed's ds_to_universal writes it, of stages 1 and 2."""
     names = {id(each): name for name, each in run.model.named_parameters()}
     for parameter in run.model.parameters():
         if not parameter.requires_grad:
@@ -37,7 +42,52 @@ def as_universal(folder, run):
         torch.save(int(state.get("step", 0)), place / "step.pt")
 
 
-@pytest.mark.parametrize("writes", [as_distributed, as_universal])
+def scaler_of_nowhere():
+    """A class that nobody can import once this has been saved."""
+    module = types.ModuleType("deepspeed_is_not_here")
+    module.LossScaler = type("LossScaler", (), {"__module__": module.__name__})
+    sys.modules[module.__name__] = module
+    return module.LossScaler()
+
+
+def as_universal_of_stage_3(folder, run, in_state=True, in_group=0):
+    """Tensors are flat, and nothing of a parameter says how many steps it made."""
+    as_universal(folder, run)
+    shapes, step = {}, 3
+    for path in (folder / "zero").glob("*/*.pt"):
+        if path.stem == "step":
+            path.unlink()
+            continue
+        tensor = torch.load(path)["param"]
+        shapes[path.parent.name] = tensor.shape
+        torch.save(tensor.reshape(-1), path)
+    scaler = scaler_of_nowhere()
+    scaler.scale = 1.0
+    state = {0: {"exp_avg": torch.zeros(5), **({"step": torch.tensor(float(step))} if in_state else {})}}
+    groups = [{"lr": 1e-2, "step": in_group}]
+    own = {"state": state, "param_groups": groups}
+    whole = {"loss_scaler": scaler, "optimizer_state_dict": own, "param_groups": groups}
+    torch.save(whole, folder / "zero" / "optimizer_state.pt")
+    torch.save({"param_shapes": [shapes], "rng": scaler}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    del sys.modules["deepspeed_is_not_here"]
+
+
+def fresh(model=None, **options):
+    model = saved.other_parameters(Tower() if model is None else model)
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+
+
+def refused(folder, said, model=None):
+    """And nothing has changed: it can be trained on."""
+    model, optimizer = fresh(model)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(ballast.UsageError, match=f"B1001(.|\n)*{said}"):
+        ballast.load_checkpoint(folder, model, optimizer)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), before))
+    Loop(steps=1).train(model, optimizer)
+
+
+@pytest.mark.parametrize("writes", [as_distributed, as_universal, as_universal_of_stage_3])
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_training_of_torch_goes_on(writes, stage, tmp_path):
     run, _ = trained_by_torch()
@@ -87,11 +137,120 @@ def test_what_is_missing_is_named(tmp_path):
         ballast.load_checkpoint(tmp_path, model, optimizer)
 
 
+def test_steps_are_found_where_an_old_fused_adam_kept_them(tmp_path):
+    run, _ = trained_by_torch()
+    as_universal_of_stage_3(tmp_path, run, in_state=False, in_group=3)
+    model, optimizer = fresh()
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    assert optimizer.steps == 3
+
+
+def test_moments_without_steps_are_refused(tmp_path):
+    run, _ = trained_by_torch()
+    as_universal_of_stage_3(tmp_path, run, in_state=False)
+    refused(tmp_path, "not the number of steps(.|\n)*optimizer_state.pt")
+    (tmp_path / "zero" / "optimizer_state.pt").unlink()
+    refused(tmp_path, "not the number of steps")
+
+
+def test_parameters_that_torch_never_used_begin_at_zero(tmp_path, caplog):
+    run, _ = trained_by_torch()
+    as_distributed(tmp_path, run)
+    model, optimizer = fresh()
+    with caplog.at_level(logging.WARNING, "ballast"):
+        ballast.load_checkpoint(tmp_path, model, optimizer)
+    assert "unused.bias, unused.weight" in caplog.text and "first" not in caplog.text
+    assert torch.equal(model.unused.weight, run.model.unused.weight)
+    state = optimizer.state[model.unused.weight]
+    assert float(state["step"]) == 0 and not torch.clone(state["exp_avg_sq"]).any()
+    assert float(optimizer.state[model.position]["step"]) == optimizer.steps == 3
+
+
+def transposed(tensor):
+    return tensor.T.contiguous() if tensor.dim() == 2 else torch.cat([tensor, tensor])
+
+
+@pytest.mark.parametrize("name", ["last.weight", "blocks.1.up.weight", "blocks.2.up.bias", "mean"])
+def test_all_shapes_are_compared_before_anything_changes(name, tmp_path):
+    """Trained, frozen in two ways, and a buffer."""
+    run = Loop(make_model=saved.Buffered, steps=1).run()
+    model, optimizer = get_state_dict(run.model, run.optimizer)
+    model[name] = transposed(model[name])
+    dcp.save({"model": model, "optim": optimizer}, checkpoint_id=tmp_path, no_dist=True)
+    refused(tmp_path, rf"shape \({model[name].shape[0]}, ?(.|\n)*{name}", saved.Buffered())
+
+
+def test_shapes_of_moments_are_compared(tmp_path):
+    run, _ = trained_by_torch()
+    as_universal(tmp_path, run)
+    torch.save({"param": torch.zeros(3)}, tmp_path / "zero" / "position" / "exp_avg_sq.pt")
+    refused(tmp_path, r"exp_avg_sq of shape \(3,\)(.|\n)*position")
+
+
+def test_shapes_of_stage_3_are_in_the_files_of_the_ranks(tmp_path):
+    run, _ = trained_by_torch()
+    as_universal_of_stage_3(tmp_path, run)
+    torch.save({"param_shapes": [{"last.weight": (16, 20)}]}, tmp_path / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    refused(tmp_path, r"shape \(16, 20\)(.|\n)*last.weight")
+
+
+def test_two_models_in_a_checkpoint_are_refused(tmp_path):
+    run, _ = trained_by_torch()
+    model, optimizer = get_state_dict(run.model, run.optimizer)
+    whole = {"model": model, "optim": optimizer, "ema": {"module": {name: 2 * each for name, each in model.items()}}}
+    dcp.save(whole, checkpoint_id=tmp_path / "two", no_dist=True)
+    refused(tmp_path / "two", r"parameters of these names 2 times(.|\n)*ema.module.\*, model.\*")
+    del whole["ema"]["module"]["position"]
+    dcp.save(whole, checkpoint_id=tmp_path / "part", no_dist=True)
+    model, optimizer = fresh()
+    ballast.load_checkpoint(tmp_path / "part", model, optimizer)
+    assert torch.equal(model.last.weight, run.model.last.weight)
+    dcp.save({"one": whole["optim"], **whole, "ema": {}}, checkpoint_id=tmp_path / "states", no_dist=True)
+    refused(tmp_path / "states", r"optimizer's state of these names 2 times(.|\n)*one.\*, optim.\*")
+
+
+class Averaging(Tower):
+    """With an average of itself inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.ema = copy.deepcopy(Tower()).requires_grad_(False)
+
+
+def test_an_average_inside_of_the_model_is_its_own(tmp_path):
+    run = Loop(make_model=Averaging, steps=1).run()
+    as_distributed(tmp_path, run)
+    model, optimizer = fresh(Averaging())
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), run.model.parameters()))
+
+
+def test_state_by_number_is_refused(tmp_path):
+    run, _ = trained_by_torch()
+    whole = {"model": run.model.state_dict(), "optim": run.optimizer.state_dict()}
+    dcp.save(whole, checkpoint_id=tmp_path, no_dist=True)
+    refused(tmp_path, r"by number(.|\n)*optim.state.\d+(.|\n)*get_state_dict\(model, optimizer\)")
+
+
+def test_the_universal_one_beside_is_named(tmp_path):
+    (tmp_path / "step7").mkdir()
+    (tmp_path / "step7" / "mp_rank_00_model_states.pt").touch()
+    (tmp_path / "latest").write_text("step7")
+    (tmp_path / "latest_universal").write_text("step7-universal")
+    refused(tmp_path, "load .*step7-universal: python -m")
+    run, _ = trained_by_torch()
+    as_universal(tmp_path / "step7-universal", run)
+    refused(tmp_path, "universal one is .*step7-universal")
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (["latest", "step7/zero_pp_rank_0_mp_rank_00_optim_states.pt"], "ds_to_universal --input_folder .*step7 "),
-        (["mp_rank_00_model_states.pt"], "ds_to_universal --input_folder "),
+        (
+            ["latest", "step7/zero_pp_rank_0_mp_rank_00_optim_states.pt"],
+            "--inject_missing_state --input_folder .*step7 --output_folder .*step7-universal",
+        ),
+        (["mp_rank_00_model_states.pt"], "ds_to_universal --inject_missing_state --input_folder "),
         (["model.safetensors"], r"ballast.load\("),
     ],
 )

@@ -1,0 +1,118 @@
+"""Directories of torch.distributed.checkpoint, with state_dicts of its get_state_dict(), whatever they are called."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from ballast.checks import refuse
+
+NUMBERED = re.compile(r"(^|\.)state\.\d+\.\w+$")
+ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
+
+
+class Distributed:
+    may_be_flat = False
+
+    def __init__(self, directory: Path, trained: Sequence[str], known: Collection[str]):
+        from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+        self._directory = directory
+        entries = FileSystemReader(directory).read_metadata().state_dict_metadata
+        self._entries = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+        self._holders = {key.rpartition(".")[0] for key in self._entries}  # of moments, and of steps
+        optimizers = _of_most(_prefixes(self._holders, [f"state.{name}" for name in trained]))
+        self._model = self._only("parameters", _of_models(_prefixes(self._entries, trained), trained, known)) or ""
+        self._optimizer = self._only("optimizer's state", optimizers)
+
+    def shape(self, name: str, moment: str = "") -> tuple[int, ...] | None:
+        entry = self._entries.get(self._key(name, moment))
+        return None if entry is None else tuple(entry.size)
+
+    def has_state(self, name: str) -> bool:
+        return self._key(name, "any").rpartition(".")[0] in self._holders
+
+    def parameter(self, name: str) -> torch.Tensor:
+        return self._read(self._key(name))
+
+    def moment(self, name: str, moment: str) -> torch.Tensor:
+        return self._read(self._key(name, moment))
+
+    def steps(self, name: str) -> int | None:
+        key = self._key(name, "step")
+        return int(self._read(key)) if key in self._entries else None
+
+    def _key(self, name: str, moment: str = "") -> str:
+        if not moment:
+            return self._model + name
+        if self._optimizer is None:
+            self._refuse_numbers()
+        return f"{self._optimizer or ''}state.{name}.{moment}"
+
+    def _only(self, what: str, prefixes: list[str]) -> str | None:
+        if len(prefixes) > 1:
+            refuse(
+                f"a checkpoint holds {what} of these names {len(prefixes)} times",
+                where=str(self._directory),
+                needed=ONE_OF_EACH,
+                available=", ".join(f"{prefix}*" for prefix in sorted(prefixes)[:6]),
+                remedy="Read it with dcp.load(), and save what is to be trained, and nothing else.",
+            )
+        return prefixes[0] if prefixes else None
+
+    def _refuse_numbers(self) -> None:
+        """Numbers are of optimizer.state_dict(): nothing there says which parameter is which."""
+        numbered = next((key for key in self._entries if NUMBERED.search(key)), "")
+        if numbered:
+            refuse(
+                "a checkpoint holds an optimizer's state by number, and not by name",
+                where=numbered,
+                needed=ONE_OF_EACH,
+                remedy="Save what torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer) gives.",
+            )
+
+    def _read(self, key: str) -> torch.Tensor:
+        from torch.distributed.checkpoint import FileSystemReader, load
+
+        entry = self._entries[key]
+        into = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
+        load(into, storage_reader=FileSystemReader(self._directory), no_dist=True)
+        return into[key]
+
+
+def _prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:
+    """What makes keys of names, with how many of them.
+
+    >>> _prefixes(["model.a.b", "ema.a.b", "model.c"], ["a.b", "c"])
+    Counter({'model.': 2, 'ema.': 1})
+    """
+    wanted = set(names)
+    found: Counter[str] = Counter()
+    for key in keys:
+        words = key.split(".")
+        for first in range(len(words)):
+            if ".".join(words[first:]) in wanted:
+                found["".join(f"{word}." for word in words[:first])] += 1
+    return found
+
+
+def _of_most(counts: Counter[str]) -> list[str]:
+    most = max(counts.values(), default=0)
+    return [prefix for prefix, count in counts.items() if count == most]
+
+
+def _of_models(counts: Counter[str], trained: Sequence[str], known: Collection[str]) -> list[str]:
+    """Of whole ones. A model may have a copy of itself inside: that has names of its own under the model's prefix."""
+    most = _of_most(counts)
+    if not most or counts[most[0]] < len(trained):
+        return most[:1]  # the caller says what it lacks
+
+    def is_inside(inner: str, outer: str) -> bool:
+        return inner != outer and inner.startswith(outer) and inner[len(outer) :] + trained[0] in known
+
+    return [each for each in most if not any(is_inside(each, other) for other in most)]
