@@ -52,7 +52,7 @@ def load_checkpoint(
     >>> bool((again.weight == model.weight).all())
     True
 
-    Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`.
+    Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`. Its tensors are on the host.
 
     Directories of `torch.distributed.checkpoint`, and universal ones of DeepSpeed, are read too: parameters, moments and steps of
     what is trained, as each rank's parts of it; None is returned.

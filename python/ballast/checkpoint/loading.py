@@ -173,9 +173,10 @@ def alike(now: Any, value: Any) -> Any:
 
 
 def read_extra(directory: Path, checkpoint: manifest.Checkpoint, rank: int) -> Any:
-    """That of the rank of the same number; ranks that there were not begin again with the first one's."""
+    """That of the rank of the same number; ranks that there were not begin again with the first one's. Tensors come to the
+    host: the GPU that they were on may not be there."""
     number = rank % checkpoint.ranks
     path = directory / checkpoint.folder / manifest.extra_name(number)
     content = manifest.read_bytes(path)
     manifest.require_sealed(content, checkpoint.extra_seals[number], path)
-    return torch.load(io.BytesIO(content), weights_only=True)
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

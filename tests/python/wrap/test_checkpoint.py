@@ -1,5 +1,6 @@
 """Checkpoints: whoever saved them, whoever loads them, the numbers are the same."""
 
+import io
 import json
 
 import pytest
@@ -217,6 +218,19 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
             group.pop("betas", None) if isinstance(optimizer, torch.optim.SGD) else None
         with pytest.raises(ballast.UsageError, match="B1001(.|\n)*" + said):
             ballast.load_checkpoint(tmp_path / "0", model, ballast.wrap(optimizer, model))
+
+
+def test_tensors_that_were_saved_from_a_gpu_are_read_without_it(tmp_path, monkeypatch):
+    """With the file that a rank with a fourth GPU writes: there the storages have another tag, and nothing else."""
+    training, file = Training({"stage": 2}), io.BytesIO()
+    with monkeypatch.context() as there:
+        there.setattr("torch.serialization.location_tag", lambda storage: "cuda:3")
+        torch.save({"seeds": torch.arange(3)}, file)
+    with monkeypatch.context() as there:
+        there.setattr("ballast.checkpoint.saving.packed", lambda extra: file.getvalue())
+        ballast.save(tmp_path, training.model, training.optimizer)
+    seeds = ballast.load_checkpoint(tmp_path, training.model, training.optimizer)["seeds"]
+    assert seeds.device.type == "cpu" and torch.equal(seeds, torch.arange(3))
 
 
 def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
