@@ -23,7 +23,7 @@ from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
 from ballast.wrapper.updates import State
-from ballast.wrapper.waiting import expect
+from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
 
 class Loading:
@@ -31,6 +31,7 @@ class Loading:
 
     def __init__(self, directory: Path, model: torch.nn.Module, session: Session):
         self._session = session
+        self._model = model
         self._together = Agreement(session.group, "loading a checkpoint")
         self._parameters = parameters_by_name(model, session)
         self._names = parameter_names(model, session)
@@ -40,6 +41,7 @@ class Loading:
             self._checkpoint = manifest.read(directory)
             self._files = manifest.data_files(directory, self._checkpoint)
             require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)
+            require_expected(model, self._buffers.values())
             self._extra = read_extra(directory, self._checkpoint, session.group.rank)
         self._together.settle()
         self._tensors = self._checkpoint.tensors
@@ -55,6 +57,8 @@ class Loading:
         aside, late = (own.aside(), {}) if self._session.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
+        expect_buffers(self._model)
+        self._buffers = buffers_by_name(self._model)
         partition = self._session.begin_from(made, self._checkpoint.step, aside)
         moments = {} if self._session.has_own_step else {**aside, **late}
         self._fill(partition, self._targets(partition, moments) + own.targets(partition))

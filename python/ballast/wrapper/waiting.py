@@ -59,6 +59,28 @@ def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
             parameter.ballast_origin = Coming()
 
 
+def expect_buffers(model: torch.nn.Module) -> None:
+    """Those without numbers get memory, which a checkpoint fills: each rank has them whole."""
+    made: dict[int, torch.Tensor] = {}  # by id of the one on the meta device, which several modules may share
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                memory = torch.empty_like(buffer, device=device_of(buffer))
+                module._buffers[name] = made.setdefault(id(buffer), memory)
+
+
+def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> None:
+    """Refuses a buffer that has no numbers, and gets none of a checkpoint's, which brings those of `coming`."""
+    brought = {id(buffer) for buffer in coming}
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and id(buffer) not in brought:
+            refuse(
+                "a model has a buffer on the meta device, whose numbers are computed, and not saved",
+                where=name,
+                needed="the model constructed in ballast.deferred(), by which ballast.wrap(optimizer, model) makes them",
+            )
+
+
 def begin_waiting(
     model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: Waiting
 ) -> bool:
@@ -89,7 +111,7 @@ def refuse_to_begin(name: str) -> NoReturn:
     refuse_order(
         "training was to begin with a parameter or a buffer on the meta device, which has no numbers",
         where=name,
-        needed="ballast.load(model, files), or the model constructed in ballast.deferred()",
+        needed="ballast.load(model, files), ballast.load_checkpoint(), or the model constructed in ballast.deferred()",
     )
 
 

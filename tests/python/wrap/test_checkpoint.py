@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from python.wrap import saved, stopped
+from python.wrap.constructed import Tall
 from python.wrap.loops import Tower
 from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, numbers_in, same
@@ -245,17 +246,49 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", [Tower, Tall])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_model_without_memory_gets_its_numbers_from_a_checkpoint(stage, tmp_path):
-    one = Training({"stage": 2}, Tower())
+def test_a_model_without_memory_gets_its_numbers_from_a_checkpoint(stage, kind, tmp_path):
+    """Also those of buffers, which a model with a running mean has."""
+    one = Training({"stage": 2}, kind())
     one.train(0, 2)
     ballast.save(tmp_path, one.model, one.optimizer)
     with torch.device("meta"):
-        model = Tower()
+        model = kind()
     other = Training({"stage": stage}, model)
     ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
     assert same(one.everything(), other.everything())
     assert one.train(2, 2) == other.train(2, 2)
+
+
+def test_buffers_without_memory_that_modules_share_are_shared_afterwards(tmp_path):
+    one = Training({"stage": 2}, Tall())
+    one.model.register_buffer("mean", one.model.norm.running_mean)
+    one.train(0, 1)
+    ballast.save(tmp_path, one.model, one.optimizer)
+    with torch.device("meta"):
+        model = Tall()
+    model.register_buffer("mean", model.norm.running_mean)
+    other = Training({"stage": 2}, model)
+    ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
+    assert model.mean is model.norm.running_mean
+    assert torch.equal(model.mean, one.model.mean)
+
+
+def test_a_buffer_without_memory_that_is_not_saved_is_named_before_anything_is_changed(tmp_path):
+    one = Training({"stage": 2})
+    one.optimizer.param_groups[0]["lr"] = 0.5
+    ballast.save(tmp_path, one.model, one.optimizer)
+    with torch.device("meta"):
+        model = saved.Buffered()
+    other = Training({"stage": 2}, model)
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*table(.|\n)*ballast.deferred"):
+        ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
+    assert other.optimizer.param_groups[0]["lr"] == 1e-2
+    assert model.mean.is_meta
+    model.table = torch.arange(5)
+    ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
+    assert one.train(0, 2) == other.train(0, 2)
 
 
 def test_nothing_is_saved_between_updates_in_backward_and_their_step(tmp_path):
