@@ -22,8 +22,8 @@ def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_si
     ['model.safetensors']
 
     All ranks call this together, and rank 0 writes. What is partitioned is gathered unit by unit: no rank ever has more than one
-    of them. A file that is there is replaced when the new one is whole. Parameters that several modules share are written once,
-    under their first name, as `transformers` expects it.
+    of them. Files that are there are replaced when the new ones are whole; also those of an export under this name that took more
+    files, or fewer. Parameters that several modules share are written once, under their first name, as `transformers` expects it.
     """
     from ballast.checkpoint.exporting import Export
 

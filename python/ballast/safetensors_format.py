@@ -6,11 +6,13 @@ A file is 8 bytes with the length of the header, the header in JSON, and the ten
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-INDEX = "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"  # of a model that is the only one in its folder
 DTYPES = {  # with torch's names
     "F64": "float64",
     "F32": "float32",
@@ -61,9 +63,26 @@ def files_for(items: Sequence[Item], stem: str, most_bytes: int | None) -> list[
             parts.append([])
         parts[-1].append(item)
     if len(parts) == 1:
-        return [_file(f"{stem}.safetensors", parts[0])]
-    names = [f"{stem}-{number + 1:05}-of-{len(parts):05}.safetensors" for number in range(len(parts))]
+        return [_file(f"{stem}{SUFFIX}", parts[0])]
+    names = [f"{stem}-{number + 1:05}-of-{len(parts):05}{SUFFIX}" for number in range(len(parts))]
     return [_file(name, part) for name, part in zip(names, parts)]
+
+
+def are_files_for(name: str, stem: str) -> bool:
+    """Whether files_for() gives this name, for however many files.
+
+    >>> [are_files_for(f"{name}.safetensors", "model") for name in ("model", "model-00001-of-00002", "model-ema")]
+    [True, True, False]
+    """
+    return re.fullmatch(rf"{re.escape(stem)}(-\d{{5,}}-of-\d{{5,}})?{re.escape(SUFFIX)}", name) is not None
+
+
+def index_name(stem: str) -> str:
+    """
+    >>> index_name("model") == INDEX
+    True
+    """
+    return f"{stem}{SUFFIX}.index.json"
 
 
 def _file(name: str, items: Iterable[Item]) -> File:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,12 +15,11 @@ from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.gathering import by_window, gather
-from ballast.safetensors_format import DTYPES, INDEX, File, Item, files_for, index_of
+from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
 
 SLICE = 4 << 20  # elements of a tensor that is not on the host, which are brought there at once
-SUFFIX = ".safetensors"
 
 
 class OneRank:
@@ -38,7 +37,7 @@ class Export:
     def __init__(self, model: torch.nn.Module, path: Path, most_bytes: int | None):
         if path.suffix != SUFFIX:
             refuse(f"a model was to be exported to {path.name}", needed=f"a name that ends with {SUFFIX}")
-        self._folder = path.parent
+        self._folder, self._stem = path.parent, path.name.removesuffix(SUFFIX)
         self._tensors: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **buffers_by_name(model)}
         for window, _ in by_window(model.parameters()):
             window.begin()
@@ -47,8 +46,8 @@ class Export:
         self._group = windows[0].group if windows else OneRank()
         items = [item_of(name, tensor) for name, tensor in self._tensors.items()]
         self._tensor_bytes = sum(item.bytes for item in items)
-        self._files = files_for(items, path.name.removesuffix(SUFFIX), most_bytes)
-        self._index = self._folder / (INDEX if path.stem == "model" else f"{path.name}.index.json")
+        self._files = files_for(items, self._stem, most_bytes)
+        self._created: dict[str, int] = {}  # handles, by the name that a file gets when it is whole
         self._places: dict[str, tuple[int, int]] = {}  # of a tensor: the file's handle, and the byte where it begins
 
     def run(self) -> None:
@@ -83,15 +82,23 @@ class Export:
     def _begin(self, at_the_end: ExitStack) -> None:
         require_space(self._folder, sum(file.bytes for file in self._files))
         for file in self._files:
-            path = self._unfinished(file)
-            at_the_end.callback(path.unlink, missing_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            at_the_end.callback(os.close, handle)
+            handle = self._create(file.name, at_the_end)
             write_at(handle, 0, memoryview(file.header))
             self._places.update((name, (handle, begin)) for name, begin in file.begins.items())
+        if len(self._files) > 1:
+            handle = self._create(index_name(self._stem), at_the_end)
+            write_at(handle, 0, memoryview(index_of(self._files, self._tensor_bytes)))
 
-    def _unfinished(self, file: File) -> Path:
-        return self._folder / f"{file.name}.unfinished"
+    def _create(self, name: str, at_the_end: ExitStack) -> int:
+        path = self._unfinished(name)
+        at_the_end.callback(path.unlink, missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        at_the_end.callback(os.close, handle)
+        self._created[name] = handle
+        return handle
+
+    def _unfinished(self, name: str) -> Path:
+        return self._folder / f"{name}.unfinished"
 
     def _write(self, unit: dict[str, torch.Tensor]) -> None:
         for name, tensor in unit.items():
@@ -103,14 +110,24 @@ class Export:
                 write_at(handle, at, bytes_at(values.data_ptr(), values.nbytes))
 
     def _finish(self) -> None:
-        for handle in {handle for handle, _ in self._places.values()}:
+        for handle in self._created.values():
             os.fsync(handle)
-        for file in self._files:
-            os.replace(self._unfinished(file), self._folder / file.name)
+        self._take_apart()
+        for name in self._created:  # the index comes last
+            os.replace(self._unfinished(name), self._folder / name)
+        now = self._created.keys()
+        self._remove(each for each in os.listdir(self._folder) if are_files_for(each, self._stem) and each not in now)
+
+    def _take_apart(self) -> None:
+        """What was exported before, so that a process that ends from here on leaves no files of both that look like one model:
+        first its index goes, then whatever is to be one of several files. One alone is replaced at once."""
+        self._remove([index_name(self._stem)])
         if len(self._files) > 1:
-            index = self._index.with_name(f"{self._index.name}.unfinished")
-            index.write_bytes(index_of(self._files, self._tensor_bytes))
-            os.replace(index, self._index)
+            self._remove(self._created)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
         flush_folder(self._folder)
 
 

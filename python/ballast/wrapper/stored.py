@@ -17,23 +17,10 @@ import torch
 
 from ballast.checks import refuse
 from ballast.errors import Error
+from ballast.safetensors_format import DTYPES, INDEX
 from ballast.wrapper.memory import bytes_at
 
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-
-INDEX = "model.safetensors.index.json"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class OpenFile:
@@ -127,7 +114,7 @@ def _entry(file: OpenFile, data: int, name: str, entry: dict[str, Any]) -> Store
     if entry["dtype"] not in DTYPES:
         refuse(f"a tensor holds {entry['dtype']}", where=f"{name} in {file.path}", needed=f"one of {', '.join(DTYPES)}")
     begin, end = (data + int(offset) for offset in entry["data_offsets"])
-    stored = Stored(file, begin, DTYPES[entry["dtype"]], tuple(int(size) for size in entry["shape"]))
+    stored = Stored(file, begin, getattr(torch, DTYPES[entry["dtype"]]), tuple(int(size) for size in entry["shape"]))
     if begin < data or end - begin != math.prod(stored.shape) * stored.dtype.itemsize:
         raise ValueError
     return stored

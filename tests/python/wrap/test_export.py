@@ -10,7 +10,7 @@ from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
 
 import ballast
-from ballast.safetensors_format import Item, files_for
+from ballast.safetensors_format import DTYPES, Item, files_for
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
 read = safetensors.load_file
@@ -86,6 +86,73 @@ def test_a_model_that_has_no_numbers_yet_begins_for_its_export(tmp_path):
     ballast.export(model, tmp_path / "model.safetensors")
     assert optimizer.steps == 0
     assert saved.same(read(tmp_path / "model.safetensors"), expected_of(Tower()))
+
+
+def exported(folder, value, most):
+    """A model of this one number, in as many files as that takes."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    ballast.export(model, folder / "model.safetensors", max_shard_size=most)
+    return model
+
+
+FORMS = [None, "600B", "300B"]  # one file, two, and more
+
+
+@pytest.mark.parametrize("before", FORMS)
+@pytest.mark.parametrize("after", FORMS)
+def test_an_export_leaves_nothing_of_the_one_before(before, after, tmp_path):
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "after").mkdir()
+    exported(tmp_path / "alone", 2.0, after)
+    ballast.export(torch.nn.Linear(2, 2), tmp_path / "after" / "mymodel.safetensors", max_shard_size="8B")
+    others = set(os.listdir(tmp_path / "after"))
+    exported(tmp_path / "after", 1.0, before)
+    model = exported(tmp_path / "after", 2.0, after)
+    assert set(os.listdir(tmp_path / "after")) == {*os.listdir(tmp_path / "alone"), *others}
+    for name in others:
+        (tmp_path / "after" / name).unlink()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    ballast.load(model, tmp_path / "after")
+    assert all(bool((each == 2).all()) for each in model.parameters())
+
+
+@pytest.mark.parametrize("stops_at", range(3))
+def test_files_of_two_exports_are_never_read_as_one_model(stops_at, tmp_path, monkeypatch):
+    """The second ends between any two of its renamings."""
+    exported(tmp_path, 1.0, "600B")
+    rename, renamed = os.replace, []
+
+    def stopping(*paths):
+        if len(renamed) == stops_at:
+            raise OSError(5, "stopped")
+        renamed.append(paths)
+        rename(*paths)
+
+    with monkeypatch.context() as there:
+        there.setattr("os.replace", stopping)
+        with pytest.raises(ballast.Error, match="stopped"):
+            exported(tmp_path, 2.0, "600B")
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    try:
+        ballast.load(model, tmp_path)
+    except ballast.Error:
+        return
+    assert len({float(each.detach().flatten()[0]) for each in model.parameters()}) == 1
+
+
+def test_whatever_format_is_exported_can_be_loaded(tmp_path):
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    for name, dtype in DTYPES.items():
+        one.register_buffer(name, torch.tensor([1.0, 0.0]).to(getattr(torch, dtype)))
+        other.register_buffer(name, torch.zeros(2).to(getattr(torch, dtype)))
+    ballast.export(one, tmp_path / "model.safetensors")
+    ballast.load(other, tmp_path)
+    for name, value in other.state_dict().items():
+        assert torch.equal(value.double(), one.state_dict()[name].double()), name
 
 
 def test_what_files_cannot_hold_is_refused(tmp_path):
