@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,19 @@ def session_of(optimizer: Any) -> Session:
 def parameter_names(model: torch.nn.Module, session: Session) -> dict[int, str]:
     """By id: the model's, and those of the optimizer that are not in the model."""
     return names_of(session.optimizer.param_groups, model)
+
+
+def require_all_partitioned(session: Session, names: Mapping[int, str]) -> None:
+    """Refuses a part of the model where stage 3 has partitioned, or may partition, the rest too. `names` are the part's."""
+    if session.options.keeps_parameters_whole:
+        return
+    for number, name in session.names().items():
+        if number not in names:
+            refuse(
+                "a part of a model was to be saved or loaded, and the rest of it is partitioned too",
+                where=f"parameter {name} is in the rest",
+                needed="the model that was given to ballast.wrap()",
+            )
 
 
 def parameters_by_name(model: torch.nn.Module, session: Session) -> dict[str, torch.nn.Parameter]:

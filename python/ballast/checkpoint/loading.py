@@ -15,7 +15,7 @@ from ballast.checkpoint import manifest
 from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.fitting import require_fit
 from ballast.checkpoint.held import moment_name
-from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
+from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name, require_all_partitioned
 from ballast.checkpoint.own_state import OwnState
 from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
@@ -38,6 +38,7 @@ class Loading:
         self._buffers = buffers_by_name(model)
         with self._together.attempt():
             session.require_here()
+            require_all_partitioned(session, self._names)
             self._checkpoint = manifest.read(directory)
             self._files = manifest.data_files(directory, self._checkpoint)
             require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)

@@ -18,12 +18,15 @@ MANIFEST = "checkpoint.json"
 
 PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
 
+OWN = ("own", "own tensor", "own number")  # state of an optimizer's own step: for each element, another tensor, a number
+ROLES = ("trained", "frozen", "buffer", "moment", *OWN)
+
 
 @dataclass
 class Tensor:
     """A parameter with its state, or another tensor of the model or the optimizer."""
 
-    role: str  # "trained", "frozen", "buffer", "moment"
+    role: str  # one of ROLES
     dtype: str  # with torch's name
     item_bytes: int
     shape: list[int]

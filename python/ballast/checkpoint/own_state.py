@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from ballast.checks import refuse
+from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.held import Held, Writers, moment_name
-from ballast.checkpoint.manifest import Tensor
+from ballast.checkpoint.manifest import OWN, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
 from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.own_step import shape_of
@@ -17,30 +19,20 @@ from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
 from ballast.wrapper.updates import State
 
-BY_ELEMENT, AS_IT_IS, NUMBER = "own", "own tensor", "own number"
+BY_ELEMENT, AS_IT_IS, NUMBER = OWN
 NUMBERS = {int: torch.int64, float: torch.float64}
+
+
+Stretches = dict[str, tuple[int, dict[str, torch.Tensor]]]  # by parameter: the first element, and what has one for each
 
 
 def own_state(session: Session, partition: Partition, names: Mapping[int, str]) -> Iterator[Held]:
     """In the same order on all ranks, of which some have nothing of a parameter."""
-    mine: dict[str, dict[str, Any]] = {}
-    stretches: dict[str, tuple[int, dict[str, torch.Tensor]]] = {}
+    together = Agreement(session.group, "saving an optimizer's own state")
+    with together.attempt():  # of which another rank may have something else
+        mine, stretches = _of_this_rank(session, partition, names)
+    together.settle()
     shapes = {names[id(parameter)]: parameter.shape for _, parameter in session.parameters()}
-    for member in partition.members:
-        name, (first, count) = names[id(member.parameter)], partition.part(member)
-        values = session.optimizer.state.get(member.parameter, {})
-        by_element = {
-            key: value
-            for key, value in values.items()
-            if isinstance(value, torch.Tensor) and value.shape == shape_of(member, count)
-        }
-        mine[name] = {key: _told(value, key in by_element) for key, value in values.items()}
-        stretches[name] = (first, by_element)
-    for parameter, values in session.aside():
-        name = names[id(parameter)]
-        whole = {key: value for key, value in values.items() if getattr(value, "shape", None) == parameter.shape}
-        mine[name] = {key: _told(value, key in whole) for key, value in values.items()}
-        stretches[name] = (0, whole)
     in_turns = session.options.stage == 0
     frozen = {names[id(parameter)] for parameter, _ in session.aside()}
     for name, kinds in _merged(from_all_ranks(session.group, mine)).items():
@@ -55,12 +47,40 @@ def own_state(session: Session, partition: Partition, names: Mapping[int, str]) 
                 yield Held(moment_name(name, key), role, tensor, Writers.first)
 
 
-def _told(value: Any, is_by_element: bool) -> Any:
+def _of_this_rank(
+    session: Session, partition: Partition, names: Mapping[int, str]
+) -> tuple[dict[str, dict[str, Any]], Stretches]:
+    """By parameter: what other ranks are told of its state, and what this rank has of that for each element."""
+    mine: dict[str, dict[str, Any]] = {}
+    stretches: Stretches = {}
+
+    def add(name: str, values: Mapping[str, Any], shape: torch.Size, first: int) -> None:
+        tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+        by_element = {key: value for key, value in tensors.items() if value.shape == shape}
+        mine[name] = {key: _told(moment_name(name, key), value, key in by_element) for key, value in values.items()}
+        stretches[name] = (first, by_element)
+
+    for member in partition.members:
+        first, count = partition.part(member)
+        add(names[id(member.parameter)], session.optimizer.state.get(member.parameter, {}), shape_of(member, count), first)
+    for parameter, values in session.aside():
+        add(names[id(parameter)], values, parameter.shape, 0)
+    return mine, stretches
+
+
+def _told(where: str, value: Any, is_by_element: bool) -> Any:
     """To other ranks: the format of what has a number for each element; else its role, and all of it."""
     if is_by_element:
         return value.dtype
     if isinstance(value, torch.Tensor):
         return AS_IT_IS, value.detach().cpu()
+    if type(value) not in NUMBERS:
+        refuse(
+            f"an optimizer's state holds a {type(value).__name__}, which checkpoints cannot hold",
+            where=where,
+            needed="tensors, and numbers of the types int and float",
+            remedy="Keep it in the parameter group: options may be text, None, and lists too.",
+        )
     return NUMBER, torch.tensor(value, dtype=NUMBERS[type(value)])
 
 
@@ -83,7 +103,7 @@ class OwnState:
         self._of: dict[str, dict[str, Tensor]] = {}  # by parameter, and by the state's name for it
         for name, entry in tensors.items():
             parameter, colon, key = name.rpartition(": ")
-            if colon and entry.role in (BY_ELEMENT, AS_IT_IS, NUMBER):
+            if colon and entry.role in OWN:
                 self._of.setdefault(parameter, {})[key] = entry
         self._values: State = {}
 

@@ -26,7 +26,13 @@ from ballast.checkpoint.folder import (
     write_file,
 )
 from ballast.checkpoint.held import Held, Writers
-from ballast.checkpoint.holdings import entry_of, entry_of_member, held_by_torch, parameter_names
+from ballast.checkpoint.holdings import (
+    entry_of,
+    entry_of_member,
+    held_by_torch,
+    parameter_names,
+    require_all_partitioned,
+)
 from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
 from ballast.wrapper.session import Session
@@ -47,6 +53,12 @@ class Saving:
         self._partition = session.partition_now()
         self._partition.require_not_updated("a model was saved")
         self._names = parameter_names(model, session)
+        self._together = Agreement(self._group, "saving a checkpoint")
+        with self._together.attempt():
+            require_all_partitioned(session, self._names)
+            self._extra = packed(extra)
+            self._groups = groups_of(session.optimizer, self._names)
+        self._together.settle()
         self._held = list(held_by_torch(model, session, self._partition))
         self._entries = {
             self._names[id(member.parameter)]: entry_of_member(member, self._partition, session)
@@ -54,11 +66,6 @@ class Saving:
         }
         self._entries.update((held.name, entry_of(held)) for held in self._held)
         self._own = [part for number, part in enumerate(self._partition.own_parts()) if self._writes(number)]
-        self._together = Agreement(self._group, "saving a checkpoint")
-        with self._together.attempt():
-            self._extra = packed(extra)
-            self._groups = groups_of(session.optimizer, self._names)
-        self._together.settle()
 
     def run(self) -> None:
         folder = folder_name(self._session.steps, self._token())

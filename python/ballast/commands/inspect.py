@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import Checkpoint, Tensor
+from ballast.checkpoint.manifest import OWN, ROLES, Checkpoint, Tensor
 from ballast.sizes import human_size
 
 EXAMPLE = """\
@@ -46,9 +46,9 @@ def run(asked: argparse.Namespace) -> int:
 def _summary(checkpoint: Checkpoint) -> list[str]:
     lines = [
         f"step        {checkpoint.step}, written by Ballast {checkpoint.written_by} on {checkpoint.ranks} ranks",
-        f"optimizer   {checkpoint.optimizer}, which keeps {', '.join(checkpoint.moments.values()) or 'no moments'}",
+        f"optimizer   {checkpoint.optimizer}, {_kept(checkpoint)}",
     ]
-    for role in ("trained", "frozen", "buffer", "moment"):
+    for role in ROLES:
         tensors = [tensor for tensor in checkpoint.tensors.values() if tensor.role == role]
         if tensors:
             elements = sum(tensor.elements for tensor in tensors)
@@ -59,6 +59,13 @@ def _summary(checkpoint: Checkpoint) -> list[str]:
         options = ", ".join(f"{key}={known[key]}" for key in ("lr", "betas", "weight_decay") if key in known)
         lines.append(f"group {number:<6}{len(group['parameters'])} parameters: {options}")
     return lines
+
+
+def _kept(checkpoint: Checkpoint) -> str:
+    if not checkpoint.own_step:
+        return f"which keeps {', '.join(checkpoint.moments.values()) or 'no moments'}"
+    keys = {name.rpartition(": ")[2] for name, tensor in checkpoint.tensors.items() if tensor.role in OWN}
+    return f"whose own step keeps {', '.join(sorted(keys)) or 'nothing'}"
 
 
 def _line(name: str, tensor: Tensor) -> str:

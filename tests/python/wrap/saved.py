@@ -130,6 +130,18 @@ def one_rank_cannot_write(rank: int, folder: str) -> tuple[str, int, bool]:
     return said, manifest.read(folder).step, training.train(2, 1) == other.train(2, 1)
 
 
+def one_rank_keeps_what_cannot_be_saved(rank: int, folder: str) -> str:
+    training = Training({"stage": 2, "optimizer": "NAdam", "timeout": 30})
+    training.train(0, 1)
+    if rank == 1:
+        next(iter(training.optimizer.state.values()))["phase"] = None
+    try:
+        ballast.save(folder, training.model, training.optimizer)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
 def one_rank_reads_a_flipped_bit(rank: int, folder: str) -> str:
     training = Training({"stage": 3, "offload": f"nvme:{folder}"})
     training.train(0, 1)

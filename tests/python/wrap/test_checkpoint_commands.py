@@ -52,6 +52,16 @@ def test_inspect_says_what_there_is(run, checkpoint):
     assert re.search(r"^calls  int64 \[\], buffer", out, re.MULTILINE)
 
 
+def test_inspect_shows_what_an_optimizers_own_step_keeps(run, tmp_path):
+    saved.train_and_save(0, str(tmp_path), [{"stage": 2, "optimizer": "NAdam"}])
+    _, out, _ = run("inspect", str(tmp_path / "0"))
+    assert re.search(r"^optimizer +NAdam, whose own step keeps exp_avg, exp_avg_sq, mu_product, step$", out, re.MULTILINE)
+    tensors = manifest.read(tmp_path / "0").tensors.values()
+    shown = {line[:12].strip(): int(line[12:].split()[0]) for line in out.splitlines() if " elements, " in line}
+    assert shown == {role: sum(each.role == role for each in tensors) for role in {each.role for each in tensors}}
+    assert shown["own"] > 10 and shown["own tensor"] > 10
+
+
 def test_verify_names_everything_that_is_wrong(run, checkpoint):
     tensors = manifest.read(checkpoint).tensors
     [data] = checkpoint.rglob("rank-00000.data")
