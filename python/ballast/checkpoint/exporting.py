@@ -18,6 +18,7 @@ from ballast.gathering import by_window, gather
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
+from ballast.wrapper.plain import named_parameters
 
 SLICE = 4 << 20  # elements of a tensor that is not on the host, which are brought there at once
 
@@ -38,7 +39,7 @@ class Export:
         if path.suffix != SUFFIX:
             refuse(f"a model was to be exported to {path.name}", needed=f"a name that ends with {SUFFIX}")
         self._folder, self._stem = path.parent, path.name.removesuffix(SUFFIX)
-        self._tensors: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **buffers_by_name(model)}
+        self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
         for window, _ in by_window(model.parameters()):
             window.begin()
         windows = [each.ballast_window for each in self._tensors.values() if hasattr(each, "ballast_window")]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 
 from ballast.checks import refuse
 from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
+from ballast.wrapper.plain import own_names
 from ballast.wrapper.session import Session
+
+
+def use_own_names(checkpoint: Checkpoint, known: Container[str]) -> None:
+    """Of the model's tensors. Older checkpoints have the names that those had inside of what was around the model."""
+    names = own_names(checkpoint.tensors.keys(), known)
+    checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
+    for group in checkpoint.groups:
+        group["parameters"] = [names.get(name, name) for name in group["parameters"]]
 
 
 def require_fit(

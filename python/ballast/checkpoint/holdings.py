@@ -13,6 +13,7 @@ from ballast.checkpoint.manifest import Tensor
 from ballast.checkpoint.own_state import own_state
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.plain import plain, plain_name
 from ballast.wrapper.session import Session
 from ballast.wrapper.units import Member, names_of
 
@@ -51,10 +52,10 @@ def parameters_by_name(model: torch.nn.Module, session: Session) -> dict[str, to
 def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Those that a state_dict() has: others are computed anew."""
     found = {}
-    for path, module in model.named_modules():
+    for path, module in plain(model).named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                found[f"{path}.{name}" if path else name] = buffer
+                found[plain_name(f"{path}.{name}" if path else name)] = buffer
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from ballast import _core
 from ballast.checkpoint import manifest
 from ballast.checkpoint.agreement import Agreement
-from ballast.checkpoint.fitting import require_fit
+from ballast.checkpoint.fitting import require_fit, use_own_names
 from ballast.checkpoint.held import moment_name
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name, require_all_partitioned
 from ballast.checkpoint.own_state import OwnState
@@ -40,6 +40,7 @@ class Loading:
             session.require_here()
             require_all_partitioned(session, self._names)
             self._checkpoint = manifest.read(directory)
+            use_own_names(self._checkpoint, {**self._parameters, **self._buffers})
             self._files = manifest.data_files(directory, self._checkpoint)
             require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)
             require_expected(model, self._buffers.values())

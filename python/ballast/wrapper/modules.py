@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ballast.checks import refuse
+from ballast.wrapper.plain import named_parameters
 from ballast.wrapper.units import Member, UnitOfMembers, numbered
 
 
@@ -14,7 +15,7 @@ def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Ite
     """Of all its parameters: those that are not trained are frozen."""
     by_id = {id(member.parameter): member for member in trained}
     members = [
-        by_id.get(id(parameter), Member(parameter, name, None)) for name, parameter in model.named_parameters()
+        by_id.get(id(parameter), Member(parameter, name, None)) for name, parameter in named_parameters(model)
     ]
     return units_of_modules(model, members, kinds)
 

@@ -10,14 +10,18 @@ import torch
 from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.gathering import by_window
+from ballast.wrapper.plain import named_buffers, own_names, plain, plain_name
 from ballast.wrapper.stored import Files, Stored, tensors_in
 from ballast.wrapper.waiting import device_of
 
 
 def restore(model: torch.nn.Module, files: Files) -> None:
-    stored = tensors_in(files)
-    names = dict(names_of(model))
-    require_known(stored, [*names, *(name for name, _ in model.named_buffers())])
+    found_there = tensors_in(files)
+    names = dict(names_of(plain(model)))
+    known = [*names, *(name for name, _ in named_buffers(model))]
+    own = own_names(found_there, set(known))
+    stored = {own[name]: each for name, each in found_there.items()}
+    require_known(stored, known)
     found = match(names, stored)
     for tensor, each, name in found:
         require_same(tensor, each, name)
@@ -36,11 +40,12 @@ def restore(model: torch.nn.Module, files: Files) -> None:
 
 def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Of all that has to be in files. What several modules share has several names."""
-    yield from model.named_parameters(remove_duplicate=False)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield plain_name(name), parameter
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+                yield plain_name(f"{prefix}.{name}" if prefix else name), buffer
 
 
 def require_known(stored: Iterable[str], known: list[str]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.wrapper.plain import named_parameters
 from ballast.wrapper.ungathered import Ungathered
 
 # Large enough that what a unit costs in itself does not count, small enough that the first is reduced early in backward.
@@ -122,7 +123,7 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
 
 def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:
     """By id of the parameter: the model's names, or the place in the optimizer."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()} if model is not None else {}
+    names = {id(parameter): name for name, parameter in named_parameters(model)} if model is not None else {}
     for number, group in enumerate(groups):
         for i, parameter in enumerate(group["params"]):  # type: ignore[arg-type, var-annotated]
             names.setdefault(id(parameter), f"param_groups[{number}].params[{i}]")

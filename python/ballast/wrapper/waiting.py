@@ -12,6 +12,7 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.memory import return_freed_memory, tensor_at
+from ballast.wrapper.plain import named_buffers, named_parameters
 from ballast.wrapper.recording import history_of, numbers_from_outside, numbers_of
 from ballast.wrapper.stored import Stored
 from ballast.wrapper.ungathered import Ungathered, nothing_like
@@ -72,7 +73,7 @@ def expect_buffers(model: torch.nn.Module) -> None:
 def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> None:
     """Refuses a buffer that has no numbers, and gets none of a checkpoint's, which brings those of `coming`."""
     brought = {id(buffer) for buffer in coming}
-    for name, buffer in model.named_buffers():
+    for name, buffer in named_buffers(model):
         if buffer.is_meta and id(buffer) not in brought:
             refuse(
                 "a model has a buffer on the meta device, whose numbers are computed, and not saved",
@@ -137,10 +138,10 @@ def end_waiting(parameter: torch.nn.Parameter) -> None:
 def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
     """In torch's memory: parameters that are not trained, where those are kept whole. Buffers have to be there."""
     others = {id(parameter) for parameter in partitioned}
-    for name, buffer in model.named_buffers():
+    for name, buffer in named_buffers(model):
         if buffer.is_meta:
             refuse_to_begin(name)
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if id(parameter) in others or not waits(parameter):
             continue
         if lacks_numbers(parameter):

@@ -98,6 +98,17 @@ def load_and_save(rank: int, pairs: list[tuple[str, str, Way]]) -> list[tuple[Nu
     return seen
 
 
+def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Numbers:
+    """As Accelerate and Trainer do it: what they train and save is around the model."""
+    training = Training({"stage": stage})
+    around = torch.nn.parallel.DistributedDataParallel(training.model)
+    training.loop.steps = 2
+    training.loop.train(around, training.optimizer)
+    ballast.save(f"{folder}/saved", around, training.optimizer)
+    ballast.export(around, f"{folder}/model.safetensors")
+    return training.everything()
+
+
 def interrupted(rank: int, folder: str, ways: list[Way]) -> tuple[list[list[float]], list[list[float]]]:
     """Losses after a while, without stopping and after loading it into another training."""
     straight, again = [], []

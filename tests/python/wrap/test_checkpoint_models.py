@@ -1,13 +1,17 @@
 """Checkpoints, and the models that they are of."""
 
+from functools import partial
+
 import pytest
 import torch
 from python.wrap import saved
 from python.wrap.constructed import Tall
 from python.wrap.loops import Loop, Tower
+from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, same
 
 import ballast
+from ballast.checkpoint import manifest
 
 
 @pytest.mark.parametrize(
@@ -86,3 +90,77 @@ def test_a_buffer_without_memory_that_is_not_saved_is_named_before_anything_is_c
     model.table = torch.arange(5)
     ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
     assert one.train(0, 2) == other.train(0, 2)
+
+
+def compiled(model):
+    """As it is used: parts, and all of it."""
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_names_are_the_same_in_data_parallelism_and_without(stage, tmp_path):
+    expected, _ = run_ranks(2, saved.saves_in_data_parallelism, str(tmp_path), stage)
+    alone = Training({"stage": 2})
+    ballast.load_checkpoint(tmp_path / "saved", alone.model, alone.optimizer)
+    assert same(alone.everything(), expected)
+    alone = saved.other_parameters(saved.Buffered())
+    ballast.load(alone, tmp_path / "model.safetensors")
+    assert same(dict(alone.state_dict()), expected)
+
+
+@pytest.mark.parametrize("way", [{}, {"optimizer": "NAdam"}], ids=["rule", "own step"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_names_are_the_same_compiled_and_not(stage, way, tmp_path):
+    one, other = Training({"stage": stage, **way}), Training({"stage": stage, **way})
+    one.train(0, 2)
+    expected = one.everything()
+    around = compiled(one.model)
+    ballast.save(tmp_path / "saved", around, one.optimizer)
+    assert not [name for name in manifest.read(tmp_path / "saved").tensors if "_orig_mod" in name]
+    ballast.load_checkpoint(tmp_path / "saved", other.model, other.optimizer)
+    assert same(other.everything(), expected)
+    ballast.export(around, tmp_path / "model.safetensors")
+    alone = saved.other_parameters(saved.Buffered())
+    ballast.load(alone, tmp_path / "model.safetensors")
+    assert same(dict(alone.state_dict()), expected)
+    for load in (
+        partial(ballast.load, around, tmp_path / "model.safetensors"),
+        partial(ballast.load_checkpoint, tmp_path / "saved", around, one.optimizer),
+    ):
+        with ballast.gather(one.model):
+            saved.other_parameters(one.model)
+        load()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.everything().values(), expected.values()))
+
+
+def test_an_error_names_a_parameter_as_it_is_called_without_what_is_around_it(tmp_path):
+    model = compiled(Tower())
+    model.position.data = model.position.data.double()
+    with pytest.raises(ballast.UsageError, match="float64(.|\n)*parameter position"):
+        ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+
+
+class Around(torch.nn.Module):
+    """As much of DistributedDataParallel as names know of it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module = model
+
+
+@pytest.mark.parametrize("way", [{}, {"optimizer": "NAdam"}], ids=["rule", "own step"])
+def test_a_checkpoint_with_the_names_of_what_was_around_the_model_is_still_read(way, tmp_path):
+    one, other = Training({"stage": 2, **way}), Training({"stage": 3, **way}, saved.other_parameters(saved.Buffered()))
+    for training in (one, other):
+        training.train(0, 1)
+        training.model.blocks[3].requires_grad_(False)  # its moments have names of their own
+    one.train(1, 1)
+    ballast.save(tmp_path, Around(one.model), one.optimizer)
+    assert "module.blocks.3.up.weight: exp_avg" in manifest.read(tmp_path).tensors
+    ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
+    assert same(other.everything(), one.everything())
+    ballast.load_checkpoint(tmp_path, Around(one.model), one.optimizer)
+    for training in (one, other):
+        training.model.blocks[3].requires_grad_(True)
+    assert one.train(2, 2) == other.train(2, 2)
