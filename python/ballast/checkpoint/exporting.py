@@ -6,16 +6,18 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from ballast.checks import refuse
-from ballast.checkpoint.agreement import Agreement
+from ballast.checkpoint.agreement import Agreement, Ranks
 from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.gathering import by_window, gather
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
+from ballast.wrapper.hooks import session_of
 from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.plain import named_parameters
@@ -24,7 +26,7 @@ SLICE = 4 << 20  # elements of a tensor that is not on the host, which are broug
 
 
 class OneRank:
-    """Where nothing is partitioned, rank 0 needs nobody."""
+    """A model that is not trained here is exported by one rank, which needs nobody."""
 
     rank, size = 0, 1
 
@@ -33,7 +35,7 @@ class OneRank:
 
 
 class Export:
-    """All ranks do this together where anything is partitioned."""
+    """All ranks that train the model do this together, and the first of them writes."""
 
     def __init__(self, model: torch.nn.Module, path: Path, most_bytes: int | None):
         if path.suffix != SUFFIX:
@@ -42,9 +44,7 @@ class Export:
         self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
         for window, _ in by_window(model.parameters()):
             window.begin()
-        windows = [each.ballast_window for each in self._tensors.values() if hasattr(each, "ballast_window")]
-        self._is_partitioned = bool(windows)
-        self._group = windows[0].group if windows else OneRank()
+        self._group = group_of(self._tensors.values())
         items = [item_of(name, tensor) for name, tensor in self._tensors.items()]
         self._tensor_bytes = sum(item.bytes for item in items)
         self._files = files_for(items, self._stem, most_bytes)
@@ -52,7 +52,7 @@ class Export:
         self._places: dict[str, tuple[int, int]] = {}  # of a tensor: the file's handle, and the byte where it begins
 
     def run(self) -> None:
-        if not self._is_partitioned and rank_in_job() != 0:
+        if self._group is None:
             return
         together = Agreement(self._group, "exporting a model")
         writes = self._group.rank == 0
@@ -64,10 +64,11 @@ class Export:
             for unit in self._units():
                 with gather([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
                     with together.attempt():
-                        if writes and together.error is None:
+                        if writes:
                             self._write(unit)
+                together.settle()  # each wait has an end, which all of a model might not be written by
             with together.attempt():
-                if writes and together.error is None:
+                if writes:
                     self._finish()
             together.settle()
 
@@ -130,6 +131,17 @@ class Export:
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
         flush_folder(self._folder)
+
+
+def group_of(tensors: Iterable[torch.Tensor]) -> Ranks | None:
+    """The ranks that train them; none where another rank exports what nobody trains."""
+    for tensor in tensors:
+        if hasattr(tensor, "ballast_window"):
+            return cast(Ranks, tensor.ballast_window.group)
+        session = session_of(tensor)
+        if session is not None:
+            return session.group
+    return OneRank() if rank_in_job() == 0 else None
 
 
 def item_of(name: str, tensor: torch.Tensor) -> Item:

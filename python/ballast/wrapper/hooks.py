@@ -15,13 +15,22 @@ if TYPE_CHECKING:
 Known = weakref.ref["Session"]
 
 
-def on_gradient(session: Known) -> Callable[[torch.nn.Parameter], None]:
-    def arrived(parameter: torch.nn.Parameter) -> None:
-        live = session()
+class OnGradient:
+    """Of a parameter: its session's, by which it is found too."""
+
+    def __init__(self, session: Known):
+        self.session = session
+
+    def __call__(self, parameter: torch.nn.Parameter) -> None:
+        live = self.session()
         if live is not None:
             live.arrived(parameter)
 
-    return arrived
+
+def session_of(parameter: torch.Tensor) -> Session | None:
+    """That trains it, if one does."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
 
 
 def on_forward(session: Known) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from ballast.checks import refuse, refuse_order
 from ballast.wrapper.choosing import Training, settled
 from ballast.wrapper.everybody import agree_on_first_numbers
 from ballast.wrapper.gradients import TakenGradient
-from ballast.wrapper.hooks import at_exit, on_forward, on_gradient
+from ballast.wrapper.hooks import OnGradient, at_exit, on_forward
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
@@ -104,7 +104,7 @@ class Session:
             if parameter.requires_grad and id(parameter) not in self._hooks:
                 require_known(parameter, names[id(parameter)])
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
-                    on_gradient(weakref.ref(self))
+                    OnGradient(weakref.ref(self))
                 )
 
     def names(self) -> dict[int, str]:

@@ -303,9 +303,9 @@ def exports(rank: int, path: str, stage: int) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in run.model.state_dict().items() if name != "head.weight"}
 
 
-def exports_without_room(rank: int, path: str) -> str:
+def exports_without_room(rank: int, path: str, stage: int) -> str:
     """What it says where rank 0 cannot write."""
-    run = loop_of(rank, make_model=Tower, steps=1).run(stage=3)
+    run = loop_of(rank, make_model=Tower, steps=1).run(stage=stage)
     if rank == 0:
         Path(path).write_text("before")
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,6 +122,25 @@ def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[floa
     mean_square(model, batch_of(0, place)).backward()
     optimizer.step()
     return expected, norms, apart, optimizer.metrics()["skipped"]
+
+
+def exports_halves(rank: int, folder: str, stage: int) -> tuple[bool, dict[str, torch.Tensor]]:
+    """Whether this half's file is there when a rank goes on, and what belongs in it."""
+    half = rank % 2
+    data = [dist.new_group([0, 2]), dist.new_group([1, 3])][half]
+    parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    model = Half(half, parts)
+    optimizer = ballast.wrap(
+        torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage, process_group=data, norm_group=parts
+    )
+    mean_square(model, batch_of(0, rank // 2)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    path = Path(folder) / f"half-{half}.safetensors"
+    ballast.export(model, path)
+    is_there = path.exists()
+    with ballast.gather(model):
+        return is_there, {name: value.clone() for name, value in model.state_dict().items()}
 
 
 class Uneven(torch.nn.Module):

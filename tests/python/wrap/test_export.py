@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from python.wrap import bodies, saved
+from python.wrap import bodies, parallel, saved
 from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
 
@@ -56,8 +56,16 @@ def test_ranks_export_together(stage, tmp_path):
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
-def test_a_rank_that_cannot_write_leaves_the_file_that_was_there(tmp_path):
-    first, second = run_ranks(2, bodies.exports_without_room, str(tmp_path / "model.safetensors"))
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_each_part_of_a_model_is_exported_by_the_ranks_that_have_it(stage, tmp_path):
+    for rank, (is_there, expected) in enumerate(run_ranks(4, parallel.exports_halves, str(tmp_path), stage)):
+        assert is_there
+        assert saved.same(read(tmp_path / f"half-{rank % 2}.safetensors"), expected)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_that_cannot_write_leaves_the_file_that_was_there(stage, tmp_path):
+    first, second = run_ranks(2, bodies.exports_without_room, str(tmp_path / "model.safetensors"), stage)
     assert "B3201" in first and "B3301" in second
     assert os.listdir(tmp_path) == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == b"before"
