@@ -23,9 +23,10 @@ def save(
     ...     load_checkpoint(directory, model, optimizer)
     {'epoch': 3}
 
-    A checkpoint that is in the directory already stays the current one until the new one is whole, whatever happens, and goes
-    then. `extra` is the rank's own: what `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in
-    the data, the state of random numbers. Buffers are those of rank 0.
+    A directory is for one model, or for one part of it, where ranks have different ones (`process_group`). A checkpoint that is in
+    it already stays the current one until the new one is whole, whatever happens, and goes then. `extra` is the rank's own: what
+    `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in the data, the state of random numbers.
+    Buffers are those of rank 0.
     """
     from ballast.checkpoint.holdings import session_of
     from ballast.checkpoint.saving import Saving

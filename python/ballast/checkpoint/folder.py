@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import fail, refuse
 from ballast.checkpoint.manifest import MANIFEST, read_bytes, unsealed
 from ballast.errors import Error
 from ballast.sizes import human_size
+from ballast.wrapper.plain import own_names
 
 FOLDER = re.compile(r"step-\d+-[0-9a-f]{8}")
 
@@ -42,6 +44,23 @@ def current_folder(directory: Path) -> str:
     if not path.exists():
         return ""
     return str(unsealed(read_bytes(path), str(path))["folder"])
+
+
+def require_same_model(directory: Path, names: Collection[str]) -> None:
+    """Refuses to replace a checkpoint none of whose tensors has one of these names: two models would take each other's away."""
+    path = directory / MANIFEST
+    try:
+        there = unsealed(read_bytes(path), str(path)).get("tensors", {}) if path.exists() else {}
+    except Error:
+        return  # as in make_folder()
+    if there and not any(own in names for own in own_names(there.keys(), names).values()):
+        refuse(
+            "a checkpoint of another model would be replaced: no tensor of it has the name of one of this model",
+            where=str(directory),
+            needed="a directory for each model, and for each part of one that ranks have apart",
+            available=f"one with {next(iter(there))}",
+            remedy="Save to another directory, or remove the checkpoint that is there.",
+        )
 
 
 def remove_folders(directory: Path, *, but: str) -> None:

@@ -21,6 +21,7 @@ from ballast.checkpoint.folder import (
     make_current,
     make_folder,
     remove_folders,
+    require_same_model,
     require_space,
     take_back,
     write_file,
@@ -58,6 +59,8 @@ class Saving:
             require_all_partitioned(session, self._names)
             self._extra = packed(extra)
             self._groups = groups_of(session.optimizer, self._names)
+            if self._group.rank == 0:
+                require_same_model(directory, set(self._names.values()))
         self._together.settle()
         self._held = list(held_by_torch(model, session, self._partition))
         self._entries = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from python.wrap import saved
 from python.wrap.constructed import Tall
-from python.wrap.loops import Loop, Tower
+from python.wrap.loops import Loop, Tower, mlp
 from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, same
 
@@ -164,3 +164,24 @@ def test_a_checkpoint_with_the_names_of_what_was_around_the_model_is_still_read(
     for training in (one, other):
         training.model.blocks[3].requires_grad_(True)
     assert one.train(2, 2) == other.train(2, 2)
+
+
+def test_a_checkpoint_of_another_model_is_not_replaced(tmp_path):
+    one, other = Training({"stage": 2}), Training({"stage": 3}, mlp())
+    ballast.save(tmp_path, one.model, one.optimizer)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*another model(.|\n)*a directory for each"):
+        ballast.save(tmp_path, other.model, other.optimizer)
+    assert sorted(tmp_path.rglob("*")) == before
+    other.train(0, 1)
+    del one.model.blocks[3], one.model.unused  # what has names in common may still have changed
+    smaller = Training({"stage": 2}, one.model)
+    ballast.save(tmp_path, smaller.model, smaller.optimizer)
+    assert "unused.weight" not in manifest.read(tmp_path).tensors
+
+
+def test_a_checkpoint_with_the_names_of_what_was_around_the_model_is_replaced(tmp_path):
+    training = Training({"stage": 2})
+    ballast.save(tmp_path, Around(training.model), training.optimizer)
+    ballast.save(tmp_path, training.model, training.optimizer)
+    assert "position" in manifest.read(tmp_path).tensors
