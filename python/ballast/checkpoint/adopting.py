@@ -14,7 +14,7 @@ from ballast.checkpoint.foreign import Source, source_of
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
-from ballast.wrapper.waiting import expect
+from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
 log = logging.getLogger("ballast")
 
@@ -24,6 +24,7 @@ class Adopting:
 
     def __init__(self, directory: Path, model: torch.nn.Module, session: Session):
         self._session = session
+        self._model = model
         self._together = Agreement(session.group, "loading a checkpoint")
         self._parameters = parameters_by_name(model, session)
         self._names = parameter_names(model, session)
@@ -40,6 +41,7 @@ class Adopting:
             trained = self._trained()
             self._source: Source = source_of(directory, trained, {**self._parameters, **self._buffers})
             self._require_tensors(trained)
+            require_expected(model, (each for name, each in self._buffers.items() if self._has(name)))
             self._fresh = self._without_state(trained)
             self._require_moments([name for name in trained if name not in self._fresh])
             made = {name: self._steps(name) for name in trained}
@@ -50,6 +52,8 @@ class Adopting:
         self._session.optimizer.zero_grad()
         steps = max(self._made.values(), default=0)
         expect(parameter for name, parameter in self._parameters.items() if self._has(name))
+        expect_buffers(self._model)
+        self._buffers = buffers_by_name(self._model)
         partition = self._session.begin_from(self._made, steps, {})
 
         def change(part: _core.StatePart) -> None:

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 from python.wrap import saved
+from python.wrap.constructed import Tall
 from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
 from torch.distributed import checkpoint as dcp
@@ -113,6 +114,19 @@ def test_a_training_of_torch_goes_on(writes, stage, tmp_path):
     torch.testing.assert_close(
         torch.tensor(longer.train(model, optimizer, 3).losses), torch.tensor(expected.losses), atol=1e-6, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_without_memory_gets_its_numbers_from_another_program(stage, tmp_path):
+    """Also those of buffers, which a model with a running mean has."""
+    run = Loop(make_model=Tall, steps=2).run()
+    as_distributed(tmp_path, run)
+    with torch.device("meta"):
+        model = Tall()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    with ballast.gather(model):
+        assert saved.same(model.state_dict(), run.model.state_dict())
 
 
 def test_ranks_take_their_parts(tmp_path):
