@@ -49,7 +49,7 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        dist.barrier()  # nobody leaves while another is at work
 
 
 class Alone(Trainer):
@@ -80,10 +80,6 @@ class Ddp(Trainer):
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         super().__init__(model, self.optimizer_of(model), passes, max_norm)
-
-    def close(self) -> None:
-        del self.model, self.optimizer  # a DDP that outlives its group may wait for it for ever
-        super().close()
 
     @staticmethod
     def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
