@@ -46,14 +46,14 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def run_once(case: Case, directory: Path) -> Run:
+def run_once(case: Case, directory: Path, text: Path) -> Run:
     ranks = case.way.ranks
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     environment = {**os.environ, **{name: str(value) for name, value in meeting.items()}, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=directory) as folder:
         running = [
             subprocess.Popen(
-                [sys.executable, RANK, case.system.name, case.way.name, folder],
+                [sys.executable, RANK, case.system.name, case.way.name, folder, text],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=(Path(folder) / f"rank{rank}.log").open("w"),
@@ -177,9 +177,10 @@ def main() -> None:
     plotting.prepare(options)
     cases = with_their_opponents(options.cases)
     runs: Runs = {case: [] for case in cases}
-    for _ in range(options.rounds):
-        for case in cases:
-            runs[case].append(run_once(case, options.directory))
+    with tempfile.TemporaryDirectory(prefix="ballast-peers-") as folder:
+        for _ in range(options.rounds):
+            for case in cases:
+                runs[case].append(run_once(case, options.directory, Path(folder) / "text"))
     for case in cases:
         for line in records(case, runs):
             print(json.dumps(line), flush=True)

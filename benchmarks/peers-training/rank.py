@@ -1,4 +1,4 @@
-"""One rank of one system: rank.py SYSTEM WAY DIRECTORY. What it took is written to standard output, in JSON."""
+"""One rank of one system: rank.py SYSTEM WAY DIRECTORY TEXT. What it took is written to standard output, in JSON."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def main() -> None:
 
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed and its compilers write to standard output
-    name_of_system, name_of_way, directory = sys.argv[1:]
+    name_of_system, name_of_way, directory, kept = sys.argv[1:]
     system = next(each for each in SYSTEMS if each.name == name_of_system)
     way = next(each for each in WAYS if each.name == name_of_way)
     rank = int(os.environ["RANK"])
@@ -42,7 +42,8 @@ def main() -> None:
     model = gpt.GPT(shape.layers, shape.width, shape.width // 64, shape.context)
     torch.set_default_dtype(torch.float32)  # as DeepSpeed expects it
     trainer = getattr(trainers, system.trainer)(model, way.micro_steps, way.max_norm, **options)
-    text = gpt.text_of_this_project()
+    keep_text(Path(kept))
+    text = torch.frombuffer(bytearray(Path(kept).read_bytes()), dtype=torch.uint8)
 
     losses, seconds = [], []
     for step in range(WARM_UP + shape.steps):
@@ -57,6 +58,16 @@ def main() -> None:
     print(json.dumps(took), file=output, flush=True)
     trainer.close()
     os._exit(0)  # torch's groups end badly now and then, or not at all: those of DDP and DeepSpeed
+
+
+def keep_text(path: Path) -> None:
+    """That of the first run is the one of all, whatever is edited meanwhile."""
+    import gpt
+
+    if not path.exists():
+        own = path.with_suffix(f".{os.getpid()}")
+        own.write_bytes(bytes(gpt.text_of_this_project().tolist()))
+        own.replace(path)
 
 
 def of_run(value: object, directory: str) -> object:
