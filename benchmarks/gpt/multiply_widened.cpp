@@ -1,5 +1,6 @@
 #include "benchmarks/gpt/multiply_widened.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "benchmarks/gpt/rows.h"
@@ -8,6 +9,9 @@ namespace ballast::gpt {
 namespace {
 
 using Floats = std::vector<float>;
+
+// Of the factors' numbers at a time, so that what a thread holds does not grow with the model. Bits depend on it.
+constexpr std::size_t depth_at_once = 1024;
 
 // Lies as the matrix does, without what is between its rows.
 class Widened {
@@ -25,7 +29,7 @@ class Widened {
  private:
   std::size_t width() const { return from_.transposed ? from_.rows : from_.columns; }  // in memory
 
-  const ConstMatrix& from_;
+  ConstMatrix from_;
   Floats numbers_;
 };
 
@@ -33,9 +37,12 @@ class Widened {
 
 void multiply_widened(const Product& product, const Multiplier& multiply) {
   const Matrix& to = product.to;
-  const Widened a(product.a), b(product.b);
   Floats result(to.rows * to.columns), bias(to.columns);
-  multiply({.a = a.matrix(), .b = b.matrix(), .to = matrix(View(std::span(result)), to.columns)});
+  for (std::size_t first = 0; first < product.a.columns; first += depth_at_once) {
+    const std::size_t depth = std::min(depth_at_once, product.a.columns - first);
+    const Widened a(product.a.part(0, to.rows, first, depth)), b(product.b.part(first, depth, 0, to.columns));
+    multiply({.a = a.matrix(), .b = b.matrix(), .to = matrix(View(std::span(result)), to.columns), .add = first > 0});
+  }
   if (product.bias.count() > 0) rows::read(product.bias, 0, bias);
   for (std::size_t i = 0; i < to.rows; ++i) {
     const rows::Row row = rows::Row(result).subspan(i * to.columns, to.columns);

@@ -11,7 +11,7 @@
 namespace ballast::gpt {
 namespace {
 
-// Stacks of threads, and what oneDNN, TBB and malloc keep: what becomes resident of it, 5 to 11 MiB where it was measured, and
+// Stacks of threads, and what oneDNN, TBB and malloc keep: what becomes resident of it, 7 to 8 MiB where it was measured, and
 // how much address space it takes.
 constexpr std::size_t resident_of_libraries = std::size_t{8} << 20;
 constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
