@@ -6,21 +6,9 @@
 #include "kernels/chunks.h"
 #include "kernels/cuda.h"
 #include "kernels/runtime/cuda_check.h"
+#include "kernels/runtime/current_gpu.h"
 
 namespace ballast::kernels {
-
-// Makes a GPU current for this thread, and the former one again at the end.
-class CurrentGpu {
- public:
-  explicit CurrentGpu(int gpu);
-  ~CurrentGpu();
-  CurrentGpu(const CurrentGpu&) = delete;
-  CurrentGpu& operator=(const CurrentGpu&) = delete;
-
- private:
-  int former_ = 0;
-  bool changed_ = false;
-};
 
 unsigned blocks_for(const Cuda& cuda, std::size_t chunks);
 

@@ -29,8 +29,10 @@ std::size_t BlockMemory::bytes(const Shape& shape, std::size_t batch) {
 }
 
 BlockMemory::BlockMemory(const Shape& shape, std::size_t batch, const Maths& maths, MemoryAccounts& accounts)
-    : buffer_(allocate(accounts,
-                       {.kind = maths.memory(), .bytes = bytes(shape, batch), .owner = "activations of a block"})) {
+    : buffer_(allocate(accounts, {.kind = maths.memory(),
+                                  .bytes = bytes(shape, batch),
+                                  .owner = "activations of a block",
+                                  .gpu = maths.gpu()})) {
   const std::size_t elements = batch * shape.context * shape.width;
   const View all = buffer_.view(shape.dtype);
   std::size_t first = 0;

@@ -50,7 +50,8 @@ Gpt::Gpt(const Shape& shape, std::size_t batch, Maths& maths, MemoryAccounts& ac
   const std::array<Part, 7> parts = parts_of(shape, positions_);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto& [count, dtype, owner] = parts[i];
-    buffers_.push_back(allocate(accounts, {.kind = maths.memory(), .bytes = count * byte_size(dtype), .owner = owner}));
+    buffers_.push_back(allocate(
+        accounts, {.kind = maths.memory(), .bytes = count * byte_size(dtype), .owner = owner, .gpu = maths.gpu()}));
     *views[i] = buffers_.back().view(dtype);
   }
 }

@@ -53,6 +53,7 @@ class Maths {
   virtual ~Maths() = default;
   virtual std::string library() const = 0;
   virtual MemoryKind memory() const = 0;  // that it works on
+  virtual int gpu() const { return 0; }   // whose memory that is, if it is one's
 
   virtual void multiply(const Product& product) = 0;
   virtual void add_rows(const ConstMatrix& rows, const View& into) = 0;  // into += the sum of all rows

@@ -21,6 +21,7 @@ class GpuMaths : public Maths {
 
   std::string library() const override { return multiply_.library(); }
   MemoryKind memory() const override { return MemoryKind::device; }
+  int gpu() const override { return cuda_.gpu; }
 
   void multiply(const Product& product) override {
     require(product.bias.count() == 0 || product.to.stride == product.bias.count(), Code::unsupported, [] {

@@ -34,8 +34,10 @@ double measure_matrix_rate(Maths& maths, DType dtype) {
   const std::size_t largest = maths.memory() == MemoryKind::device ? 8192 : 1536;
   const std::size_t elements = 3 * largest * largest;
   MemoryAccounts accounts;
-  const Buffer memory = allocate(
-      accounts, {.kind = maths.memory(), .bytes = elements * byte_size(dtype), .owner = "matrices to measure"});
+  const Buffer memory = allocate(accounts, {.kind = maths.memory(),
+                                            .bytes = elements * byte_size(dtype),
+                                            .owner = "matrices to measure",
+                                            .gpu = maths.gpu()});
   maths.clear(memory.view(dtype));
   double best = 0;
   for (const std::size_t edge : {largest / 3, largest * 2 / 3, largest}) {

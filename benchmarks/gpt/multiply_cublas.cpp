@@ -3,6 +3,8 @@
 #include <cublas_v2.h>
 #include <fmt/format.h>
 
+#include "kernels/runtime/current_gpu.h"
+
 namespace ballast::gpt {
 namespace {
 
@@ -29,11 +31,13 @@ long long step(std::size_t elements) { return static_cast<long long>(elements); 
 }  // namespace
 
 struct CublasMultiplier::Handle {
+  int gpu = 0;
   cublasHandle_t cublas = nullptr;
 };
 
-CublasMultiplier::CublasMultiplier(StreamHandle stream, int gpu) : handle_(new Handle) {
+CublasMultiplier::CublasMultiplier(StreamHandle stream, int gpu) : handle_(new Handle{gpu}) {
   device::require_gpu(gpu);
+  const CurrentGpu current(gpu);
   check(cublasCreate(&handle_->cublas), "starting cuBLAS");
   check(cublasSetStream(handle_->cublas, stream), "giving cuBLAS a stream");
 }
@@ -49,6 +53,7 @@ std::string CublasMultiplier::library() const {
 // cuBLAS has matrices by columns. Ours by rows are theirs transposed, so it is asked for to^T = b^T a^T.
 void CublasMultiplier::operator()(const Product& product, const Steps& steps) const {
   const auto& [a, b, to, bias, add] = product;
+  const CurrentGpu current(handle_->gpu);
   const float one = 1.0f, begin = add ? 1.0f : 0.0f;
   check(cublasGemmStridedBatchedEx(handle_->cublas, direction(b), direction(a), whole(to.columns), whole(to.rows),
                                    whole(a.columns), &one, b.data(), type_of(b.dtype()), whole(b.stride), step(steps.b),

@@ -1,7 +1,7 @@
 // The backend: everything that Ballast's runtime asks of CUDA, as plain functions on handles. device_cuda.cpp has them;
 // where CUDA is not built, device_absent.cpp says so. Users want buffer.h and stream.h, which own what is made here.
 //
-// Any thread may call. The calling thread's current device is left as it was. A GPU is its CUDA ordinal.
+// Any thread may call. The calling thread's current device is left as it was, but by choose_gpu(). A GPU is its CUDA ordinal.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +30,7 @@ namespace device {
 std::vector<Gpu> list();    // empty without one
 std::string absence();      // why the list is empty; empty if it is not
 void require_gpu(int gpu);  // B2101 or B2102
+void choose_gpu(int gpu);   // for all calls of this thread: needed where streams and events of a GPU are used
 
 std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner);
 void release(std::byte* memory) noexcept;  // waits for the GPU's work on it

@@ -14,6 +14,7 @@ namespace {
 std::vector<Gpu> list() { return {}; }
 std::string absence() { return "this build has no CUDA backend"; }
 void require_gpu(int) { refuse("a GPU"); }
+void choose_gpu(int) { refuse("a GPU"); }
 
 std::byte* allocate(std::size_t, int, std::string_view) { refuse("device memory"); }
 void release(std::byte*) noexcept {}

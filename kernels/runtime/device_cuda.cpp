@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/runtime/cuda_check.h"
+#include "kernels/runtime/current_gpu.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast {
@@ -15,6 +16,16 @@ void cuda_failed(cudaError_t status, std::string_view what, Site site) {
   cudaGetLastError();  // what has been reported here must not be found again after somebody's next launch
   fail(Code::cuda_call,
        {.what = fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status))}, site);
+}
+
+CurrentGpu::CurrentGpu(int gpu) {
+  check_cuda(cudaGetDevice(&former_), "asking for the current GPU");
+  changed_ = former_ != gpu;
+  if (changed_) check_cuda(cudaSetDevice(gpu), "choosing a GPU");
+}
+
+CurrentGpu::~CurrentGpu() {
+  if (changed_) cudaSetDevice(former_);
 }
 
 namespace device {
@@ -35,21 +46,10 @@ Count count() {
   return found.gpus > 0 ? found : Count{0, "the driver lists none"};
 }
 
-// Makes a GPU current for this thread, and the former one again at the end.
-class Current {
- public:
-  explicit Current(int gpu) {
-    require_gpu(gpu);
-    check_cuda(cudaGetDevice(&former_), "asking for the current GPU");
-    check_cuda(cudaSetDevice(gpu), "choosing a GPU");
-  }
-  ~Current() { cudaSetDevice(former_); }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
- private:
-  int former_ = 0;
-};
+int existing(int gpu) {
+  require_gpu(gpu);
+  return gpu;
+}
 
 // For destructors: at the end of the process, or after a failed kernel, there is nobody left to tell.
 void ignore(cudaError_t) { cudaGetLastError(); }
@@ -92,8 +92,10 @@ void require_gpu(int gpu) {
   });
 }
 
+void choose_gpu(int gpu) { check_cuda(cudaSetDevice(existing(gpu)), "choosing a GPU"); }
+
 std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner) {
-  const Current current(gpu);
+  const CurrentGpu current(existing(gpu));
   void* memory = nullptr;
   const cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
@@ -110,7 +112,7 @@ std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner) {
 void release(std::byte* memory) noexcept { ignore(cudaFree(memory)); }
 
 std::size_t available_bytes(int gpu) {
-  const Current current(gpu);
+  const CurrentGpu current(existing(gpu));
   std::size_t available = 0;
   std::size_t total = 0;
   check_cuda(cudaMemGetInfo(&available, &total), "asking for free GPU memory");
@@ -121,7 +123,7 @@ std::string pin(std::byte* memory, std::size_t bytes, int gpu) {
   if (const Count found = count(); found.gpus == 0) {
     return "no GPU: " + found.absence;
   }
-  const Current current(gpu);
+  const CurrentGpu current(existing(gpu));
   const cudaError_t status = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
   if (status == cudaSuccess) {
     return "";
@@ -140,7 +142,7 @@ void unpin(std::byte* memory, int gpu) noexcept {
 }
 
 StreamHandle create_stream(int gpu) {
-  const Current current(gpu);
+  const CurrentGpu current(existing(gpu));
   StreamHandle stream = nullptr;
   check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
   return stream;
@@ -163,7 +165,7 @@ void fill(void* to, unsigned char value, std::size_t bytes, StreamHandle stream)
 }
 
 EventHandle create_event(int gpu, bool timed) {
-  const Current current(gpu);
+  const CurrentGpu current(existing(gpu));
   EventHandle event = nullptr;
   const unsigned flags = cudaEventBlockingSync | (timed ? cudaEventDefault : cudaEventDisableTiming);
   check_cuda(cudaEventCreateWithFlags(&event, flags), "creating an event");

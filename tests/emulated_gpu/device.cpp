@@ -87,6 +87,7 @@ std::string absence() { return ""; }
 void require_gpu(int gpu) {
   require(gpu == 0, Code::no_cuda_device, [] { return Problem{.what = "only GPU 0 is emulated"}; });
 }
+void choose_gpu(int gpu) { require_gpu(gpu); }
 
 // Filled with what no number should be: device memory is not zeroed.
 std::byte* allocate(std::size_t bytes, int, std::string_view) {

@@ -43,7 +43,8 @@ class Place {
  private:
   View reserve(std::size_t count, DType dtype) {
     buffers_.push_back(
-        allocate(accounts_, {.kind = maths_.memory(), .bytes = count * byte_size(dtype), .owner = "a test"}));
+        allocate(accounts_,
+                 {.kind = maths_.memory(), .bytes = count * byte_size(dtype), .owner = "a test", .gpu = maths_.gpu()}));
     return buffers_.back().view(dtype);
   }
 
