@@ -1,4 +1,4 @@
-// NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU, or all with the only one.
+// NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU of its own, as NCCL asks for.
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -51,18 +51,19 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
     ranks.all_reduce(all.view().part(0, count), whole.view());
     expect(whole.back() == summed(ranks.size(), dtype, 0, count), "all_reduce");
 
+    OnGpu mine(Values::of_rank(ranks.rank(), dtype, count), stream, accounts);
     Values expected(dtype, ranks.size() * count);
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       expected.put(rank * count, Values::of_rank(rank, dtype, count));
     }
-    ranks.all_gather(all.view().part(0, count), all.view());
+    ranks.all_gather(mine.view(), all.view());
     expect(all.back() == expected, "all_gather");
     ranks.broadcast(all.view().part(0, count), 0);
   }
 }
 
 void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
-  const int gpu = static_cast<int>(rank % device::list().size());
+  const int gpu = static_cast<int>(rank);
   const Stream stream(gpu);
   const auto on_host = kernels::cpu_backend({.threads = 1});
   const auto backend = kernels::cuda_backend(stream.handle(), gpu);
@@ -81,7 +82,10 @@ void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
 }  // namespace
 
 TEST_CASE("NCCL gives the bits that every communicator gives", "[gpu]") {
+  const std::size_t gpus = device::list().size();
+  if (gpus < 2) return skip("NCCL gives each rank a GPU of its own, and there is one");
   for (const std::size_t size : {2u, 3u}) {
+    if (size > gpus) break;
     const TemporaryDirectory folder;
     Failures failures(size);
     std::vector<std::thread> threads;

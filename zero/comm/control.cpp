@@ -117,7 +117,7 @@ void Control::give_up_on(std::size_t rank) {
   while (!error_.is_set() && !patience.is_over()) {
     std::this_thread::sleep_for(between_attempts);
   }
-  error_.set(fmt::format("{} did not come within {}", text(members_.front()), seconds(options_.timeout)));
+  error_.set(late(text(members_.front()), options_.timeout));
   ballast::fail(Code::peer_late, {.what = error_.reason()});
 }
 

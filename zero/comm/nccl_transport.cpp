@@ -4,12 +4,16 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <thread>
 
 #include "kernels/runtime/buffer.h"
+#include "kernels/runtime/current_gpu.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/stream.h"
 
 namespace ballast {
 namespace {
@@ -18,30 +22,86 @@ constexpr std::size_t least_round_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_round_bytes = std::size_t{32} << 20;
 constexpr std::size_t most_received_bytes = std::size_t{128} << 20;
 constexpr auto look_again = std::chrono::microseconds(50);
+constexpr auto look_for_the_late = std::chrono::milliseconds(100);
+constexpr std::string_view some_rank = "a rank of an NCCL group";
 
 std::size_t round_bytes_of(std::size_t size) {
   return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 512 * 512;
 }
 
-// The GPU that the calling thread's calls go to, for as long as this lives.
-class CurrentGpu {
+// Work in a stream that waits for peers, looked at by a thread: all others wait for the stream, for as long as that takes.
+class Watch {
  public:
-  explicit CurrentGpu(int gpu) {
-    cudaGetDevice(&before_);
-    cudaSetDevice(gpu);
+  Watch(FirstError& error, std::chrono::milliseconds timeout, const GpuPlace& place)
+      : error_(error),
+        timeout_(timeout),
+        stream_(Stream::wrap(place.stream, place.gpu)),
+        thread_([this] { watch(); }) {}
+  ~Watch() {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
   }
-  ~CurrentGpu() { cudaSetDevice(before_); }
-  CurrentGpu(const CurrentGpu&) = delete;
-  CurrentGpu& operator=(const CurrentGpu&) = delete;
+  Watch(Watch&&) = delete;
+
+  // What has been issued by now.
+  void begin() {
+    Issued issued{Event(stream_.gpu()), Clock::now()};
+    issued.end.record(stream_);
+    {
+      const std::lock_guard lock(mutex_);
+      under_way_.push_back(std::move(issued));
+    }
+    changed_.notify_one();
+  }
 
  private:
-  int before_ = 0;
+  using Clock = std::chrono::steady_clock;
+  struct Issued {
+    Event end;
+    Clock::time_point since;
+  };
+
+  void watch() {
+    try {
+      if (is_late()) error_.set(late(some_rank, timeout_));
+    } catch (const Error& failure) {  // of the GPU
+      error_.set(failure.what());
+    }
+  }
+
+  // Returns at the end, or when one is.
+  bool is_late() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return ending_ || !under_way_.empty(); });
+      if (ending_) return false;
+      while (!under_way_.empty() && under_way_.front().end.is_done()) {
+        under_way_.pop_front();
+      }
+      if (!under_way_.empty() && Clock::now() - under_way_.front().since > timeout_) return true;
+      changed_.wait_for(lock, look_for_the_late, [&] { return ending_; });
+    }
+  }
+
+  FirstError& error_;
+  std::chrono::milliseconds timeout_;
+  Stream stream_;
+  std::mutex mutex_;  // of the two that follow
+  std::deque<Issued> under_way_;
+  bool ending_ = false;
+  std::condition_variable changed_;
+  std::thread thread_;
 };
 
 // An NCCL communicator whose calls do not block, so that a first error can end what hangs.
 class Nccl {
  public:
-  Nccl(ProcessGroup& group, int gpu) : error_(group.job().error()), timeout_(group.job().timeout()) {
+  Nccl(ProcessGroup& group, const GpuPlace& place)
+      : error_(group.job().error()), timeout_(group.job().timeout()), watch_(error_, timeout_, place) {
     ncclUniqueId id{};
     if (group.rank() == 0) check(ncclGetUniqueId(&id));
     const std::string mine(id.internal, group.rank() == 0 ? sizeof id.internal : 0);
@@ -49,7 +109,7 @@ class Nccl {
     std::memcpy(id.internal, first.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    const CurrentGpu current(gpu);
+    const CurrentGpu current(place.gpu);
     check(
         ncclCommInitRankConfig(&handle_, static_cast<int>(group.size()), id, static_cast<int>(group.rank()), &config));
     settle();
@@ -57,6 +117,7 @@ class Nccl {
   }
   ~Nccl() {
     error_.forget(this);
+    if (aborting_.joinable()) aborting_.join();
     if (handle_ != nullptr) ncclCommDestroy(handle_);
   }
   Nccl(const Nccl&) = delete;
@@ -73,6 +134,7 @@ class Nccl {
       check(ncclGroupEnd());
     }
     settle();
+    watch_.begin();
   }
 
   void check(ncclResult_t result) const {
@@ -98,19 +160,22 @@ class Nccl {
           if (state == ncclInProgress) std::this_thread::sleep_for(look_again);
           return state != ncclInProgress;
         },
-        [&] { patience.blame("a rank of an NCCL group"); });
+        [&] { patience.blame(some_rank); });
   }
 
-  // By the thread that learns of the first error: kernels that wait for a peer end.
+  // By the thread that learns of the first error: kernels that wait for a peer end. NCCL may wait for all that the GPU does,
+  // other communicators' kernels too, which end when those are aborted: each has a thread for it.
   void abort() {
     const std::lock_guard lock(mutex_);
-    ncclCommAbort(std::exchange(handle_, nullptr));
+    aborting_ = std::thread([handle = std::exchange(handle_, nullptr)] { ncclCommAbort(handle); });
   }
 
   FirstError& error_;
   std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   ncclComm_t handle_ = nullptr;
+  std::thread aborting_;
+  Watch watch_;
 };
 
 class NcclTransport : public ProcessTransport {
@@ -125,7 +190,7 @@ class NcclTransport : public ProcessTransport {
                                       .bytes = size() * round_bytes_,
                                       .owner = "nccl, group " + group().name(),
                                       .gpu = place.gpu})),
-        nccl_(group(), place.gpu) {}
+        nccl_(group(), place) {}
 
   std::size_t round_bytes(Where where, std::span<const std::byte> bytes) const override {
     return where == Where::host ? host_->round_bytes(where, bytes) : round_bytes_;

@@ -10,8 +10,12 @@ std::string seconds(std::chrono::milliseconds time) {
   return fmt::format("{} s", std::chrono::duration<double>(time).count());
 }
 
+std::string late(std::string_view missing, std::chrono::milliseconds timeout) {
+  return fmt::format("{} did not come within {}", missing, seconds(timeout));
+}
+
 void Patience::blame(std::string_view missing) const {
-  const std::string what = fmt::format("{} did not come within {}", missing, seconds(timeout_));
+  const std::string what = late(missing, timeout_);
   error_.set(what);
   fail(Code::peer_late, {.what = what});
 }
