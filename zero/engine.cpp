@@ -55,6 +55,7 @@ Engine::Engine(const EngineParts& parts)
         parts.plan, slots_,
         on_gpu ? Workplace(parts.gpu->backend(lane), parts.gpu->stream(lane)) : Workplace(parts.backend));
     if (lane != Lane::compute) lanes_[i] = std::make_unique<LaneThread>();
+    if (on_gpu) lanes_[i]->add([gpu = parts.gpu->gpu()] { device::choose_gpu(gpu); }).wait();
   }
   if (stream_) entry_.clock.emplace(stream_->gpu());
   for (Round& round : rounds_) {
@@ -152,13 +153,13 @@ void Engine::count(const Op& op, Timeline::Time begin, Timeline::Time end) {
 }
 
 void Engine::issue(const Op& op, OpProgress& progress, Round& round) {
-  std::vector<const OpProgress*> after;
+  Issued issued{op, progress, round};
   for (const Wait& wait : op.after) {
-    after.push_back(&awaited(wait, round));
+    issued.after.push_back(&awaited(wait, round));
   }
-  LaneThread& lane = *lanes_[static_cast<std::size_t>(op.lane)];
-  progress.begun =
-      lane.add([this, &op, &progress, &round, after = std::move(after)] { run(op, progress, round, after); });
+  const bool in_turn = stream_ && (op.kind == OpKind::gather || op.kind == OpKind::reduce);
+  if (in_turn) issued.turn = turns_.draw();
+  progress.begun = lanes_[static_cast<std::size_t>(op.lane)]->add([this, issued = std::move(issued)] { run(issued); });
 }
 
 void Engine::issue_up_to_trainer() {
@@ -239,8 +240,9 @@ void Engine::require_prepared(Phase phase) const {
 void Engine::give_back(std::size_t use) {
   OpenUse& ended = open_uses_[use - first_open_use_];
   ended.ended = true;
-  ended.on_gpu ? ended.on_gpu->end.record(*stream_) : count(*ended.op, ended.begin, std::chrono::steady_clock::now());
+  if (!ended.on_gpu) count(*ended.op, ended.begin, std::chrono::steady_clock::now());
   while (!open_uses_.empty() && open_uses_.front().ended) {
+    if (open_uses_.front().on_gpu) open_uses_.front().on_gpu->end.record(*stream_);
     open_uses_.front().promise.finish();
     open_uses_.pop_front();
     ++first_open_use_;
@@ -279,6 +281,13 @@ void Engine::come_to_agreement() {
   });
   issue_up_to_trainer();
   if (!is_at_agreement()) serve_step();
+  wait_for_trainer();
+}
+
+// What a trainer has in its stream after its leases may look at parameters that are kept whole, or have changed them: nobody
+// may write to them or read them before.
+void Engine::wait_for_trainer() const {
+  if (stream_) stream_->synchronize();
 }
 
 double Engine::gradient_norm(double loss_scale) {
@@ -374,6 +383,7 @@ void Engine::wait_all(const Round& round) const {
 
 void Engine::finish() {
   require_alive();
+  wait_for_trainer();
   wait_exposed(Phase::step, Lane::disk, [&] {
     wait_all(last());
     wait_all(now());

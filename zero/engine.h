@@ -18,6 +18,7 @@
 #include "zero/record_lane.h"
 #include "zero/spot_check.h"
 #include "zero/timeline.h"
+#include "zero/turns.h"
 
 namespace ballast {
 
@@ -129,6 +130,13 @@ class Engine {
     std::deque<Gap> gaps{};           // not counted yet
     Place place{};                    // of the list that is served on demand
   };
+  struct Issued {
+    const Op& op;
+    OpProgress& progress;
+    Round& round;
+    std::vector<const OpProgress*> after{};
+    std::size_t turn = none;  // for what needs one
+  };
   struct Counter {
     std::atomic<std::size_t> bytes = 0;
     std::atomic<std::int64_t> nanoseconds = 0;
@@ -148,6 +156,7 @@ class Engine {
   void begin_use(const Op& op, OpProgress& progress);
   void give_back(std::size_t use);
   void come_to_agreement();
+  void wait_for_trainer() const;
   void issue_up_to_trainer();
   void issue(const Op& op, OpProgress& progress, Round& round);
   const OpProgress& awaited(const Wait& wait, const Round& round) const;
@@ -188,8 +197,8 @@ class Engine {
 
   // engine_ops.cpp: the lanes' threads.
   const Arithmetic& arithmetic(Lane lane) const { return *arithmetic_[static_cast<std::size_t>(lane)]; }
-  void run(const Op& op, OpProgress& progress, Round& round, const std::vector<const OpProgress*>& after);
-  void issue_to_gpu(const Op& op, OpProgress& progress, Round& round, const Stream& stream);
+  void run(const Issued& issued);
+  void issue_to_gpu(const Issued& issued, const Stream& stream);
   void run_by_phase(const Op& op, OpProgress& progress, Round& round);
   void run_any(const Op& op, OpProgress& progress, Round& round);
   void run_in_step(const Op& op, OpProgress& progress, Round& round);
@@ -266,6 +275,7 @@ class Engine {
   double own_seconds_ = 0.0;  // of the last step
   std::array<Counter, lane_count> counters_;
 
+  Turns turns_;  // of exchanges between GPUs
   mutable std::mutex error_mutex_;
   std::exception_ptr error_;
   std::array<std::unique_ptr<LaneThread>, lane_count> lanes_;  // the last, so that they end first

@@ -37,6 +37,7 @@ std::string text_of_what_is_handled() {
 
 // An error says where it happened, and nobody waits for this rank any more.
 void Engine::fail_op(const Op& op) {
+  turns_.give_up();
   {
     const std::lock_guard lock(error_mutex_);
     if (error_) throw;  // it has been said: this one waited for what failed, or was aborted with it
@@ -53,7 +54,8 @@ void Engine::fail_op(const Op& op) {
   }
 }
 
-void Engine::run(const Op& op, OpProgress& progress, Round& round, const std::vector<const OpProgress*>& after) {
+void Engine::run(const Issued& issued) {
+  const auto& [op, progress, round, after, turn] = issued;
   const Workplace& place = arithmetic(op.lane).place();
   auto start = std::chrono::steady_clock::now();
   try {
@@ -67,20 +69,25 @@ void Engine::run(const Op& op, OpProgress& progress, Round& round, const std::ve
     }
     progress.read.reset();
     progress.written = {};
-    place.stream() != nullptr ? issue_to_gpu(op, progress, round, *place.stream()) : run_by_phase(op, progress, round);
+    place.stream() != nullptr ? issue_to_gpu(issued, *place.stream()) : run_by_phase(op, progress, round);
   } catch (...) {
     fail_op(op);
   }
   if (place.stream() == nullptr) count(op, start, std::chrono::steady_clock::now());
 }
 
-void Engine::issue_to_gpu(const Op& op, OpProgress& progress, Round& round, const Stream& stream) {
+// What one rank's GPU exchanges with others' has to be begun in one order on all of them, that of the program: two exchanges
+// that are begun in another order elsewhere may wait for each other, if nothing lets both of them run at once.
+void Engine::issue_to_gpu(const Issued& issued, const Stream& stream) {
+  const auto& [op, progress, round, after, turn] = issued;
   const ProfilerRange range(label(op, parts_.plan.model()));
+  if (turn != none) turns_.await(turn);
   if (!progress.on_gpu) progress.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
   progress.on_gpu->counted = false;
   progress.on_gpu->begin.record(stream);
   run_by_phase(op, progress, round);
   progress.on_gpu->end.record(stream);
+  if (turn != none) turns_.end();
 }
 
 void Engine::run_by_phase(const Op& op, OpProgress& progress, Round& round) {

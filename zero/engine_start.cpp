@@ -29,9 +29,9 @@ class Draft {
 void Engine::initialise(const ParameterSource& source) {
   std::optional<RecordMemory> records;
   if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
-  std::size_t unwritten = 0;  // of host memory, which becomes resident as it is written
+  std::size_t unwritten = 0;
   for (const Home& home : program().homes) {
-    unwritten += slots_.host_bytes(home.parameters) + slots_.host_bytes(home.state);
+    unwritten += slots_.unwritten_bytes(home.parameters) + slots_.unwritten_bytes(home.state);
   }
   std::size_t unit = none;
   for (const Home& home : program().homes) {
@@ -39,7 +39,7 @@ void Engine::initialise(const ParameterSource& source) {
       require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
     }
     home.on_drive ? fill_record(home, source, *records) : fill_home(home, source);
-    unwritten -= slots_.host_bytes(home.parameters) + slots_.host_bytes(home.state);
+    unwritten -= slots_.unwritten_bytes(home.parameters) + slots_.unwritten_bytes(home.state);
   }
   if (records) records->finish();
   if (parts_.plan.tiles_on_drive() > 0) records_->commit(0);

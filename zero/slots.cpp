@@ -93,8 +93,8 @@ bool Slots::on_host(const Slot& slot) const {
   return slot.tier != Tier::device || (!device_.gpu && device_.allocator == nullptr);
 }
 
-std::size_t Slots::host_bytes(const Piece& piece) const {
-  return piece.exists() && on_host(slots_[piece.slot]) ? piece.bytes : 0;
+std::size_t Slots::unwritten_bytes(const Piece& piece) const {
+  return piece.exists() && on_host(slots_[piece.slot]) && !buffers_[piece.slot].pinned() ? piece.bytes : 0;
 }
 
 Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) const {

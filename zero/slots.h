@@ -40,7 +40,8 @@ class Slots {
   void leave_device(const Program& program, const Workplace& place, bool parameters, const Agree& agree);
   void return_to_device(const Workplace& place, const Agree& agree);
 
-  std::size_t host_bytes(const Piece& piece) const;  // of our own memory there
+  // Of the host's memory, which becomes resident when the first state is written there: pinned memory is already.
+  std::size_t unwritten_bytes(const Piece& piece) const;
 
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const {  // null of what has no memory, as the state of a rule that keeps nothing

@@ -9,6 +9,8 @@ TEST_CASE("on a GPU stages and tiers give the bits of the CPU") { check_gpu_trai
 
 TEST_CASE("all formats train on a GPU as on the CPU") { check_gpu_trains_in_all_formats(); }
 
+TEST_CASE("what is in the trainer's stream is waited for") { check_trainer_is_waited_for(); }
+
 TEST_CASE("a GPU's work is counted and drawn in memory of the caller's allocator") {
   check_gpu_work_is_accounted_for();
 }

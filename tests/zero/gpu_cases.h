@@ -109,4 +109,29 @@ inline void check_gpu_work_is_accounted_for() {
   CHECK(allocator.given == 0);
 }
 
+// What is kept whole is written to by its owner, late, and looked at from another stream.
+inline void check_trainer_is_waited_for() {
+  const Model model = odd_model();
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  MemoryAccounts accounts;
+  const Buffer work = allocate(accounts, {.kind = MemoryKind::device, .bytes = std::size_t{32} << 20, .owner = "work"});
+  Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, {.gpu = 0, .stream = stream.handle()});
+  training.initialise(first_parameters());
+  for (int piece = 0; piece < 32; ++piece) {
+    fill(work.data(), 1, work.bytes(), stream);
+  }
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    if (training.plan().layout().units[unit].elements() == 0) continue;
+    const View whole = training.engine().whole_parameters(unit);
+    fill(whole.data(), 0, whole.bytes(), stream);
+  }
+  training.engine().look_at_state([&](const OwnTile& tile) {
+    const std::size_t bytes = tile.memory.count * byte_size(model.units[tile.unit].dtype);
+    const std::span seen(tile.memory.parameter, bytes);
+    CHECK(std::ranges::all_of(seen, [](std::byte byte) { return byte == std::byte{0}; }));
+  });
+}
+
 }  // namespace ballast::testing
