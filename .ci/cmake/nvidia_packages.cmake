@@ -2,8 +2,8 @@
 # and the library is there; the caller asks if(TARGET ...). Nothing is downloaded.
 #
 # Looked for in BALLAST_NVIDIA_WHEELS, in the CUDA toolkit, in the system, and last in the PyPI wheels that Python_EXECUTABLE,
-# or else the Python on the PATH, has (nvidia-nccl-cu13, nvidia-cublas; a pip-installed torch brings both). Wheels have lib*.so.N, but no plain
-# lib*.so: libraries are linked by their full path, and their folder goes into the rpath.
+# or else the Python on the PATH, has (nvidia-nccl-cu13, nvidia-cublas; a pip-installed torch brings both). Wheels have
+# lib*.so.N, but no plain lib*.so: libraries are linked by their full path, and their folder goes into the rpath.
 
 set(BALLAST_NVIDIA_WHEELS "" CACHE PATH "A site-packages folder whose NVIDIA libraries are taken before all others")
 
@@ -58,8 +58,9 @@ function(ballast_python_nvidia answer)
   if(python)
     list(GET python 0 python)
     set(ask "import importlib.util as u; s = u.find_spec('nvidia'); print(*(s.submodule_search_locations if s else ()), sep=';')")
-    execute_process(COMMAND ${python} -c "${ask}" OUTPUT_VARIABLE folders ERROR_QUIET
-      OUTPUT_STRIP_TRAILING_WHITESPACE)
+    # pip hides what the environment has from what it builds.
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH --unset=PYTHONNOUSERSITE ${python} -c "${ask}"
+      OUTPUT_VARIABLE folders ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
   endif()
   set(${answer} ${folders} PARENT_SCOPE)
 endfunction()

@@ -19,6 +19,7 @@ void bind_this_machine(py::module_& module);
 void bind_drive(py::module_& module);
 void bind_connect(py::module_& module);
 void bind_rule(py::module_& module);
+void bind_memory(py::module_& module);
 void bind_training(py::module_& module);
 void bind_checkpoint(py::module_& module);
 

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_core, module) {
   bind_drive(module);
   bind_connect(module);
   bind_rule(module);
+  bind_memory(module);
   bind_training(module);
   bind_checkpoint(module);
 }

@@ -22,19 +22,6 @@ py::dict dict_of(const Metrics& metrics) {
   return named;
 }
 
-void bind_memory(py::module_& module) {
-  py::class_<Memory>(module, "Memory", py::buffer_protocol())
-      .def_property_readonly("address",
-                             [](const Memory& memory) { return reinterpret_cast<std::uintptr_t>(memory.data); })
-      .def_readonly("bytes", &Memory::bytes)
-      .def_readonly("gpu", &Memory::gpu)
-      .def_buffer([](Memory& memory) {
-        require(!memory.gpu, Code::bad_argument,
-                [] { return Problem{.what = "memory of a GPU was asked for as the host's"}; });
-        return py::buffer_info(reinterpret_cast<std::uint8_t*>(memory.data), static_cast<py::ssize_t>(memory.bytes));
-      });
-}
-
 void bind_options(py::module_& module) {
   py::class_<SessionOptions>(module, "TrainingOptions")
       .def(py::init<>())
@@ -145,7 +132,6 @@ void bind_state(py::class_<Session>& training) {
 }  // namespace
 
 void bind_training(py::module_& module) {
-  bind_memory(module);
   bind_options(module);
   bind_result(module);
   py::native_enum<kernels::Moment>(module, "Moment", "enum.Enum")

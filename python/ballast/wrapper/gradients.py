@@ -96,12 +96,16 @@ def _norm_order(order: Any) -> float:
 def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: Any) -> torch.Tensor:
     if _norm_order(order) != 2.0 or any(each for each in rest):
         refuse(f"a norm of order {order}", [gradient])
-    norm = gradient.taker.norm_of(gradient.member)
-    return torch.tensor(norm, dtype=more.get("dtype") or torch.float32, device=gradient.device)
+    return _foreach_norm([gradient], order, **more)[0]
 
 
 def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: Any) -> list[torch.Tensor]:
-    return [_vector_norm(gradient, order, **more) for gradient in gradients]
+    """As parts of one tensor: each copy to a GPU is waited for."""
+    if _norm_order(order) != 2.0:
+        refuse(f"a norm of order {order}", gradients)
+    norms = [gradient.taker.norm_of(gradient.member) for gradient in gradients]
+    together = torch.tensor(norms, dtype=more.get("dtype") or torch.float32, device=gradients[0].device)
+    return list(together.unbind())
 
 
 def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
@@ -121,8 +125,9 @@ def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
 
 
 def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
-    for i, gradient in enumerate(gradients):
-        _mul(gradient, factors[i] if isinstance(factors, (list, tuple)) else factors)
+    each = factors if isinstance(factors, (list, tuple)) else [float(factors)] * len(gradients)
+    for gradient, factor in zip(gradients, each):
+        _mul(gradient, factor)
 
 
 def _zero(gradient: TakenGradient) -> TakenGradient:

@@ -10,6 +10,7 @@ import torch
 from ballast import _core
 from ballast.connecting import Group
 from ballast.wrapper.everybody import agree_on_room
+from ballast.wrapper.gpu import require_stream, return_cached_memory
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import keep_freed_memory
 from ballast.wrapper.rules import Rule
@@ -49,6 +50,8 @@ class KeptNumbers:
         self._group = ranks.of_data
         self._members = [member for unit in units for member in unit.trained]
         self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
+        self._gpu, self._stream = options.gpu, options.stream
+        return_cached_memory(self._gpu)
         self._core = _core.Training(
             model=model_of(units),
             group=ranks.of_data._core,
@@ -58,8 +61,10 @@ class KeptNumbers:
         )
         self._freed = 0  # units whose parameters torch has no memory for any more
         self._start()
-        if options.gpu is None:
+        if self._gpu is None:
             keep_freed_memory()
+        else:
+            return_cached_memory(self._gpu)
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._is_shared = options.stage > 0  # each rank has a part of the state
@@ -90,6 +95,10 @@ class KeptNumbers:
             for member in unit.members:
                 member.parameter.data = nothing_like(member.parameter, member.parameter.device)
         self._freed = max(self._freed, units)
+
+    def _lend_gradients(self, unit: int) -> _core.Memory:
+        require_stream(self._gpu, self._stream)
+        return self._core.lend_gradients(unit)
 
     @property
     def steps(self) -> int:
@@ -161,6 +170,7 @@ class KeptNumbers:
 
     def return_to_device(self) -> None:
         """The same."""
+        return_cached_memory(self._gpu)
         self._core.return_to_device(agree=agree_on_room(self._group, "reload()"))
         self._residence.show()
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ballast import _core
-from ballast.wrapper.units import Member, UnitOfMembers
+from ballast.wrapper.units import DTYPES, Member, UnitOfMembers
 
 
 def return_freed_memory() -> None:
@@ -34,19 +34,6 @@ def keep_freed_memory() -> None:
 _MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, (1 << 31) - 1)}
 
 
-class _OnGpu:
-    """Bytes on a GPU, in the form that torch takes them in. Holds what they belong to."""
-
-    def __init__(self, memory: _core.Memory, begin: int, size: int):
-        self._memory = memory
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (memory.address + begin, False),
-            "version": 2,
-        }
-
-
 def bytes_at(address: int, count: int) -> memoryview:
     """Of host memory, which the caller knows to live long enough."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B")
@@ -61,12 +48,9 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: i
     """So many elements of it, or all, one-dimensional, in a storage of their own: what saves models takes parameters of one
     storage for tied ones. The memory lives as long as the tensor."""
     count = memory.bytes // dtype.itemsize if count is None else count
-    device = "cpu" if memory.gpu is None else f"cuda:{memory.gpu}"
     if count == 0:
-        return torch.empty(0, dtype=dtype, device=device)
-    if memory.gpu is None:
-        return torch.frombuffer(memory, dtype=dtype, offset=first * dtype.itemsize, count=count)
-    return torch.as_tensor(_OnGpu(memory, first * dtype.itemsize, count * dtype.itemsize), device=device).view(dtype)
+        return torch.empty(0, dtype=dtype, device="cpu" if memory.gpu is None else f"cuda:{memory.gpu}")
+    return torch.from_dlpack(memory.dlpack(DTYPES[dtype], first, count))
 
 
 def views_in(

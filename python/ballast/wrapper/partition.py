@@ -14,6 +14,7 @@ from ballast import _core
 from ballast.checks import fail, refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
+from ballast.wrapper.gpu import require_stream
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
 from ballast.wrapper.meeting import Ranks
@@ -120,7 +121,7 @@ class Partition(KeptNumbers):
                 now = self._numbers_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._may_update = True
-            memory = self._core.lend_gradients(unit)
+            memory = self._lend_gradients(unit)
             try:
                 if count:
                     self._copy_gradients(unit, memory)
@@ -216,6 +217,7 @@ class Partition(KeptNumbers):
 
     def step(self, *, loss_scale: float = 1.0, discard: bool = False) -> _core.StepResult | None:
         """None where no rank has a gradient."""
+        require_stream(self._gpu, self._stream)
         self._discard_what_was_cleared()
         if self._agree(count=not discard) == 0:
             self._begin_step()

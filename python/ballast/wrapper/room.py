@@ -15,6 +15,7 @@ from ballast.connecting import Group
 from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
 from ballast.machine import this_machine
 from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.gpu import return_cached_memory
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.units import Member, gpu_of
 from ballast.wrapper.waiting import waits
@@ -54,6 +55,7 @@ def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
     free = memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])
     device = None if options.memory is None else int(options.memory)
     if device is None and gpu is not None:  # where torch holds parameters until all is reserved: those do not count
+        return_cached_memory(gpu)
         device = int(KEPT * torch.cuda.mem_get_info(gpu)[0])
     held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not waits(each.parameter))
     by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}

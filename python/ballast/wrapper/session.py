@@ -17,6 +17,7 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.wrapper.choosing import Training, settled
 from ballast.wrapper.everybody import agree_on_first_numbers
+from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.hooks import OnGradient, at_exit, on_forward
 from ballast.wrapper.meeting import Ranks
@@ -228,8 +229,7 @@ class Session:
 
     def _options_for(self, members: list[Member]) -> _core.TrainingOptions:
         gpu = gpu_of(members)
-        stream = 0 if gpu is None else torch.cuda.current_stream().cuda_stream
-        return self.options.for_training(gpu=gpu, stream=stream)
+        return self.options.for_training(gpu=gpu, stream=stream_on(gpu))
 
     def _member(self, parameter: torch.nn.Parameter, name: str, number: int, begun_at: int) -> Member:
         if (number, begun_at) not in self._groups:

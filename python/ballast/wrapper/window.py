@@ -45,6 +45,9 @@ class Window:
         self._now: list[torch.Tensor] = []  # the open unit's parameters
         self._whole: set[int] = set()  # units whose parameters are in torch's memory for a while
         self._places = {id(member.parameter): member for unit in units for member in unit.members}
+        self._nothing = {
+            member: nothing_like(member.parameter, member.parameter.device) for member in self._places.values()
+        }
         self._hooks = [hook for module in model.modules() for hook in self._watch(module, module is model)]
         self._depth = 0  # of calls of modules
         for member in self._places.values():
@@ -81,11 +84,9 @@ class Window:
         self._core.give_back()
         self._open = None
 
-    @staticmethod
-    def _put_away(member: Member) -> None:
-        parameter = member.parameter
-        parameter.data = nothing_like(parameter, parameter.device)
-        parameter.__class__ = Ungathered
+    def _put_away(self, member: Member) -> None:
+        member.parameter.data = self._nothing[member]
+        member.parameter.__class__ = Ungathered
 
     def gather(self, parameter: torch.nn.Parameter) -> None:
         """It is used outside of the module that it belongs to."""

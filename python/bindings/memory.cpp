@@ -1,0 +1,110 @@
+// Memory of a training, as Python and torch take it: the host's as a buffer, and the host's and a GPU's as a DLPack capsule,
+// which needs no other package.
+#include "python/bindings/session.h"
+
+namespace ballast::python {
+namespace {
+
+// DLPack's structures, as its first version has them: what every reader of it understands.
+namespace dlpack {
+
+constexpr const char* name_of_capsule = "dltensor";  // its taker gives it another one
+constexpr std::int32_t on_cpu = 1;
+constexpr std::int32_t on_cuda = 2;
+constexpr std::uint8_t floats = 2;
+constexpr std::uint8_t bfloats = 4;
+
+struct Device {
+  std::int32_t kind;
+  std::int32_t number;
+};
+struct Type {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t dimensions;
+  Type type;
+  std::int64_t* shape;
+  std::int64_t* strides;  // null: without gaps
+  std::uint64_t byte_offset;
+};
+struct Managed {
+  Tensor tensor;
+  void* owner;
+  void (*release)(Managed*);
+};
+
+}  // namespace dlpack
+
+struct Lent {
+  dlpack::Managed managed{};
+  std::int64_t count = 0;
+  py::object owner{};
+};
+
+dlpack::Type type_of(DType dtype) {
+  require(dtype != DType::u8, Code::unsupported, [] { return Problem{.what = "bytes were asked for as numbers"}; });
+  const auto bits = static_cast<std::uint8_t>(8 * byte_size(dtype));
+  return {dtype == DType::bf16 ? dlpack::bfloats : dlpack::floats, bits, 1};
+}
+
+// By torch, from any thread.
+void end_loan(dlpack::Managed* managed) {
+  const py::gil_scoped_acquire lock;
+  delete static_cast<Lent*>(managed->owner);
+}
+
+// Of a capsule that nobody has taken.
+void release_capsule(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, dlpack::name_of_capsule) == 0) return;
+  auto* const managed = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule, dlpack::name_of_capsule));
+  managed->release(managed);
+}
+
+py::capsule dlpack_of(const Memory& memory, DType dtype, std::size_t first, std::size_t count) {
+  const std::size_t available = memory.bytes / byte_size(dtype);
+  require(first <= available && count <= available - first, Code::bad_argument, [&] {
+    return Problem{.what = "numbers were asked for that are not in this memory",
+                   .needed = fmt::format("{} from number {} on", count, first),
+                   .available = fmt::format("{}", available)};
+  });
+  auto lent = std::make_unique<Lent>();
+  lent->count = static_cast<std::int64_t>(count);
+  lent->owner = memory.owner;
+  lent->managed = {.tensor = {.data = memory.data + first * byte_size(dtype),
+                              .device = {memory.gpu ? dlpack::on_cuda : dlpack::on_cpu, memory.gpu.value_or(0)},
+                              .dimensions = 1,
+                              .type = type_of(dtype),
+                              .shape = &lent->count,
+                              .strides = nullptr,
+                              .byte_offset = 0},
+                   .owner = lent.get(),
+                   .release = end_loan};
+  py::capsule capsule(&lent->managed, dlpack::name_of_capsule, release_capsule);
+  lent.release();  // NOLINT(bugprone-unused-return-value): the capsule has it now
+  return capsule;
+}
+
+py::buffer_info buffer_of(Memory& memory) {
+  require(!memory.gpu, Code::bad_argument,
+          [] { return Problem{.what = "memory of a GPU was asked for as the host's"}; });
+  return {reinterpret_cast<std::uint8_t*>(memory.data), static_cast<py::ssize_t>(memory.bytes)};
+}
+
+}  // namespace
+
+void bind_memory(py::module_& module) {
+  py::class_<Memory>(module, "Memory", py::buffer_protocol())
+      .def_property_readonly("address",
+                             [](const Memory& memory) { return reinterpret_cast<std::uintptr_t>(memory.data); })
+      .def_readonly("bytes", &Memory::bytes)
+      .def_readonly("gpu", &Memory::gpu)
+      .def("dlpack", &dlpack_of, py::arg("dtype"), py::arg("first"), py::arg("count"))
+      .def_buffer(buffer_of);
+}
+
+}  // namespace ballast::python
