@@ -111,47 +111,6 @@ void Engine::require_alive() const {
   });
 }
 
-void Engine::wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait) {
-  Gap* gap = stream_ ? &now().gaps.emplace_back(Gap{phase, lane, GpuSpan(stream_->gpu())}) : nullptr;
-  if (gap != nullptr) gap->span.begin.record(*stream_);
-  const auto begin = std::chrono::steady_clock::now();
-  try {
-    wait();
-  } catch (...) {
-    require_alive();  // throws the first error, which may be another
-    throw;
-  }
-  gap != nullptr ? gap->span.end.record(*stream_) : count_exposed(phase, lane, begin, std::chrono::steady_clock::now());
-}
-
-void Engine::count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end) {
-  const double seconds = std::chrono::duration<double>(end - begin).count();
-  exposed_[static_cast<std::size_t>(phase)] += seconds;
-  stalls_[static_cast<std::size_t>(lane)] += seconds;
-  if (parts_.timeline != nullptr) parts_.timeline->add_wait(phase, begin, end);
-}
-
-// What a GPU has done is known when it is over.
-void Engine::count_on_gpu(Round& round) {
-  if (!stream_) return;
-  for (std::size_t i = 0; i < round.ops.size(); ++i) {
-    GpuSpan* const span = round.ops[i].on_gpu.get();
-    if (span == nullptr || std::exchange(span->counted, true)) continue;
-    count((*round.list)[i], round.clock->time_of(span->begin), round.clock->time_of(span->end));
-  }
-  for (; !round.gaps.empty() && round.gaps.front().span.end.is_done(); round.gaps.pop_front()) {
-    const Gap& gap = round.gaps.front();
-    count_exposed(gap.phase, gap.lane, round.clock->time_of(gap.span.begin), round.clock->time_of(gap.span.end));
-  }
-}
-
-void Engine::count(const Op& op, Timeline::Time begin, Timeline::Time end) {
-  Counter& counter = counters_[static_cast<std::size_t>(op.lane)];
-  counter.bytes += bytes_moved(op, parts_.plan.placement());
-  counter.nanoseconds += (end - begin).count();
-  if (parts_.timeline != nullptr) parts_.timeline->add(op, begin, end);
-}
-
 void Engine::issue(const Op& op, OpProgress& progress, Round& round) {
   Issued issued{op, progress, round};
   for (const Wait& wait : op.after) {
@@ -316,24 +275,27 @@ std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
   gradient_norm(loss_scale);
   const Plan& plan = parts_.plan;
   const std::vector<Unit>& units = plan.model().units;
-  std::vector<std::vector<double>> norms;
-  norms.reserve(units.size());
-  for (const Unit& unit : units)
-    norms.emplace_back(unit.tensors.size());
+  std::vector<std::size_t> begins;  // of units, among all tensors
+  std::size_t tensors = 0;
+  for (const Unit& unit : units) {
+    begins.push_back(std::exchange(tensors, tensors + unit.tensors.size()));
+  }
+  std::vector<kernels::ExactSum> squares(tensors);
+  for (std::size_t i = 0; i < next_; ++i) {
+    const Op& op = list()[i];
+    if (op.kind == OpKind::norm) add_squares_by_tensor(op, std::span(squares).subspan(begins[op.unit]));
+  }
+  sum_over_shards(squares);
+  std::vector<std::vector<double>> norms(units.size());
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    std::vector<kernels::ExactSum> squares(units[unit].tensors.size());
-    for (std::size_t i = 0; i < next_; ++i) {
-      const Op& op = list()[i];
-      if (op.kind == OpKind::norm && op.unit == unit) add_squares_by_tensor(op, squares);
-    }
-    for (std::size_t tensor = 0; tensor < squares.size(); ++tensor) {
-      norms[unit][tensor] = decide(sum_over_shards(squares[tensor])).norm;
+    for (const kernels::ExactSum& sum : std::span(squares).subspan(begins[unit], units[unit].tensors.size())) {
+      norms[unit].push_back(decide(sum).norm);
     }
   }
   return norms;
 }
 
-void Engine::add_squares_by_tensor(const Op& norm, std::vector<kernels::ExactSum>& squares) const {
+void Engine::add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const {
   const UnitLayout& layout = parts_.plan.layout().units[norm.unit];
   for (const TensorPart& part : tensors_in(parts_.plan.model().units[norm.unit], layout, layout.trained,
                                            parts_.mesh.reduce->rank(), {0, layout.trained.shard})) {
@@ -390,20 +352,6 @@ void Engine::finish() {
   });
   count_on_gpu(last());
   count_on_gpu(now());
-}
-
-Metrics Engine::metrics() const {
-  Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
-                  .on_demand = on_demand_,
-                  .verified = spot_check_ ? spot_check_->tiles() : 0,
-                  .stalls = stalls_,
-                  .exposed = exposed_,
-                  .memory = memory_};
-  for (std::size_t lane = 0; lane < lane_count; ++lane) {
-    metrics.bytes[lane] = counters_[lane].bytes;
-    metrics.busy[lane] = static_cast<double>(counters_[lane].nanoseconds) * 1e-9;
-  }
-  return metrics;
 }
 
 }  // namespace ballast

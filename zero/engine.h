@@ -108,6 +108,8 @@ class Engine {
   void read_memory(const ConstView& view, std::byte* into) const;  // of the training, also a GPU's, into the host's
   View whole_parameters(std::size_t unit);  // where they are kept gathered: all of the unit, as it is laid out
 
+  std::string unpinned_because() const { return slots_.unpinned_because(); }  // copies to and from a GPU are slow then
+
   Metrics metrics() const;  // since the engine was made
   const Program& program() const { return compiled_ ? *compiled_ : parts_.plan.program(); }  // that it runs by now
 
@@ -162,15 +164,17 @@ class Engine {
   const OpProgress& awaited(const Wait& wait, const Round& round) const;
   void begin_round();
   void wait_all(const Round& round) const;
-  void count(const Op& op, Timeline::Time begin, Timeline::Time end);
-  void count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end);
-  void count_on_gpu(Round& round);
-  void wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait);
   void require_alive() const;
   void require_prepared(Phase phase) const;
   Round& now() { return rounds_[round_ % rounds_.size()]; }
   Round& last() { return rounds_[(round_ + rounds_.size() - 1) % rounds_.size()]; }
   const std::vector<Op>& list() const { return *rounds_[round_ % rounds_.size()].list; }
+
+  // engine_counts.cpp: any thread.
+  void count(const Op& op, Timeline::Time begin, Timeline::Time end);
+  void count_exposed(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end);
+  void count_on_gpu(Round& round);
+  void wait_exposed(Phase phase, Lane lane, const std::function<void()>& wait);
 
   // engine_departures.cpp: where the trainer leaves the program's order.
   bool is_next(const Trace& chain) const;
@@ -205,9 +209,9 @@ class Engine {
   void meet(const Op& op, const Round& round) const;
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
-  void add_squares_by_tensor(const Op& norm, std::vector<kernels::ExactSum>& squares) const;
+  void add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const;
   optim::Decision decide(const kernels::ExactSum& squares) const;
-  kernels::ExactSum sum_over_shards(kernels::ExactSum squares) const;
+  void sum_over_shards(std::span<kernels::ExactSum> squares) const;
   kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
   StepNumbers numbers_of(const optim::Decision& decision) const;
   void agree(const Op& op, Round& round);

@@ -175,14 +175,15 @@ StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
 }
 
 // Of what each has summed of its shards.
-kernels::ExactSum Engine::sum_over_shards(kernels::ExactSum squares) const {
-  parts_.mesh.reduce->all_reduce({reinterpret_cast<std::int64_t*>(&squares), kernels::exact_sum_words});
-  return squares;
+void Engine::sum_over_shards(std::span<kernels::ExactSum> squares) const {
+  parts_.mesh.reduce->all_reduce(
+      {reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words});
 }
 
 // The same, with what other ranks have of parts of the model that are not here.
 kernels::ExactSum Engine::sum_over_model(const kernels::ExactSum& squares) const {
-  kernels::ExactSum sum = sum_over_shards(squares);
+  kernels::ExactSum sum = squares;
+  sum_over_shards({&sum, 1});
   if (parts_.mesh.norm != nullptr) {
     parts_.mesh.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
   }

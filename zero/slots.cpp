@@ -1,5 +1,7 @@
 #include "zero/slots.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -95,6 +97,13 @@ bool Slots::on_host(const Slot& slot) const {
 
 std::size_t Slots::unwritten_bytes(const Piece& piece) const {
   return piece.exists() && on_host(slots_[piece.slot]) && !buffers_[piece.slot].pinned() ? piece.bytes : 0;
+}
+
+std::string Slots::unpinned_because() const {
+  const auto unpinned = std::ranges::find_if(buffers_, [](const Buffer& buffer) {
+    return buffer.kind() == MemoryKind::pinned && buffer.bytes() > 0 && !buffer.pinned();
+  });
+  return unpinned == buffers_.end() ? "" : fmt::format("{}: {}", unpinned->owner(), unpinned->unpinned_because());
 }
 
 Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) const {

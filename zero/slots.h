@@ -43,6 +43,8 @@ class Slots {
   // Of the host's memory, which becomes resident when the first state is written there: pinned memory is already.
   std::size_t unwritten_bytes(const Piece& piece) const;
 
+  std::string unpinned_because() const;  // of the host's memory beside a GPU; empty if all of it is pinned
+
   View view(const Piece& piece, DType dtype) const;
   std::byte* data(const Piece& piece) const {  // null of what has no memory, as the state of a rule that keeps nothing
     return piece.exists() ? buffers_[piece.slot].data() + piece.begin : nullptr;

@@ -88,6 +88,7 @@ class Session {
   Memory lend_parameters(std::size_t unit);
   Memory lend_gradients(std::size_t unit);
   void give_back();
+  std::string unpinned_because() const { return training_->engine().unpinned_because(); }
   void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at);
   double gradient_norm(double loss_scale);
   std::vector<std::vector<double>> tensor_norms(double loss_scale);

@@ -125,6 +125,7 @@ void bind_state(py::class_<Session>& training) {
       .def("look_at_parts", &Session::look_at_parts, py::arg("look"))
       .def("change_parts", &Session::change_parts, py::arg("change"), py::arg("agree"))
       .def("continue_from", &Session::continue_from, py::arg("steps"))
+      .def_property_readonly("unpinned_because", &Session::unpinned_because)
       .def("ledger", &Session::ledger, py::arg("own_state"))
       .def("chrome_trace", &Session::chrome_trace);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
 from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin
+
+log = logging.getLogger("ballast")
 
 
 class Residence(Protocol):
@@ -59,6 +62,8 @@ class KeptNumbers:
             rules=rules,
             options=options,
         )
+        if self._core.unpinned_because:
+            log.warning("host memory could not be pinned, and is copied more slowly: %s", self._core.unpinned_because)
         self._freed = 0  # units whose parameters torch has no memory for any more
         self._start()
         if self._gpu is None:
