@@ -275,10 +275,10 @@ std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
   gradient_norm(loss_scale);
   const Plan& plan = parts_.plan;
   const std::vector<Unit>& units = plan.model().units;
-  std::vector<std::size_t> begins;  // of units, among all tensors
+  std::vector<std::size_t> begins(units.size());  // among all tensors
   std::size_t tensors = 0;
-  for (const Unit& unit : units) {
-    begins.push_back(std::exchange(tensors, tensors + unit.tensors.size()));
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    begins[unit] = std::exchange(tensors, tensors + units[unit].tensors.size());
   }
   std::vector<kernels::ExactSum> squares(tensors);
   for (std::size_t i = 0; i < next_; ++i) {
