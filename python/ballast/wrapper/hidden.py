@@ -30,8 +30,8 @@ class Hidden:
             member.parameter.__class__ = kind
             del member.parameter.ballast_window
 
-    def gather(self, parameter: torch.Tensor) -> NoReturn:
-        self._refuse(self._names[id(parameter)])
+    def gathering(self, parameters: Sequence[torch.Tensor]) -> NoReturn:
+        self._refuse(self._names[id(parameters[0])])
 
     def begin(self) -> NoReturn:
         self._refuse(next(iter(self._names.values())))

@@ -8,12 +8,14 @@ import torch
 
 from ballast.checks import refuse
 from ballast.wrapper.plain import named_parameters
-from ballast.wrapper.units import Member, UnitOfMembers, numbered
+from ballast.wrapper.units import Member, UnitOfMembers, numbered, require_known
 
 
 def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
     """Of all its parameters: those that are not trained are frozen."""
     by_id = {id(member.parameter): member for member in trained}
+    for name, parameter in named_parameters(model):
+        require_known(parameter, name)
     members = [
         by_id.get(id(parameter), Member(parameter, name, None)) for name, parameter in named_parameters(model)
     ]

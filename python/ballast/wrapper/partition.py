@@ -14,6 +14,7 @@ from ballast import _core
 from ballast.checks import fail, refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
+from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.gpu import require_stream
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
@@ -61,6 +62,7 @@ class Partition(KeptNumbers):
         self._arrivals = Arrivals(self._order, [len(unit.trained) for unit in self._units])
         self._taken: set[int] = set()  # members
         self._factors: dict[int, float] = {}  # by member: what taken gradients are multiplied by
+        self._factor_of_all = 1.0  # the same, of those too that only other ranks have
         self._norms: list[list[float]] | None = None
         self._passes: int | None = None  # of all ranks, once they have agreed
         self._may_update = False  # in backward: with numbers as they are when its first unit is taken
@@ -156,11 +158,11 @@ class Partition(KeptNumbers):
         return self._norms[place.unit][place.tensor] * abs(self._factors.get(member, 1.0))
 
     def all_finite(self) -> bool:
-        return all(math.isfinite(self.norm_of(member)) for member in self._taken)
+        """Those of other ranks too, so that all ranks say the same."""
+        return all(math.isfinite(self.norm_of(member)) for member in range(len(self._members)))
 
     def scale_all(self, factor: float) -> None:
-        for member in self._taken:
-            self.scale(member, factor)
+        self._factor_of_all *= factor
 
     def scale(self, member: int, factor: float) -> None:
         self._factors[member] = self._factors.get(member, 1.0) * factor
@@ -174,21 +176,30 @@ class Partition(KeptNumbers):
         return self._core.gradient_norm(loss_scale=1.0 / self._factor())
 
     def _factor(self) -> float:
-        factors = {self._factors.get(member, 1.0) for member in self._taken}
+        """What all gradients are multiplied by, on all ranks, which ask together."""
+        mine = sorted({self._factors.get(member, 1.0) for member in self._taken})
+        factors = sorted({factor for each in from_all_ranks(self._group, mine) for factor in each})
         if any(not math.isfinite(factor) for factor in factors):
             return 1.0  # made of gradients that are not finite either: the step will find them
         if len(factors) > 1:
-            unscaled = next(member for member in self._taken if member not in self._factors)
             fail(
                 "unsupported",
                 _core.Problem(
-                    what="some gradients were scaled or clipped, and others were not",
-                    where=f"parameter {self.name_of(unscaled)}",
-                    needed="all of the optimizer's parameters, clipped together",
-                    remedy="Use optimizer.clip_grad_norm_(max_norm), or max_grad_norm= of ballast.wrap().",
+                    what="gradients were scaled or clipped by different factors",
+                    where=self._where_factors_differ(mine),
+                    needed="one factor for all of the optimizer's parameters, on all ranks",
+                    available=", ".join(map(str, factors)),
+                    remedy="Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of "
+                    "ballast.wrap().",
                 ),
             )
-        return factors.pop() if factors else 1.0
+        return self._factor_of_all * (factors[0] if factors else 1.0)
+
+    def _where_factors_differ(self, mine: Sequence[float]) -> str:
+        if len(mine) < 2:
+            return "between ranks, which have gradients of different parameters"
+        least = min(self._taken, key=lambda member: self._factors.get(member, 1.0))
+        return f"parameter {self.name_of(least)}, among others"
 
     # --- Steps ---
 
@@ -219,6 +230,8 @@ class Partition(KeptNumbers):
         """None where no rank has a gradient."""
         require_stream(self._gpu, self._stream)
         self._discard_what_was_cleared()
+        if not discard:
+            self._take_assigned()
         if self._agree(count=not discard) == 0:
             self._begin_step()
             return None
@@ -262,6 +275,13 @@ class Partition(KeptNumbers):
             return False
         self.step(discard=True)
         return True
+
+    def _take_assigned(self) -> None:
+        """Gradients that were not computed by backward(), but put in their places."""
+        for number, member in enumerate(self._members):
+            gradient = member.parameter.grad
+            if number not in self._taken and gradient is not None and not isinstance(gradient, TakenGradient):
+                self.arrived(member.parameter)
 
     def _discard_what_was_cleared(self) -> None:
         """Gradients may have been cleared through the model, too."""

@@ -109,6 +109,16 @@ def _of_adam(group: Group) -> dict[str, Any]:
 
 
 def _sgd(group: Group) -> Rule:
+    if group["momentum"] != 0:
+        fail(
+            "unsupported",
+            _core.Problem(
+                what="momentum was turned on after ballast.wrap(), which keeps no state for an SGD without it",
+                where=f"momentum={group['momentum']}",
+                needed="the same kind of SGD from wrap() on",
+                remedy="Give SGD a momentum before wrap(), and make schedulers that set one before it, too.",
+            ),
+        )
     return _core.Sgd(**_common(group))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -41,12 +42,15 @@ class Ungathered(torch.nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not _is_harmless(func):
-            for each in _flat(args, (kwargs or {}).values()):
-                if type(each) is Ungathered:
-                    each.ballast_window.gather(each)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        if _is_harmless(func):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        used = [each for each in _flat(args, (kwargs or {}).values()) if hasattr(each, "ballast_window")]
+        with ExitStack() as gathered:
+            for window in dict.fromkeys(each.ballast_window for each in used):
+                gathered.enter_context(window.gathering([each for each in used if each.ballast_window is window]))
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
 
 
 def _is_harmless(func: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -33,10 +33,10 @@ class Waiting:
             refuse("a parameter was used that has no numbers yet, and its optimizer is gone")
         return session
 
-    def gather(self, parameter: torch.nn.Parameter) -> None:
+    def gathering(self, parameters: Sequence[torch.nn.Parameter]) -> NoReturn:
         refuse_order(
             "a parameter was used that has no numbers yet",
-            where=f"parameter {self.session().names()[id(parameter)]}",
+            where=f"parameter {self.session().names()[id(parameters[0])]}",
             needed="a call of the model, or with ballast.gather(model): ...",
         )
 

@@ -69,7 +69,8 @@ class Window:
         memory = self._core.lend_parameters(unit)
         key = (unit, memory.address)
         if key not in self._views:
-            self._views[key] = views_in(memory, self._units[unit], self._begins[unit], self._units[unit].members)
+            with torch.inference_mode(False):  # they are used in training, too
+                self._views[key] = views_in(memory, self._units[unit], self._begins[unit], self._units[unit].members)
         self._now = self._views[key]
         self._open = unit
         for member, view in zip(self._units[unit].members, self._now):
@@ -88,16 +89,34 @@ class Window:
         member.parameter.data = self._nothing[member]
         member.parameter.__class__ = Ungathered
 
-    def gather(self, parameter: torch.nn.Parameter) -> None:
-        """It is used outside of the module that it belongs to."""
-        member = self._places[id(parameter)]
-        if self._depth == 0:
+    @contextmanager
+    def gathering(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+        """They are used together, outside of the modules that they belong to. Those of other units than the last one's are
+        copies meanwhile."""
+        members = [self._places[id(parameter)] for parameter in parameters]
+        if self._depth == 0 and any(type(parameter) is Ungathered for parameter in parameters):
             refuse_order(
                 "a parameter was used while its numbers are partitioned over ranks",
-                where=f"parameter {member.name}",
+                where=f"parameter {members[0].name}",
                 needed="with ballast.gather(model): ...",
             )
-        self.open(member.unit)
+        units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._whole))
+        copies = {
+            member: self._copy_out(member)[0]
+            for unit in units[:-1]
+            for member in self._opened(unit)
+            if member in members
+        }
+        for unit in units[-1:]:
+            self.open(unit)
+        for member, values in copies.items():
+            member.parameter.__class__ = torch.nn.Parameter
+            member.parameter.data = values
+        try:
+            yield
+        finally:
+            for member in copies:
+                self._put_away(member)
 
     # --- Modules ---
 
@@ -135,6 +154,8 @@ class Window:
             place = self._place_of(tensor)
             if place is not None:
                 return place
+            if id(tensor) in self._places:  # of a copy, which the parameter will have lost by then
+                tensor = tensor.detach()
             return tensor if outer is None else outer[0](tensor)
 
         def unpack(saved: Any) -> Any:
@@ -180,9 +201,12 @@ class Window:
             member.parameter.__class__ = torch.nn.Parameter
             member.parameter.data = values
         self._whole |= set(units)
+        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))  # backward may come later
         try:
             yield
         finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
             self._take_changes(versions)
             self._whole -= set(units)
             for member in versions:

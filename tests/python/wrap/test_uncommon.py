@@ -1,0 +1,149 @@
+"""What models and training loops do now and then, and what has to come out of it: torch's numbers, or a clear refusal."""
+
+import pytest
+import torch
+from python.wrap import uncommon
+from python.wrap.loops import mlp
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
+
+
+def trained(make_model, stage, body, **options):
+    """Losses of some steps, by torch where there is no stage."""
+    torch.manual_seed(0)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if stage is not None:
+        optimizer = ballast.wrap(optimizer, model, stage=stage, **options)
+    losses = []
+    for step in range(4):
+        losses.append(body(model, optimizer, uncommon.batch(step)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def follows_torch(make_model, stage, body):
+    assert trained(make_model, stage, body) == pytest.approx(trained(make_model, None, body), rel=1e-5)
+
+
+def small():
+    return torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+
+
+def with_loss(model, optimizer, batch):
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss.item()
+
+
+@every_stage
+def test_parameters_of_several_modules_are_used_together(stage):
+    follows_torch(uncommon.Attends, stage, with_loss)
+
+
+@every_stage
+def test_a_penalty_on_parameters_is_computed_where_they_are_gathered(stage):
+    def body(model, optimizer, batch):
+        loss = model(batch).square().mean()
+        with ballast.gather(model):
+            loss = loss + 0.1 * sum(parameter.square().sum() for parameter in model.parameters())
+        loss.backward()
+        return loss.item()
+
+    follows_torch(small, stage, body)
+
+
+@every_stage
+def test_an_evaluation_in_inference_mode_comes_first(stage):
+    def body(model, optimizer, batch):
+        with torch.inference_mode():
+            model(batch)
+        return with_loss(model, optimizer, batch)
+
+    follows_torch(small, stage, body)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("backward_too", [False, True])
+def test_gradients_are_put_in_their_places_by_hand(stage, backward_too):
+    def body(model, optimizer, batch):
+        loss = model(batch).square().mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=backward_too)
+        if backward_too:
+            (3 * loss).backward()
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter.grad = gradient
+        return loss.item()
+
+    follows_torch(small, stage, body)
+
+
+def test_momentum_that_comes_after_wrap_is_refused():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(ballast.UsageError, match="momentum was turned on after"):
+        model(torch.ones(20)).sum().backward()
+    optimizer.param_groups[0]["momentum"] = 0
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_a_wrapped_optimizer_trains_is_not_wrapped_again(stage):
+    model = mlp()
+    first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    with pytest.raises(ballast.UsageError, match="another wrapped optimizer trains"):
+        ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    first.close()
+    ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+
+
+def test_two_optimizers_share_a_model_below_stage_3():
+    model = mlp()
+    first = ballast.wrap(torch.optim.AdamW(model[0].parameters()), model, stage=2)
+    second = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with pytest.raises(ballast.UsageError, match="another wrapped optimizer trains"):
+        ballast.wrap(second, model, stage=3)
+    second = ballast.wrap(second, model, stage=2)
+    model(torch.ones(20)).sum().backward()
+    first.step()
+    second.step()
+
+
+def test_frozen_numbers_that_cannot_be_partitioned_are_named():
+    model = mlp()
+    model[0].bias = torch.nn.Parameter(torch.zeros(24, dtype=torch.float64), requires_grad=False)
+    optimizer = ballast.wrap(torch.optim.AdamW([model[2].weight]), model, stage=3)
+    with pytest.raises(ballast.UsageError, match="parameter 0.bias"):
+        model(torch.ones(20))
+    optimizer.close()
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_scales_stay_the_same_where_gradients_overflow_on_one_rank(stage):
+    scales = run_ranks(2, uncommon.overflows_on_one_rank, stage)
+    assert scales == [[1024.0, 512.0, 512.0]] * 2
+
+
+def test_a_rank_without_a_batch_clips_as_the_others():
+    (norms, parameters), other = run_ranks(2, uncommon.clips_without_a_batch, 0)
+    assert norms == other[0] and all(map(torch.equal, parameters, other[1]))
+    for stage_2 in run_ranks(2, uncommon.clips_without_a_batch, 2):
+        assert stage_2[0] == norms and all(map(torch.equal, parameters, stage_2[1]))
+
+
+def test_ranks_that_clip_by_different_factors_are_told_what_to_do():
+    for said in run_ranks(2, uncommon.clips_parts_of_a_model):
+        assert "different factors" in said and "optimizer.clip_grad_norm_(max_norm)" in said
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_frozen_parameters_and_buffers_begin_as_rank_0_has_them(stage):
+    ranks = run_ranks(2, uncommon.begins_with_numbers_of_its_own, stage)
+    assert not torch.equal(ranks[0]["first"]["0.weight"], ranks[1]["first"]["0.weight"])
+    for rank in ranks:
+        for name, values in rank["now"].items():
+            assert torch.equal(values, ranks[0]["first"][name]), name
