@@ -187,7 +187,7 @@ class Partition(KeptNumbers):
                 _core.Problem(
                     what="gradients were scaled or clipped by different factors",
                     where=self._where_factors_differ(mine),
-                    needed="one factor for all of the optimizer's parameters, on all ranks",
+                    needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
                     available=", ".join(map(str, factors)),
                     remedy="Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of "
                     "ballast.wrap().",

@@ -16,21 +16,20 @@ import torch
 from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.wrapper.choosing import Training, settled
-from ballast.wrapper.everybody import agree_on_first_numbers
+from ballast.wrapper.entering import begin_alike, require_untrained
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.gradients import TakenGradient
-from ballast.wrapper.hooks import OnGradient, at_exit, on_forward, session_of
+from ballast.wrapper.hooks import OnGradient, at_exit, on_forward
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.partition import Partition, StepNumbers
-from ballast.wrapper.plain import named_parameters
 from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
 from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
 from ballast.wrapper.updates import State, Updates, is_count
-from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest, waits
+from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
 
@@ -71,35 +70,13 @@ class Session:
         self.skipped = 0
         self.is_half_loaded = False
         self._is_away = False  # from the device
-        trained = (parameter for _, parameter in self.parameters())
-        self._require_untrained(model)
-        without_memory = begin_waiting(model, trained, self.group, Waiting(weakref.ref(self)))
-        agree_on_first_numbers(self.group, self._with_numbers(model))
+        require_untrained(model, (each for _, each in self.parameters()), options.stage)
+        begin_waiting(model, (each for _, each in self.parameters()), self.group, Waiting(weakref.ref(self)))
+        begin_alike(self.group, model, (each for _, each in self.parameters()))
         self.watch()
         if model is not None or options.stage == 3:  # parameters move before anything is saved of them for backward
             self._of_model.append(quiet_data_parallel(self.model))
             self._of_model.append(self.model.register_forward_pre_hook(on_forward(weakref.ref(self))))
-
-    def _require_untrained(self, model: torch.nn.Module | None) -> None:
-        """By others, whose hooks would take the gradients; in stage 3 none of the model's, which are gathered together."""
-        mine = {id(each) for _, each in self.parameters()}
-        for name, parameter in named_parameters(model) if model is not None else ():
-            other = session_of(parameter)
-            if other is None or other._optimizer() is None:
-                continue
-            if id(parameter) in mine or 3 in (self.options.stage, other.options.stage):
-                refuse(
-                    "a model was given to ballast.wrap() that another wrapped optimizer trains",
-                    where=f"parameter {name}",
-                    needed="one wrapped optimizer for all of a model's parameters in stage 3, and for each of them below",
-                    remedy="close() of the other one before; or one optimizer with parameter groups.",
-                )
-
-    def _with_numbers(self, model: torch.nn.Module | None) -> list[torch.Tensor]:
-        """What is trained, and all else that the model has: each once."""
-        of_model = [] if model is None else [*model.parameters(), *model.buffers()]
-        known = {id(each): each for each in [*(each for _, each in self.parameters()), *of_model]}
-        return [each for each in known.values() if not (waits(each) or each.is_meta)]
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

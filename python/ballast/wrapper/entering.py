@@ -1,0 +1,36 @@
+"""What has to be so before parameters are trained: nobody else trains them, and all ranks begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ballast.checks import refuse
+from ballast.connecting import Group
+from ballast.wrapper.everybody import agree_on_first_numbers
+from ballast.wrapper.hooks import session_of
+from ballast.wrapper.plain import named_parameters
+from ballast.wrapper.waiting import waits
+
+
+def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor], stage: int | None) -> None:
+    """By other optimizers, whose hooks would take the gradients. In stage 3 that is said of all that the model has, which is
+    gathered together."""
+    ids = {id(each) for each in mine}
+    for name, parameter in named_parameters(model) if model is not None else ():
+        other = session_of(parameter)
+        if other is not None and (id(parameter) in ids or 3 in (stage, other.options.stage)):
+            refuse(
+                "a model was given to ballast.wrap() that another wrapped optimizer trains",
+                where=f"parameter {name}",
+                needed="one wrapped optimizer for all of a model's parameters in stage 3, and for each of them below",
+                remedy="close() of the other one before; or one optimizer with parameter groups.",
+            )
+
+
+def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
+    """With rank 0's numbers of what is trained, and of all else that the model has: each once. All ranks call it together."""
+    of_model = [] if model is None else [*model.parameters(), *model.buffers()]
+    known = {id(each): each for each in [*mine, *of_model]}
+    agree_on_first_numbers(group, (each for each in known.values() if not (waits(each) or each.is_meta)))
