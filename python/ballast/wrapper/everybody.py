@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -24,6 +26,21 @@ def from_all_ranks(group: Group, value: Any) -> list[Any]:
         group._core.broadcast(address=address, bytes=length, root=rank)
         values.append(pickle.loads(memory))
     return values
+
+
+def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
+    """Of all ranks' numbers: one of them where all are the same, none where nobody has any. NaN where one is not finite. All
+    ranks call it together."""
+    words = [0] * (3 * group.size)  # whether there are any, and the two, as their bits
+    if mine:
+        ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
+        words[group.rank :: group.size] = [1, *struct.unpack("qq", struct.pack("dd", *ends))]
+    words = group.all_reduce(words)
+    there = [words[rank :: group.size][1:] for rank in range(group.size) if words[rank]]
+    numbers = {number for bits in there for number in struct.unpack("dd", struct.pack("qq", *bits))}
+    if any(map(math.isnan, numbers)):
+        return [math.nan]
+    return sorted({min(numbers), max(numbers)}) if numbers else []
 
 
 def agree_on_room(group: Group, what: str) -> Callable[[bool], None]:

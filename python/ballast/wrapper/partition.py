@@ -14,7 +14,7 @@ from ballast import _core
 from ballast.checks import fail, refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
-from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.everybody import least_and_most
 from ballast.wrapper.gpu import require_stream
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
@@ -177,8 +177,8 @@ class Partition(KeptNumbers):
 
     def _factor(self) -> float:
         """What all gradients are multiplied by, on all ranks, which ask together."""
-        mine = sorted({self._factors.get(member, 1.0) for member in self._taken})
-        factors = sorted({factor for each in from_all_ranks(self._group, mine) for factor in each})
+        mine = {self._factors.get(member, 1.0) for member in self._taken}
+        factors = least_and_most(self._group, mine)
         if any(not math.isfinite(factor) for factor in factors):
             return 1.0  # made of gradients that are not finite either: the step will find them
         if len(factors) > 1:
@@ -195,7 +195,7 @@ class Partition(KeptNumbers):
             )
         return self._factor_of_all * (factors[0] if factors else 1.0)
 
-    def _where_factors_differ(self, mine: Sequence[float]) -> str:
+    def _where_factors_differ(self, mine: set[float]) -> str:
         if len(mine) < 2:
             return "between ranks, which have gradients of different parameters"
         least = min(self._taken, key=lambda member: self._factors.get(member, 1.0))
