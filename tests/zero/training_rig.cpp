@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <optional>
 #include <thread>
 
 #include "tests/temporary_directory.h"
@@ -117,9 +118,9 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
 }
 
 std::vector<Outcome> train(const Setup& setup) {
-  const TemporaryDirectory directory;
+  std::optional<TemporaryDirectory> directory;  // only where it is needed: a process that is killed leaves it behind
   Setup placed = setup;
-  if (placed.directory.empty()) placed.directory = directory.path();
+  if (placed.directory.empty()) placed.directory = directory.emplace().path();
   ThreadGroup everybody(ranks_of(setup), std::chrono::seconds(60));
   std::vector<Outcome> outcomes(everybody.size());
   std::vector<std::string> failures(everybody.size());

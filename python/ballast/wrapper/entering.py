@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import torch
@@ -18,15 +19,25 @@ def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor
     """By other optimizers, whose hooks would take the gradients. In stage 3 that is said of all that the model has, which is
     gathered together."""
     ids = {id(each) for each in mine}
-    for name, parameter in named_parameters(model) if model is not None else ():
-        other = session_of(parameter)
-        if other is not None and (id(parameter) in ids or 3 in (stage, other.options.stage)):
-            refuse(
-                "a model was given to ballast.wrap() that another wrapped optimizer trains",
-                where=f"parameter {name}",
-                needed="one wrapped optimizer for all of a model's parameters in stage 3, and for each of them below",
-                remedy="close() of the other one before; or one optimizer with parameter groups.",
-            )
+
+    def of_others() -> str | None:
+        for name, parameter in named_parameters(model) if model is not None else ():
+            other = session_of(parameter)
+            if other is not None and (id(parameter) in ids or 3 in (stage, other.options.stage)):
+                return name
+        return None
+
+    if of_others() is None:
+        return
+    gc.collect()  # nobody may have the other one any more, but a cycle of references
+    name = of_others()
+    if name is not None:
+        refuse(
+            "a model was given to ballast.wrap() that another wrapped optimizer trains",
+            where=f"parameter {name}",
+            needed="one wrapped optimizer for all of a model's parameters in stage 3, and for each of them below",
+            remedy="close() of the other one before; or one optimizer with parameter groups.",
+        )
 
 
 def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:

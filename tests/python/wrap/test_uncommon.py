@@ -101,6 +101,15 @@ def test_what_a_wrapped_optimizer_trains_is_not_wrapped_again(stage):
     ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
 
 
+def test_an_optimizer_that_nobody_has_any_more_is_not_in_the_way():
+    """Though only the garbage collector finds it: a notebook's cell is run again, a test's error is kept."""
+    model = mlp()
+    first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2)
+    first.cycle = first
+    del first
+    ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2)
+
+
 def test_two_optimizers_share_a_model_below_stage_3():
     model = mlp()
     first = ballast.wrap(torch.optim.AdamW(model[0].parameters()), model, stage=2)
