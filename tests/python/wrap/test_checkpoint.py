@@ -196,8 +196,10 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     ]:
         for group in optimizer.param_groups:
             group.pop("betas", None) if isinstance(optimizer, torch.optim.SGD) else None
+        wrapped = ballast.wrap(optimizer, model)
         with pytest.raises(ballast.UsageError, match="B1001(.|\n)*" + said):
-            ballast.load_checkpoint(tmp_path / "0", model, ballast.wrap(optimizer, model))
+            ballast.load_checkpoint(tmp_path / "0", model, wrapped)
+        wrapped.close()
 
 
 def test_tensors_that_were_saved_from_a_gpu_are_read_without_it(tmp_path, monkeypatch):
