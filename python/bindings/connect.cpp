@@ -2,6 +2,7 @@
 #include "zero/comm/connect.h"
 
 #include <pybind11/stl.h>
+#include <atomic>
 #include <thread>
 
 #include "python/bindings/group.h"
@@ -32,10 +33,16 @@ class PythonStore : public KeyValueStore {
   std::string prefix_;
 };
 
+// Where a launcher's environment says who meets, all ranks meet in the same order.
+Launch launch_from_environment() {
+  static std::atomic<std::size_t> times = 0;
+  return launch_from(Environment(), times++);
+}
+
 Launch launch_of(const Rendezvous& where) {
   const bool told =
       where.rank && where.size;  // then a launcher's environment, which may be another group's, is not read
-  Launch launch = told ? Launch{.rank = *where.rank, .size = *where.size} : launch_from(Environment());
+  Launch launch = told ? Launch{.rank = *where.rank, .size = *where.size} : launch_from_environment();
   if (!where.host.empty()) launch.hub.host = where.host;
   if (!where.job.empty()) launch.job = where.job;
   return launch;

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 #include <map>
+#include <set>
 
 using namespace ballast;
 using Catch::Contains;
@@ -10,11 +11,12 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Launch launch(const Variables& variables) {
-  return launch_from(Environment([&](const std::string& name) -> std::optional<std::string> {
+Launch launch(const Variables& variables, std::size_t times_before = 0) {
+  const Environment environment([&](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
-  }));
+  });
+  return launch_from(environment, times_before);
 }
 
 Variables with(Variables variables, const Variables& more) {
@@ -92,12 +94,28 @@ TEST_CASE("the first of Slurm's machines is found in every kind of list") {
 TEST_CASE("ranks meet beside torch's port, or where they are told to") {
   const auto port = [](const Variables& variables) { return launch(variables).hub.port; };
   CHECK(port(torchrun) == 29611);
-  CHECK(port(with(torchrun, {{"MASTER_PORT", "65500"}})) == 65389);
+  CHECK(port(with(torchrun, {{"MASTER_PORT", "32656"}})) == 32767);
   CHECK(port(with(torchrun, {{"BALLAST_PORT", "7000"}})) == 7000);
   CHECK(port(open_mpi) == port(open_mpi));
   CHECK(port(open_mpi) != port(with(open_mpi, {{"PMIX_NAMESPACE", "3912302594"}})));
-  CHECK(port(slurm) >= 20000);
-  CHECK(port(slurm) < 32000);
+  const auto master_at = [&](const char* place) { return port(with(torchrun, {{"MASTER_PORT", place}})); };
+  CHECK(master_at("40000") != master_at("40001"));
+  for (const std::uint16_t own : {port(slurm), master_at("32657"), master_at("40000"), master_at("65535")}) {
+    CHECK(own >= 20000);
+    CHECK(own < 32000);  // which systems do not hand out
+  }
+}
+
+TEST_CASE("a process that meets again does so at another port") {
+  for (const Variables& variables :
+       {torchrun, slurm, with(torchrun, {{"MASTER_PORT", "40000"}}), with(torchrun, {{"BALLAST_PORT", "65535"}})}) {
+    std::set<std::uint16_t> ports;
+    for (std::size_t before = 0; before < 5; ++before) {
+      ports.insert(launch(variables, before).hub.port);
+    }
+    CHECK(ports.size() == 5);
+    CHECK(ports.count(0) == 0);
+  }
 }
 
 TEST_CASE("a variable that is missing or cannot be right is named") {

@@ -14,6 +14,11 @@ namespace {
 // At MASTER_PORT itself torch has its store, torchrun's or that of init_process_group().
 constexpr std::int64_t ports_above_master = 111;
 constexpr std::int64_t last_port = 65535;
+// From here on systems hand out ports to whoever calls another machine: any of them may be taken at any moment. torchrun
+// chooses its MASTER_PORT there.
+constexpr std::int64_t first_handed_out = 32768;
+constexpr std::int64_t own_ports = 20000;  // where nobody names one
+constexpr std::int64_t number_of_own_ports = 12000;
 constexpr std::string_view loopback = "127.0.0.1";
 
 // The names that a launcher gives to the same things.
@@ -45,7 +50,8 @@ const std::vector<Names>& launchers() {
 
 class Reader {
  public:
-  Reader(const Environment& environment, const Names& names) : environment_(environment), names_(names) {}
+  Reader(const Environment& environment, const Names& names, std::size_t times_before)
+      : environment_(environment), names_(names), times_before_(static_cast<std::int64_t>(times_before)) {}
 
   Launch read() const {
     Launch launch{.launcher = std::string(names_.launcher),
@@ -112,12 +118,14 @@ class Reader {
   }
 
   std::uint16_t port(const std::string& job) const {
-    if (const auto given = checked_port("BALLAST_PORT")) return static_cast<std::uint16_t>(*given);
-    if (const auto master = checked_port("MASTER_PORT")) {
-      const bool fits = *master + ports_above_master <= last_port;
-      return static_cast<std::uint16_t>(*master + (fits ? ports_above_master : -ports_above_master));
+    if (const auto given = checked_port("BALLAST_PORT")) {
+      return static_cast<std::uint16_t>((*given - 1 + times_before_) % last_port + 1);
     }
-    return port_of(job);
+    const auto master = checked_port("MASTER_PORT");
+    if (!master) return own_port(job);
+    const std::int64_t beside = *master + ports_above_master + times_before_;
+    return beside < first_handed_out ? static_cast<std::uint16_t>(beside)
+                                     : own_port(fmt::format("{}.{}", job, *master));
   }
 
   std::optional<std::int64_t> checked_port(std::string_view name) const {
@@ -126,26 +134,27 @@ class Reader {
     return port;
   }
 
-  // Where nobody names one: below the ports that systems hand out, and another one for another job, mostly.
-  static std::uint16_t port_of(const std::string& job) {
+  // Another one for another job, mostly.
+  std::uint16_t own_port(const std::string& job) const {
     std::uint32_t hash = 2166136261;  // FNV-1a
     for (const char letter : job) {
       hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619;
     }
-    return static_cast<std::uint16_t>(20000 + hash % 12000);
+    return static_cast<std::uint16_t>(own_ports + (hash + times_before_) % number_of_own_ports);
   }
 
   const Environment& environment_;
   const Names& names_;
+  std::int64_t times_before_;
 };
 
 }  // namespace
 
-Launch launch_from(const Environment& environment) {
+Launch launch_from(const Environment& environment, std::size_t times_before) {
   const auto present = std::ranges::find_if(
       launchers(), [&](const Names& names) { return environment.text(std::string(names.sign)).has_value(); });
   if (present == launchers().end()) return {};
-  return Reader(environment, *present).read();
+  return Reader(environment, *present, times_before).read();
 }
 
 }  // namespace ballast

@@ -17,7 +17,8 @@ struct Launch {
   std::string job{};           // the same on all ranks of a job, and on those of no other
 };
 
-// Throws B1006, which names the variable that is missing or cannot be right.
-Launch launch_from(const Environment& environment);
+// Throws B1006, which names the variable that is missing or cannot be right. Who meets more often than once in a process, as
+// all of its job do, says how often before: each time has a port of its own.
+Launch launch_from(const Environment& environment, std::size_t times_before = 0);
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-"""A training that a launcher starts: launched.py [--drive DIRECTORY] [--die STEP] [--stop STEP]. Says what it ended with."""
+"""A training that a launcher starts, and what it ended with: launched.py [--drive DIRECTORY] [--die STEP] [--stop STEP]."""
 
 import argparse
 import hashlib
@@ -16,11 +16,15 @@ parser.add_argument("--drive")
 parser.add_argument("--die", type=int, help="rank 1 is killed in the middle of this step")
 parser.add_argument("--stop", type=int, help="rank 1 is told to end in the middle of this step")
 parser.add_argument("--with-torch", action="store_true", help="torch.distributed is there too")
+parser.add_argument("--second", action="store_true", help="another optimizer was wrapped before")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
 if options.with_torch:
     torch.distributed.init_process_group("gloo")
+if options.second:
+    other = Tower()
+    first = ballast.wrap(torch.optim.SGD(other.parameters(), lr=1e-2), other)
 model = Tower()
 plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
 kept = {"offload": {kind: f"nvme:{options.drive}" for kind in ("parameters", "state")}, "run": "mine"}

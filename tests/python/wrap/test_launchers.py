@@ -49,6 +49,7 @@ def whole(environment):
 
 def test_launchers_start_the_same_training(environment, whole):
     assert ends(run(torchrun(2), environment, "--with-torch")) == whole
+    assert ends(run(torchrun(2), environment, "--second")) == whole
     assert ends(run(mpirun(2), environment)) == whole
 
 
