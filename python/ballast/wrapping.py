@@ -64,6 +64,8 @@ def wrap(
     timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
     verify          N: every N steps a part of the updates is made a second time by other code, and what they left is looked at
                     again in the next step: bits that differ end the training (B3001)
+    tile            "1Mi": so many elements are moved and updated together; without it 256Ki
+    threads         of updates on the CPU; without it, one on each core that this process may use
     timeout         seconds, of every wait for other ranks
 
     What is chosen is logged by rank 0, with the forecast: of transfers and updates alone, since how long the model computes

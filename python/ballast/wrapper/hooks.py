@@ -33,13 +33,34 @@ def session_of(parameter: torch.Tensor) -> Session | None:
     return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
 
 
-def on_forward(session: Known) -> Callable[..., None]:
-    def called(*_: Any) -> None:
+class OfOneModule:
+    """A hook that copies of the module have not, nor what is pickled of it: theirs does nothing. torch.compile() leaves it
+    as it is."""
+
+    def __init__(self, hook: Callable[..., None]):
+        self._hook = torch.compiler.disable(hook)
+
+    def __call__(self, *_: Any) -> None:
+        self._hook()
+
+    def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
+        return Nothing, ()
+
+
+class Nothing:
+    """That is done."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+def on_forward(session: Known) -> OfOneModule:
+    def called() -> None:
         live = session()
         if live is not None:
             live.before_forward()
 
-    return called
+    return OfOneModule(called)
 
 
 def at_exit(session: Known) -> Callable[[], None]:

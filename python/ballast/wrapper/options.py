@@ -109,16 +109,29 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
     if options.memory is not None:
         options = replace(options, memory=parse_size(options.memory))
     one_of("state format", options.state_format, ["auto", *(known.name for known in _core.StateFormat)])
-    if options.max_grad_norm is not None and not options.max_grad_norm > 0:
-        refuse(f"max_grad_norm={options.max_grad_norm} was asked for", needed="a number above 0, or None")
-    if isinstance(options.verify, bool) or not isinstance(options.verify, int) or options.verify < 0:
-        refuse(f"verify={options.verify!r} was asked for", needed="a number of steps, or 0 for never")
+    if options.max_grad_norm is not None and not (_is_number(options.max_grad_norm) and options.max_grad_norm > 0):
+        refuse(f"max_grad_norm={options.max_grad_norm!r} was asked for", needed="a number above 0, or None")
+    _require_count("verify", options.verify, "a number of steps, or 0 for never")
+    _require_count("threads", options.threads, "a number of threads, or 0 for one on each core that this process may use")
+    if options.timeout is not None and not (_is_number(options.timeout) and options.timeout > 0):
+        refuse(f"timeout={options.timeout!r} was asked for", needed="seconds, above 0; or None")
+    if isinstance(options.units, str):
+        options = replace(options, units=(options.units,))
     if options.update_in_backward and options.keeps_parameters_whole:
         refuse("update_in_backward was asked for", needed="stage 3: below it parameters are torch's while it goes backward")
     if options.update_in_backward and options.max_grad_norm is not None:
         refuse("update_in_backward was asked for, and max_grad_norm", needed="one of them: norms come after the backward pass")
     _check_places(options)
     return _narrowed(options)
+
+
+def _require_count(name: str, value: Any, needed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        refuse(f"{name}={value!r} was asked for", needed=needed)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def for_own_step(options: WrapOptions) -> WrapOptions:
@@ -158,6 +171,8 @@ def _narrowed(options: WrapOptions) -> WrapOptions:
 
 
 def _check_places(options: WrapOptions) -> None:
+    if not (options.offload is None or isinstance(options.offload, (str, Mapping))):
+        refuse(f"offload={options.offload!r} was asked for", needed='a place such as "host", or places by kind; or None')
     if options.run and options.chooses:
         refuse(f'run="{options.run}" was asked for, and "{AUTO}"', needed="a stage and places: a run goes on where it was")
     if options.chooses_places:

@@ -229,8 +229,8 @@ class Partition(KeptNumbers):
     def step(self, *, loss_scale: float = 1.0, discard: bool = False) -> _core.StepResult | None:
         """None where no rank has a gradient."""
         require_stream(self._gpu, self._stream)
-        self._discard_what_was_cleared()
         if not discard:
+            self._discard_what_was_cleared()
             self._take_assigned()
         if self._agree(count=not discard) == 0:
             self._begin_step()

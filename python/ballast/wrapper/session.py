@@ -28,7 +28,7 @@ from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
 from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
-from ballast.wrapper.updates import State, Updates, is_count
+from ballast.wrapper.updates import State, Updates, steps_in
 from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
@@ -100,13 +100,11 @@ class Session:
 
     def watch(self) -> None:
         """Every parameter that can be trained tells when its gradient has come."""
-        names = self.names()
+        names, tell = self.names(), OnGradient(weakref.ref(self))
         for _, parameter in self.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooks:
                 require_known(parameter, names[id(parameter)])
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(
-                    OnGradient(weakref.ref(self))
-                )
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(tell)
 
     def names(self) -> dict[int, str]:
         model = None if self._model is None else self._model()
@@ -186,7 +184,7 @@ class Session:
     def _partition_of(
         self, trained: list[tuple[int, torch.nn.Parameter]], state: State, steps_before: int
     ) -> Partition:
-        made = {key: int(values["step"]) for key, values in state.items() if is_count(values.get("step"))}
+        made = steps_in(state)
         steps = max([steps_before, *made.values()])
         names = self.names()
         self._groups = []
@@ -282,6 +280,8 @@ class Session:
 
     @property
     def steps(self) -> int:
+        if self._loaded is not None:
+            return max(steps_in(self._loaded).values(), default=0)
         return 0 if self._partition is None else self._partition.steps
 
     def gradient_norm(self) -> float:

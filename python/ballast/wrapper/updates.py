@@ -124,7 +124,12 @@ def _lazy(partition: Partition, member: Member, moment: _core.Moment, name: str)
     return LazyState(shape, f"{member.name}, {name}", read)
 
 
-def is_count(value: Any) -> bool:
+def steps_in(state: State) -> dict[int, int]:
+    """That have trained each parameter, where that is known."""
+    return {key: int(values["step"]) for key, values in state.items() if _is_count(values.get("step"))}
+
+
+def _is_count(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
 from ballast.connecting import Group
+from ballast.wrapper.hooks import OfOneModule
 from ballast.wrapper.memory import tensor_at, views_in
 from ballast.wrapper.stored import Stored
 from ballast.wrapper.ungathered import Ungathered, nothing_like
@@ -53,6 +54,13 @@ class Window:
         for member in self._places.values():
             member.parameter.ballast_window = self
             self._put_away(member)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_order(
+            "a parameter was pickled whose numbers are partitioned over ranks",
+            where=f"parameter {self._units[0].members[0].name}",
+            needed="model.state_dict(), inside of `with ballast.gather(model)`; or ballast.export(), or ballast.save()",
+        )
 
     # --- Opening and closing ---
 
@@ -126,18 +134,18 @@ class Window:
             return []
         unit = own[0].unit if own else None
 
-        def before(*_: Any) -> None:
+        def before() -> None:
             self.enter(unit)
 
-        def after(*_: Any) -> None:
+        def after() -> None:
             if self._depth == 0:  # refused before it began
                 return
             self._depth -= 1
             torch._C._autograd._pop_saved_tensors_default_hooks()
 
         return [
-            module.register_forward_pre_hook(before),
-            module.register_forward_hook(after, always_call=True),
+            module.register_forward_pre_hook(OfOneModule(before)),
+            module.register_forward_hook(OfOneModule(after), always_call=True),
         ]
 
     def enter(self, unit: int | None) -> None:

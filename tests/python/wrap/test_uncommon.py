@@ -82,6 +82,51 @@ def test_gradients_are_put_in_their_places_by_hand(stage, backward_too):
     follows_torch(small, stage, body)
 
 
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_all_is_cleared_where_a_part_was_cleared_by_hand(stage):
+    def body(model, optimizer, batch):
+        (3 * model(batch).square().mean()).backward()
+        next(model.parameters()).grad = None
+        optimizer.zero_grad()
+        return with_loss(model, optimizer, batch)
+
+    follows_torch(small, stage, body)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
+    plain = torch.optim.AdamW(mlp().parameters())
+    for group in plain.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    plain.step()
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    assert optimizer.steps == 0
+    optimizer.load_state_dict(plain.state_dict())
+    assert optimizer.steps == 1
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+    assert optimizer.steps == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"threads": "2"}, {"threads": -1}, {"timeout": -1}, {"timeout": "60"}, {"offload": False}, {"max_grad_norm": "1"}],
+)
+def test_what_an_option_cannot_be_is_refused_by_name(option):
+    [(name, value)] = option.items()
+    with pytest.raises(ballast.UsageError, match=f"B1001 {name}={value!r} was asked for"):
+        ballast.wrap(torch.optim.AdamW(mlp().parameters()), **option)
+
+
+def test_a_class_of_modules_is_named_without_a_list():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, units="Linear")
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+
+
 def test_momentum_that_comes_after_wrap_is_refused():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)

@@ -1,0 +1,40 @@
+"""What is done with copies of a wrapped model."""
+
+import copy
+
+import torch
+from python.wrap.loops import mlp
+
+import ballast
+
+
+def begun(stage: int):
+    """A training after its first step."""
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, stage=stage)
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def average_of_weights(rank: int, stage: int, used: bool) -> list[float]:
+    """The losses of a training. Rank 0 looks after each step how good an average of the weights is."""
+    model, optimizer = begun(stage)
+    with ballast.gather(model):
+        average = copy.deepcopy(model)
+    losses = []
+    for step in range(3):
+        batch = torch.randn(4, 20, generator=torch.Generator().manual_seed(step))
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        with ballast.gather(model), torch.no_grad():
+            for old, new in zip(average.parameters(), model.parameters()):
+                old.lerp_(new, 0.1)
+        if used and rank == 0:
+            assert torch.isfinite(average(batch)).all()
+            average(batch).sum().backward()
+    return losses

@@ -1,0 +1,25 @@
+"""torch.compile() of a wrapped model, before it is wrapped or after."""
+
+import pytest
+from python.wrap import compiled
+from python.wrap.ranks import run_ranks
+
+
+@pytest.fixture(scope="module")
+def by_torch():
+    losses, _ = compiled.train(0, None, "not")
+    return losses
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, stage):
+    for trained in run_ranks(2, compiled.train_in_all_ways, stage):
+        for way, (losses, graphs) in zip(compiled.WAYS, trained):
+            assert losses == pytest.approx(by_torch, rel=1e-4), way
+            assert graphs > 0, way
+
+
+def test_the_library_is_not_compiled_with_it():
+    """As many graphs as of a model that is not wrapped."""
+    [(_, wrapped)], [(_, plain)] = (run_ranks(1, compiled.train, stage, "after") for stage in (2, None))
+    assert wrapped == plain

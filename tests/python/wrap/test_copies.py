@@ -1,0 +1,50 @@
+"""Copies of a wrapped model, and what is pickled of it: plain models, that know nothing of the training."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from python.wrap import copies
+from python.wrap.ranks import run_ranks
+
+import ballast
+
+every_stage = pytest.mark.parametrize("stage", [0, 2, 3])
+
+
+@every_stage
+def test_a_copy_is_used_and_changed_and_the_training_does_not_notice(stage):
+    """An average of the weights, for instance. On one rank alone: nothing of it waits for the others."""
+    disturbed, undisturbed = (run_ranks(2, copies.average_of_weights, stage, used) for used in (True, False))
+    assert disturbed == undisturbed
+
+
+@every_stage
+def test_a_copy_is_trained_by_an_optimizer_of_its_own(stage):
+    model, optimizer = copies.begun(stage)
+    with ballast.gather(model):
+        copied = copy.deepcopy(model)
+    other = ballast.wrap(torch.optim.AdamW(copied.parameters(), lr=0.1), copied, stage=stage)
+    for each, step in ((copied, other.step), (model, optimizer.step)):
+        each(torch.ones(20)).sum().backward()
+        step()
+    with ballast.gather(model), ballast.gather(copied):
+        assert all(torch.isfinite(parameter).all() for parameter in [*model.parameters(), *copied.parameters()])
+        assert not torch.equal(model[0].weight, copied[0].weight)  # another rate
+    assert (optimizer.steps, other.steps) == (2, 1)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_model_is_pickled_whole(stage):
+    model, optimizer = copies.begun(stage)
+    read = pickle.loads(pickle.dumps(model))
+    assert torch.equal(read(torch.ones(20)), model(torch.ones(20)))
+    optimizer.close()
+    assert torch.equal(read(torch.ones(20)), model(torch.ones(20)))
+
+
+def test_a_model_whose_parameters_are_partitioned_is_not_pickled():
+    model, _ = copies.begun(3)
+    with pytest.raises(ballast.UsageError, match="pickled(.|\n)*state_dict"), ballast.gather(model):
+        pickle.dumps(model)
