@@ -13,6 +13,7 @@ from ballast import _core
 from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.hooks import OfOneModule
+from ballast.wrapper.lent import LentTensors
 from ballast.wrapper.memory import tensor_at, views_in
 from ballast.wrapper.stored import Stored
 from ballast.wrapper.ungathered import Ungathered, nothing_like
@@ -40,10 +41,11 @@ class Window:
         self._group = group
         self._units = units
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
-        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._lent: dict[tuple[int, int], LentTensors] = {}  # by unit and address
         self._open: int | None = None
+        self._said: set[Member] = set()  # of whose views
         self._is_left = False  # parameters know this window for as long as they live, the training does not live as long
-        self._now: list[torch.Tensor] = []  # the open unit's parameters
+        self._now = LentTensors((), ())  # the open unit's
         self._whole: set[int] = set()  # units whose parameters are in torch's memory for a while
         self._places = {id(member.parameter): member for unit in units for member in unit.members}
         self._nothing = {
@@ -76,12 +78,14 @@ class Window:
             )
         memory = self._core.lend_parameters(unit)
         key = (unit, memory.address)
-        if key not in self._views:
+        members = self._units[unit].members
+        if key not in self._lent:
             with torch.inference_mode(False):  # they are used in training, too
-                self._views[key] = views_in(memory, self._units[unit], self._begins[unit], self._units[unit].members)
-        self._now = self._views[key]
+                tensors = views_in(memory, self._units[unit], self._begins[unit], members)
+                self._lent[key] = LentTensors(members, tensors)
+        self._now = self._lent[key]
         self._open = unit
-        for member, view in zip(self._units[unit].members, self._now):
+        for member, view in zip(members, self._now.tensors):
             member.parameter.__class__ = torch.nn.Parameter
             member.parameter.data = view
 
@@ -90,6 +94,8 @@ class Window:
             return
         for member in self._units[self._open].members:
             self._put_away(member)
+        if self._group.rank == 0:
+            self._now.warn_of_views(self._said)
         self._core.give_back()
         self._open = None
 
@@ -169,7 +175,7 @@ class Window:
         def unpack(saved: Any) -> Any:
             if isinstance(saved, Saved):
                 self.open(saved.unit)
-                whole = self._now[saved.member]
+                whole = self._now.tensors[saved.member]
                 return whole.as_strided(saved.size, saved.stride, whole.storage_offset() + saved.offset)
             return saved if outer is None else outer[1](saved)
 
@@ -179,7 +185,7 @@ class Window:
         if self._open is None:
             return None
         address = tensor.data_ptr()
-        for number, view in enumerate(self._now):
+        for number, view in enumerate(self._now.tensors):
             offset = address - view.data_ptr()
             if 0 <= offset < view.nbytes:
                 elements = offset // view.element_size()
@@ -225,7 +231,7 @@ class Window:
         return self._units[unit].members
 
     def _copy_out(self, member: Member) -> tuple[torch.Tensor, int]:
-        return self._now[member.tensor].clone(), member.parameter._version
+        return self._now.tensors[member.tensor].clone(), member.parameter._version
 
     def _take_changes(self, versions: dict[Member, tuple[torch.Tensor, int]]) -> None:
         changed = [
@@ -286,7 +292,7 @@ class Window:
 
     def hide(self) -> None:
         """Nothing is gathered between calls."""
-        self._views, self._now = {}, []
+        self._lent, self._now = {}, LentTensors((), ())
 
     def show(self) -> None:
         """The same."""
@@ -294,7 +300,7 @@ class Window:
     def _leave(self) -> None:
         self.make_room()
         self._is_left = True
-        self._views, self._now = {}, []
+        self._lent, self._now = {}, LentTensors((), ())
         del self._core
 
     def release(self, together: bool) -> None:

@@ -45,6 +45,21 @@ def test_parameters_of_several_modules_are_used_together(stage):
     follows_torch(uncommon.Attends, stage, with_loss)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_view_that_outlives_its_numbers_is_told_of(caplog, late):
+    model = uncommon.LooksTwice(late)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    for _ in range(2):
+        with torch.no_grad():
+            model(torch.ones(16))
+        model(torch.ones(16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    said = [record.message for record in caplog.records if "a view of" in record.message]
+    assert len(said) == late
+    assert all("parameter tied.weight" in line for line in said)
+
+
 @every_stage
 def test_a_penalty_on_parameters_is_computed_where_they_are_gathered(stage):
     def body(model, optimizer, batch):

@@ -95,3 +95,20 @@ def begins_with_numbers_of_its_own(rank: int, stage: int) -> dict[str, Any]:
     first = {name: values.clone() for name, values in model.state_dict().items()}
     ballast.wrap(torch.optim.SGD(model[2].parameters(), lr=0.1), model, stage=stage)
     return {"first": first, "now": {name: values.clone() for name, values in model.state_dict().items()}}
+
+
+class LooksTwice(torch.nn.Module):
+    """With a view of a parameter that is used before other modules run, or after too."""
+
+    def __init__(self, late: bool):
+        super().__init__()
+        self.tied = torch.nn.Linear(16, 16)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 16) for _ in range(2)])
+        self.late = late
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tied(x) @ self.tied.weight.t()
+        view = self.tied.weight.t() if self.late else None
+        for block in self.blocks:
+            x = block(x)
+        return x if view is None else x @ view

@@ -1,0 +1,40 @@
+"""Parameters of a unit in memory that is lent: other units' numbers are there next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ballast.wrapper.units import Member
+
+log = logging.getLogger("ballast")
+
+
+class LentTensors:
+    """Knows who else looks at that memory."""
+
+    def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
+        self.tensors = tensors
+        self._members = members
+        self._storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        self._users = [torch._C._storage_Use_Count(storage) for storage in self._storages]  # these tensors
+
+    def warn_of_views(self, said: set[Member]) -> None:
+        """That are still there when parameters are put away: whoever goes on with one computes with other numbers. It may be
+        that nobody does, so this is no error. Once for each parameter."""
+        for member in self._viewed():
+            if member in said:
+                continue
+            said.add(member)
+            log.warning(
+                "a view of parameter %s is still there while its module's numbers are put away: used from now on it has those "
+                "of other modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
+                member.name,
+            )
+
+    def _viewed(self) -> Iterator[Member]:
+        for member, storage, users in zip(self._members, self._storages, self._users):
+            if torch._C._storage_Use_Count(storage) > users:
+                yield member
