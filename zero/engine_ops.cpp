@@ -236,7 +236,7 @@ std::string Engine::first_wrong_parameter(const std::vector<Op>& list) const {
   if (first.second == 0)
     return parts_.mesh.norm ? "other ranks' part of the model" : "no parameter that could be named";
   const Unit& unit = plan.model().units[static_cast<std::size_t>(first.first - 1)];
-  return fmt::format("{}.{}", unit.name, unit.tensors[static_cast<std::size_t>(first.second - 1)].name);
+  return fmt::format("{} (unit {})", unit.tensors[static_cast<std::size_t>(first.second - 1)].name, unit.name);
 }
 
 }  // namespace ballast

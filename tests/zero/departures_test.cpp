@@ -183,7 +183,7 @@ TEST_CASE("a step that is skipped on demand changes nothing, and names the param
     const Setup departing{.placement = placement, .rounds = {{shared}}, .poisoned_step = 1};
     const std::vector<Outcome> outcomes = train(departing);
     check_same(train(planned_for({shared}, departing)), outcomes);
-    CHECK(outcomes[0].reasons[1] == "the gradients are not finite, first in h.0.w");
+    CHECK(outcomes[0].reasons[1] == "the gradients are not finite, first in w (unit h.0)");
     CHECK(outcomes[0].steps == 3);
   }
 }

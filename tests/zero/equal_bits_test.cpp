@@ -113,7 +113,7 @@ TEST_CASE("a step whose gradients are not finite is skipped everywhere, and name
     check_same(train({.placement = placement_of_stage(0, 2), .poisoned_step = 1}), outcomes);
     for (const Outcome& outcome : outcomes) {
       CHECK(outcome.steps == 3);
-      CHECK(outcome.reasons[1] == "the gradients are not finite, first in h.0.w");
+      CHECK(outcome.reasons[1] == "the gradients are not finite, first in w (unit h.0)");
       CHECK(outcome.reasons[2].empty());
     }
   }

@@ -77,5 +77,5 @@ TEST_CASE("gradients that are not finite in one part of a model skip the step on
   });
   CHECK(failures == std::vector<std::string>(4));
   CHECK(reasons[0] == "the gradients are not finite, first in other ranks' part of the model");
-  CHECK(reasons[1] == "the gradients are not finite, first in h.0.w");
+  CHECK(reasons[1] == "the gradients are not finite, first in w (unit h.0)");
 }

@@ -37,11 +37,11 @@ class OfOneModule:
     """A hook that copies of the module have not, nor what is pickled of it: theirs does nothing. torch.compile() leaves it
     as it is."""
 
-    def __init__(self, hook: Callable[..., None]):
+    def __init__(self, hook: Callable[[torch.nn.Module], None]):
         self._hook = torch.compiler.disable(hook)
 
-    def __call__(self, *_: Any) -> None:
-        self._hook()
+    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
+        self._hook(module)
 
     def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
         return Nothing, ()
@@ -52,15 +52,6 @@ class Nothing:
 
     def __call__(self, *_: Any) -> None:
         pass
-
-
-def on_forward(session: Known) -> OfOneModule:
-    def called() -> None:
-        live = session()
-        if live is not None:
-            live.before_forward()
-
-    return OfOneModule(called)
 
 
 def at_exit(session: Known) -> Callable[[], None]:

@@ -72,9 +72,9 @@ class Partition(KeptNumbers):
         if self._may_update:
             self._fail_as_updated(f"{what} between its backward pass and the step", "step() after each backward pass")
 
-    def begin_call(self) -> None:
-        """The model is being called, and the residence has not seen it begin."""
-        self._residence.enter(None)
+    def begin_call(self, module: torch.nn.Module) -> None:
+        """It is being called, and the residence has not seen it begin."""
+        self._residence.enter(module)
 
     def release(self, together: bool) -> None:
         """Parameters go back into torch's memory, if all ranks do this together; else those that are whole."""

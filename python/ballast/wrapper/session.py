@@ -15,17 +15,17 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse, refuse_order
+from ballast.wrapper.calls import Calls
 from ballast.wrapper.choosing import Training, settled
 from ballast.wrapper.entering import begin_alike, require_untrained
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.gradients import TakenGradient
-from ballast.wrapper.hooks import OnGradient, at_exit, on_forward
+from ballast.wrapper.hooks import OnGradient, at_exit
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.partition import Partition, StepNumbers
-from ballast.wrapper.quieting import quiet_data_parallel
 from ballast.wrapper.state import are_same
 from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
 from ballast.wrapper.updates import State, Updates, steps_in
@@ -59,7 +59,6 @@ class Session:
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
         self._groups: list[tuple[int, int]] = []  # the library's: place in param_groups, and steps before its first one
         self._hooks: dict[int, Any] = {}  # by id of the parameter
-        self._of_model: list[Any] = []  # hooks too
         self._loaded: State | None = None  # waits for the partition
         self._aside: State = {}  # of parameters that are frozen now
         self._process = os.getpid()
@@ -74,9 +73,8 @@ class Session:
         begin_waiting(model, (each for _, each in self.parameters()), self.group, Waiting(weakref.ref(self)))
         begin_alike(self.group, model, (each for _, each in self.parameters()))
         self.watch()
-        if model is not None or options.stage == 3:  # parameters move before anything is saved of them for backward
-            self._of_model.append(quiet_data_parallel(self.model))
-            self._of_model.append(self.model.register_forward_pre_hook(on_forward(weakref.ref(self))))
+        called = self.model if options.stage == 3 else model
+        self._calls = Calls(called, weakref.ref(self), of_modules=not options.keeps_parameters_whole)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -115,8 +113,8 @@ class Session:
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         self.partition().arrived(parameter, hold=self.holds)
 
-    def before_forward(self) -> None:
-        """Partitions, where that has to be, before the model runs."""
+    def before_forward(self, module: torch.nn.Module) -> None:
+        """Partitions, where that has to be, before it runs."""
         if self.options.keeps_parameters_whole and not torch.is_grad_enabled():
             return
         known = None if self._partition is None else weakref.ref(self._partition)  # it may go, and its memory
@@ -124,7 +122,7 @@ class Session:
             partition = self.partition()
         partition.require_not_updated("a model was called")
         if known is None or partition is not known():
-            partition.begin_call()  # its own hook comes too late for this one
+            partition.begin_call(module)  # its own hook comes too late for this one
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -199,6 +197,7 @@ class Session:
         partition = Partition(units, self._ranks, self.numbers, self._options_for(members), reside)
         if steps > 0:
             partition.continue_from(steps)
+        self._calls.are_partitioned()
         return partition
 
     def _begin_state(self, state: State) -> None:
@@ -391,9 +390,10 @@ class Session:
         if os.getpid() != self._process:  # a fork has none of the threads
             return
         atexit.unregister(self._at_exit)
-        for hook in [*self._hooks.values(), *self._of_model]:
+        for hook in self._hooks.values():
             hook.remove()
-        self._hooks, self._of_model = {}, []
+        self._hooks = {}
+        self._calls.remove()
         if self._is_away and (together or self.group.size == 1):
             self.reload()
         if self._partition is not None:

@@ -38,6 +38,9 @@ class Ungathered(torch.nn.Parameter):
 
     ballast_window: Any
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Parameter of {tuple(self.shape)}, {self.dtype}, gathered where it is used: with ballast.gather(model): ..."
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None

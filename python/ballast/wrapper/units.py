@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -103,7 +104,7 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
     return _core.Model(
         [
             _core.Unit(
-                f"unit {number}",
+                name,
                 dtype=DTYPES[unit.dtype],
                 tensors=[
                     _core.Tensor(
@@ -116,9 +117,27 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
                     for member in unit.members
                 ],
             )
-            for number, unit in enumerate(units)
+            for name, unit in zip(unit_names(units), units)
         ]
     )
+
+
+def unit_names(units: Sequence[UnitOfMembers]) -> list[str]:
+    """Of the module that has all of its parameters, where that is one; else the first parameter's and the last one's."""
+    modules = [_module_of([member.name for member in unit.members]) for unit in units]
+    return [
+        module if module and modules.count(module) == 1 else _from_to(unit.members) for module, unit in zip(modules, units)
+    ]
+
+
+def _module_of(names: Sequence[str]) -> str:
+    paths = [name.split(".")[:-1] for name in names]
+    return ".".join(os.path.commonprefix(paths))
+
+
+def _from_to(members: Sequence[Member]) -> str:
+    first, last = members[0].name, members[-1].name
+    return first if first == last else f"{first} to {last}"
 
 
 def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:

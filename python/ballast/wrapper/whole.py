@@ -39,7 +39,7 @@ class WholeParameters:
     def make_room(self) -> None:
         """For gradients there is always some."""
 
-    def enter(self, unit: int | None) -> None:
+    def enter(self, module: torch.nn.Module) -> None:
         """They are always there."""
 
     def after_step(self) -> None:

@@ -51,7 +51,12 @@ class Window:
         self._nothing = {
             member: nothing_like(member.parameter, member.parameter.device) for member in self._places.values()
         }
-        self._hooks = [hook for module in model.modules() for hook in self._watch(module, module is model)]
+        self._hooks = [
+            hook
+            for module in model.modules()
+            if module is model or self._unit_of(module) is not None
+            for hook in self._watch(module)
+        ]
         self._depth = 0  # of calls of modules
         for member in self._places.values():
             member.parameter.ballast_window = self
@@ -134,32 +139,33 @@ class Window:
 
     # --- Modules ---
 
-    def _watch(self, module: torch.nn.Module, is_model: bool) -> list[Any]:
-        own = [self._places[id(parameter)] for parameter in module.parameters(recurse=False)]
-        if not own and not is_model:
-            return []
-        unit = own[0].unit if own else None
+    def _unit_of(self, module: torch.nn.Module) -> int | None:
+        """Of parameters of its own."""
+        own = next(module.parameters(recurse=False), None)
+        return None if own is None else self._places[id(own)].unit
 
-        def before() -> None:
-            self.enter(unit)
-
-        def after() -> None:
-            if self._depth == 0:  # refused before it began
-                return
-            self._depth -= 1
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-
+    def _watch(self, module: torch.nn.Module) -> list[Any]:
+        unit = self._unit_of(module)
         return [
-            module.register_forward_pre_hook(OfOneModule(before)),
-            module.register_forward_hook(OfOneModule(after), always_call=True),
+            module.register_forward_pre_hook(OfOneModule(lambda _: self._begin_call(unit))),
+            module.register_forward_hook(OfOneModule(self._end_call), always_call=True),
         ]
 
-    def enter(self, unit: int | None) -> None:
-        self._depth += 1
+    def enter(self, module: torch.nn.Module) -> None:
+        self._begin_call(self._unit_of(module))
+
+    def _begin_call(self, unit: int | None) -> None:
         if unit is not None:
             self.open(unit)
+        self._depth += 1
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))
+
+    def _end_call(self, _: torch.nn.Module) -> None:
+        if self._depth == 0:  # refused before it began
+            return
+        self._depth -= 1
+        torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _savers(self, outer: tuple[Any, Any] | None) -> tuple[Any, Any]:
         """What is no parameter goes to whoever saves tensors around here: activation checkpointing, for instance."""

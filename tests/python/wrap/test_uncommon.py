@@ -3,7 +3,7 @@
 import pytest
 import torch
 from python.wrap import uncommon
-from python.wrap.loops import mlp
+from python.wrap.loops import Tower, mlp
 from python.wrap.ranks import run_ranks
 
 import ballast
@@ -45,6 +45,16 @@ def test_parameters_of_several_modules_are_used_together(stage):
     follows_torch(uncommon.Attends, stage, with_loss)
 
 
+@every_stage
+def test_a_model_is_used_by_a_method_and_never_called(stage):
+    def body(model, optimizer, batch):
+        loss = model.loss(batch)
+        loss.backward()
+        return loss.item()
+
+    follows_torch(uncommon.UsedByMethod, stage, body)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_view_that_outlives_its_numbers_is_told_of(caplog, late):
     model = uncommon.LooksTwice(late)
@@ -58,6 +68,37 @@ def test_a_view_that_outlives_its_numbers_is_told_of(caplog, late):
     said = [record.message for record in caplog.records if "a view of" in record.message]
     assert len(said) == late
     assert all("parameter tied.weight" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "stage, said",
+    [
+        (2, "first in blocks.2.down.weight (unit position to head.bias)"),  # all are in one
+        (3, "first in blocks.2.down.weight (unit blocks.2)"),
+    ],
+)
+def test_who_was_not_finite_first_is_called_by_names_of_the_model(caplog, stage, said):
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.blocks[2].down.weight.register_hook(lambda gradient: gradient * float("inf"))
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+    assert said in caplog.text
+
+
+def test_a_parameter_that_is_printed_says_where_its_numbers_are():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    model(torch.ones(20)).sum().backward()
+    assert repr(model[0].weight) == (
+        "Parameter of (24, 20), torch.float32, gathered where it is used: with ballast.gather(model): ..."
+    )
+    with ballast.gather(model):
+        assert "tensor(" in repr(model[0].weight)
+    optimizer.step()
 
 
 @every_stage

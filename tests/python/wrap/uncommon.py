@@ -112,3 +112,16 @@ class LooksTwice(torch.nn.Module):
         for block in self.blocks:
             x = block(x)
         return x if view is None else x @ view
+
+
+class UsedByMethod(torch.nn.Module):
+    """By a method of its own, and never called itself: Lightning's modules are made so."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16))
+        self.head = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(16, 4))
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.head(self.blocks(batch)).square().mean()
+        return loss
