@@ -33,16 +33,15 @@ class PythonStore : public KeyValueStore {
   std::string prefix_;
 };
 
-// Where a launcher's environment says who meets, all ranks meet in the same order.
-Launch launch_from_environment() {
-  static std::atomic<std::size_t> times = 0;
-  return launch_from(Environment(), times++);
-}
+// Of this process, where a launcher's environment says who meets: all ranks do so in the same order.
+std::atomic<std::size_t> meetings = 0;
+
+// Then a launcher's environment, which may be another group's, is not read.
+bool is_told(const Rendezvous& where) { return where.rank && where.size; }
 
 Launch launch_of(const Rendezvous& where) {
-  const bool told =
-      where.rank && where.size;  // then a launcher's environment, which may be another group's, is not read
-  Launch launch = told ? Launch{.rank = *where.rank, .size = *where.size} : launch_from_environment();
+  Launch launch =
+      is_told(where) ? Launch{.rank = *where.rank, .size = *where.size} : launch_from(Environment(), meetings);
   if (!where.host.empty()) launch.hub.host = where.host;
   if (!where.job.empty()) launch.job = where.job;
   return launch;
@@ -58,6 +57,7 @@ Group::Group(const Rendezvous& where)
   if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
   const py::gil_scoped_release released;
   communicator_ = ballast::connect(options);
+  if (!is_told(where)) ++meetings;  // who has failed may try again
 }
 
 Communicator& Group::communicator() const {
