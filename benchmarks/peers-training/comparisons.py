@@ -54,8 +54,10 @@ WAYS = [
     Way("303M", LARGE),
     Way("30M, accumulated and clipped", SMALL, micro_steps=4, max_norm=1.0),
     Way("30M, fp32", SMALL, dtype="float32"),
+    Way("303M, fp32", LARGE, dtype="float32"),
     Way("30M, 4 ranks", SMALL, ranks=4),
     Way("303M, 4 ranks", LARGE, ranks=4),
+    Way("30M, fp32, 4 ranks", SMALL, ranks=4, dtype="float32"),
 ]
 
 
