@@ -345,6 +345,10 @@ void Engine::wait_all(const Round& round) const {
 
 void Engine::finish() {
   require_alive();
+  require(open_uses_.empty(), Code::out_of_order, [] {
+    return Problem{.what = "what is under way was to be finished before every unit was given back",
+                   .needed = "the end of all leases"};
+  });
   wait_for_trainer();
   wait_exposed(Phase::step, Lane::disk, [&] {
     wait_all(last());

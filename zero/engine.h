@@ -52,6 +52,7 @@ struct OwnTile {
   bool frozen = false;
 };
 using TileLook = std::function<void(const OwnTile& tile)>;
+using TileChoice = std::function<bool(const OwnTile& tile)>;  // of tiles without their memory
 
 // Units are used in whatever order. A round that leaves the program's is served on demand, to its end: the same numbers, but
 // nothing is done ahead. An order that comes twice in a row is compiled to the program of the rounds that follow.
@@ -99,7 +100,8 @@ class Engine {
   // Between steps. What this rank keeps, tile by tile, in host memory; tiles on drives come from there, and go there and are
   // committed as a whole, once `agree` has returned: what it throws leaves them as they were. Parameters that are changed have
   // to be changed on all ranks alike where they are kept whole.
-  void look_at_state(const TileLook& look);
+  void look_at_state(
+      const TileLook& look, const TileChoice& which = [](const OwnTile&) { return true; });
   void change_state(
       const TileLook& change, const std::function<void()>& agree = [] {});
   std::vector<OwnTile> own_tiles() const;  // in the order in which they are looked at; without their memory
@@ -237,7 +239,7 @@ class Engine {
   void visit_frozen(const Home& home, const TileLook& visit, bool changes);
   void visit_memory(const Home& home, const TileLook& visit, bool changes);
   void visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory);
-  void visit_state(const TileLook& visit, bool changes);
+  void visit_state(const TileLook& visit, bool changes, const TileChoice& which);
 
   EngineParts parts_;
   CompileInput input_;                         // of the program

@@ -1,5 +1,6 @@
 // What a rank keeps between steps, for its owner to look at and to change.
 #include <algorithm>
+#include <iterator>
 
 #include "zero/engine.h"
 #include "zero/record_memory.h"
@@ -28,9 +29,13 @@ class OnHost {
   std::byte* data_;
 };
 
+OwnTile without_memory(const Home& home) {
+  return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none};
+}
+
 }  // namespace
 
-void Engine::look_at_state(const TileLook& look) { visit_state(look, false); }
+void Engine::look_at_state(const TileLook& look, const TileChoice& which) { visit_state(look, false, which); }
 
 void Engine::parameters_changed() {
   finish();
@@ -41,7 +46,7 @@ void Engine::parameters_changed() {
 void Engine::change_state(const TileLook& change, const std::function<void()>& agree) {
   parameters_changed();
   try {
-    visit_state(change, true);
+    visit_state(change, true, [](const OwnTile&) { return true; });
     agree();
   } catch (...) {
     if (records_) records_->abandon();
@@ -51,11 +56,12 @@ void Engine::change_state(const TileLook& change, const std::function<void()>& a
   run_entry(true);
 }
 
-void Engine::visit_state(const TileLook& visit, bool changes) {
+void Engine::visit_state(const TileLook& visit, bool changes, const TileChoice& which) {
   finish();
   std::optional<RecordMemory> records;
   if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
   for (const Home& home : own_homes()) {
+    if (!which(without_memory(home))) continue;
     if (home.tile == none) {
       visit_frozen(home, visit, changes);
     } else {
@@ -87,9 +93,7 @@ std::vector<Home> Engine::own_homes() const {
 
 std::vector<OwnTile> Engine::own_tiles() const {
   std::vector<OwnTile> own;
-  for (const Home& home : own_homes()) {
-    own.push_back({.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none});
-  }
+  std::ranges::transform(own_homes(), std::back_inserter(own), without_memory);
   return own;
 }
 

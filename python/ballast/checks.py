@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ballast import _core
 
@@ -59,3 +61,13 @@ def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
     names = list(known)
     for word in words:
         one_of(kind, word, names)
+
+
+def is_number(value: Any) -> bool:
+    """NumPy's too; truth values are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def require_timeout(seconds: Any) -> None:
+    if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
+        refuse(f"timeout={seconds!r} was asked for", needed="seconds, above 0 and finite; or None")

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import refuse, require_timeout
 
 
 class Store(Protocol):
@@ -80,6 +80,7 @@ def connect(
     ...     group.all_reduce([3, 4])
     [3, 4]
     """
+    require_timeout(timeout)
     if (rank is None) != (size is None):
         refuse("one of rank and size was given", needed="both, or none")
     if rank is not None and size is not None and not 0 <= rank < size:

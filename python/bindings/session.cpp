@@ -192,15 +192,25 @@ Session::Parts Session::parts(std::size_t unit, std::size_t tensor) const {
 void Session::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into) {
   const py::gil_scoped_release released;
   std::vector<float> numbers;
-  training_->engine().look_at_state([&](const OwnTile& tile) {
+  const auto each_part_of_it = [&](const OwnTile& tile, auto&& visit) {
     if (tile.unit != unit || tile.frozen) return;
-    numbers.resize(tile.memory.count);
-    kernels::read_moment(tile.memory, moment, numbers);
     each_part(tile, [&](std::size_t found, const Range& range, std::size_t in_tile) {
-      if (found != tensor) return;
-      std::copy_n(numbers.data() + in_tile, range.count, reinterpret_cast<float*>(into) + range.first);
+      if (found == tensor) visit(range, in_tile);
     });
-  });
+  };
+  training_->engine().look_at_state(
+      [&](const OwnTile& tile) {
+        numbers.resize(tile.memory.count);
+        kernels::read_moment(tile.memory, moment, numbers);
+        each_part_of_it(tile, [&](const Range& range, std::size_t in_tile) {
+          std::copy_n(numbers.data() + in_tile, range.count, reinterpret_cast<float*>(into) + range.first);
+        });
+      },
+      [&](const OwnTile& tile) {  // others may be on drives
+        bool has_some = false;
+        each_part_of_it(tile, [&](const Range&, std::size_t) { has_some = true; });
+        return has_some;
+      });
 }
 
 void Session::write_moments(const MomentAddress& address) {

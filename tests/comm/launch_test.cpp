@@ -116,6 +116,7 @@ TEST_CASE("a process that meets again does so at another port") {
     CHECK(ports.size() == 5);
     CHECK(ports.count(0) == 0);
   }
+  CHECK(launch(torchrun, 1).hub.port != launch(with(torchrun, {{"MASTER_PORT", "29501"}})).hub.port);  // a neighbour's
 }
 
 TEST_CASE("a variable that is missing or cannot be right is named") {

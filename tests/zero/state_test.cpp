@@ -53,13 +53,15 @@ std::vector<std::span<std::byte>> stretches(const Training& training, const OwnT
 
 using Taken = std::map<std::pair<std::size_t, std::size_t>, std::vector<std::vector<std::byte>>>;
 
-Taken take_out(Training& training) {
+Taken take_out(
+    Training& training, const TileChoice& which = [](const OwnTile&) { return true; }) {
   Taken taken;
-  training.engine().look_at_state([&](const OwnTile& tile) {
+  const auto take = [&](const OwnTile& tile) {
     for (const auto& stretch : stretches(training, tile)) {
       taken[{tile.unit, tile.range.first}].emplace_back(stretch.begin(), stretch.end());
     }
-  });
+  };
+  training.engine().look_at_state(take, which);
   return taken;
 }
 
@@ -126,6 +128,30 @@ TEST_CASE("changes that a rank does not agree to leave what is on drives as it w
     if (take_out(trainee.training) != before) throw std::runtime_error("other state after another change");
   });
   CHECK(failures == std::vector<std::string>(2));
+}
+
+TEST_CASE("tiles on drives that are not asked for are not read") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const TemporaryDirectory directory;
+  Trainee trainee(*world, {.stage = 0,
+                           .state = all_in(Tier::nvme),
+                           .drives = {.directories = {directory.path()}, .run = "test", .depth = 4},
+                           .tile_elements = 256});
+  trainee.step(0);
+  const Taken all = take_out(trainee.training);
+  const Taken found = take_out(trainee.training, [](const OwnTile& tile) { return tile.unit == 1; });
+  CHECK(found.size() > 1);
+  CHECK(found.size() < all.size());
+  for (const auto& [place, bytes] : found) {
+    CHECK(place.first == 1);
+    CHECK(bytes == all.at(place));
+  }
+  for (const auto& file : std::filesystem::recursive_directory_iterator(directory.path())) {
+    if (file.is_regular_file()) std::filesystem::resize_file(file.path(), 0);
+  }
+  CHECK(take_out(trainee.training, [](const OwnTile&) { return false; }).empty());
+  CHECK_THROWS(take_out(trainee.training));
 }
 
 TEST_CASE("the norm that is asked for is the step's, also where the trainer left the program's order") {

@@ -123,9 +123,9 @@ class Reader {
     }
     const auto master = checked_port("MASTER_PORT");
     if (!master) return own_port(job);
-    const std::int64_t beside = *master + ports_above_master + times_before_;
-    return beside < first_handed_out ? static_cast<std::uint16_t>(beside)
-                                     : own_port(fmt::format("{}.{}", job, *master));
+    const std::int64_t beside = *master + ports_above_master;
+    const bool is_free = times_before_ == 0 && beside < first_handed_out;  // the next one is that of a job beside this
+    return is_free ? static_cast<std::uint16_t>(beside) : own_port(fmt::format("{}.{}", job, *master));
   }
 
   std::optional<std::int64_t> checked_port(std::string_view name) const {

@@ -1,4 +1,5 @@
-"""Calls of the model, before which its parameters are partitioned: later something has been saved of them for backward."""
+"""Calls of the model, before which its parameters are partitioned, or partitioned anew: later something has been saved of them
+for backward."""
 
 from __future__ import annotations
 
@@ -11,35 +12,35 @@ from ballast.wrapper.quieting import quiet_data_parallel
 
 
 class Calls:
-    """Of the model; and in stage 3, until that is done for the first time, of its modules with parameters of their own: it may
-    be used by its methods."""
+    """Of the model; and in stage 3 of its modules with parameters of their own: it may be used by its methods."""
 
     def __init__(self, model: torch.nn.Module | None, session: Known, *, of_modules: bool):
         self._hooks: list[Any] = []
-        self._first: list[Any] = []
+        self._of_modules: list[Any] = []
         if model is None:
             return
         self._hooks = [quiet_data_parallel(model), _before_call(model, session)]
         if of_modules:
             inner = [module for module in model.modules() if module is not model and _has_own_parameters(module)]
-            self._first = [_before_call(module, session) for module in inner]
+            self._of_modules = [_before_call(module, session, is_inner=True) for module in inner]
 
-    def are_partitioned(self) -> None:
-        for hook in self._first:
+    def leave_modules(self) -> None:
+        """Their calls need not be seen."""
+        for hook in self._of_modules:
             hook.remove()
-        self._first = []
+        self._of_modules = []
 
     def remove(self) -> None:
-        self.are_partitioned()
+        self.leave_modules()
         for hook in self._hooks:
             hook.remove()
 
 
-def _before_call(module: torch.nn.Module, session: Known) -> Any:
+def _before_call(module: torch.nn.Module, session: Known, *, is_inner: bool = False) -> Any:
     def called(module: torch.nn.Module) -> None:
         live = session()
         if live is not None:
-            live.before_forward(module)
+            (live.before_module if is_inner else live.before_forward)(module)
 
     return module.register_forward_pre_hook(OfOneModule(called))
 

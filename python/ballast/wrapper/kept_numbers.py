@@ -25,7 +25,7 @@ log = logging.getLogger("ballast")
 class Residence(Protocol):
     """Where torch sees the parameters."""
 
-    def make_room(self) -> None: ...  # for gradients: nothing else may be lent
+    def make_room(self) -> None: ...  # nothing else may be lent with gradients, or while state is looked at
     def after_step(self) -> None: ...
     def enter(self, module: torch.nn.Module) -> None: ...
     def release(self, together: bool) -> None: ...
@@ -129,6 +129,7 @@ class KeptNumbers:
     def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """Of the whole parameter, with zeros where other ranks have it."""
         member = self._members[self._numbers[id(parameter)]]
+        self._residence.make_room()
         numbers = torch.zeros(parameter.shape, dtype=torch.float32)
         self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
         return numbers
@@ -195,6 +196,7 @@ class KeptNumbers:
         """All ranks do this together, as parameters may have been written to."""
         [changed] = self._group.all_reduce([int(self._residence.take_over_changes())])
         self._take_over(changed > 0)
+        self._residence.make_room()
         self._core.look_at_parts(look)
 
     def change_parts(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ballast import _core
-from ballast.checks import all_known, one_of, refuse
+from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
 from ballast.options import read_stage
 from ballast.places import KINDS, TIERS, Offload, Place, by_kind, fractions_of, set_places, spread_of, tier_of
 from ballast.sizes import Size, parse_size
@@ -109,12 +110,11 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
     if options.memory is not None:
         options = replace(options, memory=parse_size(options.memory))
     one_of("state format", options.state_format, ["auto", *(known.name for known in _core.StateFormat)])
-    if options.max_grad_norm is not None and not (_is_number(options.max_grad_norm) and options.max_grad_norm > 0):
+    if options.max_grad_norm is not None and not (is_number(options.max_grad_norm) and options.max_grad_norm > 0):
         refuse(f"max_grad_norm={options.max_grad_norm!r} was asked for", needed="a number above 0, or None")
     _require_count("verify", options.verify, "a number of steps, or 0 for never")
     _require_count("threads", options.threads, "a number of threads, or 0 for one on each core that this process may use")
-    if options.timeout is not None and not (_is_number(options.timeout) and options.timeout > 0):
-        refuse(f"timeout={options.timeout!r} was asked for", needed="seconds, above 0; or None")
+    require_timeout(options.timeout)
     if isinstance(options.units, str):
         options = replace(options, units=(options.units,))
     if options.update_in_backward and options.keeps_parameters_whole:
@@ -126,12 +126,8 @@ def read(given: Mapping[str, Any]) -> WrapOptions:
 
 
 def _require_count(name: str, value: Any, needed: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         refuse(f"{name}={value!r} was asked for", needed=needed)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def for_own_step(options: WrapOptions) -> WrapOptions:

@@ -51,7 +51,8 @@ class Partition(KeptNumbers):
         self._order = backward_order(units)
         if options.stage < 3:  # parameters are always there: nothing is lent forward
             options.backward_order = self._order
-        super().__init__(units, ranks, numbers().rules, options, reside)
+        self._first_numbers = numbers()
+        super().__init__(units, ranks, self._first_numbers.rules, options, reside)
         self._in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._updates_in_backward = options.update_in_backward
@@ -245,7 +246,7 @@ class Partition(KeptNumbers):
         return result
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
-        now = self._numbers_now()
+        now = self._first_numbers if discard else self._numbers_now()  # their owner may be gone
         return self._core.step(
             rules=now.rules,
             begun_at=now.begun_at,
@@ -318,4 +319,5 @@ class Partition(KeptNumbers):
         return self._core.ledger(own_state)
 
     def chrome_trace(self) -> str:
+        self._residence.make_room()
         return self._core.chrome_trace()

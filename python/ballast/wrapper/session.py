@@ -26,7 +26,7 @@ from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.partition import Partition, StepNumbers
-from ballast.wrapper.state import are_same
+from ballast.wrapper.state import is_what_is_there
 from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
 from ballast.wrapper.updates import State, Updates, steps_in
 from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest
@@ -37,8 +37,8 @@ log = logging.getLogger("ballast")
 
 
 class Session:
-    """Watches the optimizer's parameters, and partitions them when the first gradient arrives: until then the model can be
-    moved and cast. Made anew, with the state so far, when other parameters are trained."""
+    """Watches the optimizer's parameters, and partitions them when the first gradient arrives, in stage 3 when the model is
+    called: until then it can be moved and cast. Made anew, with the state so far, when other parameters are trained."""
 
     def __init__(
         self,
@@ -66,8 +66,7 @@ class Session:
         self._at_exit = at_exit(weakref.ref(self))
         atexit.register(self._at_exit)
         self.last: _core.StepResult | None = None
-        self.skipped = 0
-        self.is_half_loaded = False
+        self.skipped, self.is_half_loaded = 0, False
         self._is_away = False  # from the device
         require_untrained(model, (each for _, each in self.parameters()), options.stage)
         begin_waiting(model, (each for _, each in self.parameters()), self.group, Waiting(weakref.ref(self)))
@@ -115,14 +114,19 @@ class Session:
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partitions, where that has to be, before it runs."""
-        if self.options.keeps_parameters_whole and not torch.is_grad_enabled():
+        begins_step = torch.is_grad_enabled()
+        if self.options.keeps_parameters_whole and not begins_step:
             return
         known = None if self._partition is None else weakref.ref(self._partition)  # it may go, and its memory
         with torch.inference_mode(False):  # what an evaluation begins with is trained later
-            partition = self.partition()
+            partition = self.partition() if begins_step else self.partition_now()
         partition.require_not_updated("a model was called")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this one
+
+    def before_module(self, module: torch.nn.Module) -> None:  # of a model that is used by its methods
+        if self._of_this_step is None and (torch.is_grad_enabled() or self._partition is None):
+            self.before_forward(module)
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -197,7 +201,8 @@ class Session:
         partition = Partition(units, self._ranks, self.numbers, self._options_for(members), reside)
         if steps > 0:
             partition.continue_from(steps)
-        self._calls.are_partitioned()
+        if self.options.keeps_parameters_whole:
+            self._calls.leave_modules()
         return partition
 
     def _begin_state(self, state: State) -> None:
@@ -256,6 +261,8 @@ class Session:
             if isinstance(member.parameter.grad, TakenGradient):
                 member.parameter.grad = None
         self._partition = self._of_this_step = None
+        if (optimizer := self._optimizer()) is not None:
+            optimizer.state.clear()  # what is in it would be read from there, and keeps it
 
     # --- Steps ---
 
@@ -327,18 +334,11 @@ class Session:
 
     def load(self, state: State) -> None:
         """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
-        if self._partition is not None and state and self._is_what_is_there(state):
+        if self._partition is not None and state and is_what_is_there(state, self.optimizer.state):
             return
         self._loaded = state
         self._of_this_step = None
         self._show(state)
-
-    def _is_what_is_there(self, state: State) -> bool:
-        """Read from here: Accelerate gives an optimizer its own state_dict(), moved to the device that it is on."""
-        return all(
-            id(parameter) not in state or are_same(values, state[id(parameter)])
-            for parameter, values in self.optimizer.state.items()
-        )
 
     # --- Checkpoints ---
 

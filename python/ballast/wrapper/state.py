@@ -77,7 +77,15 @@ def _only_moves(kwargs: dict[str, Any]) -> bool:
     return kwargs.get("device") is not None and kwargs.get("dtype", torch.float32) == torch.float32
 
 
-def are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def is_what_is_there(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:
+    """Read from here: Accelerate gives an optimizer its own state_dict(), moved to the device that it is on. What is loaded has
+    ids of parameters."""
+    return all(
+        id(parameter) not in loaded or _are_same(values, loaded[id(parameter)]) for parameter, values in now.items()
+    )
+
+
+def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether both are lazy, and read the same."""
     return one.keys() == other.keys() and all(
         isinstance(value, LazyState)

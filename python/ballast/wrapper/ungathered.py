@@ -12,7 +12,6 @@ import torch
 _HARMLESS = {
     "__get__",
     "__set__",
-    "__repr__",
     "__hash__",
     "__len__",
     "size",
@@ -40,6 +39,9 @@ class Ungathered(torch.nn.Parameter):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Parameter of {tuple(self.shape)}, {self.dtype}, gathered where it is used: with ballast.gather(model): ..."
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
 
     @classmethod
     def __torch_function__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -125,8 +126,9 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
 def unit_names(units: Sequence[UnitOfMembers]) -> list[str]:
     """Of the module that has all of its parameters, where that is one; else the first parameter's and the last one's."""
     modules = [_module_of([member.name for member in unit.members]) for unit in units]
+    times = Counter(modules)
     return [
-        module if module and modules.count(module) == 1 else _from_to(unit.members) for module, unit in zip(modules, units)
+        module if module and times[module] == 1 else _from_to(unit.members) for module, unit in zip(modules, units)
     ]
 
 

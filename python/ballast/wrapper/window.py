@@ -45,6 +45,7 @@ class Window:
         self._open: int | None = None
         self._said: set[Member] = set()  # of whose views
         self._is_left = False  # parameters know this window for as long as they live, the training does not live as long
+        self._is_over = False  # the same, of what was saved for backward
         self._now = LentTensors((), ())  # the open unit's
         self._whole: set[int] = set()  # units whose parameters are in torch's memory for a while
         self._places = {id(member.parameter): member for unit in units for member in unit.members}
@@ -65,7 +66,6 @@ class Window:
     def __reduce__(self) -> NoReturn:
         refuse_order(
             "a parameter was pickled whose numbers are partitioned over ranks",
-            where=f"parameter {self._units[0].members[0].name}",
             needed="model.state_dict(), inside of `with ballast.gather(model)`; or ballast.export(), or ballast.save()",
         )
 
@@ -74,13 +74,8 @@ class Window:
     def open(self, unit: int) -> None:
         if self._open == unit or unit in self._whole:
             return
+        self._require_there(self._units[unit].members[0])
         self.make_room()
-        if self._is_left:
-            refuse_order(
-                "a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
-                where=f"parameter {self._units[unit].members[0].name}",
-                needed="optimizer.close() on all ranks, before it is deleted",
-            )
         memory = self._core.lend_parameters(unit)
         key = (unit, memory.address)
         members = self._units[unit].members
@@ -93,6 +88,20 @@ class Window:
         for member, view in zip(members, self._now.tensors):
             member.parameter.__class__ = torch.nn.Parameter
             member.parameter.data = view
+
+    def _require_there(self, member: Member) -> None:
+        if self._is_left:
+            refuse_order(
+                "a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
+                where=f"parameter {member.name}",
+                needed="optimizer.close() on all ranks, before it is deleted",
+            )
+        if self._is_over:
+            refuse_order(
+                "a backward pass was to go on after the parameters were partitioned anew, or given back",
+                where=f"parameter {member.name}",
+                needed="a forward pass after the optimizer was closed, or its state loaded",
+            )
 
     def make_room(self) -> None:
         if self._open is None:
@@ -113,6 +122,7 @@ class Window:
         """They are used together, outside of the modules that they belong to. Those of other units than the last one's are
         copies meanwhile."""
         members = [self._places[id(parameter)] for parameter in parameters]
+        self._require_there(members[0])
         if self._depth == 0 and any(type(parameter) is Ungathered for parameter in parameters):
             refuse_order(
                 "a parameter was used while its numbers are partitioned over ranks",
@@ -155,6 +165,8 @@ class Window:
         self._begin_call(self._unit_of(module))
 
     def _begin_call(self, unit: int | None) -> None:
+        if self._is_over:  # since this call began, which goes through the hooks that there were then
+            return
         if unit is not None:
             self.open(unit)
         self._depth += 1
@@ -303,18 +315,17 @@ class Window:
     def show(self) -> None:
         """The same."""
 
-    def _leave(self) -> None:
-        self.make_room()
-        self._is_left = True
-        self._lent, self._now = {}, LentTensors((), ())
-        del self._core
-
     def release(self, together: bool) -> None:
         for hook in self._hooks:
             hook.remove()
-        if not together:
-            self._leave()
-            return
+        if together:
+            self._give_back_all()
+        self.make_room()
+        self._is_left, self._is_over = not together, True
+        self._lent, self._now = {}, LentTensors((), ())
+        del self._core
+
+    def _give_back_all(self) -> None:
         for number in range(len(self._units)):
             copies = [(member, self._copy_out(member)[0]) for member in self._opened(number)]
             self.make_room()

@@ -1,5 +1,8 @@
 """What models and training loops do now and then, and what has to come out of it: torch's numbers, or a clear refusal."""
 
+import weakref
+
+import numpy
 import pytest
 import torch
 from python.wrap import uncommon
@@ -96,6 +99,7 @@ def test_a_parameter_that_is_printed_says_where_its_numbers_are():
     assert repr(model[0].weight) == (
         "Parameter of (24, 20), torch.float32, gathered where it is used: with ballast.gather(model): ..."
     )
+    assert f"{model[0].weight}" == repr(model[0].weight)
     with ballast.gather(model):
         assert "tensor(" in repr(model[0].weight)
     optimizer.step()
@@ -168,12 +172,20 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
 
 @pytest.mark.parametrize(
     "option",
-    [{"threads": "2"}, {"threads": -1}, {"timeout": -1}, {"timeout": "60"}, {"offload": False}, {"max_grad_norm": "1"}],
+    [{"threads": "2"}, {"threads": -1}, {"timeout": -1}, {"timeout": "60"}, {"timeout": float("inf")}, {"offload": False}, {"max_grad_norm": "1"}],
 )
 def test_what_an_option_cannot_be_is_refused_by_name(option):
     [(name, value)] = option.items()
     with pytest.raises(ballast.UsageError, match=f"B1001 {name}={value!r} was asked for"):
         ballast.wrap(torch.optim.AdamW(mlp().parameters()), **option)
+
+
+def test_numbers_of_numpys_are_numbers():
+    model = mlp()
+    options = {"threads": numpy.int64(1), "max_grad_norm": numpy.float32(1), "verify": numpy.int64(2), "timeout": numpy.int64(60)}
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
 
 
 def test_a_class_of_modules_is_named_without_a_list():
@@ -202,13 +214,20 @@ def test_what_a_wrapped_optimizer_trains_is_not_wrapped_again(stage):
     ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
 
 
-def test_an_optimizer_that_nobody_has_any_more_is_not_in_the_way():
-    """Though only the garbage collector finds it: a notebook's cell is run again, a test's error is kept."""
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_optimizer_that_nobody_has_any_more_is_not_in_the_way(stage):
+    """Though only the garbage collector finds it, in the middle of a step: a notebook's cell is run again after an error."""
     model = mlp()
-    first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2)
+    first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    model(torch.ones(20)).sum().backward()
+    training = weakref.ref(first._ballast._partition)
     first.cycle = first
     del first
-    ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2)
+    second = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    assert training() is None
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(torch.ones(20)).sum().backward()
+    second.step()
 
 
 def test_two_optimizers_share_a_model_below_stage_3():
