@@ -45,9 +45,9 @@ def wrap(
                     3: and the parameters of `model`, which are gathered where torch uses them.
                     "auto": the one that is forecast to take least time, of those that fit
     units           names of classes of modules that are gathered as one, in stage 3; without it, repeated blocks
-    offload         "host", "nvme:/scratch", or a place for each of "parameters", "gradients" and "state", which can be
-                    fractions of places, {"device": 0.25, "nvme:/scratch": 0.75}. "auto": chosen of the device and the host;
-                    "auto:/scratch": and of this drive
+    offload         none (default): all on the device. "host", "nvme:/scratch", or a place for each of "parameters",
+                    "gradients" and "state", which can be fractions of places, {"device": 0.25, "nvme:/scratch": 0.75}.
+                    "auto": chosen of the device and the host; "auto:/scratch": and of this drive
     memory          "40GiB": all that the library may keep on this rank's device, or on a CPU in its memory. Activations
                     and CUDA's own come on top. What needs more is refused before anything is reserved (B2004). All
                     ranks say it, or none. Without it choices are made for three quarters of what is free when
@@ -56,7 +56,7 @@ def wrap(
     update_in_backward
                     True: in stage 3, a unit is updated as soon as its gradients are summed, so they need no memory until the
                     step. Nothing can be clipped, scaled, accumulated or skipped then
-    state_format    "fp32", "split", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
+    state_format    "split" (default), "fp32", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
     elementwise     True: the step of this optimizer, of a class unknown here, does the same to each element, so that it can
                     run on this rank's part of each parameter
     run             a name: state on a drive is kept under it, with the parameters, and a training of this name goes on from

@@ -13,9 +13,9 @@ from ballast.sizes import human_size
 
 EXAMPLE = """\
 examples:
-  ballast inspect checkpoints/latest
-  ballast inspect checkpoints/latest --tensors
-  ballast inspect checkpoints/latest --json
+  ballast inspect checkpoints
+  ballast inspect checkpoints --tensors
+  ballast inspect checkpoints --json
 """
 
 

@@ -10,8 +10,8 @@ from ballast.checkpoint.verifying import problems_of
 
 EXAMPLE = """\
 examples:
-  ballast verify checkpoints/latest
-  ballast verify checkpoints/latest --json
+  ballast verify checkpoints
+  ballast verify checkpoints --json
 """
 
 
