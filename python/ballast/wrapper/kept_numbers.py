@@ -136,7 +136,10 @@ class KeptNumbers:
 
     def read_moment_of_all(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """All of it, on every rank."""
-        mine = self.read_moment(parameter, moment)
+        return self.sum_of_shared(self.read_moment(parameter, moment))
+
+    def sum_of_shared(self, mine: torch.Tensor) -> torch.Tensor:
+        """Over ranks that keep a part each, in fp32; or it itself, where each keeps all. All ranks do this together."""
         if not self._is_shared:
             return mine
         whole = torch.empty_like(mine)

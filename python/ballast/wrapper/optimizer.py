@@ -50,10 +50,10 @@ class WrappedOptimizer(Optimizer):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """The norm of all gradients, which the next step clips to `max_norm`. All ranks call it together."""
-        norm = self._ballast.gradient_norm()
+        norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
-            self._ballast.scale(coefficient)
+            self._ballast.partition().scale_all(coefficient)
         return torch.tensor(norm)
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -21,6 +21,7 @@ from ballast.wrapper.entering import begin_alike, require_untrained
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.hooks import OnGradient, at_exit
+from ballast.wrapper.masters import Masters
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
@@ -165,8 +166,9 @@ class Session:
         return self._make_partition(trained)
 
     def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:
-        state, steps = self._loaded, 0
+        state, steps, masters = self._loaded, 0, None
         if self._partition is not None:
+            masters = Masters(self._partition)
             if state is None:
                 steps = self._partition.steps
                 state = {**self._aside, **self._updates.take_out(self.optimizer, self._partition)}
@@ -178,6 +180,8 @@ class Session:
             self._show(state or {})
             raise
         self._loaded = None
+        if masters is not None:
+            masters.give(self._partition)
         self._begin_state(state or {})
         if self.group.rank == 0:
             log.info("what each rank keeps:\n%s", self._partition.ledger(self._own_state()))
@@ -289,12 +293,6 @@ class Session:
         if self._loaded is not None:
             return max(steps_in(self._loaded).values(), default=0)
         return 0 if self._partition is None else self._partition.steps
-
-    def gradient_norm(self) -> float:
-        return self.partition().gradient_norm()
-
-    def scale(self, factor: float) -> None:
-        self.partition().scale_all(factor)
 
     def metrics(self) -> dict[str, float]:
         """Of the last step, and of memory; empty before the first."""

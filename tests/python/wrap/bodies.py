@@ -56,6 +56,29 @@ def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
     return trained
 
 
+def others_freeze(rank: int, kind: Any, ways: list[dict[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A layer in bf16 whose steps are smaller than what its parameters are rounded to: as it is, and where the layer beside it
+    freezes and thaws all the time."""
+
+    def trained(freezes: bool, options: dict[str, Any]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([torch.nn.Linear(40, 24), torch.nn.Linear(8, 8)]).to(torch.bfloat16)
+        with torch.no_grad():
+            model[0].weight.fill_(1.0)
+        model.forward = lambda batch: model[0](batch)
+        optimizer = ballast.wrap(kind(model.parameters(), lr=3e-4), model, **options)
+        for step in range(16):
+            model[1].requires_grad_(not (freezes and step % 3 == 1))
+            batch = torch.linspace(1, 2, 40, dtype=torch.bfloat16) * (1 + rank + step % 2)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with ballast.gather(model):
+            return model[0].weight.detach().clone()
+
+    return [(trained(False, options), trained(True, options)) for options in ways]
+
+
 def different_beginnings(rank: int) -> list[torch.Tensor]:
     torch.manual_seed(rank)
     model = torch.nn.Linear(20, 5)

@@ -47,6 +47,16 @@ def test_freezing_and_thawing_gives_the_same_bits_at_all_stages():
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RAdam])
+def test_another_plan_keeps_what_parameters_were_rounded_from(kind):
+    ways = [{"stage": stage} for stage in range(4)]
+    if kind is torch.optim.AdamW:
+        ways += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact")]
+    for undisturbed, disturbed in run_ranks(2, bodies.others_freeze, kind, ways)[0]:
+        assert (undisturbed != 1.0).any()
+        assert torch.equal(undisturbed, disturbed)
+
+
 def test_ranks_begin_with_the_first_ones_parameters():
     one, other = run_ranks(2, bodies.different_beginnings)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other))
