@@ -1,4 +1,4 @@
-"""What has to be so before parameters are trained: nobody else trains them, and all ranks begin alike."""
+"""What has to be so before parameters are trained: nobody else trains them, ranks begin alike, and a run goes on as it began."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ballast.checks import refuse
+from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.everybody import agree_on_first_numbers
 from ballast.wrapper.hooks import session_of
@@ -45,3 +45,13 @@ def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torc
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
     agree_on_first_numbers(group, (each for each in known.values() if not (waits(each) or each.is_meta)))
+
+
+def require_same_run(run: str, is_same: bool) -> None:
+    """What is kept under a name is of the parameters that were trained when it began."""
+    if run and not is_same:
+        refuse_order(
+            f'other parameters were to be trained in the run "{run}" than those that it began with',
+            needed="the same ones, frozen and thawed as they were",
+            remedy="ballast.save() before they change; then wrap() under another name, or without run=, and load_checkpoint().",
+        )

@@ -17,7 +17,7 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.wrapper.calls import Calls
 from ballast.wrapper.choosing import Training, settled
-from ballast.wrapper.entering import begin_alike, require_untrained
+from ballast.wrapper.entering import begin_alike, require_same_run, require_untrained
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.hooks import OnGradient, at_exit
@@ -159,10 +159,12 @@ class Session:
     def _look_up(self) -> Partition:
         self.watch()
         trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
-        if self._partition is not None and self._loaded is None:
+        if self._partition is not None:
             known = {id(member.parameter) for member in self._partition.members}
-            if known == {id(each) for _, each in trained}:
+            is_same = known == {id(each) for _, each in trained}
+            if is_same and self._loaded is None:
                 return self._partition
+            require_same_run(self.options.run, is_same)
         return self._make_partition(trained)
 
     def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:

@@ -73,6 +73,17 @@ def test_what_was_before_is_gone_when_another_plan_is_made(change):
     optimizer.step()
 
 
+def test_a_run_with_a_name_keeps_its_plan(tmp_path):
+    model, optimizer = evaluated(offload=f"nvme:{tmp_path}", run="named")
+    model[0].requires_grad_(False)
+    with pytest.raises(ballast.UsageError, match='B1007 other parameters were to be trained in the run "named"'):
+        model(torch.ones(20))
+    model[0].requires_grad_(True)  # and nothing is lost
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(model, optimizer)
+    assert optimizer.steps == 2
+
+
 def method_losses(stage):
     """Of a model that is never called: its first block is frozen and thawed, and state is loaded on the way."""
     torch.manual_seed(0)
