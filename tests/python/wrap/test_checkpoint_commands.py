@@ -31,8 +31,7 @@ def checkpoint(tmp_path):
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
 def test_the_examples_in_the_help_work(run, verb, checkpoint, tmp_path, monkeypatch):
-    (tmp_path / "checkpoints").mkdir()
-    checkpoint.rename(tmp_path / "checkpoints/latest")
+    checkpoint.rename(tmp_path / "checkpoints")
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"^  ballast (.*)$", run(verb, "--help")[1], re.MULTILINE)
     assert examples
