@@ -43,6 +43,15 @@ def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
     return sorted({min(numbers), max(numbers)}) if numbers else []
 
 
+def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
+    """Over ranks, which call it together; or it itself, where there is nobody to share with."""
+    if group is None:
+        return mine
+    total = torch.empty_like(mine)
+    group._core.sum(mine.data_ptr(), into=total.data_ptr(), count=mine.numel())
+    return total
+
+
 def agree_on_room(group: Group, what: str) -> Callable[[bool], None]:
     """Called on every rank when it has the memory for what is to be done, or has failed to get it: where one has failed,
     nothing is done on any."""

@@ -134,17 +134,10 @@ class KeptNumbers:
         self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
         return numbers
 
-    def read_moment_of_all(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
-        """All of it, on every rank."""
-        return self.sum_of_shared(self.read_moment(parameter, moment))
-
-    def sum_of_shared(self, mine: torch.Tensor) -> torch.Tensor:
-        """Over ranks that keep a part each, in fp32; or it itself, where each keeps all. All ranks do this together."""
-        if not self._is_shared:
-            return mine
-        whole = torch.empty_like(mine)
-        self._group._core.sum(mine.data_ptr(), into=whole.data_ptr(), count=mine.numel())
-        return whole
+    @property
+    def sharing(self) -> Group | None:
+        """The ranks that have a part of the state each; None: this one has all of it."""
+        return self._group if self._is_shared else None
 
     def _take_over(self, changed: bool) -> None:
         """Parameters, that somebody has written to on any rank."""

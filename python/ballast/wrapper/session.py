@@ -21,15 +21,15 @@ from ballast.wrapper.entering import begin_alike, require_same_run, require_untr
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.hooks import OnGradient, at_exit
-from ballast.wrapper.masters import Masters
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step
 from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
+from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.state import is_what_is_there
 from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
-from ballast.wrapper.updates import State, Updates, steps_in
+from ballast.wrapper.updates import State, Updates, merged, steps_in
 from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
@@ -62,6 +62,7 @@ class Session:
         self._hooks: dict[int, Any] = {}  # by id of the parameter
         self._loaded: State | None = None  # waits for the partition
         self._aside: State = {}  # of parameters that are frozen now
+        self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
         self._process = os.getpid()
         self.holds = False  # gradients, until more come
         self._at_exit = at_exit(weakref.ref(self))
@@ -168,23 +169,23 @@ class Session:
         return self._make_partition(trained)
 
     def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:
-        state, steps, masters = self._loaded, 0, None
+        state, steps = self._loaded, 0
         if self._partition is not None:
-            masters = Masters(self._partition)
+            self._own_parts = OwnParts(self._partition, [] if state is not None else self.names_of_moments())
             if state is None:
                 steps = self._partition.steps
                 state = {**self._aside, **self._updates.take_out(self.optimizer, self._partition)}
             self._drop_partition()
+        state = merged(state or {}, self._own_parts.take_moments(but_of={id(each) for _, each in trained}))
         try:
-            self._partition = self._partition_of(trained, state or {}, steps)
+            self._partition = self._partition_of(trained, state, steps)
         except Exception:
             self._loaded = state  # which is nowhere else any more
-            self._show(state or {})
+            self._show(merged(state, self._own_parts.shown()))
             raise
-        self._loaded = None
-        if masters is not None:
-            masters.give(self._partition)
-        self._begin_state(state or {})
+        self._own_parts.give(self._partition)
+        self._loaded, self._own_parts = None, OwnParts()
+        self._begin_state(state)
         if self.group.rank == 0:
             log.info("what each rank keeps:\n%s", self._partition.ledger(self._own_state()))
         return self._partition
@@ -336,8 +337,8 @@ class Session:
         """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
         if self._partition is not None and state and is_what_is_there(state, self.optimizer.state):
             return
-        self._loaded = state
-        self._of_this_step = None
+        self._loaded, self._of_this_step = state, None
+        self._own_parts.forget_moments()
         self._show(state)
 
     # --- Checkpoints ---
@@ -356,8 +357,7 @@ class Session:
         self.watch()
         trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
         self.is_half_loaded = True
-        self._loaded = None
-        self._of_this_step = None
+        self._loaded, self._of_this_step, self._own_parts = None, None, OwnParts()
         begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in trained}
         groups = None if self._partition is None else regrouped(self._partition.members, begun)
         if groups is not None:

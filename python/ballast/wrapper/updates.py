@@ -38,7 +38,7 @@ class Updates(Protocol):
         """Takes over the state so far, and shows it in optimizer.state. All ranks do this together."""
 
     def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
-        """All of it, on every rank."""
+        """What is not in the library's memory: all of it, on every rank."""
 
     def leave(self) -> None:
         """The partition goes, and its memory."""
@@ -69,8 +69,8 @@ class RuleUpdates:
 
     def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
         names = self.moments(optimizer)
-        if state:
-            partition.write_moments(_moments(partition, names, state))
+        if moments := _moments(partition, names, state):
+            partition.write_moments(moments)
         for member in partition.members:
             optimizer.state[member.parameter] = {
                 "step": LazyState((), f"{member.name}, step", partial(steps_of, partition, member)),
@@ -78,14 +78,7 @@ class RuleUpdates:
             }
 
     def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
-        names = self.moments(optimizer)
-        return {
-            id(member.parameter): {
-                "step": steps_of(partition, member),
-                **{name: partition.read_moment_of_all(member.parameter, moment) for moment, name in names},
-            }
-            for member in partition.members
-        }
+        return {id(member.parameter): {"step": steps_of(partition, member)} for member in partition.members}
 
     def leave(self) -> None:
         pass
@@ -122,6 +115,12 @@ def _lazy(partition: Partition, member: Member, moment: _core.Moment, name: str)
 
     shape = tuple(parameter.shape) if is_whole else (sum(count for _, count in parts),)
     return LazyState(shape, f"{member.name}, {name}", read)
+
+
+def merged(one: State, other: State) -> State:
+    """What is known of parameters here and there."""
+    both = {key: {**one.get(key, {}), **other.get(key, {})} for key in {**one, **other}}
+    return {key: values for key, values in both.items() if values}
 
 
 def steps_in(state: State) -> dict[int, int]:

@@ -36,6 +36,27 @@ def test_no_rank_holds_its_parameters_twice_when_training_begins():
         assert growth < (2 + 2 - 1) * parameters + parameters // 2
 
 
+def growth_of_the_peak_when_a_layer_freezes(rank: int, dtype: torch.dtype) -> int:
+    model = layers(16).to(dtype)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2)
+    model(torch.ones(1, WIDTH, dtype=dtype)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = peak_resident(begin=True)
+    model[0].requires_grad_(False)
+    model(torch.ones(1, WIDTH, dtype=dtype))
+    assert optimizer.steps == 1
+    return peak_resident() - before
+
+
+def test_no_rank_holds_all_state_when_a_layer_freezes():
+    """Three numbers of four bytes for each element of its own part, and a dozen tensors. All moments would be twice as much."""
+    elements = 16 * WIDTH * WIDTH
+    for dtype in (torch.float32, torch.bfloat16):
+        for growth in run_ranks(4, growth_of_the_peak_when_a_layer_freezes, dtype):
+            assert growth < elements // 4 * 12 + 12 * 4 * WIDTH * WIDTH
+
+
 def what_freed_memory_leaves(rank: int) -> tuple[bool, int]:
     """Whether a large block is a part of the heap, and by how much that is smaller when it is freed."""
     c = ctypes.CDLL(None)
