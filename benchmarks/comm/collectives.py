@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import suite
 import torch

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-
 WARM_UP = 3  # steps in which Ballast and DeepSpeed learn the order in which units are used
 
 

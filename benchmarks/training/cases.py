@@ -15,8 +15,8 @@ class Case(NamedTuple):
 
     @property
     def works_beside(self) -> str:
-        """The part of a step beside which a drive can work: updates come after the backward pass, or in it, and the next forward
-        after them. Parameters are read at any time."""
+        """The part of a step beside which a drive can work: updates come after the backward pass, or in it, and the next
+        forward after them. Parameters are read at any time."""
         if "--parameters" in self.options:
             return "all"
         if "--wait-for-updates" in self.options:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def this_machine(*, root: str = "/") -> MachineFound:
-    """Cores, memory with its limits, GPUs, and whether this build has NCCL, for several of them. `root` is another place to find /proc and /sys in, for tests.
+    """Cores, memory with its limits, GPUs, and whether this build has NCCL, for several of them. `root` is another place to
+    find /proc and /sys in, for tests.
 
     >>> found = this_machine()
     >>> found["cores"] >= 1 and found["memory"]["total_bytes"] > 0

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ballast import _core
+from ballast import _core, searching
 from ballast import options as options_
-from ballast import searching
 from ballast.checks import fail
 from ballast.hardware import RATES, Budget, machine
 from ballast.models import ModelLike, describe

@@ -23,9 +23,10 @@ def save(
     ...     load_checkpoint(directory, model, optimizer)
     {'epoch': 3}
 
-    A directory is for one model, or for one part of it, where ranks have different ones (`process_group`). A checkpoint that is in
-    it already stays the current one until the new one is whole, whatever happens, and goes then. `extra` is the rank's own: what
-    `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in the data, the state of random numbers.
+    A directory is for one model, or for one part of it, where ranks have different ones (`process_group`). A checkpoint that is
+    in it already stays the current one until the new one is whole, whatever happens, and goes then. `extra` is the rank's own:
+    what `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in the data, the state of random
+    numbers.
     Buffers are those of rank 0.
     """
     from ballast.checkpoint.holdings import session_of
@@ -55,8 +56,8 @@ def load_checkpoint(
 
     Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`. Its tensors are on the host.
 
-    Directories of `torch.distributed.checkpoint`, and universal ones of DeepSpeed, are read too: parameters, moments and steps of
-    what is trained, as each rank's parts of it; None is returned.
+    Directories of `torch.distributed.checkpoint`, and universal ones of DeepSpeed, are read too: parameters, moments and steps
+    of what is trained, as each rank's parts of it; None is returned.
     """
     from ballast.checkpoint.adopting import Adopting
     from ballast.checkpoint.foreign import kind_of

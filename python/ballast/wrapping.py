@@ -83,7 +83,8 @@ def _wrap(
     replicated: Iterable[torch.Tensor],
     options: dict[str, Any],
 ) -> Optimizer:
-    from ballast.wrapper import meeting, options as wrap_options
+    from ballast.wrapper import meeting
+    from ballast.wrapper import options as wrap_options
     from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.own_step import updates_of
     from ballast.wrapper.session import Session

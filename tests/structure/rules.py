@@ -3,8 +3,9 @@
 import fnmatch
 import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import NamedTuple
 
 from structure import house, source
 

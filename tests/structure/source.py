@@ -6,7 +6,8 @@ The functions are found by matching braces. That is no C++ parser, but one that 
 
 import ast
 import re
-from typing import Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|/\*.*?\*/)

@@ -1,5 +1,7 @@
 """The repository keeps the rules, and every rule finds what breaks it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,12 @@ def plant(root: Path, files: dict[str, str]) -> None:
 def test_the_repository_keeps_the_rules():
     found = rules.violations(REPOSITORY)
     assert not found, "\n" + "\n".join(map(str, found))
+
+
+def test_ruff_finds_nothing():
+    pytest.importorskip("ruff", reason="ruff is not installed: .ci/bootstrap venv")
+    ended = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", REPOSITORY], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_nothing_is_found_in_a_clean_tree(tmp_path):

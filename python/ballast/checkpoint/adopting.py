@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from ballast import _core
-from ballast.checks import refuse
 from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.foreign import Source, source_of
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
+from ballast.checks import refuse
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
 from ballast.wrapper.waiting import expect, expect_buffers, require_expected

@@ -10,11 +10,11 @@ from typing import cast
 
 import torch
 
-from ballast.checks import refuse
 from ballast.checkpoint.agreement import Agreement, Ranks
 from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices
+from ballast.checks import refuse
 from ballast.gathering import by_window, gather
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.wrapper.hooks import session_of

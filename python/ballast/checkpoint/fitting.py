@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Mapping
 
 import torch
 
-from ballast.checks import refuse
 from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
+from ballast.checks import refuse
 from ballast.wrapper.plain import own_names
 from ballast.wrapper.session import Session
 

@@ -1,5 +1,6 @@
-"""The directory of a checkpoint: a manifest, and beside it a folder with the files that it names. A new checkpoint gets a folder
-of its own; renaming its manifest into place makes it the current one. The old folder goes when all ranks have seen that."""
+"""The directory of a checkpoint: a manifest, and beside it a folder with the files that it names. A new checkpoint gets a
+folder of its own; renaming its manifest into place makes it the current one. The old folder goes when all ranks have seen
+that."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ballast import _core
-from ballast.checks import fail, refuse
 from ballast.checkpoint.manifest import MANIFEST, read_bytes, unsealed
+from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.sizes import human_size
 from ballast.wrapper.plain import own_names
@@ -113,7 +114,7 @@ def make_current(directory: Path, folder: str, manifest: bytes) -> None:
 
 
 def take_back(directory: Path, folder: str) -> None:
-    """What a saving that failed has written, unless it failed when the manifest named it already: then nothing else is whole."""
+    """What a saving that failed has written; unless the manifest named it already: then nothing else is whole."""
     try:
         if current_folder(directory) != folder:
             shutil.rmtree(directory / folder, ignore_errors=True)

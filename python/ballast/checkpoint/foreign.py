@@ -9,10 +9,10 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from ballast.checks import refuse
 from ballast.checkpoint.distributed import Distributed
 from ballast.checkpoint.manifest import MANIFEST
 from ballast.checkpoint.universal import Universal
+from ballast.checks import refuse
 
 
 class Source(Protocol):

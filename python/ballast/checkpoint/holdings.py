@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ballast.checks import refuse
 from ballast.checkpoint.held import Held, Writers, moment_name
 from ballast.checkpoint.manifest import Tensor
 from ballast.checkpoint.own_state import own_state
+from ballast.checks import refuse
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.plain import plain, plain_name

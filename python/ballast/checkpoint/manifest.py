@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ballast import _core
-from ballast.checks import fail
 from ballast.checkpoint.pieces import Piece, in_order
+from ballast.checks import fail
 
 VERSION = 1
 MANIFEST = "checkpoint.json"

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ballast.checks import refuse
 from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.held import Held, Writers, moment_name
 from ballast.checkpoint.manifest import OWN, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
+from ballast.checks import refuse
 from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.own_step import shape_of
 from ballast.wrapper.partition import Partition

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import refuse
 from ballast.checkpoint import manifest
 from ballast.checkpoint.agreement import Agreement
 from ballast.checkpoint.folder import (
@@ -36,6 +35,7 @@ from ballast.checkpoint.holdings import (
 )
 from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
+from ballast.checks import refuse
 from ballast.wrapper.session import Session
 
 SLICE = 1 << 20  # elements of what torch holds that are one chunk; a multiple of what shares a scale

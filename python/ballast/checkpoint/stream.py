@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from ballast import _core
-from ballast.checks import fail
 from ballast.checkpoint.pieces import Piece
+from ballast.checks import fail
 from ballast.errors import Error
 
 

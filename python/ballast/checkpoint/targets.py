@@ -24,7 +24,7 @@ class Target(Protocol):
 
 
 class PlainTensor:
-    """Its elements as they are: of a buffer, a parameter that was frozen, or a moment that was kept aside; or a stretch of them."""
+    """Its elements as they are, or a stretch of them: a buffer's, a parameter's that was frozen, a moment's kept aside."""
 
     def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor, first: int = 0):
         self.name, self.entry = name, entry

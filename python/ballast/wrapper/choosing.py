@@ -10,8 +10,8 @@ from typing import NoReturn
 from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.places import KINDS, Offload, fractions_in, in_words, set_places
 from ballast.placements import STAGES
+from ballast.places import KINDS, Offload, fractions_in, in_words, set_places
 from ballast.searching import TILE, by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
 from ballast.wrapper.options import WrapOptions

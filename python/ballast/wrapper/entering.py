@@ -1,4 +1,4 @@
-"""What has to be so before parameters are trained: nobody else trains them, ranks begin alike, and a run goes on as it began."""
+"""What has to be so before parameters are trained: nobody else trains them, ranks begin alike, a run goes on as it began."""
 
 from __future__ import annotations
 

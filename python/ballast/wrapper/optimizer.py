@@ -72,7 +72,8 @@ class WrappedOptimizer(Optimizer):
             self._ballast.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """As any optimizer's, of this rank's part; without other ranks, and without reading: what is in it is read when used."""
+        """As any optimizer's, of this rank's part; without other ranks, and without reading: what is in it is read when it is
+        used."""
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
@@ -134,8 +135,8 @@ class WrappedOptimizer(Optimizer):
         self._ballast.reload()
 
     def close(self) -> None:
-        """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of no
-        use any more. One that is deleted instead leaves parameters that are partitioned over ranks without their numbers."""
+        """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of
+        no use any more. One that is deleted instead leaves parameters that are partitioned over ranks without their numbers."""
         self.state.clear()
         self._ballast.close(together=True)
 

@@ -271,7 +271,8 @@ class Partition(KeptNumbers):
         )
 
     def discard(self) -> bool:
-        """Gradients that have come since the last step count for nothing. Whether there were any. All ranks do this together."""
+        """Gradients that have come since the last step count for nothing. Whether there were any. All ranks do this
+        together."""
         if self._arrivals.passes == 0 and not self._passes:
             return False
         self.step(discard=True)

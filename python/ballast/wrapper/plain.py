@@ -1,4 +1,4 @@
-"""A model without what torch has put around it, or around parts of it: with that or without, its tensors have the same names."""
+"""A model without what torch has put around it, or around parts of it: with it or without, tensors have the same names."""
 
 from __future__ import annotations
 

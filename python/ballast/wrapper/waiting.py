@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.memory import return_freed_memory, tensor_at

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ballast
 import torch
 from python.wrap.bodies import Trained, loop_of
 from python.wrap.loops import Loop, Tower
-
-import ballast
 
 
 def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ballast
 import torch
 import torch.distributed as dist
+from ballast.wrapper import choosing
 from python.wrap.loops import Loop, Tower, mean_square, mlp
 from python.wrap.own_steps import Leaning, of_all_ranks
-
-import ballast
-from ballast.wrapper import choosing
 
 Trained = tuple[list[float], list[torch.Tensor]]
 

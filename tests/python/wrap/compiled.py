@@ -1,11 +1,9 @@
 """A training whose model is compiled by torch."""
 
+import ballast
 import torch
 from python.wrap.loops import Tower, mean_square
 from torch._dynamo.utils import counters
-
-import ballast
-
 
 WAYS = ("before", "after", "blocks before", "blocks after")  # it is wrapped
 

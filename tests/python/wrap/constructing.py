@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 
+import ballast
 import torch
 from python.wrap.constructed import Tall
 from python.wrap.resident import peak_resident
-
-import ballast
 
 
 def constructs_with_its_own_seed(rank: int) -> list[list[torch.Tensor]]:

@@ -2,10 +2,9 @@
 
 import copy
 
+import ballast
 import torch
 from python.wrap.loops import mlp
-
-import ballast
 
 
 def begun(stage: int):

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ballast
 import torch
 import torch.distributed as dist
 from python.wrap.loops import Loop, Run, mean_square, mlp
-
-import ballast
 
 Way = dict[str, Any] | None  # none: the plain optimizer
 

@@ -6,10 +6,9 @@ import os
 import signal
 import threading
 
+import ballast
 import torch
 from python.wrap.loops import Tower, mean_square
-
-import ballast
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--drive")

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import ballast
 import torch
 import torch.utils.checkpoint
-
-import ballast
 
 torch.set_num_threads(1)
 

@@ -6,12 +6,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import ballast
 import torch
 import torch.distributed as dist
 from python.wrap.bodies import Trained, loop_of
 from python.wrap.loops import Run, mean_square
-
-import ballast
 
 
 class CopyToParts(torch.autograd.Function):
@@ -161,7 +160,7 @@ class Uneven(torch.nn.Module):
 
 
 def passes_reduced_together(rank: int, ways: list[tuple[dict[str, Any], int, int]]) -> list[tuple[Trained, float]]:
-    """Each way with so many micro-batches a step, of which so many come without a reduction; and the bytes that were reduced."""
+    """Each way with so many micro-batches a step, of which so many come without a reduction; and bytes that were reduced."""
     return [_reduced_together(rank, *way) for way in ways]
 
 

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.loops import Loop, Tower
-
-import ballast
 from ballast.checkpoint import manifest
 from ballast.checkpoint.pieces import cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+from python.wrap.loops import Loop, Tower
 
 Way = Mapping[str, Any]  # options of wrap(), and "dtype"
 Numbers = dict[str, torch.Tensor]

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from python.wrap.saved import Training, other_parameters
-
 import ballast
+import torch
 from ballast.checkpoint import manifest
+from python.wrap.saved import Training, other_parameters
 
 WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
 EVERY = {"append": 16, "open": 3, "unlink": 2}  # of those that come often, each so many

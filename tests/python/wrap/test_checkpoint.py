@@ -3,14 +3,13 @@
 import io
 import json
 
+import ballast
 import pytest
 import torch
+from ballast.checkpoint import manifest
 from python.wrap import saved, stopped
 from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, numbers_in, same
-
-import ballast
-from ballast.checkpoint import manifest
 
 RANKS = (1, 2, 3)
 BF16 = {"dtype": torch.bfloat16}
@@ -88,7 +87,7 @@ def test_state_of_an_optimizers_own_step_is_cut_for_other_ranks_too(optimizer, k
         ]
         answers = run_ranks(to, saved.load_and_save, paths)
         for number, (by, way, other) in enumerate(pairs):
-            for everything, steps, _, losses in (answer[number] for answer in answers):
+            for everything, steps, _, _ in (answer[number] for answer in answers):
                 assert same(everything, parameters[by][way]), (by, way, to, other)
                 assert steps == 4
             assert same(numbers_in(paths[number][1]), there[by, way]), (by, way, to, other)

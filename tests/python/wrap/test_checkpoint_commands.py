@@ -4,10 +4,9 @@ import json
 import re
 
 import pytest
+from ballast.checkpoint import manifest
 from ballast.commands import main
 from python.wrap import saved
-
-from ballast.checkpoint import manifest
 
 
 @pytest.fixture

@@ -2,16 +2,15 @@
 
 from functools import partial
 
+import ballast
 import pytest
 import torch
+from ballast.checkpoint import manifest
 from python.wrap import saved
 from python.wrap.constructed import Tall
 from python.wrap.loops import Loop, Tower, mlp
 from python.wrap.ranks import run_ranks
 from python.wrap.saved import Training, same
-
-import ballast
-from ballast.checkpoint import manifest
 
 
 @pytest.mark.parametrize(

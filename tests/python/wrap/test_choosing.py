@@ -4,16 +4,15 @@ import logging
 from dataclasses import replace
 from functools import partial
 
+import ballast
 import pytest
 import torch
-from python.wrap import bodies
-from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
-from python.wrap.ranks import run_ranks
-
-import ballast
 from ballast.hardware import rates_of_cpus
 from ballast.wrapper.options import read
 from ballast.wrapper.room import Offered, _machine
+from python.wrap import bodies
+from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
+from python.wrap.ranks import run_ranks
 
 TILE = 1024  # so that what is on its way from and to the drive is little, as in a large model
 loop = Loop(make_model=partial(Tower, width=128), steps=3)

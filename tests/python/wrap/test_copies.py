@@ -3,12 +3,11 @@
 import copy
 import pickle
 
+import ballast
 import pytest
 import torch
 from python.wrap import copies
 from python.wrap.ranks import run_ranks
-
-import ballast
 
 every_stage = pytest.mark.parametrize("stage", [0, 2, 3])
 

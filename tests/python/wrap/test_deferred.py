@@ -1,13 +1,12 @@
 """Models without memory: what is made of them later has the bits of what is made at once."""
 
+import ballast
 import pytest
 import torch
 from python.wrap import constructing
 from python.wrap.constructed import Tall, Zoo
 from python.wrap.loops import Loop, Tower, check_equal
 from python.wrap.ranks import run_ranks
-
-import ballast
 
 
 def in_both_ways(make, seed=1):

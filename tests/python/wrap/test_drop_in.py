@@ -5,12 +5,11 @@ import gc
 import pickle
 import weakref
 
+import ballast
 import pytest
 import torch
 from python.wrap.loops import Loop, check_close, mlp
 from torch.utils.checkpoint import checkpoint
-
-import ballast
 
 
 def wrapped(model=None, kind=torch.optim.AdamW, **options):

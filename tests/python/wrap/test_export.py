@@ -3,14 +3,13 @@
 import json
 import os
 
+import ballast
 import pytest
 import torch
+from ballast.safetensors_format import DTYPES, Item, files_for
 from python.wrap import bodies, parallel, saved
 from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
-
-import ballast
-from ballast.safetensors_format import DTYPES, Item, files_for
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
 read = safetensors.load_file

@@ -5,6 +5,7 @@ import logging
 import sys
 import types
 
+import ballast
 import pytest
 import torch
 from python.wrap import saved
@@ -13,8 +14,6 @@ from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
-
-import ballast
 
 
 def trained_by_torch():

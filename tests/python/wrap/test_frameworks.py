@@ -6,8 +6,6 @@ from python.wrap import frameworks
 from python.wrap.loops import mean_square
 from python.wrap.ranks import run_ranks
 
-import ballast
-
 WHY = "is not installed: .ci/bootstrap venv frameworks"
 accelerate = pytest.importorskip("accelerate", reason=f"accelerate {WHY}")
 

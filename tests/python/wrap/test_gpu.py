@@ -1,11 +1,10 @@
 """Trainings of a model on a GPU; and on the CPU, so that the cases are tried where there is none."""
 
+import ballast
 import pytest
 import torch
-from python.wrap.loops import Tower
-
-import ballast
 from ballast.wrapper.gpu import require_stream, stream_on
+from python.wrap.loops import Tower
 
 
 def a_gpu():

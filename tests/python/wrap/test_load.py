@@ -4,6 +4,7 @@ import json
 import struct
 from contextlib import nullcontext
 
+import ballast
 import pytest
 import torch
 from python.wrap import constructing
@@ -11,8 +12,6 @@ from python.wrap.checkpoints import save, save_in_parts
 from python.wrap.constructed import Tall
 from python.wrap.loops import Loop, check_equal, mean_square
 from python.wrap.ranks import run_ranks
-
-import ballast
 
 PLACES = {"meta": lambda: torch.device("meta"), "deferred": ballast.deferred, "at once": nullcontext}
 

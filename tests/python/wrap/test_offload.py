@@ -1,13 +1,12 @@
 """The device's memory is free for others between offload() and reload(), and the training does not notice."""
 
+import ballast
 import pytest
 import torch
 from python.wrap import away
 from python.wrap.loops import Loop, Tower
 from python.wrap.ranks import run_ranks
 from python.wrap.resident import resident
-
-import ballast
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

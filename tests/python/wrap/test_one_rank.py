@@ -3,11 +3,10 @@
 import json
 import math
 
+import ballast
 import pytest
 import torch
 from python.wrap.loops import Loop, Run, check_close, check_equal, mlp
-
-import ballast
 
 RULES = [
     (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),

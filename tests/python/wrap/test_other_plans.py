@@ -3,12 +3,11 @@
 import copy
 import weakref
 
+import ballast
 import pytest
 import torch
 from python.wrap import uncommon
 from python.wrap.loops import Tower, mlp
-
-import ballast
 
 
 def evaluated(**options):

@@ -5,15 +5,14 @@ import gc
 import math
 import weakref
 
+import ballast
 import pytest
 import torch
 from python.wrap import bodies
-from python.wrap.loops import Loop, check_close, check_equal, mlp
+from python.wrap.loops import Loop, check_close, mlp
 from python.wrap.own_steps import KINDS, Leaning
 from python.wrap.ranks import run_ranks
 from python.wrap.test_one_rank import in_bfloat16
-
-import ballast
 
 STAGES = [{"stage": stage} for stage in (0, 1, 2, 3)]
 WAYS = STAGES + [

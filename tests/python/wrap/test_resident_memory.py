@@ -2,12 +2,11 @@
 
 import ctypes
 
+import ballast
 import torch
+from ballast.wrapper.memory import keep_freed_memory
 from python.wrap.ranks import run_ranks
 from python.wrap.resident import peak_resident
-
-import ballast
-from ballast.wrapper.memory import keep_freed_memory
 
 WIDTH = 1024
 BYTES_OF_LAYER = 2 * WIDTH * WIDTH

@@ -4,13 +4,12 @@ import subprocess
 import sys
 from functools import partial
 
+import ballast
 import pytest
 import torch
 from python.wrap import bodies
 from python.wrap.loops import Loop, Tower, check_close, check_equal
 from python.wrap.ranks import run_ranks
-
-import ballast
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])

@@ -2,14 +2,13 @@
 
 import weakref
 
+import ballast
 import numpy
 import pytest
 import torch
 from python.wrap import uncommon
 from python.wrap.loops import Tower, mlp
 from python.wrap.ranks import run_ranks
-
-import ballast
 
 every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
 
@@ -172,7 +171,15 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
 
 @pytest.mark.parametrize(
     "option",
-    [{"threads": "2"}, {"threads": -1}, {"timeout": -1}, {"timeout": "60"}, {"timeout": float("inf")}, {"offload": False}, {"max_grad_norm": "1"}],
+    [
+        {"threads": "2"},
+        {"threads": -1},
+        {"timeout": -1},
+        {"timeout": "60"},
+        {"timeout": float("inf")},
+        {"offload": False},
+        {"max_grad_norm": "1"},
+    ],
 )
 def test_what_an_option_cannot_be_is_refused_by_name(option):
     [(name, value)] = option.items()
@@ -182,7 +189,8 @@ def test_what_an_option_cannot_be_is_refused_by_name(option):
 
 def test_numbers_of_numpys_are_numbers():
     model = mlp()
-    options = {"threads": numpy.int64(1), "max_grad_norm": numpy.float32(1), "verify": numpy.int64(2), "timeout": numpy.int64(60)}
+    options = {"threads": numpy.int64(1), "max_grad_norm": numpy.float32(1), "verify": numpy.int64(2)}
+    options |= {"timeout": numpy.int64(60)}
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **options)
     model(torch.ones(20)).sum().backward()
     optimizer.step()

@@ -1,12 +1,11 @@
 """Updates as soon as gradients are there: the same bits, and nothing that would come too late is done silently."""
 
+import ballast
 import pytest
 import torch
 from python.wrap import bodies
 from python.wrap.loops import Loop, Tower, check_equal
 from python.wrap.ranks import run_ranks
-
-import ballast
 
 IN_BACKWARD = {"stage": 3, "update_in_backward": True}
 

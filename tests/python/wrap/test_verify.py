@@ -1,11 +1,10 @@
 """verify=N finds bits that went wrong, and nothing else."""
 
+import ballast
 import pytest
 import torch
-from python.wrap.loops import Loop, Tower
-
-import ballast
 from ballast.wrapper.memory import bytes_at
+from python.wrap.loops import Loop, Tower
 
 
 @pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 2, "offload": "host"}, {"stage": 3}])

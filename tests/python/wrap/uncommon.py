@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import ballast
 import torch
 from torch import nn
-
-import ballast
 
 
 def batch(number: int, rank: int = 0) -> torch.Tensor:
