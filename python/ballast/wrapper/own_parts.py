@@ -3,7 +3,7 @@ moments."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ class Stretch:
 
 
 class OwnParts:
-    """Of what was trained, or of nothing: a rank has its own, and all of one parameter at a time. All ranks do all of this
+    """Of what was trained, or of nothing: a rank has its own, and all of one tensor at a time. All ranks do all of this
     together."""
 
     def __init__(self, partition: Partition | None = None, moments: Sequence[tuple[_core.Moment, str]] = ()):
@@ -67,8 +67,8 @@ class OwnParts:
         """Of parameters with other ids than these, whole; nothing else of them is kept."""
         taken: State = {}
         for key in [key for key in self._stretches if key not in but_of]:
-            whole = self._take_whole(key, list(self._moments))
-            taken[key] = {name: whole[moment].view(self._shapes[key]) for moment, name in self._moments.items()}
+            taken[key] = {name: self._whole(key, moment) for moment, name in self._moments.items()}
+            del self._stretches[key]
         return taken
 
     def give(self, partition: Partition) -> None:
@@ -86,21 +86,21 @@ class OwnParts:
 
     def _cut(self, member: Member, partition: Partition) -> list[Stretch]:
         """For another partition."""
-        whole = self._take_whole(id(member.parameter), [None, *self._moments])
-        return [
-            Stretch(first, {kind: numbers[first : first + count].clone() for kind, numbers in whole.items()})
-            for first, count in partition.parts(member.parameter)
-        ]
+        key, parts = id(member.parameter), partition.parts(member.parameter)
+        numbers: list[dict[Kind, torch.Tensor]] = [{} for _ in parts]
+        for kind in (None, *self._moments):
+            whole = self._whole(key, kind).view(-1)
+            for into, (first, count) in zip(numbers, parts):
+                into[kind] = whole[first : first + count].clone()
+        del self._stretches[key]
+        return [Stretch(first, each) for (first, _), each in zip(parts, numbers)]
 
-    def _take_whole(self, key: int, kinds: Iterable[Kind]) -> dict[Kind, torch.Tensor]:
+    def _whole(self, key: int, kind: Kind) -> torch.Tensor:
         """Zeros below zero change nothing that they are added to, zeros above it would."""
-        stretches, whole = self._stretches.pop(key), {}
-        for kind in kinds:
-            mine = torch.full((self._shapes[key].numel(),), -0.0)
-            for stretch in stretches:
-                mine[stretch.first :][: stretch.count] = stretch.numbers[kind]
-            whole[kind] = sum_in_fp32(self._sharing, mine)
-        return whole
+        mine = torch.full((self._shapes[key].numel(),), -0.0)
+        for stretch in self._stretches[key]:
+            mine[stretch.first : stretch.first + stretch.count] = stretch.numbers[kind]
+        return sum_in_fp32(self._sharing, mine).view(self._shapes[key])
 
     def shown(self) -> State:
         """Moments as optimizer.state has them: whole where this rank has all of them, else its part, one-dimensional."""
