@@ -1,12 +1,11 @@
 """Ranks that the real launchers start find each other."""
 
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import mpirun, torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")) / "tests" / "launched_rank"
@@ -18,24 +17,20 @@ def program():
         pytest.skip(f"{PROGRAM} is not built")
 
 
-def torchrun(ranks: int, *arguments: str) -> list[str]:
+def by_torchrun(ranks: int, *arguments: str) -> list[str]:
     pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*launcher, "--no-python", str(PROGRAM), *arguments]
+    return [*torchrun(ranks), "--no-python", str(PROGRAM), *arguments]
 
 
-def mpirun(ranks: int, *arguments: str) -> list[str]:
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed: .ci/bootstrap launchers")
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", *root, "--oversubscribe", "-n", str(ranks), str(PROGRAM), *arguments]
+def by_mpirun(ranks: int, *arguments: str) -> list[str]:
+    return [*mpirun(ranks), str(PROGRAM), *arguments]
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-LAUNCHERS = {"torchrun": torchrun, "Open MPI": mpirun}
+LAUNCHERS = {"torchrun": by_torchrun, "Open MPI": by_mpirun}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -55,7 +50,7 @@ def test_a_rank_that_dies_ends_the_job(name: str):
 
 
 def test_jobs_at_the_same_time_do_not_meet():
-    processes = [subprocess.Popen(mpirun(2), stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(by_mpirun(2), stdout=subprocess.PIPE, text=True) for _ in range(3)]
     for process in processes:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0

@@ -2,26 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import mpirun, torchrun
 from python.wrap.slurm import missing, slurm
 
 SCRIPT = Path(__file__).with_name("launched.py")
-
-
-def torchrun(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-
-
-def mpirun(ranks: int) -> list[str]:
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed: .ci/bootstrap launchers")
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", *root, "--oversubscribe", "-n", str(ranks), sys.executable]
 
 
 def run(launcher: list[str], environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
@@ -50,7 +39,7 @@ def whole(environment):
 def test_launchers_start_the_same_training(environment, whole):
     assert ends(run(torchrun(2), environment, "--with-torch")) == whole
     assert ends(run(torchrun(2), environment, "--second")) == whole
-    assert ends(run(mpirun(2), environment)) == whole
+    assert ends(run([*mpirun(2), sys.executable], environment)) == whole
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not installed: .ci/bootstrap launchers")
