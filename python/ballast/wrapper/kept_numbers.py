@@ -28,9 +28,10 @@ class Residence(Protocol):
     def make_room(self) -> None: ...  # nothing else may be lent with gradients, or while state is looked at
     def after_step(self) -> None: ...
     def enter(self, module: torch.nn.Module) -> None: ...
-    def release(self, together: bool) -> None: ...
+    def release(self, together: bool, gathers: bool) -> None: ...
     def take_over_changes(self) -> bool: ...
-    def require_hideable(self) -> None: ...
+    def require_hideable(self, parameters: bool) -> None: ...
+    def require_put_away(self, what: str) -> None: ...
     def hide(self) -> None: ...
     def show(self) -> None: ...
 
@@ -115,7 +116,7 @@ class KeptNumbers:
         return self._core.parts(member.unit, member.tensor)
 
     def part(self, member: Member) -> tuple[int, int]:
-        """The same, as a stretch: first, count."""
+        """The same, as a stretch: first, count. Of a frozen one: of the parameter."""
         parts = self._core.parts(member.unit, member.tensor)
         return parts[0] if parts else (0, 0)  # shards are stretches, and so is what they have of a parameter
 
@@ -160,11 +161,16 @@ class KeptNumbers:
         self._residence.make_room()
         self._core.write_moments(address_of)
 
+    def require_put_away(self, what: str) -> None:
+        """Refuses it while parameters are in torch's memory that otherwise are not."""
+        self._residence.require_put_away(what)
+
     # --- While something else needs the device ---
 
     def leave_device(self, parameters: bool) -> None:
         """Parameters too, or not. All ranks do this together."""
-        self._residence.require_hideable()
+        self._residence.require_hideable(parameters)
+        self.require_put_away("a training was to leave its device")
         self._residence.make_room()
         self._core.leave_device(parameters=parameters, agree=agree_on_room(self._group, "offload()"))
         if parameters:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 from ballast import _core
+
+log = logging.getLogger("ballast")
 
 
 def numbers_of_step(step: _core.StepResult, skipped_so_far: int, own_state: tuple[_core.Tier, int]) -> dict[str, float]:
@@ -27,3 +31,11 @@ def numbers_of_step(step: _core.StepResult, skipped_so_far: int, own_state: tupl
             numbers[f"bytes/{lane}"] = float(of_step["bytes"][lane])
             numbers[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
     return numbers
+
+
+def warn_of_step(step: _core.StepResult) -> None:
+    """If something was wrong with it."""
+    if step.reason and step.skipped:
+        log.warning("step %d was skipped: %s", step.step + 1, step.reason)
+    elif step.reason:
+        log.warning("step %d: %s", step.step, step.reason)

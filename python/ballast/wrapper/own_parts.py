@@ -1,18 +1,20 @@
-"""What each rank keeps of a training, taken out of one partition and into the next one: what parameters were rounded from, and
-moments."""
+"""What each rank keeps of a training, taken out of one partition and into the next one: parameters, with what they were rounded
+from, and moments."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ballast import _core
+from ballast.checks import refuse_order
 from ballast.wrapper.everybody import sum_in_fp32
+from ballast.wrapper.memory import return_freed_memory
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.units import Member
 from ballast.wrapper.updates import State
+from ballast.wrapper.waiting import Waiting, comes, end_waiting, let_come
 
 Kind = _core.Moment | None  # None: the parameter itself
 
@@ -28,6 +30,9 @@ class Stretch:
     def count(self) -> int:
         return len(self.numbers[None])
 
+    def has(self, element: int) -> bool:
+        return self.first <= element < self.first + self.count
+
     def part(self, first: int, count: int) -> _core.StatePart:
         def address(kind: Kind) -> int:
             return self.numbers[kind][first - self.first :].data_ptr() if kind in self.numbers else 0
@@ -41,71 +46,148 @@ class Stretch:
         )
 
 
-class OwnParts:
-    """Of what was trained, or of nothing: a rank has its own, and all of one tensor at a time. All ranks do all of this
-    together."""
+@dataclass
+class Taken:
+    """Of one parameter. Of which kinds there are numbers is the same on all ranks, and each has its own part."""
 
-    def __init__(self, partition: Partition | None = None, moments: Sequence[tuple[_core.Moment, str]] = ()):
-        self._sharing = None if partition is None else partition.sharing
-        self._moments = dict(moments)
-        members = [] if partition is None else partition.members
-        self._shapes = {id(member.parameter): member.parameter.shape for member in members}
-        self._stretches: dict[int, list[Stretch]] = {key: [] for key in self._shapes}  # by id of the parameter
-        if partition is not None:
-            partition.look_at_parts(lambda part: self._keep(partition.member_of(part), part))
-
-    def _keep(self, member: Member, part: _core.StatePart) -> None:
-        if not part.frozen:
-            stretch = Stretch(part.first, {kind: torch.empty(part.count) for kind in (None, *self._moments)})
-            stretch.part(part.first, part.count).copy_from(part)
-            self._stretches[id(member.parameter)].append(stretch)
+    parameter: torch.nn.Parameter
+    kinds: list[Kind]
+    stretches: list[Stretch]
 
     def forget_moments(self) -> None:
-        self._moments = {}
+        self.kinds = [None]
+        self.stretches = [Stretch(each.first, {None: each.numbers[None]}) for each in self.stretches]
+
+
+class OwnParts:
+    """Of what there was in a partition, or of nothing: a rank has its own, and all of one tensor at a time. All ranks do all of
+    this together. Where parameters were partitioned nobody else has their numbers: torch is sent to `awaited` for them, until
+    they are handed over."""
+
+    def __init__(
+        self,
+        partition: Partition | None = None,
+        moments: Sequence[tuple[_core.Moment, str]] = (),
+        awaited: Waiting | None = None,
+    ):
+        self._sharing = None if partition is None else partition.sharing
+        self._names = dict(moments)
+        self._awaited = awaited
+        self._is_torn = False
+        self._of: dict[int, Taken] = {}  # by id of the parameter
+        if partition is not None:
+            self._take(partition)
+
+    def _take(self, partition: Partition) -> None:
+        for member in partition.all_members:
+            kinds: list[Kind] = [None] if member.group is None else [None, *self._names]
+            self._of[id(member.parameter)] = Taken(member.parameter, kinds, [])
+
+        def take(part: _core.StatePart) -> None:
+            taken = self._of[id(partition.member_of(part).parameter)]
+            stretch = Stretch(part.first, {kind: torch.empty(part.count) for kind in taken.kinds})
+            stretch.part(part.first, part.count).copy_from(part)
+            taken.stretches.append(stretch)
+
+        partition.look_at_parts(take)
+
+    def let_come(self) -> None:
+        """Their partition is gone, or the next one could not be made."""
+        if self._awaited is not None:
+            for taken in self._of.values():
+                let_come(taken.parameter, self._awaited)
+
+    def forget_moments(self) -> None:
+        for taken in self._of.values():
+            taken.forget_moments()
 
     def take_moments(self, *, but_of: Collection[int]) -> State:
-        """Of parameters with other ids than these, whole; nothing else of them is kept."""
-        taken: State = {}
-        for key in [key for key in self._stretches if key not in but_of]:
-            taken[key] = {name: self._whole(key, moment) for moment, name in self._moments.items()}
-            del self._stretches[key]
-        return taken
+        """Of parameters with other ids than these, whole. They are trained no more: of them nothing else is kept, but where
+        nobody else has their numbers."""
+        state: State = {}
+        for key in [key for key in self._of if key not in but_of]:
+            taken = self._of[key]
+            state[key] = {name: self._whole(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+            taken.forget_moments()
+            if self._awaited is None:
+                del self._of[key]
+        return state
 
-    def give(self, partition: Partition) -> None:
-        """Before other state is: what this has none of becomes zero."""
-        members = [member for member in partition.members if id(member.parameter) in self._stretches]
-        own = {id(member.parameter): self._cut(member, partition) for member in members}
+    # --- To whom they go ---
+
+    def hand_over(self, make: Callable[[], Partition]) -> Partition:
+        """To the partition that is made, before other state is: what this has none of becomes zero there. What is in no
+        partition any more is torch's again."""
+        if self._is_torn:
+            refuse_order(
+                "a training was to go on whose numbers were lost on the way from one plan to another",
+                needed="ballast.load_checkpoint(), after what had failed is mended",
+            )
+        if self._awaited is not None:
+            self._of = {key: taken for key, taken in self._of.items() if comes(taken.parameter)}  # not: read from files since
+        try:
+            partition = make()
+        except BaseException:
+            self.let_come()
+            raise
+        try:
+            self._give(partition)
+            self.give_back()
+        except BaseException:
+            self._is_torn = True
+            partition.release(together=False)
+            self.let_come()
+            raise
+        return partition
+
+    def _give(self, partition: Partition) -> None:
+        members = {id(member.parameter): member for member in partition.all_members if id(member.parameter) in self._of}
+        own = {key: self._cut(self._of[key], *partition.part(member)) for key, member in members.items()}
 
         def change(part: _core.StatePart) -> None:
-            for stretch in own.get(id(partition.member_of(part).parameter), []):
-                if stretch.first <= part.first < stretch.first + stretch.count:
-                    part.copy_from(stretch.part(part.first, part.count))
+            stretch = own.get(id(partition.member_of(part).parameter))
+            if stretch is not None and stretch.has(part.first):
+                part.copy_from(stretch.part(part.first, part.count))
 
         if own:  # as on all ranks
             partition.change_parts(change, partition.steps, lambda: None)
+        self._of = {key: taken for key, taken in self._of.items() if key not in own}
 
-    def _cut(self, member: Member, partition: Partition) -> list[Stretch]:
+    def _cut(self, taken: Taken, first: int, count: int) -> Stretch:
         """For another partition."""
-        key, parts = id(member.parameter), partition.parts(member.parameter)
-        numbers: list[dict[Kind, torch.Tensor]] = [{} for _ in parts]
-        for kind in (None, *self._moments):
-            whole = self._whole(key, kind).view(-1)
-            for into, (first, count) in zip(numbers, parts):
-                into[kind] = whole[first : first + count].clone()
-        del self._stretches[key]
-        return [Stretch(first, each) for (first, _), each in zip(parts, numbers)]
+        numbers = {kind: self._whole(taken, kind).view(-1)[first : first + count].clone() for kind in taken.kinds}
+        taken.stretches = []
+        return_freed_memory()  # small blocks and large ones in turn leave holes in the heap
+        return Stretch(first, numbers)
 
-    def _whole(self, key: int, kind: Kind) -> torch.Tensor:
+    def give_back(self) -> None:
+        """What is left is torch's again, if it was not all the time."""
+        if self._awaited is None or self._is_torn:
+            return
+        for taken in self._of.values():
+            parameter = taken.parameter
+            whole = self._whole(taken, None).to(parameter.device, parameter.dtype)
+            end_waiting(parameter)
+            parameter.data = whole
+        self._of = {}
+
+    def _whole(self, taken: Taken, kind: Kind) -> torch.Tensor:
         """Zeros below zero change nothing that they are added to, zeros above it would."""
-        mine = torch.full((self._shapes[key].numel(),), -0.0)
-        for stretch in self._stretches[key]:
+        mine = torch.full((taken.parameter.numel(),), -0.0)
+        for stretch in taken.stretches:
             mine[stretch.first : stretch.first + stretch.count] = stretch.numbers[kind]
-        return sum_in_fp32(self._sharing, mine).view(self._shapes[key])
+        return sum_in_fp32(self._sharing, mine).view(taken.parameter.shape)
+
+    # --- To be seen meanwhile ---
 
     def shown(self) -> State:
         """Moments as optimizer.state has them: whole where this rank has all of them, else its part, one-dimensional."""
-        return {key: {name: self._shown(key, kind) for kind, name in self._moments.items()} for key in self._stretches}
+        return {
+            key: {name: _shown(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
+            for key, taken in self._of.items()
+        }
 
-    def _shown(self, key: int, moment: _core.Moment) -> torch.Tensor:
-        own = torch.cat([torch.empty(0), *(stretch.numbers[moment] for stretch in self._stretches[key])])
-        return own.view(self._shapes[key]) if own.numel() == self._shapes[key].numel() else own
+
+def _shown(taken: Taken, moment: _core.Moment) -> torch.Tensor:
+    own = torch.cat([torch.empty(0), *(stretch.numbers[moment] for stretch in taken.stretches)])
+    return own.view(taken.parameter.shape) if own.numel() == taken.parameter.numel() else own

@@ -77,13 +77,17 @@ class Partition(KeptNumbers):
         """It is being called, and the residence has not seen it begin."""
         self._residence.enter(module)
 
-    def release(self, together: bool) -> None:
-        """Parameters go back into torch's memory, if all ranks do this together; else those that are whole."""
+    def release(self, together: bool, gathers: bool = True) -> None:
+        """Parameters go back into torch's memory, if all ranks do this together and gather them; else those that are
+        whole."""
         if together:
-            self._end_step()
-        self._residence.release(together)
+            self.end_step()
+        self._residence.release(together, gathers)
+        for member in self._members:
+            if isinstance(member.parameter.grad, TakenGradient):
+                member.parameter.grad = None
 
-    def _end_step(self) -> None:
+    def end_step(self) -> None:
         """That has begun: whoever ends in the middle of one ends the training of all ranks."""
         try:
             [begun] = self._group.all_reduce([int(self._arrivals.passes > 0 or bool(self._passes))])

@@ -19,10 +19,9 @@ from ballast.wrapper.calls import Calls
 from ballast.wrapper.choosing import Training, settled
 from ballast.wrapper.entering import begin_alike, require_same_run, require_untrained
 from ballast.wrapper.gpu import stream_on
-from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.hooks import OnGradient, at_exit
 from ballast.wrapper.meeting import Ranks
-from ballast.wrapper.metrics import numbers_of_step
+from ballast.wrapper.metrics import numbers_of_step, warn_of_step
 from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.own_parts import OwnParts
@@ -63,6 +62,7 @@ class Session:
         self._loaded: State | None = None  # waits for the partition
         self._aside: State = {}  # of parameters that are frozen now
         self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
+        self._waiting = Waiting(weakref.ref(self))  # where parameters are in no partition
         self._process = os.getpid()
         self.holds = False  # gradients, until more come
         self._at_exit = at_exit(weakref.ref(self))
@@ -71,7 +71,7 @@ class Session:
         self.skipped, self.is_half_loaded = 0, False
         self._is_away = False  # from the device
         require_untrained(model, (each for _, each in self.parameters()), options.stage)
-        begin_waiting(model, (each for _, each in self.parameters()), self.group, Waiting(weakref.ref(self)))
+        begin_waiting(model, (each for _, each in self.parameters()), self.group, self._waiting)
         begin_alike(self.group, model, (each for _, each in self.parameters()))
         self.watch()
         called = self.model if options.stage == 3 else model
@@ -171,19 +171,18 @@ class Session:
     def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:
         state, steps = self._loaded, 0
         if self._partition is not None:
-            self._own_parts = OwnParts(self._partition, [] if state is not None else self.names_of_moments())
+            moments = [] if state is not None else self.names_of_moments()
             if state is None:
                 steps = self._partition.steps
                 state = {**self._aside, **self._updates.take_out(self.optimizer, self._partition)}
-            self._drop_partition()
+            self._take_apart(moments)
         state = merged(state or {}, self._own_parts.take_moments(but_of={id(each) for _, each in trained}))
         try:
-            self._partition = self._partition_of(trained, state, steps)
-        except Exception:
+            self._partition = self._own_parts.hand_over(partial(self._partition_of, trained, state, steps))
+        except BaseException:
             self._loaded = state  # which is nowhere else any more
             self._show(merged(state, self._own_parts.shown()))
             raise
-        self._own_parts.give(self._partition)
         self._loaded, self._own_parts = None, OwnParts()
         self._begin_state(state)
         if self.group.rank == 0:
@@ -202,13 +201,16 @@ class Session:
             for number, parameter in trained
         ]
         self.options = self._settled(members)
-        units, reside = self._units(members, self.options.stage), self._residence()
+        units, is_whole = self._units(members, self.options.stage), self.options.keeps_parameters_whole
+        reside: Callable[..., Any] = WholeParameters if is_whole else partial(Window, self.model, self.group)
         if self._model is not None:
             make_the_rest(self.model, (member.parameter for unit in units for member in unit.members))
-        partition = Partition(units, self._ranks, self.numbers, self._options_for(members), reside)
+        gpu = gpu_of(members)
+        options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
+        partition = Partition(units, self._ranks, self.numbers, options, reside)
         if steps > 0:
             partition.continue_from(steps)
-        if self.options.keeps_parameters_whole:
+        if is_whole:
             self._calls.leave_modules()
         return partition
 
@@ -231,15 +233,8 @@ class Session:
         asked = without_gpu(self._asked) if gpu_of(members) is None else self._asked
         return settled(asked, Training(self.group, rule, members, has_model, partial(self._units, members)))
 
-    def _residence(self) -> Callable[..., Any]:
-        return WholeParameters if self.options.keeps_parameters_whole else partial(Window, self.model, self.group)
-
     def _units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         return units_of_model(self.model, members, self.options.units) if stage == 3 else units_of(members)
-
-    def _options_for(self, members: list[Member]) -> _core.TrainingOptions:
-        gpu = gpu_of(members)
-        return self.options.for_training(gpu=gpu, stream=stream_on(gpu))
 
     def _member(self, parameter: torch.nn.Parameter, name: str, number: int, begun_at: int) -> Member:
         if (number, begun_at) not in self._groups:
@@ -260,13 +255,20 @@ class Session:
         assert self._updates.own_step is not None and self._partition is not None
         self._updates.own_step(self.optimizer, self._partition, tiles, factor)
 
-    def _drop_partition(self, together: bool = True) -> None:
+    def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
+        """For the next partition, so that nothing is gathered."""
         assert self._partition is not None
+        self._partition.require_put_away("other parameters were to be trained, or with other state,")
+        self._partition.end_step()
+        own_parts = OwnParts(self._partition, moments, None if self.options.keeps_parameters_whole else self._waiting)
+        self._drop_partition(gathers=False)
+        self._own_parts = own_parts
+        own_parts.let_come()
+
+    def _drop_partition(self, together: bool = True, gathers: bool = True) -> None:
+        assert self._partition is not None
+        self._partition.release(together or self.group.size == 1, gathers)
         self._updates.leave()
-        self._partition.release(together or self.group.size == 1)
-        for member in self._partition.members:
-            if isinstance(member.parameter.grad, TakenGradient):
-                member.parameter.grad = None
         self._partition = self._of_this_step = None
         if (optimizer := self._optimizer()) is not None:
             optimizer.state.clear()  # what is in it would be read from there, and keeps it
@@ -280,12 +282,8 @@ class Session:
             return
         self.last = result
         self.skipped += int(result.skipped)
-        if not result.reason or found_inf or self.group.rank != 0:
-            return
-        if result.skipped:
-            log.warning("step %d was skipped: %s", result.step + 1, result.reason)
-        else:
-            log.warning("step %d: %s", result.step, result.reason)
+        if not found_inf and self.group.rank == 0:
+            warn_of_step(result)
 
     def discard(self) -> None:
         if self._partition is not None and self._partition.discard():
@@ -314,13 +312,7 @@ class Session:
 
     def offload(self, parameters: bool) -> None:
         """All ranks do this together."""
-        partition = self.partition_now()
-        if not parameters and self.options.stage == 3:
-            refuse(
-                "parameters were to stay on the device, in stage 3",
-                needed="offload() of all, or a stage below 3: memory that parameters are gathered into goes too",
-            )
-        partition.leave_device(parameters)
+        self.partition_now().leave_device(parameters)
         self._of_this_step, self._is_away = None, True
         self._updates.leave_device(self.optimizer)
 
@@ -364,8 +356,10 @@ class Session:
             self._groups = groups
         else:
             if self._partition is not None:
-                self._drop_partition()
-            self._partition = self._partition_of(trained, {key: {"step": count} for key, count in made.items()}, steps)
+                self._take_apart([])
+            state: State = {key: {"step": count} for key, count in made.items()}
+            self._partition = self._own_parts.hand_over(partial(self._partition_of, trained, state, steps))
+            self._own_parts = OwnParts()
         self._aside = aside
         self._show(aside)
         assert self._partition is not None
@@ -389,6 +383,8 @@ class Session:
         """Together with all ranks, which gather what is partitioned; or this one alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
+        if together and self._partition is not None:
+            self._partition.require_put_away("an optimizer was to be closed")
         atexit.unregister(self._at_exit)
         for hook in self._hooks.values():
             hook.remove()
@@ -398,3 +394,5 @@ class Session:
             self.reload()
         if self._partition is not None:
             self._drop_partition(together)
+        elif together or self.group.size == 1:
+            self._own_parts.give_back()

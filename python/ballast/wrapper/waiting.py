@@ -52,6 +52,19 @@ class Coming:
     """Instead of first numbers, where others are about to take their place."""
 
 
+def let_come(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
+    """It is in no window any more, and its numbers are with somebody who brings them."""
+    parameter.data = nothing_like(parameter, parameter.device)
+    parameter.ballast_window = waiting
+    parameter.ballast_origin = Coming()
+    parameter.__class__ = Ungathered
+
+
+def comes(parameter: torch.nn.Parameter) -> bool:
+    """Nothing else was said of it since."""
+    return isinstance(getattr(parameter, "ballast_origin", None), Coming)
+
+
 def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Training can begin without numbers of these: a checkpoint brings them."""
     for parameter in parameters:

@@ -45,8 +45,11 @@ class WholeParameters:
     def after_step(self) -> None:
         self._core.finish()
 
-    def require_hideable(self) -> None:
+    def require_hideable(self, parameters: bool) -> None:
         """They always are."""
+
+    def require_put_away(self, what: str) -> None:
+        """Nothing is gathered."""
 
     def hide(self) -> None:
         """Their memory goes."""
@@ -60,7 +63,7 @@ class WholeParameters:
             self._hidden = None
             self._take_places()
 
-    def release(self, together: bool) -> None:
+    def release(self, together: bool, gathers: bool) -> None:
         """Parameters go back into torch's memory, from where they are there."""
         if self._hidden is not None:
             self._hidden.is_left = True

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import refuse_order
+from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.hooks import OfOneModule
 from ballast.wrapper.lent import LentTensors
@@ -299,13 +299,20 @@ class Window:
     def take_over_changes(self) -> bool:
         return False
 
-    def require_hideable(self) -> None:
+    def require_hideable(self, parameters: bool) -> None:
+        if not parameters:
+            refuse(
+                "parameters were to stay on the device, in stage 3",
+                needed="offload() of all, or a stage below 3: memory that parameters are gathered into goes too",
+            )
+
+    def require_put_away(self, what: str) -> None:
         """Nothing is in torch's memory for a while."""
         if self._whole:
             refuse_order(
-                "a training was to leave its device while parameters are gathered",
+                f"{what} while parameters are gathered",
                 where=f"parameter {self._units[min(self._whole)].members[0].name}",
-                needed="offload() outside of `with ballast.gather(...)`",
+                needed="the same outside of `with ballast.gather(...)`",
             )
 
     def hide(self) -> None:
@@ -315,10 +322,10 @@ class Window:
     def show(self) -> None:
         """The same."""
 
-    def release(self, together: bool) -> None:
+    def release(self, together: bool, gathers: bool) -> None:
         for hook in self._hooks:
             hook.remove()
-        if together:
+        if together and gathers:
             self._give_back_all()
         self.make_room()
         self._is_left, self._is_over = not together, True
