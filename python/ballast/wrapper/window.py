@@ -174,8 +174,10 @@ class Window:
         torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))
 
     def _end_call(self, _: torch.nn.Module) -> None:
-        if self._depth == 0:  # refused before it began
-            return
+        if self._depth > 0:  # else refused before it began
+            self._leave_call()
+
+    def _leave_call(self) -> None:
         self._depth -= 1
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
@@ -294,7 +296,10 @@ class Window:
     # --- As a residence ---
 
     def after_step(self) -> None:
-        """Updates go on while the next forward pass begins."""
+        """Updates go on while the next forward pass begins. No call of a module does: what began and is there was interrupted,
+        from the keyboard, say, which torch calls no hooks for."""
+        while self._depth > 0:
+            self._leave_call()
 
     def take_over_changes(self) -> bool:
         return False

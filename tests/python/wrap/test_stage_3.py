@@ -8,7 +8,7 @@ import ballast
 import pytest
 import torch
 from python.wrap import bodies
-from python.wrap.loops import Loop, Tower, check_close, check_equal
+from python.wrap.loops import Loop, Run, Tower, check_close, check_equal
 from python.wrap.ranks import run_ranks
 
 
@@ -76,6 +76,42 @@ def test_evaluation_between_steps_changes_nothing():
         optimizer.step()
         optimizer.zero_grad()
     assert losses == quiet.losses
+
+
+def test_what_is_interrupted_from_the_keyboard_leaves_nothing_behind():
+    """Torch calls no hooks of the modules that were running."""
+    loop = Loop(make_model=Tower)
+    quiet, ours = loop.run(stage=3), Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters(), lr=1e-2), ours, stage=3)
+    run = interrupted(loop, ours, optimizer)
+    with pytest.raises(ballast.UsageError, match="ballast.gather"):
+        ours.first.weight.sum()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    with ballast.gather(quiet.model), ballast.gather(ours):
+        check_equal(run, quiet)
+
+
+def interrupted(loop, model, optimizer):
+    """In the forward pass before a step, and again in the backward pass, each of which is done once more."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    losses = []
+    for first in range(loop.steps):
+        with pytest.raises(KeyboardInterrupt):
+            hook = model.blocks[2].down.register_forward_hook(interrupt)
+            loop.loss(model, loop.batch(first))
+        hook.remove()
+        hook = model.blocks[2].down.register_full_backward_pre_hook(interrupt)
+        loss = loop.loss(model, loop.batch(first))
+        with pytest.raises(KeyboardInterrupt):
+            loss.backward()
+        hook.remove()
+        optimizer.zero_grad()
+        part = Loop(make_model=loop.make_model, steps=first + 1)
+        losses += part.train(model, optimizer, first).losses
+    return Run(model, optimizer, losses)
 
 
 def test_units_can_be_named():
