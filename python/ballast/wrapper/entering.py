@@ -47,6 +47,14 @@ def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torc
     agree_on_first_numbers(group, (each for each in known.values() if not (waits(each) or each.is_meta)))
 
 
+def require_loaded(is_whole: bool) -> None:
+    if not is_whole:
+        refuse_order(
+            "a training was to go on after a checkpoint was loaded in part",
+            needed="ballast.load_checkpoint() of one that can be read",
+        )
+
+
 def require_same_run(run: str, is_same: bool) -> None:
     """What is kept under a name is of the parameters that were trained when it began."""
     if run and not is_same:

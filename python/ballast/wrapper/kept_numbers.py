@@ -73,7 +73,7 @@ class KeptNumbers:
             return_cached_memory(self._gpu)
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
-        self._is_shared = options.stage > 0  # each rank has a part of the state
+        self._is_shared = options.stage > 0 and self._group.size > 1  # each rank has a part of the state
         self._update_is_elsewhere = _keeps_copies(options, units)
 
     def _start(self) -> None:

@@ -96,10 +96,9 @@ class WrappedOptimizer(Optimizer):
         finally:
             hook.remove()
         self.state = state
-        if kept:
-            saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-            ours = [parameter for group in self.param_groups for parameter in group["params"]]
-            self._ballast.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        ours = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._ballast.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
 
     @property
     def steps(self) -> int:

@@ -74,6 +74,9 @@ class OwnUpdates:
                     name: of_part(member, part, value) for name, value in values.items()
                 }
 
+    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: Partition) -> None:
+        return None  # it is the state itself
+
     def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
         kept = [
             (partition.part(member), to_host(optimizer.state.get(member.parameter, {})))

@@ -17,7 +17,7 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.wrapper.calls import Calls
 from ballast.wrapper.choosing import Training, settled
-from ballast.wrapper.entering import begin_alike, require_same_run, require_untrained
+from ballast.wrapper.entering import begin_alike, require_loaded, require_same_run, require_untrained
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.hooks import OnGradient, at_exit
 from ballast.wrapper.meeting import Ranks
@@ -26,7 +26,7 @@ from ballast.wrapper.modules import units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition, StepNumbers
-from ballast.wrapper.state import is_what_is_there
+from ballast.wrapper.state import is_what_is_there, read_of
 from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
 from ballast.wrapper.updates import State, Updates, merged, steps_in
 from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest
@@ -146,11 +146,7 @@ class Session:
     def partition_now(self) -> Partition:
         """The same, without a step that begins: parameters can still be frozen and thawed."""
         self.require_here()
-        if self.is_half_loaded:
-            refuse_order(
-                "a training was to go on after a checkpoint was loaded in part",
-                needed="ballast.load_checkpoint() of one that can be read",
-            )
+        require_loaded(not self.is_half_loaded)
         return self._of_this_step or self._look_up()
 
     def require_here(self) -> None:
@@ -161,6 +157,9 @@ class Session:
         self.watch()
         trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
         if self._partition is not None:
+            left = self._updates.left_of_state(self.optimizer, self._partition)
+            if self._loaded is None and left is not None:
+                self._loaded = read_of(left)
             known = {id(member.parameter) for member in self._partition.members}
             is_same = known == {id(each) for _, each in trained}
             if is_same and self._loaded is None:
@@ -208,7 +207,7 @@ class Session:
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         partition = Partition(units, self._ranks, self.numbers, options, reside)
-        if steps > 0:
+        if steps > 0 or self._loaded is not None:
             partition.continue_from(steps)
         if is_whole:
             self._calls.leave_modules()
@@ -276,6 +275,8 @@ class Session:
     # --- Steps ---
 
     def step(self, loss_scale: float, found_inf: bool) -> None:
+        if self._of_this_step is not None and self._updates.left_of_state(self.optimizer, self._of_this_step) is not None:
+            refuse_order("optimizer.state was changed between a backward pass and its step", needed="the same after step()")
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf)
         self._of_this_step = None
         if result is None:
@@ -327,11 +328,12 @@ class Session:
 
     def load(self, state: State) -> None:
         """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
-        if self._partition is not None and state and is_what_is_there(state, self.optimizer.state):
+        is_first = self._partition is None and self._loaded is None
+        if not state and is_first or state and is_what_is_there(state, self.optimizer.state):
             return
-        self._loaded, self._of_this_step = state, None
+        self._loaded, self._of_this_step = read_of(state), None
         self._own_parts.forget_moments()
-        self._show(state)
+        self._show(self._loaded)
 
     # --- Checkpoints ---
 

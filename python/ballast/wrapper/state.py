@@ -80,7 +80,7 @@ def _only_moves(kwargs: dict[str, Any]) -> bool:
 def is_what_is_there(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:
     """Read from here: Accelerate gives an optimizer its own state_dict(), moved to the device that it is on. What is loaded has
     ids of parameters."""
-    return all(
+    return bool(now) and all(
         id(parameter) not in loaded or _are_same(values, loaded[id(parameter)]) for parameter, values in now.items()
     )
 
@@ -93,6 +93,15 @@ def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         and value.read_now is other[name].read_now
         for name, value in one.items()
     )
+
+
+def read_of(state: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """As it is now."""
+    return {key: {name: _now(value) for name, value in values.items()} for key, values in state.items()}
+
+
+def _now(value: Any) -> Any:
+    return value.read_there() if isinstance(value, LazyState) else value
 
 
 def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:

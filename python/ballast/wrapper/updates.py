@@ -37,6 +37,9 @@ class Updates(Protocol):
     def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
         """Takes over the state so far, and shows it in optimizer.state. All ranks do this together."""
 
+    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State | None:
+        """What there is in optimizer.state, if something was taken out of it that the library keeps; else None."""
+
     def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
         """What is not in the library's memory: all of it, on every rank."""
 
@@ -76,6 +79,18 @@ class RuleUpdates:
                 "step": LazyState((), f"{member.name}, step", partial(steps_of, partition, member)),
                 **{name: _lazy(partition, member, moment, name) for moment, name in names},
             }
+
+    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State | None:
+        missing = [member for member in partition.members if member.parameter not in optimizer.state]
+        if not missing:
+            return None
+        if len(missing) < len(partition.members) and partition.sharing is not None:
+            refuse(
+                "the state of some parameters was taken out of optimizer.state, and ranks have parts of what is left",
+                where=f"parameter {missing[0].name}",
+                needed="optimizer.state.clear(); or stage 0",
+            )
+        return {id(parameter): values for parameter, values in optimizer.state.items()}
 
     def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
         return {id(member.parameter): {"step": steps_of(partition, member)} for member in partition.members}

@@ -37,47 +37,6 @@ def in_every_way(rank: int, training: dict[str, Any], ways: list[dict[str, Any]]
     return trained
 
 
-def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
-    """A layer is frozen after two steps, and thawed two steps later."""
-    trained = []
-    for options in ways:
-        loop, model = loop_of(rank, steps=6), mlp()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        optimizer = ballast.wrap(optimizer, model, **options)
-        losses = []
-        for first in (0, 2, 4):
-            model[0].requires_grad_(first != 2)
-            loop.steps = first + 2
-            run = loop.train(model, optimizer, first)
-            losses += run.losses
-        with ballast.gather(model):
-            trained.append((losses, run.parameters))
-    return trained
-
-
-def others_freeze(rank: int, kind: Any, ways: list[dict[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """A layer in bf16 whose steps are smaller than what its parameters are rounded to: as it is, and where the layer beside it
-    freezes and thaws all the time."""
-
-    def trained(freezes: bool, options: dict[str, Any]) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = torch.nn.ModuleList([torch.nn.Linear(40, 24), torch.nn.Linear(8, 8)]).to(torch.bfloat16)
-        with torch.no_grad():
-            model[0].weight.fill_(1.0)
-        model.forward = lambda batch: model[0](batch)
-        optimizer = ballast.wrap(kind(model.parameters(), lr=3e-4), model, **options)
-        for step in range(16):
-            model[1].requires_grad_(not (freezes and step % 3 == 1))
-            batch = torch.linspace(1, 2, 40, dtype=torch.bfloat16) * (1 + rank + step % 2)
-            model(batch).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        with ballast.gather(model):
-            return model[0].weight.detach().clone()
-
-    return [(trained(False, options), trained(True, options)) for options in ways]
-
-
 def different_beginnings(rank: int) -> list[torch.Tensor]:
     torch.manual_seed(rank)
     model = torch.nn.Linear(20, 5)

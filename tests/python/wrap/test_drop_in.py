@@ -54,19 +54,6 @@ def test_groups_are_read_at_each_step():
     assert optimizer.param_groups[0]["initial_lr"] == 7.0
 
 
-def test_state_is_read_as_torchs():
-    plain, ours = Loop().run(), Loop().run(stage=2)
-    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters()):
-        state, expected = ours.optimizer.state[mine], plain.optimizer.state[theirs]
-        assert set(state) == set(expected)
-        assert state["step"] == expected["step"]
-        for name in ("exp_avg", "exp_avg_sq"):
-            assert state[name].shape == expected[name].shape
-            torch.testing.assert_close(state[name] * 1, expected[name])
-    with pytest.raises(ballast.UsageError, match="load_state_dict"):
-        state["exp_avg"].zero_()
-
-
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_clears_what_was_computed(set_to_none):
     plain, ours = mlp(), mlp()
@@ -227,36 +214,6 @@ def test_hooks_of_steps_and_state_dicts():
     take_step(model, optimizer)
     optimizer.load_state_dict(optimizer.state_dict())
     assert called == ["before", "after", "saved", "loaded"]
-
-
-def test_a_state_dict_goes_to_the_plain_optimizer_and_back(tmp_path):
-    first = Loop(steps=3).run(stage=2)
-    torch.save(first.optimizer.state_dict(), tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt")
-    assert type(saved["state"][0]["exp_avg"]) is torch.Tensor
-    loop = Loop(steps=6)
-    there = loop.train(first.model, first.optimizer, 3)
-
-    plain_model = mlp()
-    again = Loop(steps=3).run(stage=2)
-    plain_model.load_state_dict(again.model.state_dict())
-    plain = torch.optim.AdamW(plain_model.parameters(), lr=1e-2)
-    plain.load_state_dict(saved)
-    check_close(there, loop.train(plain_model, plain, 3))
-
-    model = mlp()
-    model.load_state_dict(again.model.state_dict())
-    _, optimizer = wrapped(model)
-    optimizer.load_state_dict(torch.load(tmp_path / "state.pt"))  # torch has gone on in the tensors of the first
-    back = loop.train(model, optimizer, 3)
-    assert back.losses == there.losses
-    assert optimizer.state[model[0].weight]["step"] == 6
-
-
-def test_a_state_dict_is_there_before_the_first_step():
-    _, optimizer = wrapped()
-    assert optimizer.state_dict()["state"] == {}
-    optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_train_and_eval_of_the_model_change_nothing():

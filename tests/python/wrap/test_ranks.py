@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from python.wrap import bodies
+from python.wrap import bodies, plans
 from python.wrap.loops import adapted, only_trained
 from python.wrap.ranks import run_ranks
 
@@ -40,8 +40,9 @@ def test_all_stages_and_tiers_train_as_ddp_does_and_with_the_same_bits(ranks, tr
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
 
 
-def test_freezing_and_thawing_gives_the_same_bits_at_all_stages():
-    for first, *others in run_ranks(2, bodies.freezes, [{"stage": stage} for stage in range(4)]):
+@pytest.mark.parametrize("training", [plans.freezes, plans.begins_again])
+def test_freezing_and_beginning_again_gives_the_same_bits_at_all_stages(training):
+    for first, *others in run_ranks(2, training, [{"stage": stage} for stage in range(4)]):
         for other in others:
             assert other[0] == first[0]
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
@@ -52,7 +53,7 @@ def test_another_plan_keeps_what_parameters_were_rounded_from(kind):
     ways = [{"stage": stage} for stage in range(4)]
     if kind is torch.optim.AdamW:
         ways += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact")]
-    for undisturbed, disturbed in run_ranks(2, bodies.others_freeze, kind, ways)[0]:
+    for undisturbed, disturbed in run_ranks(2, plans.others_freeze, kind, ways)[0]:
         assert (undisturbed != 1.0).any()
         assert torch.equal(undisturbed, disturbed)
 
@@ -81,6 +82,11 @@ def test_a_state_dict_holds_a_ranks_part_and_goes_on_from_there():
     assert sum(kept) == 20 * 24 + 24 + 24 * 5 + 5
     for _, losses, loaded_losses in answers:
         assert losses == loaded_losses
+
+
+def test_state_that_is_taken_out_of_what_ranks_share_is_refused():
+    for said in run_ranks(2, plans.loses_some_state):
+        assert "B1001" in said and "parameter 2.weight" in said and "optimizer.state.clear()" in said
 
 
 def test_a_state_dict_of_another_rank_is_refused():

@@ -1,0 +1,79 @@
+"""Trainings of ranks in which other parameters are trained on the way, or with other state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ballast
+import torch
+from python.wrap.bodies import Trained, loop_of
+from python.wrap.loops import mlp
+
+
+def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
+    """A layer is frozen after two steps, and thawed two steps later."""
+    trained = []
+    for options in ways:
+        loop, model = loop_of(rank, steps=6), mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options)
+        losses = []
+        for first in (0, 2, 4):
+            model[0].requires_grad_(first != 2)
+            loop.steps = first + 2
+            run = loop.train(model, optimizer, first)
+            losses += run.losses
+        with ballast.gather(model):
+            trained.append((losses, run.parameters))
+    return trained
+
+
+def begins_again(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
+    """The optimizer's state is emptied after two steps."""
+    trained = []
+    for options in ways:
+        loop, model = loop_of(rank, steps=2), mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options)
+        loop.train(model, optimizer)
+        optimizer.state.clear()
+        loop.steps = 4
+        run = loop.train(model, optimizer, 2)
+        with ballast.gather(model):
+            trained.append((run.losses, run.parameters))
+    return trained
+
+
+def loses_some_state(rank: int) -> str:
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=2)
+    loop_of(rank, steps=1).train(model, optimizer)
+    del optimizer.state[model[2].weight]
+    try:
+        model(torch.ones(20)).sum().backward()
+    except ballast.UsageError as error:
+        return str(error)
+    return "nothing"
+
+
+def others_freeze(rank: int, kind: Any, ways: list[dict[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """A layer in bf16 whose steps are smaller than what its parameters are rounded to: as it is, and where the layer beside it
+    freezes and thaws all the time."""
+
+    def trained(freezes: bool, options: dict[str, Any]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([torch.nn.Linear(40, 24), torch.nn.Linear(8, 8)]).to(torch.bfloat16)
+        with torch.no_grad():
+            model[0].weight.fill_(1.0)
+        model.forward = lambda batch: model[0](batch)
+        optimizer = ballast.wrap(kind(model.parameters(), lr=3e-4), model, **options)
+        for step in range(16):
+            model[1].requires_grad_(not (freezes and step % 3 == 1))
+            batch = torch.linspace(1, 2, 40, dtype=torch.bfloat16) * (1 + rank + step % 2)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with ballast.gather(model):
+            return model[0].weight.detach().clone()
+
+    return [(trained(False, options), trained(True, options)) for options in ways]

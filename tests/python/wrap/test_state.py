@@ -1,0 +1,135 @@
+"""The optimizer's state as torch and its users know it: read, saved, loaded, taken out."""
+
+from collections import defaultdict
+
+import ballast
+import pytest
+import torch
+from python.wrap.loops import Loop, Run, check_close, mlp
+
+
+def test_state_is_read_as_torchs():
+    plain, ours = Loop().run(), Loop().run(stage=2)
+    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters()):
+        state, expected = ours.optimizer.state[mine], plain.optimizer.state[theirs]
+        assert set(state) == set(expected)
+        assert state["step"] == expected["step"]
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert state[name].shape == expected[name].shape
+            torch.testing.assert_close(state[name] * 1, expected[name])
+    with pytest.raises(ballast.UsageError, match="load_state_dict"):
+        state["exp_avg"].zero_()
+
+
+def test_a_state_dict_goes_to_the_plain_optimizer_and_back(tmp_path):
+    first = Loop(steps=3).run(stage=2)
+    torch.save(first.optimizer.state_dict(), tmp_path / "state.pt")
+    saved = torch.load(tmp_path / "state.pt")
+    assert type(saved["state"][0]["exp_avg"]) is torch.Tensor
+    loop = Loop(steps=6)
+    there = loop.train(first.model, first.optimizer, 3)
+
+    plain_model = mlp()
+    again = Loop(steps=3).run(stage=2)
+    plain_model.load_state_dict(again.model.state_dict())
+    plain = torch.optim.AdamW(plain_model.parameters(), lr=1e-2)
+    plain.load_state_dict(saved)
+    check_close(there, loop.train(plain_model, plain, 3))
+
+    model = mlp()
+    model.load_state_dict(again.model.state_dict())
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    optimizer.load_state_dict(torch.load(tmp_path / "state.pt"))  # torch has gone on in the tensors of the first
+    back = loop.train(model, optimizer, 3)
+    assert back.losses == there.losses
+    assert optimizer.state[model[0].weight]["step"] == 6
+
+
+def test_a_state_dict_is_there_before_the_first_step():
+    optimizer = Loop(steps=0).run(stage=2).optimizer
+    assert optimizer.state_dict()["state"] == {}
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def clear(optimizer):
+    optimizer.state.clear()
+
+
+def replace(optimizer):
+    optimizer.state = defaultdict(dict)
+
+
+def load_a_first(optimizer):
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+
+
+@pytest.mark.parametrize("empty", [clear, replace, load_a_first])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (torch.optim.AdamW, {"stage": 0}),
+        (torch.optim.AdamW, {"stage": 3}),
+        (torch.optim.AdamW, {"stage": 2, "offload": "nvme", "run": "named"}),
+        (torch.optim.RAdam, {"stage": 2}),
+    ],
+    ids=str,
+)
+def test_an_optimizer_whose_state_is_emptied_begins_again(empty, kind, options, tmp_path):
+    def trained(**options):
+        loop, model = Loop(steps=3), mlp()
+        optimizer = kind(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        losses = loop.train(model, optimizer).losses
+        empty(optimizer)
+        loop.steps = 6
+        run = loop.train(model, optimizer, 3)
+        return Run(model, optimizer, losses + run.losses)
+
+    where = {"offload": f"nvme:{tmp_path}"} if "offload" in options else {}
+    plain, ours = trained(), trained(**{**options, **where})
+    with ballast.gather(ours.model):
+        check_close(plain, ours)
+    assert {values["step"].item() for values in ours.optimizer.state.values()} == {3}
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_parameter_takes_the_place_and_the_state_of_another(stage):
+    """As where a parameter grows in training, and its moments with it."""
+
+    def grow(model, optimizer):
+        old, group = model[2].weight, optimizer.param_groups[0]
+        state = optimizer.state.pop(old)
+        more = lambda numbers: torch.cat([numbers, torch.zeros(3, 24)])
+        with ballast.gather(model):
+            grown = torch.nn.Parameter(more(old.detach()))
+        model[2].weight = grown
+        model[2].bias.requires_grad_(False)
+        model[2].forward = lambda batch: batch @ model[2].weight.T
+        group["params"] = [model[2].weight if each is old else each for each in group["params"]]
+        optimizer.state[model[2].weight] = {
+            "step": state["step"],
+            "exp_avg": more(state["exp_avg"]),
+            "exp_avg_sq": more(state["exp_avg_sq"]),
+        }
+
+    def trained(**options):
+        loop, model = Loop(steps=3), mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = ballast.wrap(optimizer, model, **options) if options else optimizer
+        loop.train(model, optimizer)
+        grow(model, optimizer)
+        loop.steps = 6
+        return loop.train(model, optimizer, 3)
+
+    plain, ours = trained(), trained(stage=stage)
+    with ballast.gather(ours.model):
+        check_close(plain, ours)
+    assert torch.equal(plain.optimizer.state[plain.model[2].weight]["step"], torch.tensor(6.0))
+
+
+def test_state_that_is_taken_out_before_the_step_is_refused():
+    run = Loop(steps=1).run(stage=0)
+    run.model(torch.ones(20)).sum().backward()
+    run.optimizer.state.clear()
+    with pytest.raises(ballast.UsageError, match="B1007(.|\n)*between a backward pass and its step"):
+        run.optimizer.step()
