@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
+
+from ballast.wrapper.session import Session
 
 
 class Writers(Enum):
@@ -35,3 +38,9 @@ def moment_name(parameter: str, moment: str) -> str:
     'layer.weight: exp_avg'
     """
     return f"{parameter}: {moment}"
+
+
+def state_aside(session: Session) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+    """Of parameters that are frozen now."""
+    known = ((parameter, session.aside.get(id(parameter))) for _, parameter in session.parameters())
+    return [(parameter, values) for parameter, values in known if values]

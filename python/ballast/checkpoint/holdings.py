@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.held import Held, Writers, moment_name
+from ballast.checkpoint.held import Held, Writers, moment_name, state_aside
 from ballast.checkpoint.manifest import Tensor
 from ballast.checkpoint.own_state import own_state
 from ballast.checks import refuse
@@ -65,7 +65,7 @@ def held_by_torch(model: torch.nn.Module, session: Session, partition: Partition
     partitioned = {id(member.parameter) for member in partition.all_members}
     for name, parameter in parameters_by_name(model, session).items():
         if id(parameter) not in partitioned:
-            yield Held(name, "frozen", parameter.detach(), steps=session.steps_of(parameter))
+            yield Held(name, "frozen", parameter.detach(), steps=_steps_of(session, parameter))
     if session.has_own_step:
         yield from own_state(session, partition, names)
     else:
@@ -75,7 +75,7 @@ def held_by_torch(model: torch.nn.Module, session: Session, partition: Partition
 
 
 def moments_aside(session: Session, names: dict[int, str]) -> Iterator[Held]:
-    for parameter, values in session.aside():
+    for parameter, values in state_aside(session):
         for moment, value in values.items():
             if moment != "step":
                 yield Held(moment_name(names[id(parameter)], moment), "moment", value)
@@ -100,10 +100,17 @@ def entry_of_member(member: Member, partition: Partition, session: Session) -> T
         str(parameter.dtype).removeprefix("torch."),
         parameter.element_size(),
         list(parameter.shape),
-        steps=session.steps_of(parameter, member),
+        steps=_steps_of(session, parameter, member),
     )
     if member.group is not None:
         kind = partition.kind(member)
         assert kind.format is not None
         entry.format, entry.momentum, entry.variance = kind.format.name, kind.momentum, kind.variance
     return entry
+
+
+def _steps_of(session: Session, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
+    """That have trained it."""
+    if member is None or member.group is None:
+        return int(session.aside.get(id(parameter), {}).get("step", 0))
+    return session.steps - member.begun_at

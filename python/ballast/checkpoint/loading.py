@@ -37,7 +37,7 @@ class Loading:
         self._names = parameter_names(model, session)
         self._buffers = buffers_by_name(model)
         with self._together.attempt():
-            session.require_here()
+            session.require_put_away("a checkpoint was to be loaded")
             require_all_partitioned(session, self._names)
             self._checkpoint = manifest.read(directory)
             use_own_names(self._checkpoint, {**self._parameters, **self._buffers})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ballast.checkpoint.agreement import Agreement
-from ballast.checkpoint.held import Held, Writers, moment_name
+from ballast.checkpoint.held import Held, Writers, moment_name, state_aside
 from ballast.checkpoint.manifest import OWN, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
 from ballast.checks import refuse
@@ -34,7 +34,7 @@ def own_state(session: Session, partition: Partition, names: Mapping[int, str]) 
     together.settle()
     shapes = {names[id(parameter)]: parameter.shape for _, parameter in session.parameters()}
     in_turns = session.options.stage == 0
-    frozen = {names[id(parameter)] for parameter, _ in session.aside()}
+    frozen = {names[id(parameter)] for parameter, _ in state_aside(session)}
     for name, kinds in _merged(from_all_ranks(session.group, mine)).items():
         for key, told in kinds.items():
             if isinstance(told, torch.dtype):
@@ -63,7 +63,7 @@ def _of_this_rank(
     for member in partition.members:
         first, count = partition.part(member)
         add(names[id(member.parameter)], session.optimizer.state.get(member.parameter, {}), shape_of(member, count), first)
-    for parameter, values in session.aside():
+    for parameter, values in state_aside(session):
         add(names[id(parameter)], values, parameter.shape, 0)
     return mine, stretches
 

@@ -47,6 +47,11 @@ def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torc
     agree_on_first_numbers(group, (each for each in known.values() if not (waits(each) or each.is_meta)))
 
 
+def require_here(is_away: bool) -> None:
+    if is_away:
+        refuse_order("a training was used that is off its device", needed="optimizer.reload(), on all ranks")
+
+
 def require_loaded(is_whole: bool) -> None:
     if not is_whole:
         refuse_order(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -55,8 +56,8 @@ class Nothing:
 
 
 def at_exit(session: Known) -> Callable[[], None]:
-    """While Python is still whole: torch fails where it is used by destructors after that."""
-    return partial(_close_alone, session)
+    """What is called while Python is still whole: torch fails where it is used by destructors after that."""
+    return atexit.register(partial(_close_alone, session))
 
 
 def _close_alone(session: Known) -> None:

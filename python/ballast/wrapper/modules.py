@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -20,6 +21,20 @@ def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Ite
         by_id.get(id(parameter), Member(parameter, name, None)) for name, parameter in named_parameters(model)
     ]
     return units_of_modules(model, members, kinds)
+
+
+def outside_of(units: Iterable[UnitOfMembers], members: Iterable[Member]) -> set[int]:
+    """Ids of parameters that no module of the model has any more, or yet. Where modules gather them, nobody would."""
+    there = {id(member) for unit in units for member in unit.members}
+    return {id(member.parameter) for member in members if id(member) not in there}
+
+
+def refuse_outside(name: str) -> NoReturn:
+    refuse(
+        "a parameter was used that no module of the model had when others were partitioned, by modules in stage 3",
+        where=f"parameter {name}",
+        needed="a model that has it; or stage=2",
+    )
 
 
 def units_of_modules(

@@ -136,13 +136,13 @@ class WrappedOptimizer(Optimizer):
     def close(self) -> None:
         """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of
         no use any more. One that is deleted instead leaves parameters that are partitioned over ranks without their numbers."""
-        self.state.clear()
         self._ballast.close(together=True)
+        self.state.clear()
 
     def __del__(self) -> None:
         if "_ballast" in self.__dict__:
-            self.state.clear()
             self._ballast.close(together=False)
+            self.state.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         _refuse_copy("copied")

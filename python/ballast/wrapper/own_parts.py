@@ -3,7 +3,7 @@ from, and moments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from ballast.wrapper.everybody import sum_in_fp32
 from ballast.wrapper.memory import return_freed_memory
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
-from ballast.wrapper.waiting import Waiting, comes, end_waiting, let_come
+from ballast.wrapper.waiting import Waiting, comes, end_waiting, let_come, lose, waits
 
 Kind = _core.Moment | None  # None: the parameter itself
 
@@ -24,14 +24,25 @@ class Stretch:
     """Of a parameter's elements."""
 
     first: int
+    count: int
     numbers: Mapping[Kind, torch.Tensor]  # in fp32
 
-    @property
-    def count(self) -> int:
-        return len(self.numbers[None])
+    @staticmethod
+    def read(part: _core.StatePart, kinds: Iterable[Kind]) -> Stretch:
+        stretch = Stretch(part.first, part.count, {kind: torch.empty(part.count) for kind in kinds})
+        stretch.part(part.first, part.count).copy_from(part)
+        return stretch
 
     def has(self, element: int) -> bool:
         return self.first <= element < self.first + self.count
+
+    def completed(self, part: _core.StatePart) -> Stretch:
+        """With the parameter as it is there, where this has moments alone."""
+        if None in self.numbers:
+            return self
+        begin = part.first - self.first
+        moments = {kind: numbers[begin : begin + part.count] for kind, numbers in self.numbers.items()}
+        return Stretch(part.first, part.count, {**Stretch.read(part, [None]).numbers, **moments})
 
     def part(self, first: int, count: int) -> _core.StatePart:
         def address(kind: Kind) -> int:
@@ -53,10 +64,14 @@ class Taken:
     parameter: torch.nn.Parameter
     kinds: list[Kind]
     stretches: list[Stretch]
+    version: int = 0  # torch's, of what is in its memory
 
-    def forget_moments(self) -> None:
-        self.kinds = [None]
-        self.stretches = [Stretch(each.first, {None: each.numbers[None]}) for each in self.stretches]
+    def keep(self, kinds: Iterable[Kind]) -> None:
+        """These, and forget others."""
+        self.kinds = [*kinds]
+        self.stretches = [
+            Stretch(each.first, each.count, {kind: each.numbers[kind] for kind in self.kinds}) for each in self.stretches
+        ]
 
 
 class OwnParts:
@@ -85,30 +100,42 @@ class OwnParts:
 
         def take(part: _core.StatePart) -> None:
             taken = self._of[id(partition.member_of(part).parameter)]
-            stretch = Stretch(part.first, {kind: torch.empty(part.count) for kind in taken.kinds})
-            stretch.part(part.first, part.count).copy_from(part)
-            taken.stretches.append(stretch)
+            taken.stretches.append(Stretch.read(part, taken.kinds))
 
         partition.look_at_parts(take)
 
     def let_come(self) -> None:
         """Their partition is gone, or the next one could not be made."""
-        if self._awaited is not None:
-            for taken in self._of.values():
+        for taken in self._of.values():
+            if self._awaited is not None and None in taken.kinds:
                 let_come(taken.parameter, self._awaited)
+            taken.version = taken.parameter._version
+
+    def _is_written(self, taken: Taken) -> bool:
+        """Since then, or read from files, which counts."""
+        if self._awaited is not None:
+            return not comes(taken.parameter)
+        return bool(taken.parameter._version != taken.version)
 
     def forget_moments(self) -> None:
         for taken in self._of.values():
-            taken.forget_moments()
+            taken.keep(kind for kind in taken.kinds if kind is None)
+
+    def begin_again(self) -> None:
+        """With a checkpoint, which has what was lost, and all moments."""
+        if self._is_torn:
+            self._of, self._is_torn = {}, False
+        self.forget_moments()
 
     def take_moments(self, *, but_of: Collection[int]) -> State:
         """Of parameters with other ids than these, whole. They are trained no more: of them nothing else is kept, but where
         nobody else has their numbers."""
         state: State = {}
-        for key in [key for key in self._of if key not in but_of]:
-            taken = self._of[key]
+        left = {key: taken for key, taken in self._of.items() if key not in but_of}
+        for key, taken in left.items():
             state[key] = {name: self._whole(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
-            taken.forget_moments()
+        for key, taken in left.items():
+            taken.keep(kind for kind in taken.kinds if kind is None)
             if self._awaited is None:
                 del self._of[key]
         return state
@@ -123,8 +150,9 @@ class OwnParts:
                 "a training was to go on whose numbers were lost on the way from one plan to another",
                 needed="ballast.load_checkpoint(), after what had failed is mended",
             )
-        if self._awaited is not None:
-            self._of = {key: taken for key, taken in self._of.items() if comes(taken.parameter)}  # not: read from files since
+        for taken in self._of.values():
+            if self._is_written(taken):
+                taken.keep(kind for kind in taken.kinds if kind is not None)
         try:
             partition = make()
         except BaseException:
@@ -136,7 +164,7 @@ class OwnParts:
         except BaseException:
             self._is_torn = True
             partition.release(together=False)
-            self.let_come()
+            self._lose([member.parameter for member in partition.all_members])
             raise
         return partition
 
@@ -147,7 +175,8 @@ class OwnParts:
         def change(part: _core.StatePart) -> None:
             stretch = own.get(id(partition.member_of(part).parameter))
             if stretch is not None and stretch.has(part.first):
-                part.copy_from(stretch.part(part.first, part.count))
+                completed = stretch.completed(part)  # which has to last
+                part.copy_from(completed.part(part.first, part.count))
 
         if own:  # as on all ranks
             partition.change_parts(change, partition.steps, lambda: None)
@@ -158,13 +187,21 @@ class OwnParts:
         numbers = {kind: self._whole(taken, kind).view(-1)[first : first + count].clone() for kind in taken.kinds}
         taken.stretches = []
         return_freed_memory()  # small blocks and large ones in turn leave holes in the heap
-        return Stretch(first, numbers)
+        return Stretch(first, count, numbers)
+
+    def _lose(self, partitioned: list[torch.nn.Parameter]) -> None:
+        if self._awaited is not None:
+            left = [taken.parameter for taken in self._of.values() if waits(taken.parameter)]
+            for parameter in partitioned + left:
+                lose(parameter, self._awaited)
 
     def give_back(self) -> None:
         """What is left is torch's again, if it was not all the time."""
         if self._awaited is None or self._is_torn:
             return
         for taken in self._of.values():
+            if None not in taken.kinds:
+                continue
             parameter = taken.parameter
             whole = self._whole(taken, None).to(parameter.device, parameter.dtype)
             end_waiting(parameter)

@@ -87,10 +87,15 @@ class Partition(KeptNumbers):
             if isinstance(member.parameter.grad, TakenGradient):
                 member.parameter.grad = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Gradients have come since the last step."""
+        return self._arrivals.passes > 0 or bool(self._passes)
+
     def end_step(self) -> None:
         """That has begun: whoever ends in the middle of one ends the training of all ranks."""
         try:
-            [begun] = self._group.all_reduce([int(self._arrivals.passes > 0 or bool(self._passes))])
+            [begun] = self._group.all_reduce([int(self.has_begun)])
             if begun > 0:
                 self.step(discard=not self._updates_in_backward)
         except FailureError as error:  # what this rank has is given back all the same
@@ -210,6 +215,7 @@ class Partition(KeptNumbers):
 
     def _agree(self, *, count: bool = True) -> int:
         """All ranks complete the same passes, and take over parameters that were written to."""
+        self._residence.make_room()  # what was used last may be frozen, and no gradient tells when it was
         if self._passes is not None:
             return self._passes
         ranks, rank = self._group.size, self._group.rank
@@ -277,10 +283,10 @@ class Partition(KeptNumbers):
     def discard(self) -> bool:
         """Gradients that have come since the last step count for nothing. Whether there were any. All ranks do this
         together."""
-        if self._arrivals.passes == 0 and not self._passes:
-            return False
-        self.step(discard=True)
-        return True
+        has_begun = self.has_begun
+        if has_begun:
+            self.step(discard=True)
+        return has_begun
 
     def _take_assigned(self) -> None:
         """Gradients that were not computed by backward(), but put in their places."""

@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,19 +17,19 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.wrapper.calls import Calls
 from ballast.wrapper.choosing import Training, settled
-from ballast.wrapper.entering import begin_alike, require_loaded, require_same_run, require_untrained
+from ballast.wrapper.entering import begin_alike, require_here, require_loaded, require_same_run, require_untrained
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.hooks import OnGradient, at_exit
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step, warn_of_step
-from ballast.wrapper.modules import units_of_model
+from ballast.wrapper.modules import outside_of, refuse_outside, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition, StepNumbers
 from ballast.wrapper.state import is_what_is_there, read_of
-from ballast.wrapper.units import Member, UnitOfMembers, gpu_of, names_of, regrouped, require_known, units_of
+from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, names_of, require_known, units_of
 from ballast.wrapper.updates import State, Updates, merged, steps_in
-from ballast.wrapper.waiting import Waiting, begin_waiting, make_the_rest
+from ballast.wrapper.waiting import Waiting, begin_waiting, lose_what_comes, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
 
@@ -49,7 +49,7 @@ class Session:
         options: WrapOptions,
     ):
         self._optimizer = weakref.ref(optimizer)
-        self._model = model if model is None else weakref.ref(model)
+        self._model = weakref.ref(model) if model is not None else lambda: None
         self._ranks = ranks
         self.group = ranks.of_data
         self._asked = options
@@ -57,19 +57,19 @@ class Session:
         self._updates = updates
         self._partition: Partition | None = None
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
-        self._groups: list[tuple[int, int]] = []  # the library's: place in param_groups, and steps before its first one
+        self._groups = Groups()
         self._hooks: dict[int, Any] = {}  # by id of the parameter
         self._loaded: State | None = None  # waits for the partition
-        self._aside: State = {}  # of parameters that are frozen now
+        self._unbegun: State | None = None  # what a partition could not begin with
+        self._outside: set[int] = set()  # ids of parameters that no module has
+        self.aside: State = {}  # of parameters that are frozen now
         self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
         self._waiting = Waiting(weakref.ref(self))  # where parameters are in no partition
         self._process = os.getpid()
         self.holds = False  # gradients, until more come
         self._at_exit = at_exit(weakref.ref(self))
-        atexit.register(self._at_exit)
         self.last: _core.StepResult | None = None
-        self.skipped, self.is_half_loaded = 0, False
-        self._is_away = False  # from the device
+        self.skipped, self.is_half_loaded, self._is_away = 0, False, False  # away from the device
         require_untrained(model, (each for _, each in self.parameters()), options.stage)
         begin_waiting(model, (each for _, each in self.parameters()), self.group, self._waiting)
         begin_alike(self.group, model, (each for _, each in self.parameters()))
@@ -85,7 +85,7 @@ class Session:
 
     @property
     def model(self) -> torch.nn.Module:
-        model = None if self._model is None else self._model()
+        model = self._model()
         if model is None:
             refuse("stage 3 was asked for without a model", needed="ballast.wrap(optimizer, model, stage=3)")
         return model
@@ -106,22 +106,26 @@ class Session:
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(tell)
 
     def names(self) -> dict[int, str]:
-        model = None if self._model is None else self._model()
-        return names_of(self.optimizer.param_groups, model)
+        return names_of(self.optimizer.param_groups, self._model())
 
     # --- The partition ---
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
-        self.partition().arrived(parameter, hold=self.holds)
+        partition = self.partition()
+        if id(parameter) in self._outside:
+            refuse_outside(self.names()[id(parameter)])
+        partition.arrived(parameter, hold=self.holds)
 
     def before_forward(self, module: torch.nn.Module) -> None:
         """Partitions, where that has to be, before it runs."""
         begins_step = torch.is_grad_enabled()
-        if self.options.keeps_parameters_whole and not begins_step:
+        are_whole = self.options.keeps_parameters_whole
+        if are_whole and not begins_step or (are_whole or self._partition is None) and not self._trained():
             return
+        if self._of_this_step is not None and not self._of_this_step.has_begun:
+            self._of_this_step = None  # no gradient came of the calls before, such as an evaluation's
         known = None if self._partition is None else weakref.ref(self._partition)  # it may go, and its memory
-        with torch.inference_mode(False):  # what an evaluation begins with is trained later
-            partition = self.partition() if begins_step else self.partition_now()
+        partition = self.partition() if begins_step else self.partition_now()
         partition.require_not_updated("a model was called")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this one
@@ -145,27 +149,36 @@ class Session:
 
     def partition_now(self) -> Partition:
         """The same, without a step that begins: parameters can still be frozen and thawed."""
-        self.require_here()
+        require_here(self._is_away)
         require_loaded(not self.is_half_loaded)
-        return self._of_this_step or self._look_up()
+        with torch.inference_mode(False):  # what an evaluation begins with is trained later
+            return self._of_this_step or self._look_up()
 
-    def require_here(self) -> None:
-        if self._is_away:
-            refuse_order("a training was used that is off its device", needed="optimizer.reload(), on all ranks")
+    def require_put_away(self, what: str) -> None:
+        require_here(self._is_away)
+        if self._partition is not None:
+            self._partition.require_put_away(what)
 
     def _look_up(self) -> Partition:
         self.watch()
-        trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
+        trained = self._trained()
         if self._partition is not None:
+            if not trained:  # for the sake of what goes into the model: nothing moves
+                return self._partition
+            if self._unbegun is not None:
+                self._begin_state(self._partition, self._unbegun)
             left = self._updates.left_of_state(self.optimizer, self._partition)
             if self._loaded is None and left is not None:
                 self._loaded = read_of(left)
-            known = {id(member.parameter) for member in self._partition.members}
+            known = self._outside | {id(member.parameter) for member in self._partition.members}
             is_same = known == {id(each) for _, each in trained}
             if is_same and self._loaded is None:
                 return self._partition
             require_same_run(self.options.run, is_same)
         return self._make_partition(trained)
+
+    def _trained(self) -> list[tuple[int, torch.nn.Parameter]]:
+        return [(number, each) for number, each in self.parameters() if each.requires_grad]
 
     def _make_partition(self, trained: list[tuple[int, torch.nn.Parameter]]) -> Partition:
         state, steps = self._loaded, 0
@@ -173,17 +186,17 @@ class Session:
             moments = [] if state is not None else self.names_of_moments()
             if state is None:
                 steps = self._partition.steps
-                state = {**self._aside, **self._updates.take_out(self.optimizer, self._partition)}
+                state = {**self.aside, **self._updates.take_out(self.optimizer, self._partition)}
             self._take_apart(moments)
-        state = merged(state or {}, self._own_parts.take_moments(but_of={id(each) for _, each in trained}))
         try:
+            state = merged(state or {}, self._own_parts.take_moments(but_of={id(each) for _, each in trained}))
             self._partition = self._own_parts.hand_over(partial(self._partition_of, trained, state, steps))
         except BaseException:
             self._loaded = state  # which is nowhere else any more
-            self._show(merged(state, self._own_parts.shown()))
+            self._show(merged(state or {}, self._own_parts.shown()))
             raise
         self._loaded, self._own_parts = None, OwnParts()
-        self._begin_state(state)
+        self._begin_state(self._partition, state)
         if self.group.rank == 0:
             log.info("what each rank keeps:\n%s", self._partition.ledger(self._own_state()))
         return self._partition
@@ -194,7 +207,7 @@ class Session:
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         names = self.names()
-        self._groups = []
+        self._groups = Groups()
         members = [
             self._member(parameter, names[id(parameter)], number, steps - made.get(id(parameter), 0))
             for number, parameter in trained
@@ -202,24 +215,28 @@ class Session:
         self.options = self._settled(members)
         units, is_whole = self._units(members, self.options.stage), self.options.keeps_parameters_whole
         reside: Callable[..., Any] = WholeParameters if is_whole else partial(Window, self.model, self.group)
-        if self._model is not None:
-            make_the_rest(self.model, (member.parameter for unit in units for member in unit.members))
+        if (model := self._model()) is not None:
+            make_the_rest(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
+        self._outside = outside_of(units, members)
         partition = Partition(units, self._ranks, self.numbers, options, reside)
-        if steps > 0 or self._loaded is not None:
-            partition.continue_from(steps)
+        with ExitStack() as undoing:
+            undoing.callback(partition.release, together=False)
+            if steps > 0 or self._loaded is not None:
+                partition.continue_from(steps)
+            undoing.pop_all()
         if is_whole:
             self._calls.leave_modules()
         return partition
 
-    def _begin_state(self, state: State) -> None:
-        optimizer, partition = self.optimizer, self._partition
-        assert partition is not None
+    def _begin_state(self, partition: Partition, state: State) -> None:
+        self._unbegun = state
         now = {id(member.parameter) for member in partition.members}
-        self._aside = {key: values for key, values in state.items() if key not in now}
-        self._show(self._aside)
-        self._updates.begin(optimizer, partition, state)
+        self.aside = {key: values for key, values in state.items() if key not in now}
+        self._show(self.aside)
+        self._updates.begin(self.optimizer, partition, state)
+        self._unbegun = None
 
     def _show(self, state: State) -> None:
         self.optimizer.state.clear()
@@ -228,24 +245,21 @@ class Session:
                 self.optimizer.state[parameter] = state[id(parameter)]
 
     def _settled(self, members: list[Member]) -> WrapOptions:
-        rule, has_model = self._updates.rule(self.optimizer.param_groups[0]), self._model is not None
+        rule, has_model = self._updates.rule(self.optimizer.param_groups[0]), self._model() is not None
         asked = without_gpu(self._asked) if gpu_of(members) is None else self._asked
         return settled(asked, Training(self.group, rule, members, has_model, partial(self._units, members)))
 
     def _units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         return units_of_model(self.model, members, self.options.units) if stage == 3 else units_of(members)
 
-    def _member(self, parameter: torch.nn.Parameter, name: str, number: int, begun_at: int) -> Member:
-        if (number, begun_at) not in self._groups:
-            self._groups.append((number, begun_at))
-        group = self._groups.index((number, begun_at))
+    def _member(self, parameter: torch.nn.Parameter, name: str, place: int, begun_at: int) -> Member:
+        group = self._groups.number(place, begun_at)
         return Member(parameter, name, group, begun_at, self._ranks.counts(parameter))
 
     def numbers(self) -> StepNumbers:
-        groups = self.optimizer.param_groups
         return StepNumbers(
-            rules=[self._updates.rule(groups[number]) for number, _ in self._groups],
-            begun_at=[begun_at for _, begun_at in self._groups],
+            rules=[self._updates.rule(self.optimizer.param_groups[place]) for place in self._groups.places],
+            begun_at=self._groups.begun_at,
             max_norm=self.options.max_norm,
             own_step=None if self._updates.own_step is None else self._own_step,
         )
@@ -259,10 +273,9 @@ class Session:
         assert self._partition is not None
         self._partition.require_put_away("other parameters were to be trained, or with other state,")
         self._partition.end_step()
-        own_parts = OwnParts(self._partition, moments, None if self.options.keeps_parameters_whole else self._waiting)
+        self._own_parts = OwnParts(self._partition, moments, None if self.options.keeps_parameters_whole else self._waiting)
         self._drop_partition(gathers=False)
-        self._own_parts = own_parts
-        own_parts.let_come()
+        self._own_parts.let_come()
 
     def _drop_partition(self, together: bool = True, gathers: bool = True) -> None:
         assert self._partition is not None
@@ -305,8 +318,7 @@ class Session:
 
     def _own_state(self) -> tuple[_core.Tier, int]:
         """Where it lives, and its bytes, if it is in memory that is not the library's."""
-        partition = self._partition
-        kept = 0 if partition is None else self._updates.state_bytes(self.optimizer, partition)
+        kept = 0 if self._partition is None else self._updates.state_bytes(self.optimizer, self._partition)
         return _core.Tier[self.options.tier_of_state], kept
 
     # --- While something else needs the device ---
@@ -328,10 +340,9 @@ class Session:
 
     def load(self, state: State) -> None:
         """Whole, or this rank's part of it; taken over when the next step begins. All ranks do this together."""
-        is_first = self._partition is None and self._loaded is None
-        if not state and is_first or state and is_what_is_there(state, self.optimizer.state):
+        if is_what_is_there(state, self.optimizer.state) if state else self._partition is None and self._loaded is None:
             return
-        self._loaded, self._of_this_step = read_of(state), None
+        self._loaded, self._of_this_step, self._unbegun = read_of(state), None, None
         self._own_parts.forget_moments()
         self._show(self._loaded)
 
@@ -349,35 +360,22 @@ class Session:
         """The partition, for state of so many steps that is about to be written to it; `is_half_loaded` is taken back
         when that is done. `made` are the steps that have trained each parameter, by its id. All ranks do this together."""
         self.watch()
-        trained = [(number, each) for number, each in self.parameters() if each.requires_grad]
+        trained = self._trained()
         self.is_half_loaded = True
-        self._loaded, self._of_this_step, self._own_parts = None, None, OwnParts()
+        self._loaded = self._of_this_step = self._unbegun = None
+        self._own_parts.begin_again()
         begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in trained}
-        groups = None if self._partition is None else regrouped(self._partition.members, begun)
-        if groups is not None:
-            self._groups = groups
-        else:
+        if self._partition is None or not self._groups.regroup(self._partition.members, begun):
             if self._partition is not None:
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             self._partition = self._own_parts.hand_over(partial(self._partition_of, trained, state, steps))
             self._own_parts = OwnParts()
-        self._aside = aside
+        self.aside = aside
         self._show(aside)
         assert self._partition is not None
         self._updates.begin(self.optimizer, self._partition, {})
         return self._partition
-
-    def aside(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
-        """State of parameters that are frozen now."""
-        known = ((parameter, self._aside.get(id(parameter))) for _, parameter in self.parameters())
-        return [(parameter, values) for parameter, values in known if values]
-
-    def steps_of(self, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
-        """That have trained it."""
-        if member is None or member.group is None:
-            return int(self._aside.get(id(parameter), {}).get("step", 0))
-        return self.steps - member.begun_at
 
     # --- The end ---
 
@@ -398,3 +396,5 @@ class Session:
             self._drop_partition(together)
         elif together or self.group.size == 1:
             self._own_parts.give_back()
+        if (model := self._model()) is not None:
+            lose_what_comes(model, self._waiting)

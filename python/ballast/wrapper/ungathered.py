@@ -73,4 +73,4 @@ def _flat(*values: Any) -> list[Any]:
 
 def nothing_like(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
     """With the shape, and one number's memory."""
-    return torch.full((1,), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
+    return torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)

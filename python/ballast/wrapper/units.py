@@ -83,22 +83,38 @@ def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
     return [unit for unit in reversed(range(len(units))) if units[unit].trained]
 
 
-def regrouped(
-    members: Iterable[Member], begun: Mapping[int, tuple[int, int]]
-) -> list[tuple[int, int]] | None:
-    """The groups, where they need other numbers only, which their members get; else None. `begun`, by id of the parameter:
-    its place in param_groups, and the steps before its first one."""
-    members = list(members)
-    groups: dict[int, tuple[int, int]] = {}
-    for member in members:
-        now = begun.get(id(member.parameter))
-        if member.group is None or now is None or groups.setdefault(member.group, now) != now:
-            return None
-    if len(members) != len(begun):
-        return None
-    for member in members:
-        member.begun_at = begun[id(member.parameter)][1]
-    return [groups[number] for number in range(len(groups))]
+class Groups:
+    """The library's: of parameters with the same place in param_groups, and as many steps before their first one."""
+
+    def __init__(self) -> None:
+        self._of: list[tuple[int, int]] = []
+
+    def number(self, place: int, begun_at: int) -> int:
+        if (place, begun_at) not in self._of:
+            self._of.append((place, begun_at))
+        return self._of.index((place, begun_at))
+
+    @property
+    def places(self) -> list[int]:
+        return [place for place, _ in self._of]
+
+    @property
+    def begun_at(self) -> list[int]:
+        return [begun_at for _, begun_at in self._of]
+
+    def regroup(self, members: Sequence[Member], begun: Mapping[int, tuple[int, int]]) -> bool:
+        """Whether they need other numbers only, which their members get. `begun`, by id of the parameter: place, and steps."""
+        groups: dict[int, tuple[int, int]] = {}
+        for member in members:
+            now = begun.get(id(member.parameter))
+            if member.group is None or now is None or groups.setdefault(member.group, now) != now:
+                return False
+        if len(members) != len(begun):
+            return False
+        for member in members:
+            member.begun_at = begun[id(member.parameter)][1]
+        self._of = [groups[number] for number in range(len(groups))]
+        return True
 
 
 def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:

@@ -60,6 +60,19 @@ def let_come(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
     parameter.__class__ = Ungathered
 
 
+def lose(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
+    """The same, and nobody has its numbers any more."""
+    let_come(parameter, waiting)
+    del parameter.ballast_origin
+
+
+def lose_what_comes(model: torch.nn.Module, waiting: Waiting) -> None:
+    """Nobody will bring it."""
+    for parameter in model.parameters():
+        if comes(parameter) and parameter.ballast_window is waiting:
+            lose(parameter, waiting)
+
+
 def comes(parameter: torch.nn.Parameter) -> bool:
     """Nothing else was said of it since."""
     return isinstance(getattr(parameter, "ballast_origin", None), Coming)

@@ -181,6 +181,11 @@ class Window:
         self._depth -= 1
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
+    def _leave_calls(self) -> None:
+        """There are none: what began and is there was interrupted, from the keyboard, say, which torch calls no hooks for."""
+        while self._depth > 0:
+            self._leave_call()
+
     def _savers(self, outer: tuple[Any, Any] | None) -> tuple[Any, Any]:
         """What is no parameter goes to whoever saves tensors around here: activation checkpointing, for instance."""
 
@@ -296,10 +301,8 @@ class Window:
     # --- As a residence ---
 
     def after_step(self) -> None:
-        """Updates go on while the next forward pass begins. No call of a module does: what began and is there was interrupted,
-        from the keyboard, say, which torch calls no hooks for."""
-        while self._depth > 0:
-            self._leave_call()
+        """Updates go on while the next forward pass begins."""
+        self._leave_calls()
 
     def take_over_changes(self) -> bool:
         return False
@@ -333,6 +336,7 @@ class Window:
         if together and gathers:
             self._give_back_all()
         self.make_room()
+        self._leave_calls()
         self._is_left, self._is_over = not together, True
         self._lent, self._now = {}, LentTensors((), ())
         del self._core

@@ -1,4 +1,4 @@
-"""Trainings of ranks in which other parameters are trained on the way, or with other state."""
+"""Trainings in which other parameters are trained on the way, or with other state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ import ballast
 import torch
 from python.wrap.bodies import Trained, loop_of
 from python.wrap.loops import mlp
+
+
+def step(model, optimizer):
+    model(torch.ones(20)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def evaluated(**options):
+    """A model that has trained for a step, and was evaluated: in stage 3 its last unit is gathered."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = ballast.wrap(optimizer, model, **{"stage": 3, "units": "Linear", **options})
+    step(model, optimizer)
+    with torch.no_grad():
+        model(torch.ones(20))
+    return model, optimizer
+
+
+def freeze_a_layer(model, optimizer):
+    model[0].requires_grad_(False)
 
 
 def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:

@@ -6,28 +6,9 @@ import weakref
 import ballast
 import pytest
 import torch
-from ballast import _core
-from ballast.wrapper import session
-from ballast.wrapper.partition import Partition
 from python.wrap import uncommon
-from python.wrap.loops import Tower, mlp
-
-
-def evaluated(**options):
-    """A model that has trained for a step, and was evaluated: in stage 3 its last unit is gathered."""
-    torch.manual_seed(0)
-    model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, units="Linear", **options)
-    step(model, optimizer)
-    with torch.no_grad():
-        model(torch.ones(20))
-    return model, optimizer
-
-
-def step(model, optimizer):
-    model(torch.ones(20)).square().sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+from python.wrap.loops import Tower
+from python.wrap.plans import evaluated, freeze_a_layer, step
 
 
 def freeze(model, optimizer, _):
@@ -56,10 +37,6 @@ def test_after_an_evaluation(look, tmp_path):
     step(model, optimizer)
 
 
-def freeze_a_layer(model, optimizer):
-    model[0].requires_grad_(False)
-
-
 def load(model, optimizer):
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
@@ -86,63 +63,6 @@ def test_a_run_with_a_name_keeps_its_plan(tmp_path):
     assert optimizer.steps == 2
 
 
-@pytest.mark.parametrize("stage, fails_at", [(2, "Training"), (3, "Training"), (3, "Window")])
-def test_a_plan_that_cannot_be_made_loses_nothing(stage, fails_at, monkeypatch):
-    """Before anything of it is there, or when parameters are in it already."""
-
-    def trained(fails):
-        model = mlp()
-        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
-        step(model, optimizer)
-        freeze_a_layer(model, optimizer)
-        if fails:
-            fail_once(monkeypatch, _core if fails_at == "Training" else session, fails_at)
-            with pytest.raises(MemoryError):
-                model(torch.ones(20))
-        return model, optimizer
-
-    (ours, closed), (undisturbed, other) = trained(True), trained(False)
-    step(undisturbed, other)
-    step(ours, closed)
-    for optimizer in (closed, other):
-        optimizer.close()
-    assert all(map(torch.equal, ours.parameters(), undisturbed.parameters()))
-    again, optimizer = trained(True)
-    optimizer.close()
-    assert all(torch.isfinite(each).all() for each in again.parameters())
-    assert torch.equal(again[0].weight, ours[0].weight)  # frozen since the first step
-
-
-def test_numbers_that_were_lost_on_the_way_to_a_plan_are_not_trained_with(monkeypatch, tmp_path):
-    model, optimizer = evaluated()
-    ballast.save(tmp_path, model, optimizer)
-    freeze_a_layer(model, optimizer)
-    fail_once(monkeypatch, Partition, "change_parts")
-    with pytest.raises(MemoryError):
-        model(torch.ones(20))
-    for _ in range(2):
-        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*lost on the way(.|\n)*load_checkpoint"):
-            model(torch.ones(20))
-    ballast.load_checkpoint(tmp_path, model, optimizer)
-    step(model, optimizer)
-    unfailing, other = evaluated()
-    freeze_a_layer(unfailing, other)
-    step(unfailing, other)
-    assert len(model[0]._forward_pre_hooks) == len(unfailing[0]._forward_pre_hooks)
-    with ballast.gather(model), ballast.gather(unfailing):
-        assert all(map(torch.equal, model.parameters(), unfailing.parameters()))
-
-
-def fail_once(monkeypatch, owner, name):
-    real = getattr(owner, name)
-
-    def failing(*_, **__):
-        monkeypatch.setattr(owner, name, real)
-        raise MemoryError
-
-    monkeypatch.setattr(owner, name, failing)
-
-
 @pytest.mark.parametrize("change", [freeze_a_layer, lambda model, optimizer: optimizer.close()], ids=["freeze", "close"])
 def test_what_is_gathered_cannot_be_planned_anew(change):
     model, optimizer = evaluated()
@@ -154,6 +74,16 @@ def test_what_is_gathered_cannot_be_planned_anew(change):
     with ballast.gather(model):
         assert all(map(torch.equal, model.parameters(), before))
     step(model, optimizer)
+    assert optimizer.steps == 2
+
+
+def test_no_checkpoint_is_loaded_where_parameters_are_gathered(tmp_path):
+    model, optimizer = evaluated()
+    ballast.save(tmp_path, model, optimizer)
+    with ballast.gather(model), pytest.raises(ballast.UsageError, match="B1007 a checkpoint was to be loaded while"):
+        ballast.load_checkpoint(tmp_path, model, optimizer)
+    step(model, optimizer)
+    assert optimizer.steps == 2
 
 
 def method_losses(stage):

@@ -1,0 +1,175 @@
+"""Where another plan cannot be made: nothing is lost that need not be, and what is lost is not trained with."""
+
+import ballast
+import pytest
+import torch
+from ballast import _core
+from ballast.wrapper import session
+from ballast.wrapper.own_parts import OwnParts
+from ballast.wrapper.partition import Partition
+from python.wrap.plans import evaluated, freeze_a_layer, step
+
+
+def fail_once(monkeypatch, owner, name):
+    real = getattr(owner, name)
+
+    def failing(*_, **__):
+        monkeypatch.setattr(owner, name, real)
+        raise MemoryError
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+def fail(monkeypatch, model, owner=_core, name="Training"):
+    fail_once(monkeypatch, owner, name)
+    with pytest.raises(MemoryError):
+        model(torch.ones(20))
+
+
+def same(model, other):
+    with ballast.gather(model), ballast.gather(other):
+        return all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+FAILURES = [(OwnParts, "take_moments"), (_core, "Training"), (Partition, "continue_from")]
+
+
+@pytest.mark.parametrize(
+    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (session, "Window"))]
+)
+def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
+    """Before anything of it is there, or when parameters are in it already."""
+
+    def trained(fails):
+        model, optimizer = evaluated(stage=stage)
+        freeze_a_layer(model, optimizer)
+        if fails:
+            fail(monkeypatch, model, *failure)
+        return model, optimizer
+
+    (ours, closed), (undisturbed, other) = trained(True), trained(False)
+    for _ in range(2):
+        step(undisturbed, other)
+        step(ours, closed)
+    assert len(ours[0]._forward_pre_hooks) == len(undisturbed[0]._forward_pre_hooks)
+    assert closed.steps == 3
+    for optimizer in (closed, other):
+        optimizer.close()
+    assert same(ours, undisturbed)
+    again, optimizer = trained(True)
+    optimizer.close()
+    assert all(torch.isfinite(each).all() for each in again.parameters())
+    assert torch.equal(again[0].weight, ours[0].weight)  # frozen since the first step
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_moments_that_could_not_be_written_are_written_later(stage, monkeypatch):
+    def trained(fails):
+        model, optimizer = evaluated(stage=stage)
+        freeze_a_layer(model, optimizer)
+        step(model, optimizer)
+        model[0].requires_grad_(True)
+        if fails:
+            fail(monkeypatch, model, Partition, "write_moments")
+        step(model, optimizer)
+        assert optimizer.state[model[0].bias]["step"] == 2
+        return model
+
+    assert same(trained(True), trained(False))
+
+
+def test_state_that_does_not_fit_is_refused_until_other_state_is_loaded():
+    model, optimizer = evaluated()
+    good = {number: dict(values) for number, values in torch.optim.AdamW(model.parameters()).state_dict()["state"].items()}
+    bad = optimizer.state_dict()
+    bad["state"] = {**bad["state"], 1: {**bad["state"][1], "exp_avg": torch.zeros(7)}}
+    optimizer.load_state_dict(bad)
+    for _ in range(2):
+        with pytest.raises(ballast.UsageError, match="B1001 state of 7 elements was loaded(.|\n)*0.bias"):
+            model(torch.ones(20))
+    optimizer.load_state_dict({**bad, "state": good})
+    step(model, optimizer)
+    assert optimizer.steps == 1
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_is_loaded_after_a_failure_is_trained_with_the_state_so_far(stage, monkeypatch, tmp_path):
+    other, unneeded = evaluated()
+    with torch.no_grad(), ballast.gather(other):
+        other[0].weight.fill_(0.25)
+        other[2].weight.fill_(0.5)
+    ballast.export(other, tmp_path / "other.safetensors")
+
+    def trained(fails):
+        model, optimizer = evaluated(stage=stage)
+        freeze_a_layer(model, optimizer)
+        if fails:
+            fail(monkeypatch, model)
+        ballast.load(model, tmp_path / "other.safetensors")
+        step(model, optimizer)
+        assert optimizer.steps == 2
+        return model
+
+    ours, undisturbed = trained(True), trained(False)
+    assert same(ours, undisturbed)
+    with ballast.gather(ours):
+        assert torch.equal(ours[0].weight, torch.full((24, 20), 0.25))
+
+
+def test_a_checkpoint_that_could_not_be_loaded_leaves_what_there_was(monkeypatch, tmp_path):
+    model, optimizer = evaluated()
+    ballast.save(tmp_path, model, optimizer)
+    with ballast.gather(model):
+        before = [each.detach().clone() for each in model.parameters()]
+    freeze_a_layer(model, optimizer)
+    for _ in range(2):
+        fail_once(monkeypatch, _core, "Training")
+        with pytest.raises(MemoryError):
+            ballast.load_checkpoint(tmp_path, model, optimizer)
+    optimizer.close()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_numbers_that_never_came_are_not_trained_with(tmp_path):
+    ballast.save(tmp_path, *evaluated())
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(20, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5))
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, memory="1KiB")
+    with pytest.raises(ballast.OutOfMemoryError):
+        ballast.load_checkpoint(tmp_path, model, optimizer)
+    optimizer.close()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    with pytest.raises(ballast.UsageError, match="B1007 training was to begin with(.|\n)*no numbers"):
+        model(torch.ones(20))
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    step(model, optimizer)
+    assert optimizer.steps == 2
+
+
+@pytest.mark.parametrize("lost_in", [(Partition, "change_parts"), (OwnParts, "give_back")])
+def test_numbers_that_were_lost_on_the_way_to_a_plan_are_not_trained_with(lost_in, monkeypatch, tmp_path):
+    model, optimizer = evaluated()
+    ballast.save(tmp_path, model, optimizer)
+    freeze_a_layer(model, optimizer)
+    fail(monkeypatch, model, *lost_in)
+    for _ in range(2):
+        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*lost on the way(.|\n)*load_checkpoint"):
+            model(torch.ones(20))
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    step(model, optimizer)
+    unfailing, other = evaluated()
+    freeze_a_layer(unfailing, other)
+    step(unfailing, other)
+    assert len(model[0]._forward_pre_hooks) == len(unfailing[0]._forward_pre_hooks)
+    assert same(model, unfailing)
+
+
+def test_an_evaluation_by_inference_leaves_what_can_be_trained(monkeypatch):
+    model, optimizer = evaluated()
+    freeze_a_layer(model, optimizer)
+    fail(monkeypatch, model)
+    with torch.inference_mode(), ballast.gather(model):
+        model[0].weight.sum()
+    model[0].requires_grad_(True)
+    step(model, optimizer)
+    assert optimizer.steps == 2

@@ -1,0 +1,135 @@
+"""What is not trained in every step, and what has few numbers or none."""
+
+import ballast
+import pytest
+import torch
+from python.wrap.loops import mlp
+from python.wrap.plans import evaluated, freeze_a_layer, step
+from python.wrap.ranks import run_ranks
+
+
+def wrapped(model, stage):
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    return optimizer if stage is None else ballast.wrap(optimizer, model, stage=stage)
+
+
+class Scaled(torch.nn.Module):
+    """By a number, as CLIP's logits are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = mlp()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.nothing = torch.nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale + self.nothing.sum()
+
+
+def scaled(stage):
+    """Whose number is frozen and thawed."""
+    model = Scaled()
+    optimizer, losses = wrapped(model, stage), []
+    for number in range(6):
+        model.scale.requires_grad_(number not in (2, 3))
+        loss = model(torch.ones(20)).square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def under_input(stage):
+    """The first layer is frozen: it is used in the backward pass of what goes into it, after the last gradient has come."""
+    model = mlp()
+    freeze_a_layer(model, None)
+    optimizer, x, losses = wrapped(model, stage), torch.ones(20, requires_grad=True), []
+    for _ in range(3):
+        loss = model(x).square().sum()
+        loss.backward()
+        losses += [loss.item(), x.grad.norm().item()]
+        x.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def in_turns(stage):
+    """All of the model is frozen while something else is trained through it, as critics of actors are."""
+    model = mlp()
+    optimizer, x, losses = wrapped(model, stage), torch.nn.Parameter(torch.ones(20)), []
+    other = torch.optim.SGD([x], lr=1e-2)
+    for begins_frozen in (True, False, False, False):
+        for is_frozen in (begins_frozen, not begins_frozen):
+            model.requires_grad_(not is_frozen)
+            loss = model(x if is_frozen else x.detach()).square().sum()
+            loss.backward()
+            losses.append(loss.item())
+            (other if is_frozen else optimizer).step()
+            (other if is_frozen else optimizer).zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("train", [scaled, under_input, in_turns])
+def test_as_torch_trains_it(train, stage):
+    assert train(stage) == pytest.approx(train(None), rel=1e-5)
+
+
+def all_of_them(rank, stage):
+    return [train(stage) for train in (scaled, under_input, in_turns)]
+
+
+def test_ranks_train_it_as_one_does():
+    alone = all_of_them(0, 3)
+    assert run_ranks(2, all_of_them, 3) == [alone, alone]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_what_is_frozen_after_an_evaluation_with_gradients_stays_as_it_is(stage):
+    model, optimizer = evaluated(stage=stage)
+    model(torch.ones(20))
+    with ballast.gather(model):
+        before = model[0].weight.detach().clone()
+    freeze_a_layer(model, optimizer)
+    step(model, optimizer)
+    with ballast.gather(model):
+        assert torch.equal(model[0].weight, before)
+
+
+def test_a_layer_is_frozen_after_an_interrupt():
+    model, optimizer = evaluated()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    hook = model[1].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(20))
+    hook.remove()
+    freeze_a_layer(model, optimizer)
+    step(model, optimizer)
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def test_a_parameter_of_no_module_is_named():
+    model, other = mlp(), torch.nn.Parameter(torch.ones(5))
+    optimizer = ballast.wrap(torch.optim.AdamW([*model.parameters(), other]), model, stage=3)
+    with pytest.raises(ballast.UsageError, match=r"B1001(.|\n)*no module of the model(.|\n)*params\[4\](.|\n)*stage=2"):
+        (model(torch.ones(20)) * other).sum().backward()
+    optimizer.close()
+
+
+def test_parameters_of_a_module_that_is_gone_are_left_alone():
+    model, optimizer = evaluated()
+    gone = model[0]
+    model[0] = torch.nn.Identity()
+    model[2] = torch.nn.Linear(20, 5)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    step(model, optimizer)
+    plan, before = optimizer._ballast._partition, gone.weight.clone()
+    step(model, optimizer)
+    assert optimizer._ballast._partition is plan
+    assert torch.equal(gone.weight, before)
