@@ -9,6 +9,7 @@ from python.wrap.ranks import run_ranks
 from python.wrap.resident import peak_resident
 
 LAYERS = 64
+WIDE, NARROW = 1024, 512
 
 
 def layers(width: int, dtype: torch.dtype) -> torch.nn.Module:
@@ -16,41 +17,42 @@ def layers(width: int, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def growth_of_the_peak_at_the_start(rank: int, stage: int) -> int:
-    model = layers(1024, torch.bfloat16)
+    model = layers(WIDE, torch.bfloat16)
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage)
     before = peak_resident(begin=True)
-    model(torch.zeros(1, 1024, dtype=torch.bfloat16))
+    model(torch.zeros(1, WIDE, dtype=torch.bfloat16))
     assert optimizer.steps == 0
     return peak_resident() - before
 
 
 def test_no_rank_holds_its_parameters_twice_when_training_begins():
     """Parameters and remainders of the master take twice what torch's parameters took, sums of gradients twice that again."""
-    parameters = LAYERS * 1024 * 1024 * torch.bfloat16.itemsize
+    parameters = LAYERS * WIDE * WIDE * torch.bfloat16.itemsize
     for stage in (2, 3):
         [growth] = run_ranks(1, growth_of_the_peak_at_the_start, stage)
         assert growth < (2 + 2 - 1) * parameters + parameters // 2
 
 
 def growth_of_the_peak_when_a_layer_freezes(rank: int, stage: int, dtype: torch.dtype) -> int:
-    model = layers(512, dtype)
+    model = layers(NARROW, dtype)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
-    model(torch.ones(1, 512, dtype=dtype)).sum().backward()
+    model(torch.ones(1, NARROW, dtype=dtype)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     before = peak_resident(begin=True)
     model[0].requires_grad_(False)
-    model(torch.ones(1, 512, dtype=dtype))
+    model(torch.ones(1, NARROW, dtype=dtype))
     assert optimizer.steps == 1
     return peak_resident() - before
 
 
 def test_no_rank_holds_all_state_when_a_layer_freezes():
     """Its own part is three numbers for each of an eighth of the elements. All moments are two numbers for each of all, and
-    would be held beside what is made of them. In stage 3 that is said of the parameters alone, too."""
-    numbers = LAYERS * 512 * 512 * torch.float32.itemsize
+    would be held beside what is made of them. In stage 3 that is said of the parameters alone, too: gradients that are gone
+    leave room for a part of them. Many ranks and small layers keep what a rank may hold far below these bounds."""
+    numbers = LAYERS * NARROW * NARROW * torch.float32.itemsize
     for dtype in (torch.float32, torch.bfloat16):
-        for stage, bound in ((2, 2 * numbers), (3, numbers)):
+        for stage, bound in ((2, 2 * numbers), (3, numbers * 3 // 4)):
             for growth in run_ranks(8, growth_of_the_peak_when_a_layer_freezes, stage, dtype):
                 assert growth < bound
 
