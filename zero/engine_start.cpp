@@ -80,10 +80,11 @@ void Engine::put(const Piece& to, const std::byte* from) const {
 
 void Engine::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) {
   const DType dtype = parts_.plan.model().units[home.unit].dtype;
-  const BlockSizes& sizes = parts_.plan.blocks().of(home.unit);
+  const BlockSizes sizes = parts_.plan.blocks().in_record(home.unit);
   const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->block(record);
-  const View parameters(block.data(), home.range.count, dtype);
+  std::vector<std::byte> elsewhere(sizes.parameter > 0 ? 0 : home.range.count * byte_size(dtype));
+  const View parameters(elsewhere.empty() ? block.data() : elsewhere.data(), home.range.count, dtype);
   std::ranges::fill(block, std::byte{0});
   load(home.unit, home.range, parameters, source);
   arithmetic(Lane::host)
@@ -94,10 +95,11 @@ void Engine::fill_record(const Home& home, const ParameterSource& source, Record
 
 void Engine::resume(const ParameterSource& frozen) {
   for (const Home& home : program().homes) {
-    require(home.on_drive || home.tile == none, Code::unsupported, [&] {
-      return Problem{.what = "a training was to go on whose optimizer state is not on a drive",
+    const bool whole = home.on_drive && parts_.plan.blocks().whole_records();
+    require(whole || home.tile == none, Code::unsupported, [&] {
+      return Problem{.what = "a training was to go on whose state, or parameters, are not on a drive",
                      .where = "unit " + parts_.plan.model().units[home.unit].name,
-                     .needed = "all of the state in records"};
+                     .needed = "all of the state in records, with the parameters: those of a run that has a name"};
     });
     if (home.tile == none) fill_frozen(home, frozen);
   }

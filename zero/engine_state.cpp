@@ -143,9 +143,13 @@ void Engine::visit_memory(const Home& home, const TileLook& visit, bool changes)
 void Engine::visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory) {
   const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
-  visit(own_tile(home, block.data(), block.data() + parts_.plan.blocks().of(home.unit).parameter));
+  const BlockSizes sizes = parts_.plan.blocks().in_record(home.unit);
+  const Piece in_memory = sizes.parameter > 0 ? Piece{} : parameters_of(home);
+  const OnHost copy(slots_, in_memory, arithmetic(Lane::upload).place());
+  std::byte* const parameter = in_memory.exists() ? copy.data() : block.data();
+  visit(own_tile(home, parameter, block.data() + sizes.parameter));
   if (!changes) return;
-  keep_parameters(home, block.data());
+  keep_parameters(home, parameter);
   memory.is_written_by(records_->write(home.unit, home.tile, record));
 }
 

@@ -50,6 +50,8 @@ bool can_go_on(const std::vector<std::int64_t>& by_rank, const std::string& run)
 Records::Records(const Plan& plan, Communicator& world, const RecordOptions& options) {
   require(!options.directories.empty(), Code::bad_argument,
           [] { return Problem{.what = "state was to be kept on drives", .needed = "the directories to keep it in"}; });
+  require(options.run.empty() || plan.blocks().whole_records(), Code::internal,
+          [] { return Problem{.what = "a run was to be kept in records without parameters"}; });
   const std::uint64_t run_id = run_id_of(options.run, world.rank());
   const offload::RecordShape shape = plan.blocks().shape(run_id, plan.tiles_on_drive());
   for (const std::filesystem::path& directory : options.directories) {

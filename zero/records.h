@@ -14,7 +14,8 @@ namespace ballast {
 
 struct RecordOptions {
   std::vector<std::filesystem::path> directories{};  // of one or several drives
-  std::string run{};       // what is kept has a name; without one, files have none, and are gone with the process
+  // What is kept has a name. Without one, files have none, hold only what is not in memory, and are gone with the process.
+  std::string run{};
   std::size_t depth = 16;  // requests at once, of each drive
   bool allow_network = false;
   Log* log = nullptr;  // outlives the records

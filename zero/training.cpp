@@ -45,7 +45,9 @@ PlanOptions plan_options(const TrainingOptions& options, const Communicator& wor
           .format = options.format,
           .names = names_of(groups),
           .trace = options.trace,
-          .schedule = options.schedule};
+          .schedule = options.schedule,
+          .whole_records = !options.drives.run.empty(),
+          .host_is_device = !options.gpu};
 }
 
 Training::Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options)

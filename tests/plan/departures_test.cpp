@@ -100,7 +100,9 @@ TEST_CASE("whatever the trainer does instead of its program, the round is withou
                                      .placement = placement,
                                      .rank = static_cast<std::size_t>(shards - 1),
                                      .micro_steps = micro_steps,
-                                     .schedule = schedule}));
+                                     .schedule = schedule,
+                                     .whole_records = seed % 2 == 0,
+                                     .host_is_device = seed / 2 % 2 == 0}));
             CAPTURE(model.units.size(), shards, replicas, placement.whole_parameters,
                     static_cast<int>(placement.reduction), placement.parameters.fractions(),
                     placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,

@@ -14,6 +14,8 @@ struct PlanSetup {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Trace trace{};
+  bool whole_records = false;
+  bool host_is_device = false;
 };
 
 inline Plan plan_of(const PlanSetup& setup) {
@@ -23,7 +25,9 @@ inline Plan plan_of(const PlanSetup& setup) {
                             .micro_steps = setup.micro_steps,
                             .names = optim::AdamW::state,
                             .trace = setup.trace,
-                            .schedule = setup.schedule});
+                            .schedule = setup.schedule,
+                            .whole_records = setup.whole_records,
+                            .host_is_device = setup.host_is_device});
 }
 
 // Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty, and

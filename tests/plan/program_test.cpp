@@ -21,6 +21,13 @@ PlanSetup setup_of(int stage, std::size_t ranks, const Spread& state) {
   return setup;
 }
 
+PlanSetup state_on_drives(bool whole_records, bool host_is_device = false) {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::nvme));
+  setup.whole_records = whole_records;
+  setup.host_is_device = host_is_device;
+  return setup;
+}
+
 PlanSetup all_on_drives() {
   PlanSetup setup = setup_of(3, 2, all_in(Tier::nvme));
   setup.placement.parameters = all_in(Tier::nvme);
@@ -37,8 +44,12 @@ PlanSetup mesh_on_host() {
 }
 
 const std::map<std::string, PlanSetup> characteristic{
-    {"stage0_alone", setup_of(0, 1, all_in(Tier::device))}, {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
-    {"stage3_nvme", setup_of(3, 2, all_in(Tier::nvme))},    {"all_on_drives_update_in_backward", all_on_drives()},
+    {"stage0_alone", setup_of(0, 1, all_in(Tier::device))},
+    {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
+    {"stage3_nvme", state_on_drives(true)},
+    {"stage3_nvme_scratch", state_on_drives(false)},
+    {"stage3_nvme_scratch_cpu", state_on_drives(false, true)},
+    {"all_on_drives_update_in_backward", all_on_drives()},
     {"mesh_on_host_two_micro_steps", mesh_on_host()},
 };
 
@@ -48,7 +59,7 @@ std::map<std::string, std::string> texts() {
   std::map<std::string, std::string> texts;
   for (const auto& [name, setup] : characteristic)
     texts[name] = to_text(plan_of(setup).program());
-  const Plan plan = plan_of(setup_of(3, 2, all_in(Tier::nvme)));
+  const Plan plan = plan_of(state_on_drives(true));
   const auto text = [&](std::vector<Op> ops) {
     return to_text({.slots = plan.program().slots, .homes = {}, .entry = {}, .ops = std::move(ops)});
   };

@@ -88,6 +88,7 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
   setup.placement.state = all_in(Tier::nvme);
+  setup.whole_records = true;
   const Simulation step = simulation_of(setup, machine, {0.02, 0.04});
   const double disk = step.busy[at(Lane::disk)];
   CHECK(disk > 0.9);
@@ -267,14 +268,25 @@ TEST_CASE("where nothing fits, the error says what is short and what would fit")
 
 TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this machine") {
   const Model model = llama(llama_70b);
+  std::size_t parameters = 0;
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors)
+      parameters += tensor.elements();
+  }
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.02});
   for (const std::size_t ranks : {8u, 1024u}) {
     ChoiceInput input{
         .model = model, .machine = fast_machine(), .work = work, .ranks = ranks, .names = optim::AdamW::state};
     Placement placement = placement_of_stage(3, ranks);
     placement.state = all_in(Tier::nvme);
-    const Choice choice = price(input, placement);
-    CHECK(bytes_in(choice.ledger, Tier::nvme) > 2 * 12 * (std::size_t{70} << 30) / ranks * 9 / 10);
-    CHECK(choice.simulation.seconds > 0.0);
+    const auto bytes_on_drives = [&](bool whole_records) {
+      input.whole_records = whole_records;
+      const Choice choice = price(input, placement);
+      CHECK(choice.simulation.seconds > 0.0);
+      return bytes_in(choice.ledger, Tier::nvme);
+    };
+    const std::size_t of_state = bytes_on_drives(false);
+    CHECK(of_state >= 2 * 10 * parameters / ranks);
+    CHECK(static_cast<double>(bytes_on_drives(true)) == Approx(1.2 * static_cast<double>(of_state)).epsilon(0.01));
   }
 }

@@ -66,10 +66,12 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (schedule.update_in_backward && micro_steps > 1) continue;
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.shards - 1;
+            setup.whole_records = programs % 2 == 0;
+            setup.host_is_device = programs / 2 % 2 == 0;
             CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.whole_parameters,
                     static_cast<int>(placement.reduction), placement.parameters.fractions(),
                     placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
-                    schedule.update_in_backward, micro_steps);
+                    schedule.update_in_backward, micro_steps, setup.whole_records, setup.host_is_device);
             CHECK(problems_of(setup) == std::vector<std::string>{});
             ++programs;
           }
@@ -94,7 +96,11 @@ std::vector<PlanSetup> samples() {
   PlanSetup in_backward{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
   in_backward.placement.parameters = in_backward.placement.state = nvme;
   in_backward.schedule.update_in_backward = true;
-  return {nvme_state, on_host, whole, in_backward};
+  PlanSetup whole_records = nvme_state;
+  whole_records.whole_records = true;
+  PlanSetup on_cpu = nvme_state;
+  on_cpu.host_is_device = true;
+  return {nvme_state, on_host, whole, in_backward, whole_records, on_cpu};
 }
 
 }  // namespace

@@ -63,6 +63,9 @@ TEST_CASE("what cannot be run is refused before anything changes") {
   alone.training.initialise(first_parameters());
   CHECK_THROWS_WITH(alone.training.forward(2), Contains("B1001") && Contains("unit") && Contains("below 2"));
   CHECK_THROWS_WITH(alone.training.resume(first_parameters()), Contains("B1005") && Contains("not on a drive"));
+  const TemporaryDirectory directory;
+  Alone nameless({.stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}}});
+  CHECK_THROWS_WITH(nameless.training.resume(first_parameters()), Contains("B1005") && Contains("not on a drive"));
   alone.use_all(1.0f);
   alone.training.groups() = {};
   CHECK_THROWS_WITH(alone.training.step(), Contains("B1001") && Contains("unit first, tensor w"));

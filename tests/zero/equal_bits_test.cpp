@@ -27,6 +27,7 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
             setup.placement = placement;
             setup.tile_elements = tile;
             setup.schedule = schedule;
+            setup.keeps_run = schedule.kept_records > 0;
             const std::vector<Outcome> outcomes = train(setup);
             check_same(expected, outcomes);
             check_as_planned(outcomes);
@@ -87,9 +88,12 @@ TEST_CASE("all formats train alike in memory and on drives, and split as fp32") 
   for (const auto format : kernels::all_state_formats) {
     Placement on_drives = placement_of_stage(3, 2);
     on_drives.state = all_in(Tier::nvme);
-    CAPTURE(name(format));
-    check_same(train({.placement = placement_of_stage(0, 2), .format = format}),
-               train({.placement = on_drives, .tile_elements = 384, .format = format}));
+    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, 2), .format = format});
+    for (const bool keeps_run : {false, true}) {
+      CAPTURE(name(format), keeps_run);
+      check_same(expected,
+                 train({.placement = on_drives, .tile_elements = 384, .format = format, .keeps_run = keeps_run}));
+    }
   }
   check_same(train({.placement = placement_of_stage(0, 2), .format = kernels::StateFormat::fp32}),
              train({.placement = placement_of_stage(0, 2), .format = kernels::StateFormat::split}));

@@ -41,6 +41,7 @@ inline void check_gpu_trains_as_cpu() {
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .max_norm = 0.05});
     check_gpu_trains_as_cpu(sweep, ranks, {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}});
     check_gpu_trains_as_cpu(sweep, ranks, {.poisoned_step = 1});
+    check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .keeps_run = true});
     check_gpu_trains_as_cpu(sweep, ranks, {.rounds = rounds_that_depart()});
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .verify = 1, .leaves = true});
     check_gpu_trains_as_cpu(sweep, ranks,

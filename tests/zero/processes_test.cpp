@@ -26,6 +26,7 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 struct TrainingJob {
   TrainingJob(const Setup& of, Way way)
       : setup(of), meeting(of.placement.shards * of.placement.replicas, way, patient) {
+    setup.keeps_run = true;
     if (setup.directory.empty()) setup.directory = directory.path();
   }
 

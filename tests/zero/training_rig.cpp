@@ -28,7 +28,7 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .gradients = placement.gradients,
           .state = placement.state,
           .reduction = placement.reduction,
-          .drives = {.directories = {setup.directory}, .run = "test", .depth = 4},
+          .drives = {.directories = {setup.directory}, .run = setup.keeps_run ? "test" : "", .depth = 4},
           .format = setup.format,
           .tile_elements = setup.tile_elements,
           .micro_steps = setup.micro_steps,
@@ -120,6 +120,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
 std::vector<Outcome> train(const Setup& setup) {
   std::optional<TemporaryDirectory> directory;  // only where it is needed: a process that is killed leaves it behind
   Setup placed = setup;
+  placed.keeps_run = setup.keeps_run || !setup.directory.empty();
   if (placed.directory.empty()) placed.directory = directory.emplace().path();
   ThreadGroup everybody(ranks_of(setup), std::chrono::seconds(60));
   std::vector<Outcome> outcomes(everybody.size());

@@ -27,6 +27,7 @@ struct Setup {
   std::size_t verify = 0;
   bool leaves = false;                // the device, after each step and some uses that came after it
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
+  bool keeps_run = false;             // on drives, in `directory`: else records are gone with the training
   std::filesystem::path directory{};  // of a run that is kept; else one of its own
 };
 

@@ -17,13 +17,15 @@ optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const
           .names = names};
 }
 
-Blocks::Blocks(const Model& model, const Layout& layout, kernels::StateFormat format, const optim::StateNames& names) {
+Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placement, const BlockOptions& options)
+    : whole_records_(options.whole_records || placement.parameters.nvme > 0.0) {
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     const Unit& unit = model.units[i];
     const std::size_t elements = layout.units[i].tile_elements;
-    const auto& state = states_.emplace_back(state_kind(unit, format, names), elements);
+    const auto& state = states_.emplace_back(state_kind(unit, options.format, options.names), elements);
     sizes_.push_back({round_up(elements * byte_size(unit.dtype), state_alignment), state.bytes()});
-    largest_ = {std::max(largest_.parameter, sizes_.back().parameter), std::max(largest_.state, sizes_.back().state)};
+    const BlockSizes recorded = in_record(i);
+    largest_ = {std::max(largest_.parameter, recorded.parameter), std::max(largest_.state, recorded.state)};
   }
   const offload::RecordPlaces places(shape(0, 1), 1);
   records_ = {places.record_bytes(), places.first_record_bytes(), offload::block_bytes};

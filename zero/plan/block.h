@@ -1,11 +1,12 @@
-// What a tile is kept as outside the device, and in its record on a drive: its parameter, then its state. A pure value.
+// What a tile is kept as outside the device: its parameter, then its state. In a record on a drive the parameter is left out
+// where memory keeps it, unless a run is to go on from its records alone. A pure value.
 #pragma once
 
 #include <vector>
 
 #include "offload/record_format.h"
 #include "optim/state_layout.h"
-#include "zero/plan/layout.h"
+#include "zero/plan/placement.h"
 
 namespace ballast {
 
@@ -15,6 +16,12 @@ struct BlockSizes {
   std::size_t state = 0;
 
   std::size_t bytes() const { return parameter + state; }
+};
+
+struct BlockOptions {
+  kernels::StateFormat format = kernels::StateFormat::split;
+  optim::StateNames names{};
+  bool whole_records = false;  // with the parameter in any case
 };
 
 struct RecordSizes {
@@ -28,17 +35,22 @@ optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const
 
 class Blocks {
  public:
-  Blocks(const Model& model, const Layout& layout, kernels::StateFormat format, const optim::StateNames& names);
+  Blocks(const Model& model, const Layout& layout, const Placement& placement, const BlockOptions& options);
 
   const BlockSizes& of(std::size_t unit) const { return sizes_[unit]; }
+  BlockSizes in_record(std::size_t unit) const {
+    return {whole_records_ ? sizes_[unit].parameter : 0, sizes_[unit].state};
+  }
+  bool whole_records() const { return whole_records_; }
   const optim::StateLayout& state(std::size_t unit) const { return states_[unit]; }
   const RecordSizes& records() const { return records_; }
   offload::RecordShape shape(std::uint64_t run_id, std::size_t tiles) const;
 
  private:
+  bool whole_records_;
   std::vector<BlockSizes> sizes_;           // by unit
   std::vector<optim::StateLayout> states_;  // by unit
-  BlockSizes largest_;
+  BlockSizes largest_;                      // in a record
   RecordSizes records_;
 };
 

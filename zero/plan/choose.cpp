@@ -17,14 +17,16 @@ std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
 struct Candidate {
   Candidate(const ChoiceInput& input, const Placement& placement)
       : layout(make_layout(input.model, placement.shards, input.tile_elements)),
-        blocks(input.model, layout, input.format, input.names),
+        blocks(input.model, layout, placement,
+               {.format = input.format, .names = input.names, .whole_records = input.whole_records}),
         compile_input{.model = input.model,
                       .layout = layout,
                       .blocks = blocks,
                       .placement = placement,
                       .micro_steps = input.micro_steps,
                       .trace = input.trace,
-                      .schedule = input.schedule} {}
+                      .schedule = input.schedule,
+                      .host_is_device = input.machine.host_is_device} {}
 
   Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }
 

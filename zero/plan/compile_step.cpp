@@ -45,30 +45,52 @@ void Compiler::update_tile(std::size_t unit, std::size_t tile) {
                    waits_for_agreement());
       return;
     }
-    case Tier::host: return update_block(unit, tile, slots_.of(unit).blocks[tile]);
+    case Tier::host: return update_on_host(unit, tile, slots_.of(unit).blocks[tile], in_.blocks.of(unit));
     case Tier::nvme: {
       read_ahead();
       const Piece record = staging_[tiles_updated_];
-      update_block(unit, tile, record.part(in_.blocks.records().payload, in_.blocks.of(unit).bytes()));
+      const BlockSizes sizes = in_.blocks.in_record(unit);
+      update_on_host(unit, tile, record.part(in_.blocks.records().payload, sizes.bytes()), sizes);
       write_back(record);
       return;
     }
   }
 }
 
-// On the host, where parameter and state lie together.
-void Compiler::update_block(std::size_t unit, std::size_t tile, const Piece& block) {
+// A tile's parameter, where it is kept in memory apart from its state, or beside a copy there.
+Piece Compiler::kept_beside_block(std::size_t unit, std::size_t tile) const {
   const auto [first, count] = in_.layout.units[unit].tiles[tile];
-  const UnitResidence& at = slots_.residence(unit);
-  const Piece parameter = block.part(0, count * width(unit));
-  Piece gradient = summed_[unit].part(first * sizeof(float), count * sizeof(float));
+  switch (slots_.residence(unit).parameters) {
+    case Tier::device:
+      return kept_shard(unit, in_.layout.units[unit].trained).part(first * width(unit), count * width(unit));
+    case Tier::host: {
+      const Piece& copy = slots_.of(unit).copies[tile];
+      return copy.exists() ? copy.part(0, count * width(unit)) : Piece{};
+    }
+    case Tier::nvme: return {};
+  }
+  return {};
+}
+
+// The parameter is updated in its block; where that has none, as it lies in the host's memory, or else on its way through.
+void Compiler::update_on_host(std::size_t unit, std::size_t tile, const Piece& block, const BlockSizes& sizes) {
+  const auto [first, count] = in_.layout.units[unit].tiles[tile];
+  const bool on_device = slots_.residence(unit).parameters == Tier::device;
+  const Piece kept = kept_beside_block(unit, tile);
   const auto move = [&](OpKind kind, Lane lane, const Piece& from, const Piece& to) {
     builder_.add({.kind = kind, .lane = lane, .unit = unit, .tile = tile, .from = from, .to = to});
   };
-  if (at.gradients == Tier::device) {
+  Piece gradient = summed_[unit].part(first * sizeof(float), count * sizeof(float));
+  if (slots_.residence(unit).gradients == Tier::device && !in_.host_is_device) {
     const Piece on_host = slots_.tile_gradients.next(gradient.bytes);
     move(OpKind::download, Lane::download, gradient, on_host);
     gradient = on_host;
+  }
+  Piece parameter = block.part(0, count * width(unit));
+  if (sizes.parameter == 0) parameter = kept;
+  if (sizes.parameter == 0 && on_device && !in_.host_is_device) {
+    parameter = slots_.tile_parameters.next(kept.bytes);
+    move(OpKind::download, Lane::download, kept, parameter);
   }
   builder_.add({.kind = OpKind::update,
                 .lane = Lane::host,
@@ -76,14 +98,10 @@ void Compiler::update_block(std::size_t unit, std::size_t tile, const Piece& blo
                 .tile = tile,
                 .from = gradient,
                 .to = parameter,
-                .state = block.part(in_.blocks.of(unit).parameter, in_.blocks.of(unit).state)},
+                .state = block.part(sizes.parameter, sizes.state)},
                waits_for_agreement());
-  if (at.parameters == Tier::device) {
-    const Piece kept = kept_shard(unit, in_.layout.units[unit].trained);
-    move(OpKind::upload, Lane::upload, parameter, kept.part(first * width(unit), parameter.bytes));
-  } else if (at.parameters == Tier::host && at.state[tile] == Tier::nvme) {
-    move(OpKind::keep, Lane::host, parameter, slots_.of(unit).copies[tile].part(0, parameter.bytes));
-  }
+  if (!kept.exists() || kept == parameter) return;
+  on_device ? move(OpKind::upload, Lane::upload, parameter, kept) : move(OpKind::keep, Lane::host, parameter, kept);
 }
 
 std::vector<std::size_t> Compiler::waits_for_agreement() const {

@@ -64,7 +64,8 @@ class Compiler {
   void step();
   void update(std::size_t unit);
   void update_tile(std::size_t unit, std::size_t tile);
-  void update_block(std::size_t unit, std::size_t tile, const Piece& block);
+  void update_on_host(std::size_t unit, std::size_t tile, const Piece& block, const BlockSizes& sizes);
+  Piece kept_beside_block(std::size_t unit, std::size_t tile) const;
   void carry_over(std::size_t unit);
   void read_ahead();
   void write_back(const Piece& record);

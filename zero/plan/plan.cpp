@@ -24,7 +24,8 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
 Plan::Plan(Model model, const PlanOptions& options)
     : model_(std::move(model)),
       layout_(make_layout(model_, options.placement.shards, options.tile_elements)),
-      blocks_(model_, layout_, options.format, options.names),
+      blocks_(model_, layout_, options.placement,
+              {.format = options.format, .names = options.names, .whole_records = options.whole_records}),
       input_{.model = model_,
              .layout = layout_,
              .blocks = blocks_,
@@ -32,7 +33,8 @@ Plan::Plan(Model model, const PlanOptions& options)
              .rank_in_shard_group = rank_in_shard_group(options),
              .micro_steps = options.micro_steps,
              .trace = options.trace,
-             .schedule = options.schedule},
+             .schedule = options.schedule,
+             .host_is_device = options.host_is_device},
       program_(compile(input_)) {
   for (const Home& home : program_.homes) {
     if (home.on_drive) records_.emplace_back(home.unit, home.tile);

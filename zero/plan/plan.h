@@ -14,6 +14,8 @@ struct PlanOptions {
   optim::StateNames names{};  // what the optimizer keeps
   Trace trace{};
   Schedule schedule{};
+  bool whole_records = false;   // a run goes on from its records alone: they hold parameters too
+  bool host_is_device = false;  // a CPU's
 };
 
 class Plan {

@@ -99,7 +99,7 @@ struct Home {
   Range range{};            // elements of the unit
   Piece parameters{};
   Piece state{};
-  bool on_drive = false;  // in the tile's record, with its state
+  bool on_drive = false;  // in the tile's record: the state, and the parameter if records hold it
 };
 
 // Runs round after round; a round is one step.

@@ -12,7 +12,7 @@ namespace ballast {
 namespace {
 
 constexpr std::size_t pieces_in_flight = 2;     // one is filled while the other is used
-constexpr std::size_t tiles_of_gradients = 4;   // on their way to updates on the host
+constexpr std::size_t tiles_on_their_way = 4;   // from the device to updates on the host
 constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that come next
 
 }  // namespace
@@ -172,6 +172,7 @@ StepSlots::Needs StepSlots::needs() const {
     if (layout.trained.shard == 0) continue;
     const auto on_drive = static_cast<std::size_t>(std::ranges::count(at.state, Tier::nvme));
     const bool updates_on_host = std::ranges::any_of(at.state, [](Tier tier) { return tier != Tier::device; });
+    const bool passes_to_host = updates_on_host && !in_.host_is_device;
     const bool passes_by =
         in_.placement.reduction == Reduction::each && (sums_[unit] > 1 || in_.sums_pass_by);  // what is summed so far
     needs.gradient_bytes =
@@ -181,8 +182,11 @@ StepSlots::Needs StepSlots::needs() const {
     needs.landed = needs.landed || (at.gradients == Tier::host && (passes_by || units_[unit].reduced == none));
     needs.first_regions = needs.first_regions || at.parameters == Tier::nvme;
     needs.records += on_drive;
-    if (at.gradients == Tier::device && updates_on_host) {
-      needs.tile_bytes = std::max(needs.tile_bytes, layout.tile_elements * sizeof(float));
+    if (passes_to_host && at.gradients == Tier::device) {
+      needs.tile_gradient_bytes = std::max(needs.tile_gradient_bytes, layout.tile_elements * sizeof(float));
+    }
+    if (passes_to_host && at.parameters == Tier::device && on_drive > 0 && !in_.blocks.whole_records()) {
+      needs.tile_parameter_bytes = std::max(needs.tile_parameter_bytes, in_.blocks.of(unit).parameter);
     }
   }
   return needs;
@@ -200,7 +204,8 @@ void StepSlots::add_rings(std::size_t held_together) {
   if (mesh) partial = add_ring("partial", Tier::device, pieces_in_flight, needs.shard_bytes);
   if (needs.arriving) arriving = add_ring("arriving", Tier::device, pieces_in_flight, needs.shard_bytes);
   if (needs.landed) landed = add_ring("landed", Tier::host, pieces_in_flight, needs.shard_bytes);
-  tile_gradients = add_ring("tile", Tier::host, tiles_of_gradients, needs.tile_bytes);
+  tile_gradients = add_ring("tile", Tier::host, tiles_on_their_way, needs.tile_gradient_bytes);
+  tile_parameters = add_ring("tile_parameter", Tier::host, tiles_on_their_way, needs.tile_parameter_bytes);
   if (needs.first_regions) first_regions = add_records("first", first_regions_ahead, records.first_record);
   staging = add_records("staging", staged, records.record);
   const Ring stay = add_records("kept", kept_records, records.record);
@@ -210,7 +215,8 @@ void StepSlots::add_rings(std::size_t held_together) {
 }
 
 void StepSlots::restart() {
-  for (Ring* ring : {&gradients, &partial, &arriving, &landed, &tile_gradients, &first_regions, &staging}) {
+  for (Ring* ring :
+       {&gradients, &partial, &arriving, &landed, &tile_gradients, &tile_parameters, &first_regions, &staging}) {
     ring->restart();
   }
 }

@@ -66,6 +66,7 @@ class StepSlots {
   Ring arriving;            // device: summed gradients on their way to where they are kept
   Ring landed;              // host: the same, to be added there
   Ring tile_gradients;      // host: a tile's gradient, for an update on the host
+  Ring tile_parameters;     // host: the same of its parameter, if its record has none
   Ring first_regions;       // host: first regions of records
   Ring staging;             // host: records on their way
   std::vector<Piece> kept;  // host: records that stay
@@ -75,7 +76,8 @@ class StepSlots {
   struct Needs {
     std::size_t gradient_bytes = 0;
     std::size_t shard_bytes = 0;
-    std::size_t tile_bytes = 0;
+    std::size_t tile_gradient_bytes = 0;
+    std::size_t tile_parameter_bytes = 0;
     std::size_t records = 0;
     bool arriving = false;
     bool landed = false;

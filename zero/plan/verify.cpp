@@ -135,14 +135,16 @@ class Follower {
 
   void read(const Op& op, bool whole) {
     const std::size_t version = on_drive_[{op.unit, op.tile}];
-    const Piece block = op.to.part(in_.blocks.records().payload, in_.blocks.of(op.unit).bytes());
+    const BlockSizes sizes = in_.blocks.in_record(op.unit);
+    const Piece block = op.to.part(in_.blocks.records().payload, sizes.bytes());
     const Range range = of_tile(op.unit, op.tile);
     contents_.write(op.to, {});
-    contents_.write(block.part(0, range.count * width(op.unit)), parameters(op.unit, range.first, version));
-    if (whole) {
-      const BlockSizes& sizes = in_.blocks.of(op.unit);
-      contents_.write(block.part(sizes.parameter, sizes.state), state(op.unit, op.tile, version));
+    if (sizes.parameter > 0) {
+      contents_.write(block.part(0, range.count * width(op.unit)), parameters(op.unit, range.first, version));
+    } else if (!whole) {
+      complain("reads the parameter alone of a record that has none");
     }
+    if (whole) contents_.write(block.part(sizes.parameter, sizes.state), state(op.unit, op.tile, version));
   }
 
   // Its own shard's content, for all shards.
@@ -243,9 +245,11 @@ class Follower {
   void write(const Op& op) {
     const Range range = of_tile(op.unit, op.tile);
     const std::size_t version = updates_[op.unit][op.tile];
-    const BlockSizes& sizes = in_.blocks.of(op.unit);
+    const BlockSizes sizes = in_.blocks.in_record(op.unit);
     const Piece block = op.from.part(in_.blocks.records().payload, sizes.bytes());
-    expect(block.part(0, range.count * width(op.unit)), parameters(op.unit, range.first, version));
+    if (sizes.parameter > 0) {
+      expect(block.part(0, range.count * width(op.unit)), parameters(op.unit, range.first, version));
+    }
     expect(block.part(sizes.parameter, sizes.state), state(op.unit, op.tile, version));
     if (!written_.insert({op.unit, op.tile}).second) complain("writes a tile twice");
     on_drive_[{op.unit, op.tile}] = version;

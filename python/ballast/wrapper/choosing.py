@@ -115,6 +115,7 @@ class Search:
         if coarse:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
+        question.whole_records = bool(options.run)
         schedule = _core.Schedule()
         schedule.update_in_backward = options.update_in_backward
         question.schedule = schedule
