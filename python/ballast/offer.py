@@ -105,6 +105,7 @@ def _question(described: Description, asked: Options, budget: Budget) -> _core.Q
     question = _core.Question(described.model, _machine(asked, budget))
     question.ranks, question.stage, question.micro_steps = asked.ranks, asked.stage, asked.micro_steps
     question.format = _core.StateFormat[asked.format]
+    question.whole_records = asked.resumable
     question.set_optimizer(asked.optimizer)
     question.set_work(_work(described, asked))
     if not asked.clipping:

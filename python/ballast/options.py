@@ -37,6 +37,7 @@ class PlanOptions(TypedDict, total=False):
     format: str  # what the optimizer keeps: "fp32", "split", "bf16", "compact"
     dtype: str  # of the parameters, instead of the model's
     clipping: bool  # True; without it updates are made in the backward pass
+    resumable: bool  # False; as with run=: what is on drives holds parameters too
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Options:
     format: str = "split"
     dtype: str | None = None
     clipping: bool = True
+    resumable: bool = False
 
     @property
     def hardware(self) -> Gpu:

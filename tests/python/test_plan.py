@@ -30,6 +30,13 @@ def test_memory_is_to_the_byte():
     assert not plan.memory["host"] and not plan.memory["nvme"]
 
 
+@pytest.mark.parametrize(("resumable", "bytes_of_element"), [(False, 10), (True, 12)])
+def test_drives_hold_parameters_only_where_a_run_goes_on_from_there(resumable, bytes_of_element):
+    plan = ballast.plan(SMALL, ranks=2, stage=3, offload={"state": "nvme"}, resumable=resumable, **MACHINE)
+    places, units, head = 2, 2, 4096
+    assert plan.memory["nvme"] == {"records": places * units * (head + 512 * 512 // 2 * bytes_of_element)}
+
+
 def test_less_memory_never_makes_a_step_faster():
     seconds = 0.0
     for memory in (80, 40, 24, 20):

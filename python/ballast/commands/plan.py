@@ -54,6 +54,7 @@ def add_to(verbs: Any) -> None:
         verb.add_argument(f"--{name}", metavar=kind, help=help)
     verb.add_argument("--efficiency", type=float, metavar="X", help="part of the GPU's peak that is reached; 0.5")
     verb.add_argument("--no-clipping", dest="clipping", action="store_false", default=None, help="update in backward")
+    verb.add_argument("--resumable", action="store_true", default=None, help="what is on drives holds parameters too")
     verb.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help="read=3GB/s, and the like")
     verb.add_argument("--program", action="store_true", help="print the step as the engine runs it, and nothing else")
     verb.add_argument("--json", action="store_true", help="for programs")
@@ -62,7 +63,7 @@ def add_to(verbs: Any) -> None:
 
 def run(asked: argparse.Namespace) -> int:
     """The plan, and what more or less memory would do."""
-    names = [*COUNTS, *WORDS, "efficiency", "clipping"]
+    names = [*COUNTS, *WORDS, "efficiency", "clipping", "resumable"]
     given = {name.replace("-", "_"): getattr(asked, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if asked.rates:
