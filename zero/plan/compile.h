@@ -24,8 +24,7 @@ struct CompileInput {
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
   Trace trace{};                // of each; empty: the order of declaration
   Schedule schedule{};
-  bool host_is_device =
-      false;  // a CPU's: updates on the host work on the device's parameters and gradients as they lie
+  bool host_is_device = false;  // a CPU's: updates on the host work where parameters and gradients lie
   bool sums_pass_by =
       false;  // memory for a unit's gradients beside those that are summed, even if the trace needs none
 };

@@ -75,23 +75,21 @@ Piece Compiler::kept_beside_block(std::size_t unit, std::size_t tile) const {
 // The parameter is updated in its block; where that has none, as it lies in the host's memory, or else on its way through.
 void Compiler::update_on_host(std::size_t unit, std::size_t tile, const Piece& block, const BlockSizes& sizes) {
   const auto [first, count] = in_.layout.units[unit].tiles[tile];
-  const bool on_device = slots_.residence(unit).parameters == Tier::device;
-  const Piece kept = kept_beside_block(unit, tile);
+  const UnitResidence& at = slots_.residence(unit);
   const auto move = [&](OpKind kind, Lane lane, const Piece& from, const Piece& to) {
     builder_.add({.kind = kind, .lane = lane, .unit = unit, .tile = tile, .from = from, .to = to});
   };
-  Piece gradient = summed_[unit].part(first * sizeof(float), count * sizeof(float));
-  if (slots_.residence(unit).gradients == Tier::device && !in_.host_is_device) {
-    const Piece on_host = slots_.tile_gradients.next(gradient.bytes);
-    move(OpKind::download, Lane::download, gradient, on_host);
-    gradient = on_host;
-  }
-  Piece parameter = block.part(0, count * width(unit));
-  if (sizes.parameter == 0) parameter = kept;
-  if (sizes.parameter == 0 && on_device && !in_.host_is_device) {
-    parameter = slots_.tile_parameters.next(kept.bytes);
-    move(OpKind::download, Lane::download, kept, parameter);
-  }
+  const auto on_host = [&](const Piece& piece, Tier tier, Ring& on_its_way) {
+    if (tier != Tier::device || in_.host_is_device) return piece;
+    const Piece copy = on_its_way.next(piece.bytes);
+    move(OpKind::download, Lane::download, piece, copy);
+    return copy;
+  };
+  const Piece summed = summed_[unit].part(first * sizeof(float), count * sizeof(float));
+  const Piece gradient = on_host(summed, at.gradients, slots_.tile_gradients);
+  const Piece kept = kept_beside_block(unit, tile);
+  const Piece parameter =
+      sizes.parameter > 0 ? block.part(0, count * width(unit)) : on_host(kept, at.parameters, slots_.tile_parameters);
   builder_.add({.kind = OpKind::update,
                 .lane = Lane::host,
                 .unit = unit,
@@ -101,7 +99,11 @@ void Compiler::update_on_host(std::size_t unit, std::size_t tile, const Piece& b
                 .state = block.part(sizes.parameter, sizes.state)},
                waits_for_agreement());
   if (!kept.exists() || kept == parameter) return;
-  on_device ? move(OpKind::upload, Lane::upload, parameter, kept) : move(OpKind::keep, Lane::host, parameter, kept);
+  if (at.parameters == Tier::device) {
+    move(OpKind::upload, Lane::upload, parameter, kept);
+  } else {
+    move(OpKind::keep, Lane::host, parameter, kept);
+  }
 }
 
 std::vector<std::size_t> Compiler::waits_for_agreement() const {
