@@ -46,6 +46,16 @@ std::vector<Placement> placements(const Mesh& mesh) {
   return all;
 }
 
+struct HostUpdates {
+  bool whole_records, host_is_device;
+};
+
+// What differs only where updates are made on the host.
+std::vector<HostUpdates> host_updates(const Placement& placement) {
+  if (placement.state == device) return {{}};
+  return {{false, false}, {false, true}, {true, false}, {true, true}};
+}
+
 std::vector<std::string> problems_of(const PlanSetup& setup) {
   const Plan plan = plan_of(setup);
   return verify(plan.input(), plan.program());
@@ -66,20 +76,22 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (schedule.update_in_backward && micro_steps > 1) continue;
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.shards - 1;
-            setup.whole_records = programs % 2 == 0;
-            setup.host_is_device = programs / 2 % 2 == 0;
-            CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.whole_parameters,
-                    static_cast<int>(placement.reduction), placement.parameters.fractions(),
-                    placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
-                    schedule.update_in_backward, micro_steps, setup.whole_records, setup.host_is_device);
-            CHECK(problems_of(setup) == std::vector<std::string>{});
-            ++programs;
+            for (const HostUpdates& updates : host_updates(placement)) {
+              setup.whole_records = updates.whole_records;
+              setup.host_is_device = updates.host_is_device;
+              CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.whole_parameters,
+                      static_cast<int>(placement.reduction), placement.parameters.fractions(),
+                      placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
+                      schedule.update_in_backward, micro_steps, setup.whole_records, setup.host_is_device);
+              CHECK(problems_of(setup) == std::vector<std::string>{});
+              ++programs;
+            }
           }
         }
       }
     }
   }
-  CHECK(programs > 2000);
+  CHECK(programs > 8000);
 }
 
 namespace {
