@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ballast import _core
-from ballast.checkpoint.agreement import Agreement
+from ballast.agreement import Agreement
 from ballast.checkpoint.foreign import Source, source_of
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
 from ballast.checks import refuse

@@ -10,7 +10,7 @@ from typing import cast
 
 import torch
 
-from ballast.checkpoint.agreement import Agreement, Ranks
+from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices

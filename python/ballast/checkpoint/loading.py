@@ -12,7 +12,7 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.agreement import Agreement
+from ballast.agreement import Agreement
 from ballast.checkpoint.fitting import require_fit, use_own_names
 from ballast.checkpoint.held import moment_name
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name, require_all_partitioned

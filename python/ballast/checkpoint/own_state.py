@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.agreement import Agreement
+from ballast.agreement import Agreement
 from ballast.checkpoint.held import Held, Writers, moment_name, state_aside
 from ballast.checkpoint.manifest import OWN, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target

@@ -13,7 +13,7 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.agreement import Agreement
+from ballast.agreement import Agreement
 from ballast.checkpoint.folder import (
     flush_folder,
     folder_name,
