@@ -121,8 +121,14 @@ void bind_checkpoint(py::module_& module) {
   bind_files(module);
   module.def(
       "checksum",
-      [](const py::bytes& bytes) { return offload::checksum(std::as_bytes(std::span(std::string_view(bytes)))); },
-      py::arg("bytes"), "XXH3-64.");
+      [](const py::buffer& bytes) {
+        const py::buffer_info info = bytes.request();
+        const std::span<const std::byte> memory(static_cast<const std::byte*>(info.ptr),
+                                                static_cast<std::size_t>(info.size * info.itemsize));
+        const py::gil_scoped_release released;
+        return offload::checksum(memory);
+      },
+      py::arg("bytes"), "XXH3-64 of contiguous memory.");
 }
 
 }  // namespace ballast::python

@@ -268,22 +268,25 @@ void Session::write_parameters(const Fill& fill) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   training_->engine().change_state([&](const OwnTile& tile) {
     const std::size_t width = byte_size(tile.memory.parameter_dtype);
-    bool is_new = false;
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
       std::byte* const into = tile.memory.parameter + in_tile * width;
-      is_new |= fill(tile.unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
+      const bool is_new = fill(tile.unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
+      if (is_new && !tile.frozen) kernels::begin_master(kernels::part(tile.memory, in_tile, range.count), *backend);
     });
-    if (is_new && !tile.frozen) kernels::begin_master(tile.memory, *backend);
   });
 }
 
-void Session::take_whole_parameters() {
+void Session::take_whole_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written) {
   const py::gil_scoped_release released;
   const auto backend = kernels::cpu_backend({.threads = 1});
   training_->engine().change_state([&](const OwnTile& tile) {
     const View part = training_->engine().whole_parameters(tile.unit).part(tile.range.first, tile.range.count);
     training_->engine().read_memory(part, tile.memory.parameter);
-    if (!tile.frozen) kernels::begin_master(tile.memory, *backend);
+    if (tile.frozen) return;
+    each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
+      if (!written.contains({tile.unit, tensor})) return;
+      kernels::begin_master(kernels::part(tile.memory, in_tile, range.count), *backend);
+    });
   });
 }
 

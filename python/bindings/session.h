@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 
 #include "kernels/state_access.h"
 #include "python/bindings/group.h"
@@ -103,7 +104,8 @@ class Session {
   Parts parts(std::size_t unit, std::size_t tensor) const;
   void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
-  void take_whole_parameters();  // into the state, after their owner has written to them
+  // Into the state, after their owner has written to these tensors, each a unit and its tensor: their masters begin again.
+  void take_whole_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written);
   void parameters_changed();     // by their owner, where they are the state's
   void write_parameters(const Fill& fill);
   ChunkKind kind(std::size_t unit) const;    // of its trained tensors

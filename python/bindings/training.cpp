@@ -117,7 +117,7 @@ void bind_state(py::class_<Session>& training) {
       .def("read_moment", &Session::read_moment, py::arg("unit"), py::arg("tensor"), py::arg("moment"), py::kw_only(),
            py::arg("into"))
       .def("write_moments", &Session::write_moments, py::arg("address_of"))
-      .def("take_whole_parameters", &Session::take_whole_parameters)
+      .def("take_whole_parameters", &Session::take_whole_parameters, py::arg("written"))
       .def("parameters_changed", &Session::parameters_changed)
       .def("write_parameters", &Session::write_parameters, py::arg("fill"))
       .def("kind", &Session::kind, py::arg("unit"))

@@ -15,7 +15,7 @@ from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.checks import refuse
-from ballast.gathering import by_window, gather
+from ballast.gathering import by_window, gather_to_read
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.wrapper.hooks import session_of
 from ballast.wrapper.meeting import rank_in_job
@@ -62,7 +62,7 @@ class Export:
                     self._begin(at_the_end)
             together.settle()
             for unit in self._units():
-                with gather([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
+                with gather_to_read([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
                     with together.attempt():
                         if writes:
                             self._write(unit)

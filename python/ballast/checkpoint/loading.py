@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checkpoint import manifest
 from ballast.agreement import Agreement
+from ballast.checkpoint import manifest
 from ballast.checkpoint.fitting import require_fit, use_own_names
 from ballast.checkpoint.held import moment_name
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name, require_all_partitioned

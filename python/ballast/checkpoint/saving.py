@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checkpoint import manifest
 from ballast.agreement import Agreement
+from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import (
     flush_folder,
     folder_name,

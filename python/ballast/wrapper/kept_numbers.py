@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
 from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin
+from ballast.wrapper.writes import agree_on_writes
 
 log = logging.getLogger("ballast")
 
@@ -29,7 +31,9 @@ class Residence(Protocol):
     def after_step(self) -> None: ...
     def enter(self, module: torch.nn.Module) -> None: ...
     def release(self, together: bool, gathers: bool) -> None: ...
-    def take_over_changes(self) -> bool: ...
+    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
+    def writes(self) -> dict[Member, torch.Tensor]: ...
+    def take_over(self) -> None: ...
     def require_hideable(self, parameters: bool) -> None: ...
     def require_put_away(self, what: str) -> None: ...
     def hide(self) -> None: ...
@@ -140,11 +144,18 @@ class KeptNumbers:
         """The ranks that have a part of the state each; None: this one has all of it."""
         return self._group if self._is_shared else None
 
-    def _take_over(self, changed: bool) -> None:
-        """Parameters, that somebody has written to on any rank."""
-        if changed and self._update_is_elsewhere:
-            self._core.take_whole_parameters()
-        elif changed:
+    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]:
+        """Keep what is written to these parameters inside the block, however it is written."""
+        return self._residence.gathered(parameters)
+
+    def _take_over(self, writes: Mapping[Member, torch.Tensor]) -> None:
+        """Take over the parameters that any rank has written to. All ranks call it together, if one has."""
+        before = {member: writes.get(member, member.parameter.data) for member in self._members}
+        written = agree_on_writes(self._group, before, writes)
+        self._residence.take_over()
+        if self._update_is_elsewhere:
+            self._core.take_whole_parameters({(member.unit, member.tensor) for member in written})
+        else:
             self._core.parameters_changed()
 
     def continue_from(self, steps: int) -> None:
@@ -196,8 +207,10 @@ class KeptNumbers:
 
     def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
         """All ranks do this together, as parameters may have been written to."""
-        [changed] = self._group.all_reduce([int(self._residence.take_over_changes())])
-        self._take_over(changed > 0)
+        writes = self._residence.writes()
+        [written] = self._group.all_reduce([len(writes)])
+        if written > 0:
+            self._take_over(writes)
         self._residence.make_room()
         self._core.look_at_parts(look)
 

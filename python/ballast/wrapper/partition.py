@@ -221,9 +221,11 @@ class Partition(KeptNumbers):
         ranks, rank = self._group.size, self._group.rank
         words = [0] * (2 * ranks)
         words[rank] = self._arrivals.passes
-        words[ranks + rank] = int(self._residence.take_over_changes())
+        writes = self._residence.writes()
+        words[ranks + rank] = len(writes)
         words = self._group.all_reduce(words)
-        self._take_over(any(words[ranks:]))
+        if any(words[ranks:]):
+            self._take_over(writes)
         self._passes = max(words[:ranks])
         completed = self._arrivals.completed
         self._take_all(self._arrivals.rest(self._passes), count=count)
@@ -314,8 +316,10 @@ class Partition(KeptNumbers):
     def leave_device(self, parameters: bool) -> None:
         self.require_not_updated("the optimizer was to be offloaded")
         self._discard_what_was_cleared()
-        changed, pending = self._group.all_reduce([int(self._residence.take_over_changes()), len(self._taken)])
-        self._take_over(changed > 0)
+        writes = self._residence.writes()
+        written, pending = self._group.all_reduce([len(writes), len(self._taken)])
+        if written > 0:
+            self._take_over(writes)
         if pending > 0:
             refuse_order(
                 "the optimizer was to be offloaded between a backward pass and the step",

@@ -78,6 +78,11 @@ class Session:
         self._calls = Calls(called, weakref.ref(self), of_modules=not options.keeps_parameters_whole)
 
     @property
+    def whole(self) -> Partition | None:
+        """The partition, where its parameters are whole."""
+        return self._partition if self.options.keeps_parameters_whole else None
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._optimizer()
         assert optimizer is not None  # it owns this
@@ -214,7 +219,9 @@ class Session:
         ]
         self.options = self._settled(members)
         units, is_whole = self._units(members, self.options.stage), self.options.keeps_parameters_whole
-        reside: Callable[..., Any] = WholeParameters if is_whole else partial(Window, self.model, self.group)
+        reside: Callable[..., Any] = partial(WholeParameters, self._model)
+        if not is_whole:
+            reside = partial(Window, self.model, self.group)
         if (model := self._model()) is not None:
             make_the_rest(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)

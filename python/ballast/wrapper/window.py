@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ballast.wrapper.memory import tensor_at, views_in
 from ballast.wrapper.stored import Stored
 from ballast.wrapper.ungathered import Ungathered, nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers
-from ballast.wrapper.whole import require_same_kind
+from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Window:
     parameter is found again by opening it."""
 
     def __init__(self, model: torch.nn.Module, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
+        self._model = weakref.ref(model)
         self._core = core
         self._group = group
         self._units = units
@@ -131,7 +133,7 @@ class Window:
             )
         units = list(dict.fromkeys(member.unit for member in members if member.unit not in self._whole))
         copies = {
-            member: self._copy_out(member)[0]
+            member: self._copy_out(member)
             for unit in units[:-1]
             for member in self._opened(unit)
             if member in members
@@ -231,14 +233,16 @@ class Window:
         """Numbers are there."""
 
     @contextmanager
-    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """All ranks do this together."""
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> Iterator[None]:
+        """Hold these parameters whole inside the block, and keep what is written to them. All ranks do this together."""
+        slots = Slots(self._model(), parameters)
         units = sorted({self._places[id(parameter)].unit for parameter in parameters} - self._whole)
-        versions = {member: self._copy_out(member) for unit in units for member in self._opened(unit)}
+        copies = {member: self._copy_out(member) for unit in units for member in self._opened(unit)}
         self.make_room()
-        for member, (values, _) in versions.items():
+        for member, values in copies.items():
             member.parameter.__class__ = torch.nn.Parameter
             member.parameter.data = values
+        snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
         self._whole |= set(units)
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))  # backward may come later
@@ -246,35 +250,35 @@ class Window:
             yield
         finally:
             torch._C._autograd._pop_saved_tensors_default_hooks()
-            self._take_changes(versions)
-            self._whole -= set(units)
-            for member in versions:
-                self._put_away(member)
+            try:
+                if keeps_writes:
+                    self._keep_writes(snapshots, slots)
+            finally:
+                self._whole -= set(units)
+                for member in copies:
+                    self._put_away(member)
 
     def _opened(self, unit: int) -> list[Member]:
         self.open(unit)
         return self._units[unit].members
 
-    def _copy_out(self, member: Member) -> tuple[torch.Tensor, int]:
-        return self._now.tensors[member.tensor].clone(), member.parameter._version
+    def _copy_out(self, member: Member) -> torch.Tensor:
+        return self._now.tensors[member.tensor].clone()
 
-    def _take_changes(self, versions: dict[Member, tuple[torch.Tensor, int]]) -> None:
-        changed = [
-            member
-            for member, (values, version) in versions.items()
-            if member.parameter._version != version or member.parameter.data_ptr() != values.data_ptr()
-        ]
-        if not any(self._group.all_reduce([len(changed)])):
+    def _keep_writes(self, snapshots: Mapping[Member, Snapshot], slots: Slots) -> None:
+        mine = [member for member, snapshot in snapshots.items() if snapshot.differs(member.parameter)]
+        before = {member: snapshot.values for member, snapshot in snapshots.items()}
+        written = agree_on_writes(self._group, before, mine, slots)
+        if not written:
             return
-        kept = {}
-        for member in changed:
-            require_same_kind(member, versions[member][0])
-            kept[member.unit, member.tensor] = member.parameter.detach().to("cpu").contiguous()
+        kept = {
+            (member.unit, member.tensor): member.parameter.detach().to("cpu").contiguous().view(-1) for member in written
+        }
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             values = kept.get((unit, tensor))
             if values is not None:
-                tensor_at(into, count, values.dtype).copy_(values.view(-1)[first : first + count])
+                tensor_at(into, count, values.dtype).copy_(values[first : first + count])
             return values is not None
 
         self._core.write_parameters(fill)
@@ -304,8 +308,12 @@ class Window:
         """Updates go on while the next forward pass begins."""
         self._leave_calls()
 
-    def take_over_changes(self) -> bool:
-        return False
+    def writes(self) -> dict[Member, torch.Tensor]:
+        """None that are not kept already, when a `gather()` ends."""
+        return {}
+
+    def take_over(self) -> None:
+        """The same."""
 
     def require_hideable(self, parameters: bool) -> None:
         if not parameters:
@@ -343,7 +351,7 @@ class Window:
 
     def _give_back_all(self) -> None:
         for number in range(len(self._units)):
-            copies = [(member, self._copy_out(member)[0]) for member in self._opened(number)]
+            copies = [(member, self._copy_out(member)) for member in self._opened(number)]
             self.make_room()
             for member, values in copies:
                 member.parameter.__class__ = torch.nn.Parameter

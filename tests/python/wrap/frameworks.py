@@ -133,3 +133,32 @@ def ray_worker(training: dict[str, Any]) -> None:
     """Ray has called torch.distributed.init_process_group()."""
     rank = dist.get_rank()
     (Path(training["folder"]) / f"rank {rank}").write_text(json.dumps(trained(rank, training["way"])))
+
+
+def merged_adapters(way: Way) -> tuple[list[float], list[torch.Tensor]]:
+    """The losses of a few steps of LoRA, and of the model that they are merged into."""
+    import peft
+
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny_model(), config)
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    if way is not None:
+        optimizer = ballast.wrap(optimizer, model, **way)
+    words = torch.arange(16).view(2, 8)
+    losses = []
+    for _ in range(3):
+        loss = model(input_ids=words, labels=words).loss
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with ballast.gather(model):
+        merged = model.merge_and_unload()
+    with torch.no_grad():
+        losses.append(merged(input_ids=words, labels=words).loss.item())
+    with ballast.gather(merged):
+        return losses, [parameter.detach().clone() for parameter in merged.parameters()]
+
+
+def merged_adapters_of_ranks(_: int, ways: list[Way]) -> list[tuple[list[float], list[torch.Tensor]]]:
+    return [merged_adapters(way) for way in ways]

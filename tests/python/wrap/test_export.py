@@ -76,10 +76,10 @@ def test_one_unit_is_gathered_at_a_time(tmp_path, monkeypatch):
     most = 0
     gathered = window.gathered
 
-    def counted(parameters):
+    def counted(parameters, **how):
         nonlocal most
         most = max(most, len({window.unit_of(each) for each in parameters}))
-        return gathered(parameters)
+        return gathered(parameters, **how)
 
     monkeypatch.setattr(window, "gathered", counted)
     ballast.export(run.model, tmp_path / "model.safetensors")

@@ -89,3 +89,12 @@ def test_trainer_on_two_ranks(tmp_path):
         check_close(plain, first)
         assert other[0] == first[0]
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
+
+
+def test_peft_merges_adapters_as_before(tmp_path):
+    pytest.importorskip("peft", reason=f"peft {WHY}")
+    on_drives = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
+    ways = [None, {"stage": 2}, {"stage": 3}, {"stage": 3, "offload": on_drives}]
+    plain, *others = frameworks.merged_adapters_of_ranks(0, ways)
+    for way in (*others, *run_ranks(2, frameworks.merged_adapters_of_ranks, ways[1:])[0]):
+        check_close(plain, way)

@@ -1,0 +1,138 @@
+"""What the owner of a model writes to its parameters: found however it is written, and the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from ballast import _core
+from ballast.agreement import Agreement
+from ballast.checks import fail, refuse
+from ballast.connecting import Group
+from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.memory import bytes_at
+from ballast.wrapper.units import Member
+
+_PIECE = 64 << 20  # bytes that are copied from a GPU at a time
+
+
+class Snapshot:
+    """What a parameter was at one moment. Torch counts most writes; those through `.data`, NumPy or DLPack are found by
+    their bytes."""
+
+    def __init__(self, parameter: torch.nn.Parameter):
+        self.values = parameter.data  # keeps the memory, so that no other tensor gets its address
+        self._version = parameter._version
+        self._fingerprint = fingerprint(parameter)
+
+    def differs(self, parameter: torch.nn.Parameter) -> bool:
+        return (
+            parameter._version != self._version
+            or is_elsewhere(parameter, self.values)
+            or fingerprint(parameter) != self._fingerprint
+        )
+
+
+def is_elsewhere(parameter: torch.nn.Parameter, values: torch.Tensor) -> bool:
+    """Return whether another tensor than `values` was assigned to `parameter.data`."""
+    return bool(parameter.data_ptr() != values.data_ptr() or parameter.stride() != values.stride())
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    """Return a checksum of the elements in row-major order."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return _core.checksum(b"".join(_checksum_of(piece.cpu()) for piece in flat.split(_PIECE)))
+
+
+def _checksum_of(piece: torch.Tensor) -> bytes:
+    memory = bytes_at(piece.data_ptr(), piece.numel()) if piece.numel() > 0 else b""
+    return _core.checksum(memory).to_bytes(8, "little")
+
+
+def agree_on_writes(
+    group: Group, before: Mapping[Member, torch.Tensor], written: Collection[Member], slots: Slots | None = None
+) -> list[Member]:
+    """Return the members that were written to on any rank, of those in `before`, with what each was. All ranks call it
+    together. Refuses on all ranks what cannot be kept: parameters in other slots, other shapes, formats or devices, and values
+    that differ by rank."""
+    agreement = Agreement(group, "keeping what was written to parameters")
+    if slots is not None:
+        with agreement.attempt():
+            slots.require_unchanged()
+    for member in written:
+        with agreement.attempt():
+            require_same_kind(member, before[member])
+    agreement.settle()
+    counts = group.all_reduce([int(member in written) for member in before])
+    anywhere = [member for member, count in zip(before, counts) if count > 0]
+    if anywhere and group.size > 1:
+        _require_same_values(group, anywhere)
+    return anywhere
+
+
+def _require_same_values(group: Group, members: Collection[Member]) -> None:
+    by_rank = from_all_ranks(group, [fingerprint(member.parameter) for member in members])
+    for member, (first, *others) in zip(members, zip(*by_rank)):
+        differ = [str(rank) for rank, other in enumerate(others, start=1) if other != first]
+        if differ:
+            refuse(
+                "cannot keep what was written to a parameter: ranks hold different values",
+                where=f"parameter {member.name}; rank {', '.join(differ)} differs from rank 0",
+                needed="the same values, written on all ranks",
+                remedy="Write them on every rank, or send one rank's to the others: torch.distributed.broadcast().",
+            )
+
+
+def is_same_kind(parameter: torch.Tensor, before: torch.Tensor) -> bool:
+    """Return whether it can be copied back."""
+    return (parameter.dtype, parameter.device, parameter.shape) == (before.dtype, before.device, before.shape)
+
+
+def require_same_kind(member: Member, before: torch.Tensor) -> None:
+    parameter = member.parameter
+    if is_same_kind(parameter, before):
+        return
+    fail(
+        "unsupported",
+        _core.Problem(
+            what="a parameter has become another one since training began",
+            where=f"parameter {member.name}",
+            needed=f"{before.dtype} on {before.device}, shape {tuple(before.shape)}",
+            available=f"{parameter.dtype} on {parameter.device}, shape {tuple(parameter.shape)}",
+            remedy="Move and cast the model before training begins.",
+        ),
+    )
+
+
+class Slots:
+    """The places of parameters in a model's modules, where another parameter may not be assigned."""
+
+    def __init__(self, model: torch.nn.Module | None, parameters: Iterable[torch.nn.Parameter]):
+        wanted = {id(parameter) for parameter in parameters}
+        modules = [] if model is None else [*model.named_modules()]
+        self._slots = [
+            (f"{prefix}.{name}" if prefix else name, module, name, parameter)
+            for prefix, module in modules
+            for name, parameter in module._parameters.items()
+            if id(parameter) in wanted
+        ]
+
+    def require_unchanged(self) -> None:
+        """Refuse a parameter that was assigned in another's place, which is put back."""
+        assigned = []
+        for path, module, name, parameter in self._slots:
+            now = module._parameters.get(name)
+            if now is not None and now is not parameter:
+                module._parameters[name] = parameter
+                assigned.append(path)
+        if assigned:
+            fail(
+                "unsupported",
+                _core.Problem(
+                    what="cannot keep a new Parameter that was assigned inside ballast.gather()",
+                    where=f"parameter {', '.join(assigned)}",
+                    needed="new values in the parameter that is there, which the optimizer trains",
+                    remedy="Write with torch.no_grad(): parameter.copy_(values); or load_state_dict() without assign=True.",
+                ),
+            )

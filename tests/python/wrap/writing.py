@@ -1,0 +1,184 @@
+"""Ways of writing to parameters inside ballast.gather(), in trainings of all stages and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import ballast
+import torch
+import torch.distributed as dist
+from python.wrap.loops import Loop
+
+Write = Callable[[torch.nn.Module, str], None]  # to the parameter of this name
+
+
+def of(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
+    return model.get_parameter(name)
+
+
+def in_place(model: torch.nn.Module, name: str) -> None:
+    with torch.no_grad():
+        of(model, name).mul_(2)
+
+
+def in_place_of_data(model: torch.nn.Module, name: str) -> None:
+    of(model, name).data.mul_(2)
+
+
+def copied_to_data(model: torch.nn.Module, name: str) -> None:
+    of(model, name).data.copy_(of(model, name).data * 2)
+
+
+def added_to_data(model: torch.nn.Module, name: str) -> None:
+    of(model, name).data += of(model, name).data.clone()
+
+
+def new_data(model: torch.nn.Module, name: str) -> None:
+    of(model, name).data = of(model, name).data * 2
+
+
+def new_data_of_other_strides(model: torch.nn.Module, name: str) -> None:
+    parameter = of(model, name)
+    twice = parameter.data * 2
+    # A frozen one stays as it is below stage 3, and torch's products of other strides round otherwise.
+    parameter.data = twice.t().contiguous().t() if twice.dim() == 2 and parameter.requires_grad else twice
+
+
+def written_as_bytes(model: torch.nn.Module, name: str) -> None:
+    """Through memory that torch does not know to be the parameter's, as NumPy has it."""
+    memory = of(model, name).detach().view(torch.uint8).numpy()
+    memory[...] = (of(model, name).detach() * 2).view(torch.uint8).numpy()
+
+
+def loaded(model: torch.nn.Module, name: str) -> None:
+    model.load_state_dict({name: of(model, name).detach() * 2}, strict=False)
+
+
+WAYS: list[Write] = [
+    in_place,
+    in_place_of_data,
+    copied_to_data,
+    added_to_data,
+    new_data,
+    new_data_of_other_strides,
+    written_as_bytes,
+    loaded,
+]
+
+WRITTEN = ["0.weight", "0.bias", "2.weight"]  # beside others of the same unit; "2.weight" is frozen
+
+
+def model_of(dtype: torch.dtype) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).to(dtype)
+    model[2].weight.requires_grad_(False)
+    return model
+
+
+def square(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch.to(next(model.parameters()).dtype)).square().mean()
+
+
+def trained(write: Write, dtype: torch.dtype, options: dict[str, Any]) -> list[torch.Tensor]:
+    """What is in the parameters after they were written to, and two steps later."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    loop = Loop(make_model=lambda: model_of(dtype), loss=square, steps=2, rank=rank, ranks=ranks)
+    run = loop.run(**options)
+    with ballast.gather(run.model):
+        wanted = {name: of(run.model, name).detach().clone() * 2 for name in WRITTEN}
+        for name in WRITTEN:
+            write(run.model, name)
+    with ballast.gather(run.model):
+        for name in WRITTEN:
+            assert torch.equal(of(run.model, name), wanted[name]), f"{write.__name__} to {name} is lost"
+        seen = run.parameters
+    loop.steps = 4
+    loop.train(run.model, run.optimizer, 2)
+    with ballast.gather(run.model):
+        seen += run.parameters
+    run.optimizer.close()
+    return seen
+
+
+def trained_on_each_rank(
+    rank: int, dtype: torch.dtype, ways: list[dict[str, Any]]
+) -> list[dict[str, list[torch.Tensor]]]:
+    return [{write.__name__: trained(write, dtype, options) for write in WAYS} for options in ways]
+
+
+def writes_on_rank_1_only(rank: int, stage: int, by_data: bool) -> str:
+    """The error of this rank."""
+    run = Loop(steps=2, rank=rank, ranks=2).run(stage=stage)
+    try:
+        with ballast.gather(run.model), torch.no_grad():
+            weight = run.model[0].weight
+            if rank == 1:
+                (weight.data if by_data else weight).fill_(3.0)
+        Loop(steps=3, rank=rank, ranks=2).train(run.model, run.optimizer, 2)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def casts_on_rank_1_only(rank: int, stage: int) -> str:
+    """The same."""
+    run = Loop(steps=2, rank=rank, ranks=2).run(stage=stage)
+    try:
+        with ballast.gather(run.model):
+            if rank == 1:
+                run.model[0].weight.data = run.model[0].weight.data.double()
+        run.optimizer.step()
+        run.model[0].bias.grad = torch.zeros_like(run.model[0].bias)
+        run.optimizer.step()
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def rounded_from(stage: int, write: Write | None) -> torch.Tensor:
+    """A bias in bf16 of small steps, which only its master sees, where another parameter of its tile was written to."""
+
+    def step(count: int) -> None:
+        for _ in range(count):
+            model(torch.ones(1, 20, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 100, dtype=torch.bfloat16)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=2e-5), model, stage=stage, state_format="fp32")
+    step(9)
+    with ballast.gather(model):
+        if write is not None:
+            write(model, "weight")
+    step(9)
+    with ballast.gather(model):
+        return model.bias.detach().clone()
+
+
+def steps_inside_of_gather(stage: int, gathers: bool) -> torch.Tensor:
+    """The same weight, without writes, of a training that goes on inside of the block."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 5, dtype=torch.bfloat16)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=2e-5), model, stage=stage, state_format="fp32")
+    for _ in range(9):
+        with ballast.gather(model) if gathers else nullcontext():
+            for _ in range(7):
+                model(torch.ones(1, 20, dtype=torch.bfloat16)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return model.weight.detach().clone()
+
+
+def assigns_a_parameter(layer: torch.nn.Module) -> None:
+    layer.weight = torch.nn.Parameter(torch.ones_like(layer.weight))
+
+
+def loads_by_assigning(layer: torch.nn.Module) -> None:
+    layer.load_state_dict({"weight": torch.ones_like(layer.weight)}, strict=False, assign=True)
+
+
+ASSIGNMENTS = [assigns_a_parameter, loads_by_assigning]
