@@ -1,4 +1,4 @@
-"""What a configuration of DeepSpeed means here."""
+"""Import a configuration of DeepSpeed: `deepspeed_keys.py` says what becomes of each key."""
 
 from __future__ import annotations
 
@@ -7,55 +7,24 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ballast.checks import refuse
+from ballast.checks import is_number, refuse
+from ballast.deepspeed_keys import KEYS, UNKNOWN, Carried, is_section, row_of
 
-SIZED_BY_THE_PLAN = "sizes come from the plan, which knows what is used when"
-ALWAYS_ON = "always so here"
-# Why a key of DeepSpeed is not carried over, where that is more to say than that it is unknown here.
-REASONS = {
-    "zero_optimization.allgather_bucket_size": SIZED_BY_THE_PLAN,
-    "zero_optimization.reduce_bucket_size": SIZED_BY_THE_PLAN,
-    "zero_optimization.stage3_prefetch_bucket_size": SIZED_BY_THE_PLAN,
-    "zero_optimization.stage3_param_persistence_threshold": SIZED_BY_THE_PLAN,
-    "zero_optimization.stage3_max_live_parameters": SIZED_BY_THE_PLAN,
-    "zero_optimization.stage3_max_reuse_distance": SIZED_BY_THE_PLAN,
-    "zero_optimization.sub_group_size": SIZED_BY_THE_PLAN,
-    "zero_optimization.overlap_comm": ALWAYS_ON,
-    "zero_optimization.contiguous_gradients": ALWAYS_ON,
-    "zero_optimization.reduce_scatter": ALWAYS_ON,
-    "zero_optimization.allgather_partitions": ALWAYS_ON,
-    "zero_optimization.round_robin_gradients": "gradients are reduced as they come",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "ballast.export(model, path) gathers them unit by unit",
-    "zero_optimization.zero_hpz_partition_size": "parameters have one partition, over all ranks",
-    "aio": "drives are read and written through io_uring; `ballast doctor --drive` measures them",
-    "activation_checkpointing": "torch.utils.checkpoint does it, of both kinds",
-    "steps_per_print": "print optimizer.metrics() when you like",
-    "wall_clock_breakdown": "wrap(timeline=True) and optimizer.write_timeline(path) show what ran when",
-    "communication_data_type": "gradients are summed in fp32",
-    "prescale_gradients": "gradients are averaged after they are summed in fp32",
-    "gradient_predivide_factor": "gradients are averaged after they are summed in fp32",
-    "zero_allow_untested_optimizer": "optimizers that are not known are refused",
-    "zero_force_ds_cpu_optimizer": "the same update runs wherever the state is",
-    "optimizer.params.bias_correction": "torch's optimizers always do",
-    "optimizer.params.fp32_optimizer_states": "wrap(state_format=...) says what state is kept in",
-    "bf16.check_grad_overflow": ALWAYS_ON,
-    "fp16.hysteresis": "GradScaler lowers its scale at every overflow",
-    "fp16.consecutive_hysteresis": "GradScaler lowers its scale at every overflow",
-    "fp16.min_loss_scale": "GradScaler has no least scale",
-    "fp16.auto_cast": "cast inputs yourself, as the parameters are",
-    "fp16.fp16_master_weights_and_grads": "wrap(state_format=...) says what masters are kept in",
-    "fp16": "it is for torch.amp.GradScaler, if parameters are float16",
+AUTO = "auto"  # Hugging Face replaces it by a value of its own, before DeepSpeed sees it
+OF_ALL = ("lr", "weight_decay", "foreach", "fused", "maximize", "differentiable")
+ADAM = (*OF_ALL, "betas", "eps", "amsgrad", "capturable")
+# By DeepSpeed's name: torch's, or that of lion_pytorch; and the arguments that it has.
+OPTIMIZERS = {
+    "adam": ("Adam", ADAM),
+    "adamw": ("AdamW", ADAM),
+    "sgd": ("SGD", (*OF_ALL, "momentum", "dampening", "nesterov")),
+    "adagrad": ("Adagrad", (*OF_ALL, "lr_decay", "initial_accumulator_value", "eps")),
+    "lion": ("Lion", ("lr", "betas", "weight_decay")),
 }
-# What is switched off has nothing to carry over, unless it is on here.
-ON_HERE = {"optimizer.params.bias_correction", *(key for key, reason in REASONS.items() if reason == ALWAYS_ON)}
-OFFLOAD_KEYS = {"pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read", "pipeline_write"}
-OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad", "lion": "Lion"}
 # DeepSpeed's, where they are not those of torch, or of lion_pytorch.
 DEFAULTS: dict[str, dict[str, Any]] = {"AdamW": {"weight_decay": 0.0}, "Lion": {"lr": 1e-3, "betas": (0.9, 0.999)}}
-NO_ARGUMENTS = {"bias_correction", "fp32_optimizer_states", "set_grad_none"}  # of torch's optimizers
-NO_ARGUMENTS |= {"freeze_step", "cuda_aware", "comm_backend_name"}
 NEVER = 10**9  # steps
 TIERS = {"cpu": "host", "nvme": "nvme", "none": ""}
 
@@ -77,14 +46,21 @@ class ImportedConfig:
 
 
 def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> ImportedConfig:
-    """From a configuration of DeepSpeed, as a dictionary or a JSON file, to the options of `ballast.wrap()`.
+    """Turn a configuration of DeepSpeed, a dictionary or a JSON file, into options of `ballast.wrap()`.
+
+    A missing key means what DeepSpeed 0.19.8 does without it. Above all, it clips gradients at a norm of 1.0 where
+    `gradient_clipping` is missing; 0 switches clipping off. Each key that is there becomes an option, or an item of `to_do`, or
+    is in `left_out` with the reason. Only keys that switch off what is off by default are not named. "auto" stands for a value
+    that Hugging Face fills in: it becomes an item of `to_do`; where the stage or a place depends on it, the import is refused.
 
     >>> imported = import_deepspeed({
     ...     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True},
-    ...     "gradient_clipping": 1.0,
+    ...     "gradient_clipping": "auto",
     ... })
     >>> imported.options
-    {'stage': 3, 'offload': {'state': 'host', 'gradients': 'host'}, 'max_grad_norm': 1.0}
+    {'stage': 3, 'offload': {'state': 'host', 'gradients': 'host'}}
+    >>> imported.to_do
+    ['gradient_clipping is "auto": pass max_grad_norm=... to wrap(); the Trainer\\'s is TrainingArguments.max_grad_norm']
     >>> imported.left_out
     {'zero_optimization.overlap_comm': 'always so here'}
     """
@@ -92,57 +68,98 @@ def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> Impo
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = sorted({key for key in keys if keys.count(key) > 1})
+            refuse(f"cannot import {path.name}: it has {', '.join(twice)} more than once", where=str(path))
+        return found
+
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        refuse(f"a configuration of DeepSpeed cannot be read: {error}", where=str(path))
+        found = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:  # a refusal is a ValueError too
+        refuse(f"cannot import {path.name}: {error}", where=str(path))
     if not isinstance(found, dict):
-        refuse("a configuration of DeepSpeed is no JSON object", where=str(path))
+        refuse(f"cannot import {path.name}: it holds no JSON object", where=str(path))
     return found
 
 
+def _refuse(key: str, found: Any, *, needed: str) -> NoReturn:
+    refuse(f"cannot import {key}: it is {json.dumps(found, default=repr)}", where=key, needed=needed)
+
+
 class _Importing:
-    """Takes key after key; what nobody has taken is left out."""
+    """Takes key after key; what has not been taken in the end is left out."""
 
     def __init__(self, config: Mapping[str, Any]):
-        self._config = config
+        zero = config.get("zero_optimization")
+        self._config = {**config, "zero_optimization": {"stage": int(zero)}} if isinstance(zero, bool) else config
         self._taken: set[str] = set()
+        self._auto: set[str] = set()
         self._options: dict[str, Any] = {}
         self._to_do: list[str] = []
 
     def run(self) -> ImportedConfig:
         steps: list[Callable[[], None]] = [self._stage, self._offload, self._clipping, self._optimizer]
-        for step in [*steps, self._number_formats, self._batches]:
+        for step in [*steps, self._number_formats, self._batches, self._scheduler]:
             step()
-        left = {key: why_not(key) for key in _leaves(self._config) if not self._is_taken(key)}
-        return ImportedConfig(self._options, self._to_do, left)
+        return ImportedConfig(self._options, self._to_do, self._left_out())
 
-    def _take(self, key: str, default: Any = None) -> Any:
-        """A value by its path; "auto" is as good as none."""
-        self._taken.add(key)
+    def _at(self, key: str) -> Any:
+        """Return the value at a path: None where there is none, "auto" where a section around it is."""
         found: Any = self._config
+        path: list[str] = []
         for word in key.split("."):
-            if not isinstance(found, Mapping) or word not in found:
-                return default
-            found = found[word]
-        return default if found == "auto" else found
+            if found is None or found == AUTO:
+                return found
+            if not isinstance(found, Mapping):
+                _refuse(".".join(path), found, needed="a section of keys")
+            found = found.get(word)
+            path.append(word)
+        return found
 
-    def _is_taken(self, key: str) -> bool:
-        return any(key == taken or key.startswith(f"{taken}.") for taken in self._taken)
+    def _take(self, key: str) -> Any:
+        """Return the value at a path, or DeepSpeed's default. None where it is "auto": then `to_do` names it."""
+        row = row_of(key)
+        assert isinstance(row, Carried)
+        self._taken.add(key)
+        found = self._at(key)
+        if found != AUTO:
+            return row.default if found is None else found
+        if not row.if_auto:
+            _refuse(key, AUTO, needed="the value itself, which Hugging Face knows")
+        self._auto.add(key)
+        self._to_do.append(f'{key} is "auto": {row.if_auto}')
+        return None
+
+    def _switch(self, key: str) -> bool:
+        """Take a value that is true or false, as 0 and 1 are. False where it is "auto"."""
+        found = self._take(key)
+        if found not in (None, True, False):
+            _refuse(key, found, needed="true or false")
+        return bool(found)
+
+    def _number(self, key: str, *, whole_from: int | None = None) -> Any:
+        """Take a number, or None."""
+        found = self._take(key)
+        whole = whole_from is None or (isinstance(found, int) and found >= whole_from)
+        if found is not None and not (is_number(found) and whole):
+            _refuse(key, found, needed="a number" if whole_from is None else f"a whole number from {whole_from} on")
+        return found
 
     # --- What wrap() can be told ---
 
     def _stage(self) -> None:
-        stage = self._take("zero_optimization.stage", 0)
-        if stage not in (0, 1, 2, 3):
-            refuse(f"the stage {stage!r} was configured", where="zero_optimization.stage", needed="0, 1, 2 or 3")
-        self._options["stage"] = stage
+        stage = self._take("zero_optimization.stage")
+        if not is_number(stage) or stage not in (0, 1, 2, 3):
+            _refuse("zero_optimization.stage", stage, needed="0, 1, 2 or 3")
+        self._options["stage"] = int(stage)
 
     def _offload(self) -> None:
         if self._options["stage"] == 0:
             return
-        state = self._place("offload_optimizer") or ("host" if self._take("zero_optimization.cpu_offload", False) else "")
-        parameters = self._place("offload_param") if self._options["stage"] == 3 else ""
+        state = self._place("offload_optimizer", "cpu_offload")
+        parameters = self._place("offload_param", "cpu_offload_param") if self._options["stage"] == 3 else ""
         if parameters and parameters != state:
             self._to_do.append(
                 f"parameters were to be on {parameters.partition(':')[0]}, and the state that makes them "
@@ -154,18 +171,25 @@ class _Importing:
         if parameters:
             self._options["offload"]["parameters"] = parameters
 
-    def _place(self, section: str) -> str:
+    def _place(self, section: str, older_name: str) -> str:
         path = f"zero_optimization.{section}"
-        device = self._take(f"{path}.device", "none")
-        if device not in TIERS:
-            refuse(f'the device "{device}" was configured', where=path, needed=f"one of {', '.join(TIERS)}")
+        device = self._take(f"{path}.device")
+        if not isinstance(device, str) or device not in TIERS:
+            _refuse(f"{path}.device", device, needed=f"one of {', '.join(TIERS)}")
+        if device == "none" and self._switch(f"zero_optimization.{older_name}"):
+            device = "cpu"
         if device != "nvme":
             return TIERS[device]
-        return f"nvme:{self._take(f'{path}.nvme_path') or refuse('no nvme_path was configured', where=path)}"
+        directory = self._take(f"{path}.nvme_path")
+        if not isinstance(directory, str | os.PathLike) or not str(directory):
+            _refuse(f"{path}.nvme_path", directory, needed="a directory on a drive")
+        return f"nvme:{directory}"
 
     def _clipping(self) -> None:
-        norm = self._take("gradient_clipping", 0.0)
-        if norm:
+        if self._config.get("gradient_clipping", 0) is None:  # DeepSpeed fails with it in the first step
+            _refuse("gradient_clipping", None, needed="a number; 0 for no clipping")
+        norm = self._number("gradient_clipping")
+        if norm is not None and norm > 0:
             self._options["max_grad_norm"] = float(norm)
 
     # --- What the script does ---
@@ -174,68 +198,104 @@ class _Importing:
         kind = self._take("optimizer.type")
         if kind is None:
             return
-        name = OPTIMIZERS.get(kind.lower())
-        if name is None:
-            refuse(f"the optimizer {kind} was configured", where="optimizer.type", needed=f"one of {', '.join(OPTIMIZERS)}")
-        decoupled = self._take("optimizer.params.adam_w_mode", True)  # of Adam too, if nothing is said
-        if name == "Adam" and decoupled:
-            name = "AdamW"
-        self._take("optimizer.params.torch_adam")  # the same update
-        params = self._config["optimizer"].get("params") or {}
-        given = [key for key in params if key not in NO_ARGUMENTS | {"adam_w_mode", "torch_adam"}]
-        shown = {key: value for key in given if (value := self._take(f"optimizer.params.{key}")) is not None}
-        shown = {**shown, **{key: value for key, value in DEFAULTS.get(name, {}).items() if key not in shown}}
-        arguments = ", ".join(["model.parameters()", *(f"{key}={value!r}" for key, value in shown.items())])
+        if str(kind).lower() not in OPTIMIZERS:
+            _refuse("optimizer.type", kind, needed=f"one of {', '.join(OPTIMIZERS)}")
+        name, arguments = OPTIMIZERS[kind.lower()]
+        by_torch = arguments is ADAM and self._switch("optimizer.params.torch_adam")
+        if arguments is ADAM and self._switch("optimizer.params.adam_w_mode"):
+            name = "AdamW"  # of Adam too, if nothing is said
+        shown = {key: repr(value) for key, value in DEFAULTS.get(name, {}).items() if not by_torch}
+        given = self._given("optimizer.params", arguments)
+        shown = {**given, **{key: value for key, value in shown.items() if key not in given}}
         where = "a Lion, such as lion_pytorch's: Lion" if name == "Lion" else f"torch.optim.{name}"
-        self._to_do.append(f"make the optimizer: {where}({arguments})")
+        called = ", ".join(["model.parameters()", *(f"{key}={value}" for key, value in shown.items())])
+        self._to_do.append(f"make the optimizer: {where}({called})")
+
+    def _given(self, section: str, arguments: tuple[str, ...] | None = None) -> dict[str, str]:
+        """Return the arguments in a section as Python writes them, "..." for those that are "auto"."""
+        found = self._at(section)
+        if found is None or found == AUTO:
+            self._take(section)
+            return {}
+        values = {key: self._take(f"{section}.{key}") for key in found if arguments is None or key in arguments}
+        shown = {key: "..." if f"{section}.{key}" in self._auto else repr(value) for key, value in values.items()}
+        return {key: value for key, value in shown.items() if found[key] is not None}
 
     def _number_formats(self) -> None:
-        if self._take("bf16.enabled", self._take("bfloat16.enabled", False)):
-            self._to_do.append("make the model's parameters bfloat16: model.to(torch.bfloat16)")
-        if self._take("fp16.enabled", False) is True:
-            self._to_do.append(f"make the model's parameters float16, and scale losses with {self._scaler()}")
+        bf16 = self._switch("bf16.enabled" if self._config.get("bf16") is not None else "bfloat16.enabled")
+        fp16 = self._switch("fp16.enabled")
+        if bf16 and fp16:
+            refuse("cannot import bf16 and fp16: both are enabled", needed="one of them")
+        if bf16:
+            self._to_do.append(_cast_to("bfloat16"))
+        if fp16:
+            self._to_do.append(f"{_cast_to('float16')}; scale losses with {self._scaler()}")
 
     def _scaler(self) -> str:
-        fixed = float(self._take("fp16.loss_scale", 0))  # 0: it changes
-        scale, interval = 2.0 ** self._take("fp16.initial_scale_power", 16), self._take("fp16.loss_scale_window", 1000)
-        if fixed:
-            scale, interval = fixed, NEVER
-        made = f"torch.amp.GradScaler(init_scale={scale}, growth_interval={interval})"
-        return f"{made}, which halves it at an overflow" if fixed else made
+        fixed, power = self._number("fp16.loss_scale"), self._number("fp16.initial_scale_power")
+        window = self._number("fp16.loss_scale_window")
+        scale = None if fixed is None or power is None else 2.0**power
+        if fixed:  # 0: it changes
+            scale, window = float(fixed), NEVER
+        shown = ["..." if value is None else value for value in (scale, window)]
+        made = f"torch.amp.GradScaler(init_scale={shown[0]}, growth_interval={shown[1]})"
+        instead = "keeps it" if fixed else "waits for as many as fp16.hysteresis says, or 2"
+        return f"{made}, which halves its scale at each overflow, where DeepSpeed {instead}"
 
     def _batches(self) -> None:
-        micro = self._take("train_micro_batch_size_per_gpu")
-        total = self._take("train_batch_size")
-        passes = self._take("gradient_accumulation_steps")
+        keys = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
+        micro, total, passes = (self._number(key, whole_from=1) for key in keys)
+        if self._auto.intersection(keys):  # one does not follow from the others
+            if total is not None:
+                self._to_do.append(f"load {total} samples for each step, over all ranks and backward passes")
+        elif micro is None and total is not None:
+            self._to_do.append(f"load batches of {total} / ranks{f' / {passes}' if passes else ''} on each rank")
+        elif passes is None and total is not None:
+            passes = f"{total // micro if total % micro == 0 else f'{total} / {micro}'} / ranks"
         if micro is not None:
             self._to_do.append(f"load batches of {micro} on each rank")
-        elif total is not None:
-            self._to_do.append(f"load batches of {total} / ranks{f' / {passes}' if passes else ''} on each rank")
-        if passes is None and micro is not None and total is not None:
-            passes = f"{total // micro if total % micro == 0 else f'{total} / {micro}'} / ranks"
         if passes not in (None, 1):
             self._to_do.append(f"call backward() {passes} times before each step(), of losses divided by that number")
-        if "scheduler" in self._config:
-            kind = self._take("scheduler", {}).get("type", "")
-            self._to_do.append(f"make the learning rate scheduler yourself, from torch.optim.lr_scheduler ({kind})")
+
+    def _scheduler(self) -> None:
+        kind = self._take("scheduler.type")
+        if kind is not None:
+            called = ", ".join(f"{key}={value}" for key, value in self._given("scheduler.params").items())
+            self._to_do.append(
+                f"make the learning rate scheduler yourself, from torch.optim.lr_scheduler: DeepSpeed's is {kind}({called})"
+            )
+
+    # --- What is left ---
+
+    def _left_out(self) -> dict[str, str]:
+        left = {key: self._why_not(key, value, off) for key, value, off in _leaves(self._config)}
+        return {key: why for key, why in left.items() if why}
+
+    def _why_not(self, key: str, value: Any, off: bool) -> str:
+        """Return why a key is left out; nothing if it is taken, or if nothing is lost."""
+        row = row_of(key)
+        if row is UNKNOWN and not is_section(key):
+            return UNKNOWN.why
+        if off or value is None or value == {} or self._is_taken(key):
+            return ""
+        if isinstance(row, Carried) or row is UNKNOWN:  # a section that is "auto" has no row
+            return (row if isinstance(row, Carried) else Carried()).unused
+        return "" if row.off_by_default and key in KEYS and not value else row.why
+
+    def _is_taken(self, key: str) -> bool:
+        return key in self._taken or any(auto.startswith(f"{key}.") for auto in self._auto)
 
 
-def why_not(key: str) -> str:
-    for known, reason in REASONS.items():
-        if key == known or key.startswith(f"{known}."):
-            return reason
-    if key.rpartition(".")[2] in OFFLOAD_KEYS:
-        return SIZED_BY_THE_PLAN
-    return "nothing here does this"
+def _cast_to(dtype: str) -> str:
+    """DeepSpeed leaves buffers as they are; `model.to(dtype)` would cast them too."""
+    return f"cast parameters, but not buffers, to {dtype}: for p in model.parameters(): p.data = p.data.to(torch.{dtype})"
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Paths of all values. What is switched off is left out in silence, if it is not on here."""
-    if config.get("enabled") is False:
-        return
+def _leaves(config: Mapping[str, Any], prefix: str = "", off: bool = False) -> Iterator[tuple[str, Any, bool]]:
+    """Yield the path and the value of each key that is no section, and whether the section around it is switched off."""
+    off = off or (config.get("enabled") is False and row_of(f"{prefix}enabled") is not UNKNOWN)
     for key, value in config.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}.")
-        elif value != "auto" and not path.endswith(".enabled") and (value is not False or path in ON_HERE):
-            yield path
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.", off)
+        else:
+            yield f"{prefix}{key}", value, off

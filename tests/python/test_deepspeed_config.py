@@ -4,7 +4,7 @@ import json
 
 import ballast
 import pytest
-from ballast.deepspeed_config import REASONS, import_deepspeed
+from ballast.deepspeed_config import import_deepspeed
 
 TYPICAL = {
     "train_micro_batch_size_per_gpu": 4,
@@ -27,6 +27,9 @@ TYPICAL = {
     "flops_profiler": {"enabled": False, "detailed": True},
     "some_new_thing": {"rate": 3},
 }
+
+
+KINDS = ("state", "gradients", "parameters")
 
 
 def test_a_typical_one():
@@ -59,7 +62,7 @@ def test_a_typical_one():
         "aio.queue_depth",
         "some_new_thing.rate",
     }
-    assert imported.left_out["some_new_thing.rate"] == "nothing here does this"
+    assert imported.left_out["some_new_thing.rate"] == "neither DeepSpeed 0.19.8 nor Ballast knows this key"
     assert "ballast.export" in imported.text() and "stage=3" in imported.text()
 
 
@@ -76,10 +79,14 @@ def test_a_file_and_a_dictionary_are_the_same(tmp_path):
         ({"stage": 2, "cpu_offload": True}, {"stage": 2, "offload": {"state": "host", "gradients": "host"}}),
         ({"stage": 2, "offload_optimizer": {"device": "none"}}, {"stage": 2}),
         ({"stage": 3, "offload_param": {"device": "none"}}, {"stage": 3}),
+        ({"stage": 3, "offload_param": {"device": "none", "nvme_path": None}, "offload_optimizer": None}, {"stage": 3}),
+        ({"stage": 3, "cpu_offload": True, "cpu_offload_param": True}, {"stage": 3, "offload": dict.fromkeys(KINDS, "host")}),
+        (False, {"stage": 0}),
+        (True, {"stage": 1}),
     ],
 )
 def test_stages_and_places(zero, options):
-    imported = import_deepspeed({"zero_optimization": zero})
+    imported = import_deepspeed({"zero_optimization": zero, "gradient_clipping": 0})
     assert (imported.options, imported.to_do, imported.left_out) == (options, [], {})
 
 
@@ -90,18 +97,158 @@ def test_parameters_do_not_lie_farther_than_their_state():
     assert "on the device: here both" in imported.to_do[0]
 
 
-def test_what_is_left_to_others_is_left_out_in_silence():
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({}, {"stage": 0, "max_grad_norm": 1.0}),
+        ({"zero_optimization": {"stage": 2}}, {"stage": 2, "max_grad_norm": 1.0}),
+        ({"gradient_clipping": 0.5}, {"stage": 0, "max_grad_norm": 0.5}),
+        ({"gradient_clipping": 0}, {"stage": 0}),
+        ({"gradient_clipping": -1.0}, {"stage": 0}),
+    ],
+)
+def test_gradients_are_clipped_as_deepspeed_clips_them(config, options):
+    assert import_deepspeed(config).options == options
+
+
+AUTO_OF_THE_SCRIPT = {
+    "gradient_clipping": "pass max_grad_norm=... to wrap()",
+    "train_batch_size": "the batch of all ranks",
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "TrainingArguments.gradient_accumulation_steps",
+    "bf16.enabled": "bfloat16",
+    "bfloat16.enabled": "bfloat16",
+    "fp16.enabled": "float16",
+    "optimizer.type": "the optimizer",
+    "scheduler.type": "scheduler",
+}
+
+
+def nested(path, value):
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return value
+
+
+@pytest.mark.parametrize("key", AUTO_OF_THE_SCRIPT)
+def test_auto_is_a_choice_that_the_script_has_to_make(key):
+    imported = import_deepspeed({"gradient_clipping": 0, **nested(key, "auto")})
+    assert [each.partition(":")[0] for each in imported.to_do] == [f'{key} is "auto"']
+    assert AUTO_OF_THE_SCRIPT[key] in imported.to_do[0]
+    assert (imported.options, imported.left_out) == ({"stage": 0}, {})
+
+
+@pytest.mark.parametrize("section", ["bf16", "fp16"])
+def test_a_section_that_is_auto_is_as_its_switch(section):
+    assert import_deepspeed({section: "auto"}) == import_deepspeed({section: {"enabled": "auto"}})
+
+
+@pytest.mark.parametrize(
+    ("zero", "key"),
+    [
+        ({"stage": "auto"}, "stage"),
+        ("auto", "stage"),
+        ({"stage": 2, "offload_optimizer": {"device": "auto"}}, "offload_optimizer.device"),
+        ({"stage": 2, "offload_optimizer": "auto"}, "offload_optimizer.device"),
+        ({"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "auto"}}, "offload_optimizer.nvme_path"),
+        ({"stage": 3, "offload_param": {"device": "auto"}}, "offload_param.device"),
+        ({"stage": 3, "cpu_offload": "auto"}, "cpu_offload"),
+    ],
+)
+def test_a_stage_or_a_place_that_is_auto_is_refused(zero, key):
+    with pytest.raises(ballast.UsageError, match=f'B1001 cannot import zero_optimization.{key}: it is "auto"'):
+        import_deepspeed({"zero_optimization": zero})
+
+
+def test_a_configuration_of_hugging_face_says_all_that_is_open():
+    params = {"lr": "auto", "betas": "auto", "eps": 1e-6, "weight_decay": "auto"}
     imported = import_deepspeed(
         {
             "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": "auto",
             "gradient_clipping": "auto",
-            "optimizer": {"type": "Adam", "params": {"lr": "auto", "adam_w_mode": True}},
+            "optimizer": {"type": "Adam", "params": {**params, "adam_w_mode": True}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_min_lr": 0}},
             "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "round_robin_gradients": False},
         }
     )
     assert imported.options == {"stage": 2}
-    assert imported.to_do == ["make the optimizer: torch.optim.AdamW(model.parameters(), weight_decay=0.0)"]
-    assert imported.left_out == {}
+    assert [each.partition(" is ")[0] for each in imported.to_do if ' is "auto": ' in each] == [
+        "gradient_clipping",
+        "optimizer.params.lr",
+        "optimizer.params.betas",
+        "optimizer.params.weight_decay",
+        "train_batch_size",
+        "gradient_accumulation_steps",
+        "scheduler.params.warmup_num_steps",
+    ]
+    assert [each for each in imported.to_do if ' is "auto": ' not in each] == [
+        "make the optimizer: torch.optim.AdamW(model.parameters(), lr=..., betas=..., eps=1e-06, weight_decay=...)",
+        "load batches of 4 on each rank",
+        "make the learning rate scheduler yourself, from torch.optim.lr_scheduler: "
+        "DeepSpeed's is WarmupLR(warmup_num_steps=..., warmup_min_lr=0)",
+    ]
+    assert set(imported.left_out) == {"zero_optimization.reduce_bucket_size"}
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out"),
+    [
+        ({"flops_profiler": {"enabled": True}}, ["flops_profiler.enabled"]),
+        ({"flops_profiler": {"enabled": "auto", "detailed": False}}, ["flops_profiler.enabled", "flops_profiler.detailed"]),
+        ({"tensorboard": {"enabled": True, "output_path": "log"}}, ["tensorboard.enabled", "tensorboard.output_path"]),
+        ({"tensorboard": {"enabled": False, "output_path": "log"}}, []),
+        ({"timers": {"throughput": {"enabled": True}}}, ["timers.throughput.enabled"]),
+        ({"prescale_gradients": False, "zero_optimization": {"round_robin_gradients": False}}, []),
+        ({"managed_gradient_accumulation": False}, ["managed_gradient_accumulation"]),
+        ({"gradient_allreduce_op": "sum"}, ["gradient_allreduce_op"]),
+        ({"amp": {"enabled": True}}, ["amp.enabled"]),
+        ({"optimizer": {"type": "Lion", "params": {"eps": 1e-8}}}, ["optimizer.params.eps"]),
+        ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}, ["optimizer.params.max_grad_norm"]),
+        ({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, ["bfloat16.enabled"]),
+    ],
+)
+def test_what_is_not_carried_over_is_named(config, left_out):
+    assert list(import_deepspeed(config).left_out) == left_out
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "no_such_switch",
+        "no_such_section.enabled",
+        "zero_optimization.stages",
+        "zero_optimization.offload_optimizer.no_such_key",
+        "zero_optimization.enabled",
+        "bf16.no_such_key",
+        "optimizer.no_such_key",
+    ],
+)
+@pytest.mark.parametrize("value", [False, "auto", {}, 3])
+def test_a_key_that_is_not_known_is_named_whatever_it_says(key, value):
+    imported = import_deepspeed({**nested(key, value), "bf16": {"enabled": False, **nested(key, value).get("bf16", {})}})
+    assert imported.left_out == {key: "neither DeepSpeed 0.19.8 nor Ballast knows this key"}
+
+
+@pytest.mark.parametrize("section", ["offload_optimizer", "offload_param"])
+def test_nested_keys_of_offload_are_named(section):
+    rest = {"pin_memory": False, "buffer_count": 4, "nvme_path": "/scratch"}
+    rest |= {"ratio": 0.5, "super_offload": True} if section == "offload_optimizer" else {"max_in_cpu": 0, "buffer_size": 9}
+    imported = import_deepspeed({"zero_optimization": {"stage": 3, section: {"device": "cpu", **rest}}})
+    assert set(imported.left_out) == {f"zero_optimization.{section}.{key}" for key in rest}
+    assert imported.left_out[f"zero_optimization.{section}.nvme_path"] == "the device is not nvme"
+
+
+def test_parameters_are_not_offloaded_below_stage_3():
+    imported = import_deepspeed({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})
+    assert imported.left_out == {"zero_optimization.offload_param.device": "parameters are partitioned in stage 3 only"}
+
+
+def test_buffers_stay_as_they_are():
+    for section, dtype in (("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("fp16", "float16")):
+        said = "\n".join(import_deepspeed({section: {"enabled": True}}).to_do)
+        assert f"p.data = p.data.to(torch.{dtype})" in said and "model.to(" not in said
 
 
 @pytest.mark.parametrize(
@@ -109,7 +256,8 @@ def test_what_is_left_to_others_is_left_out_in_silence():
     [
         ({"type": "AdamW"}, "torch.optim.AdamW(model.parameters(), weight_decay=0.0)"),
         ({"type": "AdamW", "params": {"lr": 1, "adam_w_mode": False}}, "AdamW(model.parameters(), lr=1, weight_decay=0.0)"),
-        ({"type": "Adam", "params": {"torch_adam": True}}, "torch.optim.AdamW(model.parameters(), weight_decay=0.0)"),
+        ({"type": "Adam", "params": {"torch_adam": True}}, "torch.optim.AdamW(model.parameters())"),
+        ({"type": "Adam", "params": {"torch_adam": False}}, "torch.optim.AdamW(model.parameters(), weight_decay=0.0)"),
         ({"type": "Adam", "params": {"adam_w_mode": False}}, "torch.optim.Adam(model.parameters())"),
         ({"type": "SGD", "params": {"lr": 0.1}}, "torch.optim.SGD(model.parameters(), lr=0.1)"),
         ({"type": "Lion", "params": {"lr": 0.1}}, "Lion(model.parameters(), lr=0.1, betas=(0.9, 0.999))"),
@@ -185,7 +333,17 @@ def test_what_cannot_be_switched_off_is_named():
         ({"zero_optimization": {"stage": 4}}, "0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "disk"}}}, "cpu, nvme"),
         ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}}, "nvme_path"),
+        ({"zero_optimization": {"stage": True}}, "0, 1, 2 or 3"),
         ({"optimizer": {"type": "OneBitAdam"}}, "OneBitAdam"),
+        ({"optimizer": "AdamW"}, "section of keys"),
+        ({"gradient_clipping": None}, "a number"),
+        ({"gradient_clipping": "1.0"}, "a number"),
+        ({"gradient_clipping": True}, "a number"),
+        ({"bf16": {"enabled": "yes"}}, "true or false"),
+        ({"train_batch_size": 2.5}, "whole number from 1"),
+        ({"gradient_accumulation_steps": 0}, "whole number from 1"),
+        ({"fp16": {"enabled": True, "loss_scale": "big"}}, "a number"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both are enabled"),
         ("nowhere.json", "nowhere.json"),
     ],
 )
@@ -194,8 +352,10 @@ def test_what_cannot_be_is_refused(config, said):
         import_deepspeed(config)
 
 
-def test_reasons_are_sentences_of_their_own():
-    assert all(reason and not reason.endswith(".") for reason in REASONS.values())
+def test_a_key_that_a_file_has_twice_is_refused(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1, "stage": 3}}')
+    with pytest.raises(ballast.UsageError, match="stage more than once"):
+        import_deepspeed(tmp_path / "ds.json")
 
 
 def test_the_options_are_those_of_wrap(tmp_path):
