@@ -65,9 +65,10 @@ class Offer:
         return memory
 
     def _notes(self) -> tuple[str, ...]:
+        notes = tuple(self.described.notes)
         if self.activations == 0:
-            return ("activations are not counted: name their size, or plan from a configuration",)
-        return ()
+            return ("activations are not counted: name their size, or plan from a configuration", *notes)
+        return notes
 
 
 def offer(model: ModelLike, given: Mapping[str, Any]) -> Offer:

@@ -37,6 +37,7 @@ class Description:
     flops: Sequence[float]  # of a token's forward pass, by unit, without attention
     attention: Sequence[float] = field(default=())  # and by unit what each token of the sequence adds
     activations: Activations | None = None
+    notes: Sequence[str] = ()  # what the description assumes or leaves out
 
     @property
     def unit_names(self) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 def _llama(layers: int, hidden: int, heads: int, intermediate: int) -> Mapping[str, Any]:
     return {
         "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -21,6 +22,7 @@ def _llama(layers: int, hidden: int, heads: int, intermediate: int) -> Mapping[s
 def _gpt2(layers: int, width: int, heads: int) -> Mapping[str, Any]:
     return {
         "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
         "n_layer": layers,
         "n_embd": width,
         "n_head": heads,

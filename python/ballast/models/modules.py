@@ -58,7 +58,19 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
         )
     if not units:
         refuse("a module without parameters cannot be planned", where=type(module).__name__)
-    return Description(name=type(module).__name__, model=_core.Model(units), flops=[_flops(part) for part in parts])
+    return Description(
+        name=type(module).__name__,
+        model=_core.Model(units),
+        flops=[_flops(part) for part in parts],
+        notes=_notes(module),
+    )
+
+
+def _notes(module: torch.nn.Module) -> list[str]:
+    notes = ["the time of attention between tokens is not counted"]
+    if any(".experts." in name for name, _ in module.named_parameters()):
+        notes.append("the time is counted as if each token passed through all experts")
+    return notes
 
 
 def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:

@@ -1,0 +1,189 @@
+"""Count the parameters of common decoders from their configuration alone, without torch or transformers.
+
+The test compares every type here with the model that transformers builds: a type that is not exact does not belong here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ballast.checks import refuse
+
+Shapes = dict[str, list[int]]
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder: an embedding, equal blocks, a norm and a language-model head."""
+
+    embedding: Shapes
+    block: Shapes
+    last: Shapes  # the norm in front of the head
+    layers: int
+    hidden: int
+    vocabulary: int
+    head_width: int  # of all heads together
+    tied: bool
+
+
+@dataclass(frozen=True)
+class Llama:
+    """How a type differs from Llama. The defaults are those of its configuration class in transformers."""
+
+    key_value_heads: int | None = None  # where the configuration does not say: one for each head, or this many
+    head_dim: int | None = None  # where it does not say: hidden_size / num_attention_heads, or this
+    optional_biases: tuple[str, ...] = ()  # which of attention_bias and mlp_bias it knows
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False
+
+    def __call__(self, config: Config) -> Transformer:
+        hidden, vocabulary = _number(config, "hidden_size"), _number(config, "vocab_size")
+        heads = _number(config, "num_attention_heads")
+        width = _optional(config, "head_dim", self.head_dim) or _divided(hidden, heads)
+        keys = width * (_optional(config, "num_key_value_heads", self.key_value_heads) or heads)
+        return Transformer(
+            embedding={"weight": [vocabulary, hidden]},
+            block=self._block(config, hidden=hidden, queries=heads * width, keys=keys, head_dim=width),
+            last={"weight": [hidden]},
+            layers=_number(config, "num_hidden_layers"),
+            hidden=hidden,
+            vocabulary=vocabulary,
+            head_width=heads * width,
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    def _block(self, config: Config, *, hidden: int, queries: int, keys: int, head_dim: int) -> Shapes:
+        inner = _number(config, "intermediate_size")
+        attention = {"q_proj": [queries, hidden], "k_proj": [keys, hidden], "v_proj": [keys, hidden]}
+        output = {"o_proj": [hidden, queries]}
+        mlp = {"gate_proj": [inner, hidden], "up_proj": [inner, hidden], "down_proj": [hidden, inner]}
+        has_bias = {name: bool(config.get(name)) for name in self.optional_biases}
+        attention_bias = has_bias.get("attention_bias", False)
+        norms = ("self_attn.q_norm", "self_attn.k_norm") if self.has_head_norms else ()
+        return {
+            **_linear("self_attn", attention, bias=self.has_qkv_bias or attention_bias),
+            **_linear("self_attn", output, bias=attention_bias),
+            **{f"{norm}.weight": [head_dim] for norm in norms},
+            **_linear("mlp", mlp, bias=has_bias.get("mlp_bias", False)),
+            "input_layernorm.weight": [hidden],
+            "post_attention_layernorm.weight": [hidden],
+        }
+
+
+def _gpt2(config: Config) -> Transformer:
+    width, vocabulary = _number(config, "n_embd"), _number(config, "vocab_size")
+    inner = _optional(config, "n_inner", None) or 4 * width
+    _divided(width, _number(config, "n_head"))
+    block = {
+        "attn.c_attn.weight": [width, 3 * width],
+        "attn.c_attn.bias": [3 * width],
+        "attn.c_proj.weight": [width, width],
+        "attn.c_proj.bias": [width],
+        "mlp.c_fc.weight": [width, inner],
+        "mlp.c_fc.bias": [inner],
+        "mlp.c_proj.weight": [inner, width],
+        "mlp.c_proj.bias": [width],
+        **_layer_norms("ln_1", "ln_2", width=width),
+    }
+    return Transformer(
+        embedding={"wte.weight": [vocabulary, width], "wpe.weight": [_number(config, "n_positions"), width]},
+        block=block,
+        last={"weight": [width], "bias": [width]},
+        layers=_number(config, "n_layer"),
+        hidden=width,
+        vocabulary=vocabulary,
+        head_width=width,
+        tied=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _gpt_neox(config: Config) -> Transformer:
+    hidden, vocabulary = _number(config, "hidden_size"), _number(config, "vocab_size")
+    inner = _number(config, "intermediate_size")
+    _divided(hidden, _number(config, "num_attention_heads"))
+    attention = {"query_key_value": [3 * hidden, hidden], "dense": [hidden, hidden]}
+    block = {
+        **_linear("attention", attention, bias=bool(config.get("attention_bias", True))),
+        **_linear("mlp", {"dense_h_to_4h": [inner, hidden], "dense_4h_to_h": [hidden, inner]}, bias=True),
+        **_layer_norms("input_layernorm", "post_attention_layernorm", width=hidden),
+    }
+    return Transformer(
+        embedding={"weight": [vocabulary, hidden]},
+        block=block,
+        last={"weight": [hidden], "bias": [hidden]},
+        layers=_number(config, "num_hidden_layers"),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        head_width=hidden,
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A type whose parameters are known, as this class of transformers."""
+
+    architecture: str
+    shapes: Callable[[Config], Transformer]
+
+
+EXACT: Mapping[str, Exact] = {
+    "gpt2": Exact("GPT2LMHeadModel", _gpt2),
+    "gpt_neox": Exact("GPTNeoXForCausalLM", _gpt_neox),
+    "llama": Exact("LlamaForCausalLM", Llama(optional_biases=("attention_bias", "mlp_bias"))),
+    "mistral": Exact("MistralForCausalLM", Llama(key_value_heads=8)),
+    "qwen2": Exact("Qwen2ForCausalLM", Llama(key_value_heads=32, has_qkv_bias=True)),
+    "qwen3": Exact(
+        "Qwen3ForCausalLM",
+        Llama(key_value_heads=32, head_dim=128, optional_biases=("attention_bias",), has_head_norms=True),
+    ),
+}
+
+
+def is_exact(config: Config) -> bool:
+    """Return whether arithmetic knows each parameter: of a language model of such a type.
+
+    >>> is_exact({"model_type": "gpt2"}), is_exact({"model_type": "gpt2", "architectures": ["GPT2Model"]})
+    (True, False)
+    """
+    known = EXACT.get(config["model_type"])
+    if known is None or config.get("add_cross_attention"):
+        return False
+    return list(config.get("architectures") or [known.architecture]) == [known.architecture]
+
+
+def _linear(module: str, weights: Shapes, *, bias: bool) -> Shapes:
+    """Of torch.nn.Linear: the bias is as long as the weight has rows."""
+    shapes: Shapes = {}
+    for name, weight in weights.items():
+        shapes[f"{module}.{name}.weight"] = weight
+        if bias:
+            shapes[f"{module}.{name}.bias"] = weight[:1]
+    return shapes
+
+
+def _layer_norms(*names: str, width: int) -> Shapes:
+    return {f"{name}.{part}": [width] for name in names for part in ("weight", "bias")}
+
+
+def _number(config: Config, key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        refuse(f"{key} is {value!r} in the configuration", needed="a whole number from 1 on")
+    return value
+
+
+def _optional(config: Config, key: str, default: int | None) -> int | None:
+    """The default stands for a key that is missing. A null means that the size follows from others."""
+    if key not in config:
+        return default
+    return None if config[key] is None else _number(config, key)
+
+
+def _divided(hidden: int, heads: int) -> int:
+    if hidden % heads != 0:
+        refuse(f"{heads} attention heads do not divide the hidden size of {hidden}", where="the configuration")
+    return hidden // heads
