@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from ballast import _core, searching
 from ballast import options as options_
-from ballast.checks import fail
 from ballast.hardware import RATES, Budget, machine
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
@@ -16,7 +15,6 @@ from ballast.options import Options
 from ballast.places import KINDS, fractions_in
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
-from ballast.sizes import human_size
 
 
 @dataclass(frozen=True)
@@ -65,28 +63,31 @@ class Offer:
         return memory
 
     def _notes(self) -> tuple[str, ...]:
-        notes = tuple(self.described.notes)
+        notes = list(self.described.notes)
         if self.activations == 0:
-            return ("activations are not counted: name their size, or plan from a configuration", *notes)
-        return notes
+            notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
+        if not self.options.clipping and self.options.micro_steps > 1:
+            notes.append("updates are not made in the backward pass: that needs one micro-step")
+        return tuple(notes)
 
 
 def offer(model: ModelLike, given: Mapping[str, Any]) -> Offer:
     """Reads options and model, and divides the machine by its ranks."""
     asked = options_.read(given)
-    if asked.offload == "none":
-        asked = replace(asked, host_memory=0, drives=0)
-    described = describe(model, dtype=asked.dtype)
+    return offer_of(asked, describe(model, dtype=asked.dtype))
+
+
+def offer_of(asked: Options, described: Description) -> Offer:
+    """The same, of options that are read and a model that is described."""
     activations = _activations(described, asked)
     memory = asked.hardware.memory if asked.gpu_memory is None else asked.gpu_memory
-    left = memory - activations - asked.reserve
-    if left <= 0:
-        _refuse_activations(memory, activations, asked)
+    left = max(0, memory - activations - asked.reserve)
     parts = asked.ranks_of_machine
-    budget = Budget(device=left, host=asked.host_memory // parts, nvme=asked.drives // parts)
+    host, drives = (0, 0) if asked.offload == "none" else (asked.host_memory // parts, asked.drives // parts)
+    budget = Budget(device=left, host=host, nvme=drives)
     exact = _question(described, asked, budget)
     coarse = _question(described, asked, budget)
-    coarse.tile_elements = coarse_tile(described.parameters // asked.ranks)
+    coarse.tile_elements = coarse_tile(described.parameters // (1 if asked.stage == 0 else asked.ranks))
     return Offer(asked, described, budget, activations, exact, coarse)
 
 
@@ -132,16 +133,6 @@ def _activations(described: Description, asked: Options) -> int:
     if described.activations is None:
         return 0
     return described.activations.bytes(asked.tokens, checkpointed=asked.activations == "checkpointed")
-
-
-def _refuse_activations(memory: int, activations: int, asked: Options) -> NoReturn:
-    problem = _core.Problem(
-        what="activations alone are more than a GPU's memory",
-        needed=f"{human_size(activations)} for {asked.tokens} tokens (estimated), {human_size(asked.reserve)} reserved",
-        available=human_size(memory),
-        remedy='Take fewer tokens in a micro-step (tokens=), or activations="checkpointed".',
-    )
-    fail("device_memory", problem)
 
 
 def _stage(placement: _core.Placement) -> int:

@@ -70,6 +70,10 @@ class Options:
         return GPUS[self.gpu]
 
     @property
+    def chooses_places(self) -> bool:
+        return self.offload in ("auto", "none")
+
+    @property
     def ranks_of_machine(self) -> int:
         return min(self.ranks, self.gpus_per_machine)
 

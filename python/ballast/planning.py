@@ -13,6 +13,7 @@ from ballast.placements import candidates
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size
+from ballast.suggestions import remedy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def plan(model: ModelLike, **options: Unpack[PlanOptions]) -> Plan:
     """The fastest way to train a model that fits. See PlanOptions for the keywords, `describe()` for models.
 
-    Raises OutOfMemoryError (B2004) where nothing fits, with what is short and the nearest changes that would do.
+    Raises OutOfMemoryError (B2004) where nothing fits, with what is short and the nearest changes that fit.
 
     >>> found = plan("llama-8b", ranks=8, gpu="h100")
     >>> found.stage, found.fits, found.seconds < 10
@@ -45,7 +46,8 @@ def front(model: ModelLike, **options: Unpack[PlanOptions]) -> list[Plan]:
 
 def best(asked: Offer) -> Plan:
     """What `plan()` answers."""
-    if asked.options.offload in ("auto", "none"):
+    _require_room(asked)
+    if asked.options.chooses_places:
         return _chosen(asked)
     fitting = _fitting(asked)
     if not fitting:
@@ -55,6 +57,7 @@ def best(asked: Offer) -> Plan:
 
 def unbeaten(asked: Offer, *, also: Plan | None = None) -> list[Plan]:
     """What `front()` answers; `also` is a way that is known already, and stays."""
+    _require_room(asked)
     ways = [asked.plan(asked.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(asked)]
     if also:
         ways = [also, *(way for way in ways if (way.stage, way.places) != (also.stage, also.places))]
@@ -76,8 +79,31 @@ def _chosen(asked: Offer) -> Plan:
         return asked.plan(fastest(asked.exact, asked.coarse, vars(asked.budget)))
     except OutOfMemoryError as error:
         nothing_fits = error
-    parts = {part: getattr(nothing_fits, part) for part in ("needed", "available", "remedy")}
-    fail("memory_budget", _core.Problem(what=nothing_fits.what_happened, where=_set_aside(asked), **parts))
+    problem = _core.Problem(
+        what=nothing_fits.what_happened,
+        where=_set_aside(asked),
+        needed=nothing_fits.needed,
+        available=nothing_fits.available,
+        remedy=remedy(asked),
+    )
+    fail("memory_budget", problem)
+
+
+def _require_room(asked: Offer) -> None:
+    """Raises B2003 where activations leave nothing of a GPU."""
+    if asked.budget.device > 0:
+        return
+    options = asked.options
+    memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
+    tokens = f"for {options.tokens} tokens (estimated)" if asked.activations != options.activations else "as given"
+    problem = _core.Problem(
+        what="activations alone are more than a GPU's memory",
+        where=asked.described.name,
+        needed=f"{human_size(asked.activations)} {tokens}, {human_size(options.reserve)} reserved",
+        available=human_size(memory),
+        remedy=remedy(asked),
+    )
+    fail("device_memory", problem)
 
 
 def _set_aside(asked: Offer) -> str:
@@ -94,6 +120,6 @@ def _refuse(asked: Offer) -> NoReturn:
         where=_set_aside(asked),
         needed=by_tier(closest),
         available=by_tier(vars(asked.budget)),
-        remedy='Let Ballast choose, with stage="auto" and offload="auto"; or give it more memory, drives or ranks.',
+        remedy=remedy(asked),
     )
     fail("memory_budget", problem)

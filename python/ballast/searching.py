@@ -28,10 +28,22 @@ def fastest(exact: _core.Question, coarse: _core.Question, has: Mapping[str, int
     try:
         choice = coarse.choose()
     except OutOfMemoryError:
-        if not any(fits(exact.needs(placement), has) for placement in exact.placements()):
+        if not any_fits(exact, coarse, has):
             raise
         return exact.choose()
     return exact.price(choice.placement) if fits(exact.needs(choice.placement), has) else exact.choose()
+
+
+def any_fits(exact: _core.Question, coarse: _core.Question, has: Mapping[str, int]) -> bool:
+    """Whether a placement fits with the engine's tiles, of those that fit or nearly fit with large ones."""
+    near = (placement for placement in exact.placements() if _nearly_fits(coarse.needs(placement), has))
+    return any(fits(exact.needs(placement), has) for placement in near)
+
+
+def _nearly_fits(needs: Mapping[str, int], has: Mapping[str, int]) -> bool:
+    """Large tiles change what a tier needs by a few hundredths of the whole at most."""
+    margin = sum(needs.values()) // 20
+    return fits(needs, {tier: size + margin for tier, size in has.items()})
 
 
 def by_tier(sizes: Mapping[str, int]) -> str:

@@ -77,17 +77,25 @@ def test_the_ranks_of_a_machine_share_it():
     assert apart.assumed["gather"] < eight.assumed["gather"]
 
 
-def test_where_nothing_fits_the_error_has_the_nearest_changes():
+def test_where_nothing_fits_the_error_says_what_is_short():
     with pytest.raises(ballast.OutOfMemoryError) as raised:
         ballast.plan("llama-70b", ranks=8, gpu="h100", stage=0, host_memory="2TiB")
     assert raised.value.code == "B2004"
-    assert "stage 3" in raised.value.remedy
+    assert "--stage auto" in raised.value.remedy
     assert "20 GiB of each GPU are set aside" in raised.value.where
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="what was asked for does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
-    with pytest.raises(ballast.OutOfMemoryError, match="activations alone"):
-        ballast.plan("llama-70b", ranks=8, gpu="h100", tokens=1 << 20)
+    for way in (ballast.plan, ballast.front):
+        with pytest.raises(ballast.OutOfMemoryError, match="activations alone") as raised:
+            way("llama-70b", ranks=8, gpu="h100", tokens=1 << 20)
+        assert raised.value.code == "B2003"
+
+
+def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
+    early = "updates are not made in the backward pass"
+    assert early in ballast.plan(SMALL, clipping=False, micro_steps=2).text()
+    assert early not in ballast.plan(SMALL, clipping=False).text()
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,18 @@ Spread mixed(Tier near, Tier far, double part_near) {
 
 // Moves as much of the state as fits from where it lies to a nearer tier. Memory grows in proportion, so one guess and a
 // few smaller ones do.
-std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Choice& far, Tier near) {
+std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placement& far, const Ledger& far_ledger,
+                                        Tier near) {
   constexpr int guesses = 4;
-  const Tier from = far.placement.state.nvme == 1.0 ? Tier::nvme : Tier::host;
-  Placement placement = far.placement;
+  const Tier from = far.state.nvme == 1.0 ? Tier::nvme : Tier::host;
+  Placement placement = far;
   placement.state = all_in(near);
   if (near == Tier::device) placement.gradients = all_in(Tier::device);
   const std::size_t all_near = needs(memory_of(input, placement), input.machine)[index(near)];
-  const std::size_t now = needs(far.ledger, input.machine)[index(near)];
-  if (all_near <= now) return {};
-  double part = static_cast<double>(input.machine.bytes[index(near)] - now) / static_cast<double>(all_near - now);
+  const std::size_t now = needs(far_ledger, input.machine)[index(near)];
+  const std::size_t budget = input.machine.bytes[index(near)];
+  if (now > budget || all_near <= now) return {};
+  double part = static_cast<double>(budget - now) / static_cast<double>(all_near - now);
   part = std::min(part, 1.0);
   for (int guess = 0; guess < guesses && part > 0.01; ++guess, part *= 0.9) {
     placement.state = mixed(near, from, part);
@@ -86,56 +88,37 @@ void consider(Search& search, const Choice& choice) {
   if (!search.best || choice.simulation.seconds < search.best->simulation.seconds) search.best = choice;
 }
 
-Search search(const ChoiceInput& input) {
-  Search result;
-  for (const Placement& placement : pure_placements(input)) {
-    const Ledger ledger = memory_of(input, placement);
-    if (!fits(ledger, input.machine)) {
-      const auto lacks = [&](const Ledger& l) { return shortage(l, input.machine); };
-      if (!result.closest || lacks(ledger) < lacks(*result.closest)) result.closest = ledger;
-      continue;
-    }
-    const Choice choice = price(input, placement);
-    consider(result, choice);
-    for (const Tier near : {Tier::device, Tier::host}) {
-      const bool nearer =
-          placement.state.fractions()[index(near)] == 0.0 && (near == Tier::device || placement.state.nvme > 0.0);
-      const bool below_parameters = near == Tier::device && placement.parameters.device < 1.0;
-      if (!nearer || below_parameters || !is_a_choice(near, input.machine)) continue;
-      if (const auto better = with_nearer_state(input, choice, near)) consider(result, *better);
-    }
+void consider_nearer_state(Search& search, const ChoiceInput& input, const Placement& far, const Ledger& ledger) {
+  for (const Tier near : {Tier::device, Tier::host}) {
+    const bool nearer = far.state.fractions()[index(near)] == 0.0 && (near == Tier::device || far.state.nvme > 0.0);
+    const bool below_parameters = near == Tier::device && far.parameters.device < 1.0;
+    if (!nearer || below_parameters || !is_a_choice(near, input.machine)) continue;
+    if (const auto better = with_nearer_state(input, far, ledger, near)) consider(search, *better);
   }
-  return result;
 }
 
-// What a person might change, and what would come of it.
-std::string nearest_changes(const ChoiceInput& input) {
-  std::string text;
-  const auto offer = [&](const std::string& change, const ChoiceInput& changed) {
-    if (const Search found = search(changed); found.best) {
-      text += fmt::format("\n  {}: {:.1f} s a step", change, found.best->simulation.seconds);
+// Of the placements whose state lies in one tier, and of those that move a part of it to a nearer tier. Where none of the
+// former fits, two tiers together may still hold what neither holds alone.
+Search search(const ChoiceInput& input) {
+  Search result;
+  std::vector<std::pair<Placement, Ledger>> too_large;
+  for (const Placement& placement : pure_placements(input)) {
+    const Ledger ledger = memory_of(input, placement);
+    if (fits(ledger, input.machine)) {
+      const Choice choice = price(input, placement);
+      consider(result, choice);
+      consider_nearer_state(result, input, placement, choice.ledger);
+    } else {
+      const auto lacks = [&](const Ledger& l) { return shortage(l, input.machine); };
+      if (!result.closest || lacks(ledger) < lacks(*result.closest)) result.closest = ledger;
+      too_large.emplace_back(placement, ledger);
     }
-  };
-  for (const auto format : {kernels::StateFormat::bf16, kernels::StateFormat::compact}) {
-    if (kernels::moment_bytes(format) >= kernels::moment_bytes(input.format)) continue;
-    ChoiceInput changed = input;
-    changed.format = format;
-    offer(fmt::format("state format {}", name(format)), changed);
   }
-  if (input.stage && *input.stage < 3) {
-    ChoiceInput changed = input;
-    changed.stage = 3;
-    offer("stage 3", changed);
+  if (result.best) return result;
+  for (const auto& [placement, ledger] : too_large) {
+    consider_nearer_state(result, input, placement, ledger);
   }
-  if (!input.schedule.update_in_backward && input.micro_steps == 1) {
-    ChoiceInput changed = input;
-    changed.schedule.update_in_backward = true;
-    offer("updates in the backward pass (no clipping)", changed);
-  }
-  ChoiceInput changed = input;
-  changed.ranks *= 2;
-  offer(fmt::format("{} ranks", changed.ranks), changed);
-  return text;
+  return result;
 }
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
@@ -148,13 +131,11 @@ std::string nearest_changes(const ChoiceInput& input) {
     needed += fmt::format("{}{} {}", separator, name(tier), human_bytes(all_needed[i]));
     available += fmt::format("{}{} {}", separator, name(tier), human_bytes(input.machine.bytes[i]));
   }
-  const std::string changes = nearest_changes(input);
   fail(Code::memory_budget,
        {.what = "no placement fits; the one that comes closest needs\n" + to_text(closest),
         .needed = needed,
         .available = available,
-        .remedy = changes.empty() ? "Nothing smaller would fit either: more memory, drives or ranks are needed."
-                                  : "Any of these would fit:" + changes});
+        .remedy = "Plan with a smaller state format, updates in the backward pass, or more memory, drives or ranks."});
 }
 
 }  // namespace

@@ -44,7 +44,8 @@ Choice price(const ChoiceInput& input, const Placement& placement);
 
 bool fits(const Ledger& ledger, const Machine& machine);
 
-// Throws B2004 where nothing fits, with a table of what is short and the nearest changes that would fit.
+// Throws B2004 where nothing fits, with a table of what is short. Tries no other input: what to change is for the caller,
+// who knows how the machine's bytes depend on it.
 Choice choose(const ChoiceInput& input);
 
 }  // namespace ballast

@@ -1,0 +1,170 @@
+"""Find the nearest changes with which a model fits, where what the user asked for does not. Each suggestion was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from ballast import _core, searching
+from ballast.errors import OutOfMemoryError
+from ballast.offer import Offer, fits, offer_of
+from ballast.options import Options
+from ballast.placements import candidates, stages
+from ballast.sizes import human_size
+
+FORMATS = [format.name for format in _core.StateFormat]  # from the largest state to the smallest
+FEWEST_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Change:
+    """An option of `ballast plan`, and what it sets."""
+
+    flag: str
+    options: Mapping[str, Any] = field(compare=False)
+
+
+Axis = Sequence[Change]  # one option, from the smallest change to the largest
+
+
+def remedy(asked: Offer) -> str:
+    """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together."""
+    search = Search(asked)
+    settings, machine = settings_of(asked), machines_for(asked.options)
+    found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
+    if found:
+        return "Any of these fits:" + "".join(f"\n  {suggestion}" for suggestion in found)
+    tried = ", ".join(axis[-1].flag for axis in (*settings, *machine))
+    return f"None of these fits either, alone, in pairs or all together: {tried}."
+
+
+def settings_of(asked: Offer) -> list[Axis]:
+    """List smaller settings for the same machine, those that change the training last."""
+    options, axes = asked.options, []
+    if options.stage is not None:
+        axes.append([Change("--stage auto", {"stage": None})])
+    if options.offload != "auto":
+        axes.append([Change("--offload auto", {"offload": "auto"})])
+    if asked.described.activations and isinstance(options.activations, str):
+        if options.activations != "checkpointed":
+            axes.append([Change("--activations checkpointed", {"activations": "checkpointed"})])
+        fewer = reversed(_doubled(FEWEST_TOKENS, options.tokens // 2))
+        axes.append([Change(f"--tokens {tokens}", {"tokens": tokens}) for tokens in fewer])
+    smaller = FORMATS[FORMATS.index(options.format) + 1 :]
+    axes.append([Change(f"--format {name}", {"format": name}) for name in smaller])
+    if options.micro_steps > 1:
+        axes.append([Change("--micro-steps 1 --no-clipping", {"micro_steps": 1, "clipping": False})])
+    elif options.clipping:
+        axes.append([Change("--no-clipping", {"clipping": False})])
+    return [axis for axis in axes if axis]
+
+
+def machines_for(options: Options) -> list[Axis]:
+    """List larger machines: twice of something, and again."""
+    ranks = _doubled(2 * options.ranks, 8 * options.ranks)
+    host = [size for size in _doubled(64 << 30, 4 << 40) if size > options.host_memory]
+    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > options.drives]
+    axes = [
+        [Change(f"--ranks {count}", {"ranks": count}) for count in ranks],
+        [Change(f"--host-memory {_written(size)}", {"host_memory": size}) for size in host],
+        [Change(f"--drives {_written(size)}", {"drives": size}) for size in drives],
+    ]
+    return [axis for axis in axes if axis]
+
+
+def _doubled(first: int, last: int) -> list[int]:
+    return [first << i for i in range((last // first).bit_length())]
+
+
+def _written(size: int) -> str:
+    """Write a size as an option, in one word."""
+    return human_size(size).replace(" ", "")
+
+
+class Search:
+    """Try changes to a question, each combination once."""
+
+    def __init__(self, asked: Offer):
+        self._asked = asked
+        self._known: dict[tuple[Change, ...], bool] = {}
+
+    def nearest(self, axes: Sequence[Axis]) -> list[str]:
+        """Return the single changes that fit; else the pairs; else as few as possible of all of them."""
+        for count in (1, 2):
+            combined = [self._least(chosen) for chosen in combinations(axes, count)]
+            found = [text for changes in combined if changes and (text := self._in_words(changes))]
+            if found:
+                return found
+        if not self._fits([axis[-1] for axis in axes]):
+            return []
+        changes = self._least(self._needed(axes))
+        text = self._in_words(changes) if changes else None
+        return [text] if text else []
+
+    def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
+        """Leave out those that are not needed next to the others, beginning with the last."""
+        needed = list(axes)
+        for axis in reversed(axes):
+            others = [other for other in needed if other is not axis]
+            if self._fits([other[-1] for other in others]):
+                needed = others
+        return needed
+
+    def _least(self, axes: Sequence[Axis]) -> list[Change] | None:
+        """Return the smallest change on each axis that fits with those on the others, if the largest do."""
+        changes = [axis[-1] for axis in axes]
+        if not self._fits(changes):
+            return None
+        for i in reversed(range(len(axes))):
+            tries = ([*changes[:i], change, *changes[i + 1 :]] for change in axes[i])
+            changes = next(changed for changed in tries if self._fits(changed))
+        return changes
+
+    def _changed(self, changes: Sequence[Change]) -> list[Offer]:
+        """Ask once for each stage, because a stage with larger shards is quick with larger tiles only."""
+        options = self._asked.options
+        for change in changes:
+            options = replace(options, **change.options)
+        return [offer_of(replace(options, stage=stage), self._asked.described) for stage in reversed(stages(options))]
+
+    def _fits(self, changes: Sequence[Change]) -> bool:
+        key = tuple(changes)
+        if key not in self._known:
+            self._known[key] = any(_has_placement(asked) for asked in self._changed(changes))
+        return self._known[key]
+
+    def _in_words(self, changes: Sequence[Change]) -> str | None:
+        found = [seconds for asked in self._changed(changes) if (seconds := _seconds(asked)) is not None]
+        return f"{' '.join(change.flag for change in changes)}: {min(found):.1f} s a step" if found else None
+
+
+def _has_placement(asked: Offer) -> bool:
+    """Decide with large tiles, which is quick. Only the planner's own choice spreads the state over two tiers."""
+    if asked.budget.device == 0:
+        return False
+    if any(searching.fits(asked.coarse.needs(placement), vars(asked.budget)) for placement in candidates(asked)):
+        return True
+    return asked.options.chooses_places and _choice(asked.coarse) is not None
+
+
+def _seconds(asked: Offer) -> float | None:
+    """Return the time of a step, or None where it does not fit with the engine's tiles."""
+    if asked.budget.device == 0:
+        return None
+    if not asked.options.chooses_places:
+        fitting = [placement for placement in candidates(asked) if fits(asked, asked.exact.memory(placement))]
+        return min((asked.coarse.price(placement).simulation.seconds for placement in fitting), default=None)
+    choice, has = _choice(asked.coarse), vars(asked.budget)
+    if choice is None:
+        return None
+    is_true = searching.fits(asked.exact.needs(choice.placement), has) or searching.any_fits(asked.exact, asked.coarse, has)
+    return choice.simulation.seconds if is_true else None
+
+
+def _choice(question: _core.Question) -> _core.Choice | None:
+    try:
+        return question.choose()
+    except OutOfMemoryError:
+        return None

@@ -1,0 +1,69 @@
+"""Where nothing fits: each change that `ballast plan` suggests was tried, and fits."""
+
+import shlex
+
+import pytest
+from ballast.commands import main
+from ballast.offer import offer
+
+
+def plan(capsys, words):
+    code = main(["plan", *words])
+    return code, capsys.readouterr().err
+
+
+def suggestions_in(error):
+    """Options of `ballast plan`, one list for each suggestion."""
+    lines = error.partition("Any of these fits:\n")[2].splitlines()
+    return [shlex.split(line.partition(": ")[0]) for line in lines if line.strip().startswith("--")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("llama-70b --ranks 8 --gpu a100", "--format compact --no-clipping"),
+        ("llama-70b --ranks 8 --gpu h100 --format compact", "--no-clipping"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format bf16 --no-clipping"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--host-memory 2TiB"),
+        ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
+        ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
+        ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
+        ("llama-8b --ranks 8 --gpu a100 --activations kept --tokens 16384", "--activations checkpointed"),
+        ("llama-70b --ranks 8 --gpu h100 --tokens 1048576", "--tokens 1024"),
+        ("llama-70b --ranks 8 --gpu h100 --format compact --micro-steps 4", "--micro-steps 1 --no-clipping"),
+    ],
+)
+def test_suggestions_fit(capsys, asked, expected):
+    code, error = plan(capsys, asked.split())
+    assert code == 1
+    found = suggestions_in(error)
+    assert any(" ".join(words).startswith(expected) for words in found), error
+    for words in found:
+        assert plan(capsys, [*asked.split(), *words]) == (0, "")
+
+
+@pytest.mark.parametrize("asked", ["llama-405b --ranks 1 --gpu rtx3090", "llama-8b --ranks 8 --gpu a100 --activations 100GiB"])
+def test_where_nothing_that_was_tried_fits_it_says_what_was_tried(capsys, asked):
+    code, error = plan(capsys, asked.split())
+    assert code == 1
+    assert not suggestions_in(error)
+    tried = shlex.split(error.partition("all together: ")[2].splitlines()[0].rstrip(".").replace(",", ""))
+    for option in ("--format", "--no-clipping", "--ranks", "--host-memory", "--drives"):
+        assert option in tried
+    assert plan(capsys, [*asked.split(), *tried])[0] == 1
+
+
+def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
+    asked = "llama-70b --ranks 8 --gpu a100".split()
+    _, error = plan(capsys, asked)
+    ranks = next(words for words in suggestions_in(error) if words[0] == "--ranks")
+    assert plan(capsys, [*asked, "--ranks", str(int(ranks[1]) // 2)])[0] == 1
+
+
+def test_nothing_is_suggested_that_was_asked_for():
+    from ballast.suggestions import machines_for, settings_of
+
+    given = {"format": "compact", "clipping": False, "host_memory": "4TiB", "drives": "64TiB", "activations": "1GiB"}
+    asked = offer("gpt2", given)
+    assert settings_of(asked) == []
+    assert [axis[0].flag for axis in machines_for(asked.options)] == ["--ranks 2"]
