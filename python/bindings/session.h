@@ -106,7 +106,7 @@ class Session {
   void write_moments(const MomentAddress& address);
   // Into the state, after their owner has written to these tensors, each a unit and its tensor: their masters begin again.
   void take_whole_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written);
-  void parameters_changed();     // by their owner, where they are the state's
+  void parameters_changed();  // by their owner, where they are the state's
   void write_parameters(const Fill& fill);
   ChunkKind kind(std::size_t unit) const;    // of its trained tensors
   std::vector<StatePart> own_parts() const;  // in the order in which they are looked at; without their memory
