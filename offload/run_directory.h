@@ -2,24 +2,22 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
+
+#include "offload/directory_lock.h"
 
 namespace ballast::offload {
 
-// Locked while it lives; the kernel unlocks it when the process ends, however it ends.
+// Locked while it lives.
 class RunDirectory {
  public:
-  // Makes the directory if it is not there, for its user alone. In use already: B2204, with the holder's own words.
+  // Makes the directory if it is not there, for its user alone, and locks it as DirectoryLock does.
   explicit RunDirectory(const std::filesystem::path& path);
-  RunDirectory(RunDirectory&& other) noexcept;
-  RunDirectory& operator=(RunDirectory&&) = delete;
-  ~RunDirectory();
 
   const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
-  int lock_ = -1;
+  DirectoryLock lock_;
 };
 
 }  // namespace ballast::offload

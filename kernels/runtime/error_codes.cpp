@@ -48,8 +48,11 @@ constexpr std::array codes{
     CodeInfo{
         Code::network_drive, "network_drive", "A directory for state lies on a network file system.",
         "Name a directory on a local drive, or allow network file systems if you know this one is fast and stays."},
-    CodeInfo{Code::directory_in_use, "directory_in_use", "Another process works in the run's directory.",
+    CodeInfo{Code::directory_in_use, "directory_in_use",
+             "Another process works in the directory of a run or a checkpoint.",
              "Wait for the process that the message names, or stop it, or use another directory."},
+    CodeInfo{Code::no_file_locks, "no_file_locks", "A file system has no file locks.",
+             "Mount it with locks (Lustre: `-o flock`; NFS: with its lock service), or use a directory elsewhere."},
     CodeInfo{Code::no_transport, "no_transport", "This build or this machine lacks a way to carry bytes between ranks.",
              "Install what the message names and build again, or choose another way."},
     CodeInfo{

@@ -28,6 +28,7 @@ enum class Code : int {
   drive_full = 2202,
   network_drive = 2203,
   directory_in_use = 2204,
+  no_file_locks = 2205,
   no_transport = 2301,
   wrong_bits = 3001,
   cuda_call = 3101,

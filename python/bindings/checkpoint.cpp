@@ -4,6 +4,7 @@
 
 #include "kernels/runtime/round_up.h"
 #include "offload/checksum.h"
+#include "offload/directory_lock.h"
 
 namespace ballast::python {
 
@@ -119,6 +120,9 @@ void bind_files(py::module_& module) {
 void bind_checkpoint(py::module_& module) {
   bind_parts(module);
   bind_files(module);
+  py::class_<offload::DirectoryLock>(module, "DirectoryLock")
+      .def(py::init<const std::string&>(), py::kw_only(), py::arg("directory"))
+      .def("release", &offload::DirectoryLock::release);
   module.def(
       "checksum",
       [](const py::buffer& bytes) {

@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 #include <csignal>
+#include <optional>
 
 #include "kernels/runtime/error.h"
 #include "offload/file_system.h"
@@ -83,6 +84,35 @@ TEST_CASE("a run's directory is one process's at a time, which is named to other
   struct stat found {};
   REQUIRE(::stat(path.c_str(), &found) == 0);
   CHECK((found.st_mode & 0777) == 0700);
+}
+
+TEST_CASE("a forked child keeps no directory locked that its parent has left, and unlocks none") {
+  const TemporaryDirectory base;
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  std::optional<DirectoryLock> mine(base.path());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    mine.reset();  // as Python's collector may do it
+    if (::write(ends[1], "!", 1) == 1) ::pause();
+    ::_exit(0);
+  }
+  const pid_t idle = ::fork();
+  if (idle == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  char byte = 0;
+  REQUIRE(::read(ends[0], &byte, 1) == 1);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  CHECK_THROWS_WITH(DirectoryLock(base.path()), Catch::Contains("B2204"));
+  mine.reset();
+  CHECK_NOTHROW(DirectoryLock(base.path()));
+  for (const pid_t each : {child, idle}) {
+    ::kill(each, SIGKILL);
+    ::waitpid(each, nullptr, 0);
+  }
 }
 
 TEST_CASE("stale scratch files are removed, and nothing else is") {

@@ -14,6 +14,7 @@
 
 #include "kernels/runtime/error.h"
 #include "offload/io_queue.h"
+#include "offload/run_directory.h"
 #include "tests/offload/aligned.h"
 #include "tests/skip.h"
 #include "tests/temporary_directory.h"
@@ -60,12 +61,12 @@ bool has_uring() {
   }
 }
 
-// As containers do it: the call is refused.
-void forbid_uring() {
+// As containers do it: the call is refused with this error.
+void forbid(unsigned call, unsigned error) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
   const sock_fprog program{std::size(rules), rules};
@@ -78,7 +79,7 @@ void forbid_uring() {
 
 TEST_CASE("where io_uring is forbidden the threads take over, work, and it is said once") {
   const std::string said = in_a_child([]() -> std::string {
-    forbid_uring();
+    forbid(SYS_io_uring_setup, EPERM);
     std::string lines;
     Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
     const TemporaryDirectory directory;
@@ -100,7 +101,7 @@ TEST_CASE("where io_uring is forbidden the threads take over, work, and it is sa
 
 TEST_CASE("where io_uring is forbidden and asked for by name, the error says so") {
   const std::string said = in_a_child([]() -> std::string {
-    forbid_uring();
+    forbid(SYS_io_uring_setup, EPERM);
     uring_queue();
     return "made";
   });
@@ -132,4 +133,15 @@ TEST_CASE("memory that may not be registered is used unregistered, and it is sai
   CHECK(said ==
         "io_uring works without registered memory, for more CPU time: Cannot allocate memory for 64 MiB (ulimit -l)\n"
         "worked");
+}
+
+TEST_CASE("a file system without locks is not taken for a directory in use") {
+  const std::string said = in_a_child([]() -> std::string {
+    const TemporaryDirectory directory;
+    forbid(SYS_flock, ENOLCK);  // as NFS answers without its lock service
+    const RunDirectory run(directory.path() / "run");
+    return "locked";
+  });
+  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
+  CHECK_THAT(said, Catch::StartsWith("B2205 the directory cannot be locked: No locks available"));
 }

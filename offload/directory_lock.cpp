@@ -1,0 +1,86 @@
+#include "offload/directory_lock.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "kernels/runtime/error.h"
+#include "offload/file.h"
+
+namespace ballast::offload {
+namespace {
+
+constexpr const char* lock_name = "ballast.lock";
+
+// For whoever finds the directory locked.
+std::string who_we_are() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("process {} on {}, since {:%Y-%m-%d %H:%M:%S} UTC\n", ::getpid(), host.data(),
+                     fmt::gmtime(std::time(nullptr)));
+}
+
+std::string holder_of(int file) {
+  std::array<char, 512> text{};
+  const ssize_t read = ::pread(file, text.data(), text.size(), 0);
+  std::string_view said(text.data(), read > 0 ? static_cast<std::size_t>(read) : 0);
+  if (said.ends_with('\n')) said.remove_suffix(1);
+  return said.empty() ? "a process that has not said who it is" : std::string(said);
+}
+
+[[noreturn]] void fail_to_lock(int file, const std::filesystem::path& directory, int error) {
+  switch (error) {
+    case EWOULDBLOCK:
+      fail(Code::directory_in_use,
+           {.what = fmt::format("the directory is in use by {}", holder_of(file)), .where = directory.string()});
+    case ENOLCK:
+    case ENOSYS:
+    case EOPNOTSUPP:
+      fail(Code::no_file_locks,
+           {.what = fmt::format("the directory cannot be locked: {}", std::generic_category().message(error)),
+            .where = directory.string()});
+    default: fail_file("flock", directory / lock_name, 0, error);
+  }
+}
+
+void lock(int file, const std::filesystem::path& directory) {
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0) fail_to_lock(file, directory, errno);
+  const std::string us = who_we_are();
+  const bool said = ::ftruncate(file, 0) == 0 && ::pwrite(file, us.data(), us.size(), 0) > 0;
+  if (!said) fail_file("write", directory / lock_name, 0, errno);  // a full drive: it would not hold our data either
+}
+
+}  // namespace
+
+DirectoryLock::DirectoryLock(const std::filesystem::path& directory) : holder_(::getpid()) {
+  const auto name = directory / lock_name;
+  // Writable, also for the lock itself: NFS locks no file exclusively that is only open for reading.
+  file_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file_ < 0) fail_file("open", name, 0, errno);
+  try {
+    lock(file_, directory);
+  } catch (...) {
+    ::close(file_);
+    throw;
+  }
+}
+
+DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
+    : file_(std::exchange(other.file_, -1)), holder_(other.holder_) {}
+
+DirectoryLock::~DirectoryLock() { release(); }
+
+void DirectoryLock::release() noexcept {
+  if (file_ < 0) return;
+  // Closing alone would leave it locked as long as a forked child, such as a DataLoader's worker, has the file open.
+  if (holder_ == ::getpid()) ::flock(file_, LOCK_UN);
+  ::close(std::exchange(file_, -1));  // the file stays, for its removal could hit another's lock
+}
+
+}  // namespace ballast::offload

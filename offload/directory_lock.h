@@ -1,0 +1,27 @@
+// A directory that one process works in at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+
+namespace ballast::offload {
+
+// Holds the directory's `ballast.lock` from construction to release. The kernel unlocks it when the process ends, however
+// it ends. A forked child inherits the lock's file, but does not unlock it.
+class DirectoryLock {
+ public:
+  // The directory has to exist. In use: B2204, with the holder's own words. On a file system without locks: B2205.
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  DirectoryLock(DirectoryLock&& other) noexcept;
+  DirectoryLock& operator=(DirectoryLock&&) = delete;
+  ~DirectoryLock();
+
+  void release() noexcept;
+
+ private:
+  int file_ = -1;
+  pid_t holder_;
+};
+
+}  // namespace ballast::offload
