@@ -28,12 +28,16 @@ class Agreement:
         self.group = group
         self._what = what
         self.error: Exception | None = None  # the first of this rank
+        self.has_failed = False  # settle() has raised, on all ranks
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Keeps what its block raises."""
         try:
-            yield
+            try:
+                yield
+            except OSError as error:
+                _fail_of_system(error)
         except Exception as error:
             if self.error is None:
                 self.error = error
@@ -43,9 +47,10 @@ class Agreement:
         words = [0] * self.group.size
         words[self.group.rank] = int(self.error is not None)
         failed = self.group.all_reduce(words)
+        self.has_failed = any(failed)
         if self.error is not None:
             self._raise()
-        if any(failed):
+        if self.has_failed:
             ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
             fail("peer_failed", _core.Problem(what=f"{self._what} failed on other ranks", where=f"rank {ranks}"))
 
@@ -55,8 +60,6 @@ class Agreement:
         error, self.error = self.error, None
         assert error is not None
         try:
-            if isinstance(error, OSError):
-                _fail_of_system(error)
             raise error
         finally:
             del error

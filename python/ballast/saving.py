@@ -28,6 +28,9 @@ def save(
     what `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in the data, the state of random
     numbers.
     Buffers are those of rank 0.
+
+    Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this training
+    last saved or loaded. The training can continue, and save to another directory or later.
     """
     from ballast.checkpoint.holdings import session_of
     from ballast.checkpoint.saving import Saving
@@ -62,9 +65,10 @@ def load_checkpoint(
     from ballast.checkpoint.adopting import Adopting
     from ballast.checkpoint.foreign import kind_of
     from ballast.checkpoint.holdings import session_of
-    from ballast.checkpoint.loading import Loading
+    from ballast.checkpoint.loading import LOADING, load_current
+    from ballast.wrapper.everybody import by_first_rank
 
     place, session = Path(directory), session_of(optimizer)
-    if kind_of(place) in ("", "ballast"):
-        return Loading(place, model, session).run()
+    if by_first_rank(session.group, LOADING, lambda: kind_of(place)) in ("", "ballast"):
+        return load_current(place, model, session)
     return Adopting(place, model, session).run()

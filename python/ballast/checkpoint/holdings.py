@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,11 @@ def session_of(optimizer: Any) -> Session:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"a {type(optimizer).__name__} was to be saved or loaded", needed="an optimizer of ballast.wrap()")
     return optimizer._ballast
+
+
+def checkpoints_in(session: Session, directory: Path) -> set[str]:
+    """Return the folders of the checkpoints that this training has loaded, saved or replaced in the directory."""
+    return session.checkpoints.setdefault(os.path.realpath(directory), set())
 
 
 def parameter_names(model: torch.nn.Module, session: Session) -> dict[int, str]:

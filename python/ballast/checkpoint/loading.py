@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +16,59 @@ from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
 from ballast.checkpoint.fitting import require_fit, use_own_names
 from ballast.checkpoint.held import moment_name
-from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name, require_all_partitioned
+from ballast.checkpoint.holdings import (
+    buffers_by_name,
+    checkpoints_in,
+    parameter_names,
+    parameters_by_name,
+    require_all_partitioned,
+)
 from ballast.checkpoint.own_state import OwnState
 from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+from ballast.errors import Error
+from ballast.wrapper.everybody import by_first_rank
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
 from ballast.wrapper.updates import State
 from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
+LOADING = "loading a checkpoint"
+
+
+def load_current(directory: Path, model: torch.nn.Module, session: Session) -> Any:
+    """Load the checkpoint that the manifest names, and return what was saved as extra. All ranks do this together, and go by
+    the manifest that rank 0 reads.
+
+    A saving may replace it meanwhile, and remove the files that it names: then the new one is loaded."""
+    read = partial(by_first_rank, session.group, LOADING, partial(manifest.read_text, directory))
+    for _ in range(manifest.READS):
+        text = read()
+        together = Agreement(session.group, LOADING)
+        try:
+            return Loading(directory, text, model, session, together).run()
+        except Error:
+            if not together.has_failed or read() == text:
+                raise
+    manifest.fail_replaced(directory)
+
 
 class Loading:
     """Of one checkpoint, into one model and optimizer. All ranks do this together."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, session: Session):
+    def __init__(self, directory: Path, text: bytes, model: torch.nn.Module, session: Session, together: Agreement):
         self._session = session
+        self._directory = directory
         self._model = model
-        self._together = Agreement(session.group, "loading a checkpoint")
+        self._together = together
         self._parameters = parameters_by_name(model, session)
         self._names = parameter_names(model, session)
         self._buffers = buffers_by_name(model)
         with self._together.attempt():
             session.require_put_away("a checkpoint was to be loaded")
             require_all_partitioned(session, self._names)
-            self._checkpoint = manifest.read(directory)
+            self._checkpoint = manifest.parse(directory, text)
             use_own_names(self._checkpoint, {**self._parameters, **self._buffers})
             self._files = manifest.data_files(directory, self._checkpoint)
             require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)
@@ -69,6 +98,9 @@ class Loading:
             partition.write_moments(moments_by_kind(late, self._session))
         self._session.skipped = self._checkpoint.skipped
         self._session.is_half_loaded = False
+        known = checkpoints_in(self._session, self._directory)
+        known.clear()
+        known.add(self._checkpoint.folder)
         return self._extra
 
     def _all_places(self) -> list[tuple[int, int, int, int]]:

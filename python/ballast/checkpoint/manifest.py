@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 from ballast import _core
 from ballast.checkpoint.pieces import Piece, in_order
 from ballast.checks import fail
+from ballast.errors import Error
 
 VERSION = 1
 MANIFEST = "checkpoint.json"
+READS = 5  # of a checkpoint that other jobs replace while it is read
 
 PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
 
@@ -140,9 +142,55 @@ def seal_of(text: bytes) -> str:
 
 
 def read(directory: str | Path) -> Checkpoint:
-    """The checkpoint in a directory, with all pieces of all tensors. What cannot be right is refused, and named."""
+    """Return the checkpoint in a directory, with all pieces of all tensors. What cannot be right is refused, and named.
+
+    A saving may replace the manifest meanwhile, and remove the files that it names: then the new one is read."""
     directory = Path(directory)
-    checkpoint = _read_manifest(directory)
+    for _ in range(READS):
+        text = read_text(directory)
+        try:
+            return parse(directory, text)
+        except Error:
+            if read_text(directory) == text:
+                raise
+    fail_replaced(directory)
+
+
+def read_text(directory: Path) -> bytes:
+    """Return the manifest as it is now."""
+    return read_bytes(directory / MANIFEST)
+
+
+def content_in(directory: Path) -> Mapping[str, Any] | None:
+    """Return what the manifest says: nothing where there is none, None where it cannot be read."""
+    path = directory / MANIFEST
+    try:
+        content: Mapping[str, Any] = unsealed(read_bytes(path), str(path)) if path.exists() else {}
+        return content
+    except (Error, OSError):
+        return None
+
+
+def folder_in(directory: Path) -> str | None:
+    """Return the folder that the manifest names: empty where there is none, None where it cannot be read."""
+    content = content_in(directory)
+    return None if content is None else str(content.get("folder", ""))
+
+
+def fail_replaced(directory: Path) -> NoReturn:
+    fail(
+        "directory_in_use",
+        _core.Problem(
+            what=f"cannot read a checkpoint: another job has replaced it {READS} times meanwhile",
+            where=str(directory),
+            remedy="Read it when fewer are saved, or read a copy.",
+        ),
+    )
+
+
+def parse(directory: Path, text: bytes) -> Checkpoint:
+    """Return the checkpoint of this manifest, with the pieces that the ranks' own files name."""
+    checkpoint = _checkpoint_of(text, directory / MANIFEST)
     pieces: dict[str, list[Piece]] = {name: [] for name in checkpoint.tensors}
     for rank, index in enumerate(checkpoint.indexes):
         path = directory / checkpoint.folder / index["file"]
@@ -159,9 +207,8 @@ def read(directory: str | Path) -> Checkpoint:
     return checkpoint
 
 
-def _read_manifest(directory: Path) -> Checkpoint:
-    path = directory / MANIFEST
-    content = unsealed(read_bytes(path), str(path))
+def _checkpoint_of(text: bytes, path: Path) -> Checkpoint:
+    content = unsealed(text, str(path))
     if content["format"] > VERSION:
         fail(
             "newer_format",

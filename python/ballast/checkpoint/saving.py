@@ -15,18 +15,17 @@ from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
 from ballast.checkpoint.folder import (
+    CheckpointDirectory,
     flush_folder,
     folder_name,
-    make_current,
-    make_folder,
-    remove_folders,
+    require_same_history,
     require_same_model,
     require_space,
-    take_back,
     write_file,
 )
 from ballast.checkpoint.held import Held, Writers
 from ballast.checkpoint.holdings import (
+    checkpoints_in,
     entry_of,
     entry_of_member,
     held_by_torch,
@@ -36,10 +35,12 @@ from ballast.checkpoint.holdings import (
 from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
 from ballast.checks import refuse
+from ballast.wrapper.everybody import by_first_rank
 from ballast.wrapper.session import Session
 
 SLICE = 1 << 20  # elements of what torch holds that are one chunk; a multiple of what shares a scale
 INDEX_BYTES = 128  # of a chunk, in a rank's index
+SAVING = "saving a checkpoint"
 
 Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element, count, offset, seal
 
@@ -54,13 +55,11 @@ class Saving:
         self._partition = session.partition_now()
         self._partition.require_not_updated("a model was saved")
         self._names = parameter_names(model, session)
-        self._together = Agreement(self._group, "saving a checkpoint")
+        self._together = Agreement(self._group, SAVING)
         with self._together.attempt():
             require_all_partitioned(session, self._names)
             self._extra = packed(extra)
             self._groups = groups_of(session.optimizer, self._names)
-            if self._group.rank == 0:
-                require_same_model(directory, set(self._names.values()))
         self._together.settle()
         self._held = list(held_by_torch(model, session, self._partition))
         self._entries = {
@@ -69,22 +68,36 @@ class Saving:
         }
         self._entries.update((held.name, entry_of(held)) for held in self._held)
         self._own = [part for number, part in enumerate(self._partition.own_parts()) if self._writes(number)]
+        self._locked: CheckpointDirectory | None = None  # on rank 0, which has the directory for all ranks
 
     def run(self) -> None:
         folder = folder_name(self._session.steps, self._token())
         try:
+            by_first_rank(self._group, SAVING, lambda: self._enter(folder))
             self._begin(folder)
             self._write(self._directory / folder)
             with self._together.attempt():
-                if self._group.rank == 0:
-                    make_current(self._directory, folder, self._manifest(folder))
+                if self._locked is not None:
+                    self._locked.make_current(folder, self._manifest(folder))
             self._together.settle()
+            if self._locked is not None:
+                self._locked.remove_stale()
         except BaseException:
-            if self._group.rank == 0:
-                take_back(self._directory, folder)
+            if self._locked is not None:
+                self._locked.discard(folder)
             raise
-        if self._group.rank == 0:
-            remove_folders(self._directory, but=folder)
+        finally:
+            if self._locked is not None:
+                self._locked.release()
+
+    def _enter(self, folder: str) -> None:
+        """Lock the directory, and refuse to replace what is not this training's."""
+        self._locked = CheckpointDirectory(self._directory)
+        require_same_model(self._directory, set(self._names.values()))
+        known = checkpoints_in(self._session, self._directory)
+        require_same_history(self._directory, known)
+        # A saving that fails may leave either as the current one, and the next one replaces that.
+        known.update(name for name in (folder, manifest.folder_in(self._directory)) if name)
 
     def _token(self) -> int:
         """The same on all ranks, and on none of another time."""
@@ -93,8 +106,8 @@ class Saving:
 
     def _begin(self, folder: str) -> None:
         with self._together.attempt():
-            if self._group.rank == 0:
-                make_folder(self._directory, folder)
+            if self._locked is not None:
+                self._locked.create(folder)
         self._together.settle()
         [needed] = self._group.all_reduce([self._bytes()])
         with self._together.attempt():

@@ -7,14 +7,25 @@ from pathlib import Path
 
 from ballast import _core
 from ballast.checkpoint import manifest
+from ballast.checkpoint.manifest import Checkpoint
 from ballast.checkpoint.pieces import Piece
 from ballast.errors import Error
 
 
-def problems_of(directory: str | Path) -> Iterator[str]:
-    """What is wrong, one thing after the other; nothing, if all is well. Raises where it cannot begin."""
+def problems_of(directory: str | Path) -> list[str]:
+    """Return what is wrong, one thing after the other; nothing, if all is well. Raises where it cannot begin.
+
+    What is wrong with files that a saving has removed meanwhile is none of the checkpoint's: the new one is read."""
     directory = Path(directory)
-    checkpoint = manifest.read(directory)
+    for _ in range(manifest.READS):
+        checkpoint = manifest.read(directory)
+        problems = list(_problems(directory, checkpoint))
+        if not problems or manifest.folder_in(directory) == checkpoint.folder:
+            return problems
+    manifest.fail_replaced(directory)
+
+
+def _problems(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
     for rank in range(checkpoint.ranks):
         path = directory / checkpoint.folder / manifest.extra_name(rank)
         try:

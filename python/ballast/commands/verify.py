@@ -26,7 +26,7 @@ def add_to(verbs: Any) -> None:
 
 def run(asked: argparse.Namespace) -> int:
     """A line for each thing."""
-    problems = list(problems_of(asked.directory))
+    problems = problems_of(asked.directory)
     if asked.json:
         print(json.dumps({"problems": problems}, indent=2))
     else:

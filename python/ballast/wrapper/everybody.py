@@ -6,26 +6,51 @@ import math
 import pickle
 import struct
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ballast import _core
+from ballast.agreement import Agreement
 from ballast.checks import fail
 from ballast.connecting import Group
+from ballast.errors import Error
+
+T = TypeVar("T")
 
 
 def from_all_ranks(group: Group, value: Any) -> list[Any]:
     """Every rank's, by rank. All ranks call it together."""
     mine = pickle.dumps(value)
     lengths = group.all_reduce([len(mine) if rank == group.rank else 0 for rank in range(group.size)])
-    values = []
-    for rank, length in enumerate(lengths):
-        memory = bytearray(mine if rank == group.rank else length)
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        group._core.broadcast(address=address, bytes=length, root=rank)
-        values.append(pickle.loads(memory))
-    return values
+    return [pickle.loads(_broadcast(group, mine, length, rank)) for rank, length in enumerate(lengths)]
+
+
+def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
+    """Let rank 0 do it, and return its result on all ranks, or raise its error on all. All ranks call this together."""
+    together = Agreement(group, what)
+    mine: list[T] = []
+    with together.attempt():
+        if group.rank == 0:
+            mine.append(do())
+    told = pickle.dumps((mine, together.error if isinstance(together.error, Error) else None))
+    [length] = group.all_reduce([len(told) if group.rank == 0 else 0])
+    result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, told, length, 0))
+    if result[1] is None:
+        together.settle()  # an error of another kind stays rank 0's, and other ranks name it
+        return result[0][0]
+    together.error = None
+    try:
+        raise result[1]
+    finally:
+        del result  # as in Agreement: what is raised keeps this frame
+
+
+def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
+    memory = bytearray(mine if group.rank == root else length)
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    group._core.broadcast(address=address, bytes=length, root=root)
+    return memory
 
 
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:

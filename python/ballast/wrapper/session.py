@@ -66,6 +66,7 @@ class Session:
         self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
         self._waiting = Waiting(weakref.ref(self))  # where parameters are in no partition
         self._process = os.getpid()
+        self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
         self.holds = False  # gradients, until more come
         self._at_exit = at_exit(weakref.ref(self))
         self.last: _core.StepResult | None = None
@@ -393,9 +394,8 @@ class Session:
         if together and self._partition is not None:
             self._partition.require_put_away("an optimizer was to be closed")
         atexit.unregister(self._at_exit)
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {}
+        while self._hooks:
+            self._hooks.popitem()[1].remove()
         self._calls.remove()
         if self._is_away and (together or self.group.size == 1):
             self.reload()

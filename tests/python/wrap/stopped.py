@@ -71,7 +71,8 @@ def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None
     ballast.save(folder, training.model, training.optimizer)
     sys.setprofile(None)
     if moment is not None:
-        assert len(os.listdir(folder)) == 2, "what stopped savings left is gone"
+        there = {"ballast.lock", "checkpoint.json", manifest.read(folder).folder}
+        assert set(os.listdir(folder)) == there, "what stopped savings left is gone"
 
 
 def named() -> torch.nn.Module:

@@ -139,8 +139,9 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
     for step in range(3):
         training.train(step, 1)
         ballast.save(tmp_path, training.model, training.optimizer)
-        assert len(list(tmp_path.iterdir())) == 2
-        assert manifest.read(tmp_path).step == step + 1
+        now = manifest.read(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {"ballast.lock", "checkpoint.json", now.folder}
+        assert now.step == step + 1
 
 
 class Broken:

@@ -1,0 +1,166 @@
+"""Jobs that use one directory of checkpoints at once: each is stopped or overtaken at a chosen point, and no clock decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+from unittest import mock
+
+import ballast
+from ballast.checkpoint import manifest
+from python.wrap.saved import Training, other_parameters, same
+from python.wrap.stopped import named
+
+# Where a saving can be overtaken: it has made its folder, written its files, replaced the manifest.
+MOMENTS = {
+    "its folder is made": ("ballast.checkpoint.saving.require_shared", False),
+    "its files are written": ("ballast.checkpoint.folder.os.replace", False),
+    "its manifest is there": ("ballast.checkpoint.folder.os.replace", True),
+}
+
+
+def training(steps: int = 0) -> Training:
+    made = Training({"stage": 2}, other_parameters(named()))
+    made.train(0, steps)
+    return made
+
+
+def save(directory: str | Path, made: Training) -> None:
+    ballast.save(directory, made.model, made.optimizer)
+
+
+def load(directory: str | Path, made: Training) -> None:
+    ballast.load_checkpoint(directory, made.model, made.optimizer)
+
+
+def said_of(do: Callable[[], Any]) -> str:
+    """The error of a call; empty if it did what it should."""
+    try:
+        do()
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def once(name: str, also: Callable[[], Any], after: bool = False) -> Any:
+    """A patch of a function whose first call does this too."""
+    real, calls = resolve_name(name), []
+
+    def patched(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        is_first = len(calls) == 1
+        if is_first and not after:
+            also()
+        answer = real(*args, **options)
+        if is_first and after:
+            also()
+        return answer
+
+    return mock.patch(name, patched)
+
+
+def replace(directory: Path, by: Path) -> None:
+    """Do to a directory what another job's saving does: its checkpoint becomes that of another directory."""
+    old, new = folder_in(directory), folder_in(by)
+    shutil.copytree(by / new, directory / new)
+    shutil.copy(by / manifest.MANIFEST, directory / "next")
+    os.replace(directory / "next", directory / manifest.MANIFEST)
+    shutil.rmtree(directory / old)
+
+
+def folder_in(directory: Path) -> str:
+    return str(json.loads((directory / manifest.MANIFEST).read_bytes())["content"]["folder"])
+
+
+# --- What ranks do ---
+
+
+def beside_a_job_that_is_killed(rank: int, folder: str) -> tuple[str, int, str, int]:
+    """What a saving says while another process saves; that process; and what it says once that is killed, with the step of
+    the checkpoint that is there then."""
+    mine = training(2)
+    arrived, tell = os.pipe()
+
+    def stop() -> None:
+        os.write(tell, b"!")
+        signal.pause()
+
+    def other() -> None:
+        with once("ballast.checkpoint.folder.os.replace", stop):
+            save(folder, training(1))
+
+    child = os.fork()
+    if child == 0:
+        try:
+            other()
+        finally:
+            os._exit(1)
+    os.read(arrived, 1)
+    first = said_of(lambda: save(folder, mine))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    second = said_of(lambda: save(folder, mine))
+    return first, child, second, manifest.read(folder).step
+
+
+def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str, bool]:
+    """What each rank says, the process that has the lock, what it says later, and whether the training goes on as if nothing
+    had been."""
+    mine, other = Training({"stage": 2, "timeout": 60}), Training({"stage": 2, "timeout": 60})
+    mine.train(0, 1), other.train(0, 1)
+    save(folder, mine)
+    group = mine.optimizer._ballast.group
+    lock = ballast._core.DirectoryLock(directory=folder) if rank == 1 else None
+    [holder] = group.all_reduce([os.getpid() * (rank == 1)])
+    first = said_of(lambda: save(folder, mine))
+    if lock is not None:
+        lock.release()
+    group.barrier()
+    is_same = mine.train(1, 2) == other.train(1, 2)
+    return first, holder, said_of(lambda: save(folder, mine)), is_same
+
+
+def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tuple[int, bool]:
+    """The steps that a rank has loaded while one of them saw the checkpoint replaced, and whether it has the new numbers."""
+    here, there = Path(folder, "here"), Path(folder, "there")
+    save(here, training(1))
+    save(there, training(2))
+    load(there, expected := training())
+    mine = training()
+    with once(moment, lambda: replace(here, there), after) if rank == 1 else nullcontext():
+        load(here, mine)
+    return mine.optimizer.steps, same(mine.everything(), expected.everything())
+
+
+def reads_beside_a_job_that_saves(rank: int, folder: str) -> int:
+    """How often it loads until another process has saved 25 times. Each has to work."""
+
+    def other() -> None:
+        saver = training(1)
+        for step in range(1, 25):
+            saver.train(step, 1)
+            save(folder, saver)
+
+    save(folder, training(1))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            other()
+            code = 0
+        finally:
+            os._exit(code)
+    loads = 0
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        load(folder, training())
+        loads += 1
+    load(folder, last := training())
+    assert last.optimizer.steps == 25
+    return loads

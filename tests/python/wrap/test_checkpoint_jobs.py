@@ -1,0 +1,186 @@
+"""Two jobs and one directory: none destroys the other's last checkpoint, and whoever reads finds one that is whole."""
+
+import json
+import shutil
+
+import ballast
+import pytest
+from ballast import checks
+from ballast.checkpoint import manifest
+from ballast.commands import main
+from python.wrap import jobs
+from python.wrap.jobs import load, once, replace, said_of, save, training
+from python.wrap.ranks import run_ranks
+from python.wrap.saved import same
+
+
+@pytest.mark.parametrize("moment", jobs.MOMENTS)
+def test_a_job_that_saves_while_another_does_is_refused_and_both_go_on(moment, tmp_path):
+    one, other, said = training(1), training(2), []
+    place, after = jobs.MOMENTS[moment]
+    with once(place, lambda: said.append(said_of(lambda: save(tmp_path, other))), after):
+        save(tmp_path, one)
+    load(tmp_path, again := training())
+    assert same(again.everything(), one.everything())
+    assert "B2204" in said[0] and "in use by process" in said[0]
+    save(tmp_path, other)
+    load(tmp_path, again := training())
+    assert same(again.everything(), other.everything())
+
+
+def test_a_lock_goes_with_its_process(tmp_path):
+    [(first, child, second, step)] = run_ranks(1, jobs.beside_a_job_that_is_killed, str(tmp_path / "here"))
+    assert "B2204" in first and f"in use by process {child} on " in first and "since 20" in first
+    assert (second, step) == ("", 2)
+
+
+def test_all_ranks_say_who_has_the_directory(tmp_path):
+    for first, holder, second, is_same in run_ranks(2, jobs.while_the_directory_is_locked, str(tmp_path)):
+        assert "B2204" in first and f"in use by process {holder} on " in first and str(tmp_path) in first
+        assert second == "" and is_same
+
+
+def test_a_link_to_the_directory_is_the_directory(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("here")
+    one, other = training(1), training(1)
+    lock = ballast._core.DirectoryLock(directory=str(tmp_path / "here"))
+    assert "B2204" in said_of(lambda: save(tmp_path / "link", one))
+    lock.release()
+    save(tmp_path / "link", one)
+    save(tmp_path / "here", other)
+    assert "another job has saved" in said_of(lambda: save(tmp_path / "here", one))
+
+
+def test_two_histories_do_not_take_turns(tmp_path):
+    """A job that lingers beside the one that was started in its place."""
+    old = training(2)
+    save(tmp_path, old)
+    new = training()
+    load(tmp_path, new)
+    old.train(2, 1)
+    save(tmp_path, old)
+    new.train(2, 2)
+    expected = new.everything()
+    said = said_of(lambda: save(tmp_path, new))
+    assert "B2204" in said and "another job has saved step 3" in said and "load it" in said
+    assert same(new.everything(), expected) and manifest.read(tmp_path).step == 3
+    save(tmp_path / "elsewhere", new)
+    load(tmp_path, new)
+    new.train(3, 1)
+    save(tmp_path, new)
+    assert "another job has saved step 4" in said_of(lambda: save(tmp_path, old))
+    shutil.rmtree(tmp_path)
+    save(tmp_path, old)
+
+
+@pytest.mark.parametrize("fails", ["require_space", "CheckpointDirectory.remove_stale"])
+def test_a_saving_that_failed_is_no_other_job(fails, tmp_path, monkeypatch):
+    """Before the manifest is replaced, and afterwards; in a directory with a checkpoint of an earlier training."""
+    save(tmp_path, training(1))
+    mine = training(2)
+    with monkeypatch.context() as there:
+        there.setattr(f"ballast.checkpoint.saving.{fails}", lambda *args: checks.fail("drive_full", problem()))
+        assert "B2202" in said_of(lambda: save(tmp_path, mine))
+    mine.train(2, 1)
+    save(tmp_path, mine)
+    assert manifest.read(tmp_path).step == 3
+
+
+def problem():
+    return ballast._core.Problem(what="it is full")
+
+
+def no_locks(**options):
+    checks.fail("no_file_locks", ballast._core.Problem(what="the directory cannot be locked: No locks available"))
+
+
+@pytest.mark.parametrize("moment", jobs.MOMENTS)
+def test_without_locks_it_is_said_and_still_none_removes_what_is_not_its_own(moment, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("ballast._core.DirectoryLock", no_locks)
+    old, one, other = training(1), training(2), training(3)
+    save(tmp_path, old)
+    left = tmp_path / "step-7-0123abcd"
+    left.mkdir()
+    place, after = jobs.MOMENTS[moment]
+    with once(place, lambda: save(tmp_path, other), after):
+        save(tmp_path, one)
+    load(tmp_path, training())
+    assert left.exists() and "No locks available" in caplog.text and str(tmp_path) in caplog.text
+
+
+# --- Readers ---
+
+# Where a loading can be overtaken: what it does next finds a file gone.
+READS = {
+    "the manifest is read": ("ballast.checkpoint.manifest.unsealed", True),
+    "the ranks' files are read": ("ballast.checkpoint.loading.read_extra", False),
+    "all files are there": ("ballast.checkpoint.loading.set_groups", False),
+    "parameters are about to change": ("ballast.checkpoint.loading.Stream", False),
+}
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A directory, and another one whose checkpoint can take its checkpoint's place."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    save(here, training(1))
+    save(there, training(2))
+    return here, there
+
+
+@pytest.mark.parametrize("moment", READS)
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_loaded_anew(moment, two):
+    here, there = two
+    mine, expected = training(), training()
+    load(there, expected)
+    place, after = READS[moment]
+    with once(place, lambda: replace(here, there), after):
+        load(here, mine)
+    assert mine.optimizer.steps == 2 and same(mine.everything(), expected.everything())
+    mine.train(2, 1)
+    save(here, mine)  # the checkpoint that it has loaded is the one that is there
+
+
+@pytest.mark.parametrize("moment", READS)
+def test_all_ranks_load_the_same_checkpoint(moment, tmp_path):
+    assert run_ranks(2, jobs.while_it_is_replaced, str(tmp_path), *READS[moment]) == [(2, True)] * 2
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_commands_read_the_checkpoint_that_has_taken_the_place(verb, two, capsys):
+    here, there = two
+    with once("ballast.checkpoint.manifest.unsealed", lambda: replace(here, there), after=True):
+        assert main([verb, str(here), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said.get("step", 2) == 2 and not said.get("problems")
+
+
+def test_verify_takes_no_removed_file_for_a_broken_one(two, capsys):
+    here, there = two
+    with once("ballast._core.CheckpointReader", lambda: replace(here, there)):
+        assert main(["verify", str(here)]) == 0
+
+
+@pytest.mark.parametrize("read", [manifest.read, lambda here: load(here, training())], ids=["read", "load"])
+def test_a_checkpoint_that_is_always_replaced_is_given_up(read, two, monkeypatch):
+    here, there = two
+    shutil.copytree(here, here.with_name("other"))
+    turns = [there, here.with_name("other")]
+    real = manifest.read_bytes
+
+    def overtaken(path):
+        if path.name == "rank-00000.json":
+            replace(here, turns[0])
+            turns.reverse()
+        return real(path)
+
+    monkeypatch.setattr("ballast.checkpoint.manifest.read_bytes", overtaken)
+    with pytest.raises(ballast.ResourceError, match="B2204 cannot read a checkpoint: another job has replaced it 5 times"):
+        read(here)
+
+
+def test_loads_beside_a_job_that_saves_all_the_time(tmp_path, record_property):
+    [loads] = run_ranks(1, jobs.reads_beside_a_job_that_saves, str(tmp_path))
+    record_property("loads", loads)
+    assert loads > 0
