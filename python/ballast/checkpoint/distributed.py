@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ballast.checkpoint.unpickling import Unpickler, fail_unreadable, load_without_code
 from ballast.checks import refuse
+from ballast.errors import Error
 
 NUMBERED = re.compile(r"(^|\.)state\.\d+\.\w+$")
 ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
+
+# All that a .metadata names, by module: data classes, and functions that look a word up.
+METADATA_NAMES = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed._shard.sharded_tensor.metadata": {"MEM_FORMAT_ENCODING", "TensorProperties"},  # torch 2.2
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13
+}
 
 
 class Distributed:
     may_be_flat = False
 
     def __init__(self, directory: Path, trained: Sequence[str], known: Collection[str]):
-        from torch.distributed.checkpoint import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         self._directory = directory
-        entries = FileSystemReader(directory).read_metadata().state_dict_metadata
+        self._metadata = read_metadata(directory / ".metadata")
+        entries = self._metadata.state_dict_metadata
         self._entries = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
         self._holders = {key.rpartition(".")[0] for key in self._entries}  # of moments, and of steps
         optimizers = _of_most(_prefixes(self._holders, [f"state.{name}" for name in trained]))
@@ -78,11 +101,49 @@ class Distributed:
 
     def _read(self, key: str) -> torch.Tensor:
         from torch.distributed.checkpoint import FileSystemReader, load
+        from torch.distributed.checkpoint.api import CheckpointException
 
+        reader = FileSystemReader(self._directory)
+        reader.read_metadata = lambda *args, **options: self._metadata  # its own method unpickles anything
         entry = self._entries[key]
         into = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
-        load(into, storage_reader=FileSystemReader(self._directory), no_dist=True)
+        try:
+            load(into, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # a BaseException, with what was raised on each rank
+            self._refuse_pieces(key)
+            fail_unreadable(self._directory, f"{key}: {error.failures[0][0]}")
         return into[key]
+
+    def _refuse_pieces(self, key: str) -> None:
+        """Name what torch has refused, and where; nothing, if that was something else."""
+        for index, stored in self._metadata.storage_data.items():
+            if index.fqn == key:
+                path = self._directory / stored.relative_path
+                with open(path, "rb") as file:
+                    file.seek(stored.offset)
+                    load_without_code(io.BytesIO(file.read(stored.length)), path)
+
+
+def read_metadata(path: Path) -> Any:
+    """Return the Metadata of this file."""
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+    with open(path, "rb") as file:
+        unpickler = Unpickler(file, path, METADATA_NAMES | {"torch": names_in_torch()})
+        try:
+            found = unpickler.load()
+        except Error:
+            raise
+        except Exception as error:  # whatever damaged bytes may do
+            fail_unreadable(path, str(error))
+    if not isinstance(found, Metadata) or not isinstance(getattr(found, "storage_data", None), dict):
+        fail_unreadable(path, "it does not say what is stored where")
+    found.storage_meta = StorageMeta()  # of the writer; the reader keeps something there too
+    return found
+
+
+def names_in_torch() -> set[str]:
+    return {"Size"} | {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
 def _prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:

@@ -27,6 +27,7 @@ from ballast.checkpoint.own_state import OwnState
 from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+from ballast.checkpoint.unpickling import load_without_code
 from ballast.errors import Error
 from ballast.wrapper.everybody import by_first_rank
 from ballast.wrapper.partition import Partition
@@ -217,4 +218,4 @@ def read_extra(directory: Path, checkpoint: manifest.Checkpoint, rank: int) -> A
     path = directory / checkpoint.folder / manifest.extra_name(number)
     content = manifest.read_bytes(path)
     manifest.require_sealed(content, checkpoint.extra_seals[number], path)
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return load_without_code(io.BytesIO(content), path)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import pickle
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ballast.checkpoint.unpickling import fail_unreadable, load_without_code
+from ballast.errors import Error
 
-class StandIn:
-    """For classes of DeepSpeed, such as its loss scaler: what they hold is passed over, and nothing of theirs runs."""
+log = logging.getLogger("ballast")
 
-    def __init__(self, *args: Any):
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-def load_without_code(path: Path) -> Any:
-    """What torch.save() wrote. Tensors are read when they are used."""
-    classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    with torch.serialization.safe_globals([(StandIn, name) for name in classes]):
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+# Of classes: those that it keeps beside a parameter, and those in files where it keeps what the script has given it too.
+ITS_OWN = ("deepspeed.",)
+ANY = ("",)
 
 
 class Universal:
@@ -53,7 +44,12 @@ class Universal:
 
     def steps(self, name: str) -> int | None:
         path = self._path(name, "step")
-        return int(load_without_code(path)) if path.exists() else self._steps_of_all
+        if not path.exists():
+            return self._steps_of_all
+        found = load_without_code(path, path, ITS_OWN)
+        if not isinstance(found, (int, float, torch.Tensor)):
+            fail_unreadable(path, "it holds no number")
+        return int(found)
 
     @cached_property
     def _steps_of_all(self) -> int | None:
@@ -61,28 +57,34 @@ class Universal:
         path = self._folder / "optimizer_state.pt"
         if not path.exists():
             return None
-        found = load_without_code(path)
-        states = found.get("optimizer_state_dict", {}).get("state", {}).values()
-        counts = [int(state["step"]) for state in states if "step" in state]
-        if counts:
-            return counts[0]
-        # A FusedAdam of long ago counted in its groups; today's leaves a 0 there, whatever was done.
-        return max((int(group.get("step", 0)) for group in found.get("param_groups", [])), default=0) or None
+        found = load_without_code(path, path, ANY)
+        try:
+            states = found.get("optimizer_state_dict", {}).get("state", {}).values()
+            counts = [int(state["step"]) for state in states if "step" in state]
+            # A FusedAdam of long ago counted in its groups; today's leaves a 0 there, whatever was done.
+            of_groups = [int(group.get("step", 0)) for group in found.get("param_groups", [])]
+        except (AttributeError, TypeError, ValueError):
+            fail_unreadable(path, "it holds something else than an optimizer's state_dict()")
+        return counts[0] if counts else max(of_groups, default=0) or None
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Stage 3 writes flat tensors: their shapes are in the ranks' own files, which lie beside."""
         files = sorted(self._directory.glob("*model_states.pt"))
         try:
-            groups = load_without_code(files[0]).get("param_shapes") if files else None
-        except pickle.UnpicklingError:  # they hold what the script has put there too
-            groups = None
-        return {name: tuple(shape) for group in groups or [] for name, shape in group.items()}
+            groups = load_without_code(files[0], files[0], ANY).get("param_shapes") if files else None
+            return {name: tuple(shape) for group in groups or [] for name, shape in group.items()}
+        except (Error, AttributeError, TypeError) as error:  # they hold what the script has put there too
+            log.info("shapes of flat tensors are not compared: %s", error)
+            return {}
 
     def _path(self, name: str, what: str) -> Path:
         return self._folder / name / f"{what or 'fp32'}.pt"
 
     def _tensor(self, name: str, moment: str) -> torch.Tensor:
-        found = load_without_code(self._path(name, moment))
-        tensor: torch.Tensor = found["param"] if isinstance(found, dict) else found
+        path = self._path(name, moment)
+        found = load_without_code(path, path, ITS_OWN)
+        tensor = found.get("param") if isinstance(found, dict) else found
+        if not isinstance(tensor, torch.Tensor):
+            fail_unreadable(path, "it holds no tensor")
         return tensor

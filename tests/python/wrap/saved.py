@@ -213,3 +213,22 @@ def adopts(rank: int, folder: str) -> Numbers:
     ballast.load_checkpoint(folder, model, optimizer)
     with ballast.gather(model):
         return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def saves_with_fsdp2(rank: int, folder: str) -> Numbers:
+    """As a training of FSDP2 saves: each rank its shards, by torch.distributed.checkpoint."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        model(torch.full((2, 5), 0.5 * step + rank)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    own, state = get_state_dict(model, optimizer)
+    dcp.save({"model": own, "optim": state}, checkpoint_id=folder)
+    return {name: value.full_tensor() for name, value in own.items()}

@@ -4,6 +4,8 @@ import copy
 import logging
 import sys
 import types
+from contextlib import contextmanager
+from unittest import mock
 
 import ballast
 import pytest
@@ -42,12 +44,13 @@ def as_universal(folder, run):
         torch.save(int(state.get("step", 0)), place / "step.pt")
 
 
-def scaler_of_nowhere():
-    """A class that nobody can import once this has been saved."""
-    module = types.ModuleType("deepspeed_is_not_here")
-    module.LossScaler = type("LossScaler", (), {"__module__": module.__name__})
-    sys.modules[module.__name__] = module
-    return module.LossScaler()
+@contextmanager
+def object_of(module, name):
+    """Of a class that nobody can import once this has been saved."""
+    kind = type(name, (), {"__module__": module})
+    modules = {module.partition(".")[0]: types.SimpleNamespace(), module: types.SimpleNamespace(**{name: kind})}
+    with mock.patch.dict(sys.modules, modules):
+        yield kind()
 
 
 def as_universal_of_stage_3(folder, run, in_state=True, in_group=0):
@@ -61,15 +64,14 @@ def as_universal_of_stage_3(folder, run, in_state=True, in_group=0):
         tensor = torch.load(path)["param"]
         shapes[path.parent.name] = tensor.shape
         torch.save(tensor.reshape(-1), path)
-    scaler = scaler_of_nowhere()
-    scaler.scale = 1.0
     state = {0: {"exp_avg": torch.zeros(5), **({"step": torch.tensor(float(step))} if in_state else {})}}
     groups = [{"lr": 1e-2, "step": in_group}]
     own = {"state": state, "param_groups": groups}
-    whole = {"loss_scaler": scaler, "optimizer_state_dict": own, "param_groups": groups}
-    torch.save(whole, folder / "zero" / "optimizer_state.pt")
-    torch.save({"param_shapes": [shapes], "rng": scaler}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    del sys.modules["deepspeed_is_not_here"]
+    with object_of("deepspeed_is_not_here", "LossScaler") as scaler:
+        scaler.scale = 1.0
+        whole = {"loss_scaler": scaler, "optimizer_state_dict": own, "param_groups": groups}
+        torch.save(whole, folder / "zero" / "optimizer_state.pt")
+        torch.save({"param_shapes": [shapes], "rng": scaler}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
 
 
 def fresh(model=None, **options):
@@ -126,6 +128,27 @@ def test_a_model_without_memory_gets_its_numbers_from_another_program(stage, tmp
     ballast.load_checkpoint(tmp_path, model, optimizer)
     with ballast.gather(model):
         assert saved.same(model.state_dict(), run.model.state_dict())
+
+
+def test_objects_that_deepspeed_keeps_beside_a_parameter_are_passed_over(tmp_path):
+    run, _ = trained_by_torch()
+    as_universal(tmp_path, run)
+    path = tmp_path / "zero" / "position" / "fp32.pt"
+    with object_of("deepspeed.checkpoint.universal_checkpoint", "SubparamShape") as shape:
+        shape.partition_dim = 0
+        torch.save({"param": run.model.position.detach().clone(), "sub_param_shape": shape}, path)
+    model, optimizer = fresh()
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    assert torch.equal(model.position, run.model.position)
+
+
+def test_what_ranks_of_fsdp2_have_saved_is_read(tmp_path):
+    expected, _ = run_ranks(2, saved.saves_with_fsdp2, str(tmp_path))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    ballast.load_checkpoint(tmp_path, model, optimizer)
+    assert optimizer.steps == 3 and saved.same(model.state_dict(), expected)
+    assert all(torch.clone(optimizer.state[each]["exp_avg_sq"]).any() for each in model.parameters())
 
 
 def test_ranks_take_their_parts(tmp_path):

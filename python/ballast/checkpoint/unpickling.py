@@ -1,0 +1,91 @@
+"""Pickled files, read without running anything that they name."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail, refuse
+
+log = logging.getLogger("ballast")
+
+# Of what torch.load(weights_only=True) says: the reason, without the advice to read the file with the code that it names.
+REASON = re.compile(r"WeightsUnpickler error:\s*(.+)|(Trying to load unsupported .+)")
+
+
+class StandIn:
+    """Takes the place of a class that is not needed: what it holds is passed over, and nothing of it runs."""
+
+    def __init__(self, *args: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class Unpickler(pickle.Unpickler):
+    """Finds the names that it is given, by module, and refuses a file that has any other."""
+
+    def __init__(self, file: IO[bytes], path: Path, names: Mapping[str, Collection[str]]):
+        super().__init__(file)
+        self._path = path
+        self._names = names
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in self._names.get(module, ()):
+            refuse_names(self._path, [f"{module}.{name}"])
+        return super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        fail_unreadable(self._path, "it refers to objects outside of it")
+
+
+def load_without_code(file: Path | IO[bytes], path: Path, passed_over: tuple[str, ...] = ()) -> Any:
+    """Return what torch.save() wrote, of tensors, numbers, text and containers; tensors of a path are read when they are used.
+
+    Objects of classes whose names begin with one of `passed_over` become StandIns, others are refused. Errors name `path`."""
+    names = _foreign_names(file)
+    if refused := [name for name in names if not name.startswith(passed_over)]:
+        refuse_names(path, refused)
+    if names:
+        log.info("%s: passed over %s", path, ", ".join(names))
+    try:
+        with torch.serialization.safe_globals([(StandIn, name) for name in names]):
+            return torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
+    except OSError as error:
+        fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
+    except Exception as error:
+        fail_unreadable(path, str(error))
+
+
+def _foreign_names(file: Path | IO[bytes]) -> list[str]:
+    """As far as they can be found without reading it: torch.load() refuses what is found no sooner."""
+    names: list[str] = []
+    with suppress(Exception):
+        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    if not isinstance(file, Path):
+        file.seek(0)
+    return names
+
+
+def refuse_names(path: Path, names: Collection[str]) -> NoReturn:
+    refuse(
+        f"cannot read a file without running code that it names: {', '.join(names)}",
+        where=str(path),
+        needed="tensors, numbers, text, None, and lists, tuples and dictionaries of them",
+        remedy="If you trust the file, read it with the program that wrote it, and save it without these.",
+    )
+
+
+def fail_unreadable(path: Path, why: str) -> NoReturn:
+    found = REASON.search(why)
+    reason = (found[1] or found[2]) if found else why.strip().partition("\n")[0]
+    fail("bad_record", _core.Problem(what=f"cannot unpickle a file of a checkpoint: {reason}", where=str(path)))

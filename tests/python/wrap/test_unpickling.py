@@ -1,0 +1,149 @@
+"""Files that would run code are refused, whoever reads them, and nothing of them runs."""
+
+import io
+import pickle
+
+import ballast
+import pytest
+from python.wrap import jobs
+from python.wrap.gadgets import GADGETS, as_torch_saves
+from python.wrap.test_foreign import as_distributed, as_universal, as_universal_of_stage_3, fresh, trained_by_torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata
+
+
+def in_metadata(folder, pickled):
+    (folder / ".metadata").write_bytes(pickled)
+    return ".metadata"
+
+
+def inside_of_metadata(folder, pickled):
+    """Where torch's planner keeps what it likes."""
+    whole = pickle.dumps(Metadata({}, planner_data="HERE"), 2)
+    place = b"X\x04\x00\x00\x00HERE"
+    assert place in whole
+    body = pickled[2:-1] if pickled.startswith(b"\x80") else pickled[:-1]
+    return in_metadata(folder, whole.replace(place, body))
+
+
+def in_a_piece(folder, pickled):
+    """Of a tensor, as .metadata has it."""
+    content = as_torch_saves(pickled)
+    (folder / "piece.distcp").write_bytes(content)
+    whole = pickle.loads((folder / ".metadata").read_bytes())
+    for index in whole.storage_data:
+        if index.fqn == "model.position":
+            whole.storage_data[index] = _StorageInfo("piece.distcp", 0, len(content))
+    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+    return "piece.distcp"
+
+
+def in_file(path):
+    def plant(folder, pickled):
+        (folder / path).write_bytes(as_torch_saves(pickled))
+        return path
+
+    return plant
+
+
+READERS = {
+    "metadata": (as_distributed, in_metadata),
+    "inside of metadata": (as_distributed, inside_of_metadata),
+    "a piece of a tensor": (as_distributed, in_a_piece),
+    "a parameter": (as_universal, in_file("zero/position/fp32.pt")),
+    "a moment": (as_universal, in_file("zero/position/exp_avg.pt")),
+    "steps": (as_universal, in_file("zero/position/step.pt")),
+}
+
+
+@pytest.fixture(scope="module")
+def run():
+    return trained_by_torch()[0]
+
+
+@pytest.fixture
+def sentinel(tmp_path):
+    return tmp_path / "it-ran"
+
+
+def require_refused(folder, file, gadget, sentinel, training):
+    with pytest.raises(ballast.Error, match="B1001|B3202") as raised:
+        ballast.load_checkpoint(folder, *training)
+    said = str(raised.value)
+    assert not sentinel.exists(), gadget
+    assert file in said
+    assert GADGETS[gadget][1] in said or "Unsupported operand" in said, gadget  # there torch.load() stops before the name
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_of_others_that_would_run_code_is_refused(reader, run, tmp_path, sentinel):
+    writes, plant = READERS[reader]
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    writes(folder, run)
+    training = fresh()
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    for gadget, (make, _) in GADGETS.items():
+        require_refused(folder, plant(folder, make(str(sentinel))), gadget, sentinel, training)
+        for file, content in before.items():
+            file.write_bytes(content)
+    ballast.load_checkpoint(folder, *training)
+
+
+def test_an_extra_that_would_run_code_is_refused(tmp_path, sentinel, monkeypatch):
+    mine = jobs.training(1)
+    for number, (gadget, (make, _)) in enumerate(GADGETS.items()):
+        monkeypatch.setattr("ballast.checkpoint.saving.packed", lambda extra: as_torch_saves(make(str(sentinel))))
+        jobs.save(folder := tmp_path / str(number), mine)
+        require_refused(folder, "rank-00000.extra", gadget, sentinel, (mine.model, mine.optimizer))
+    assert mine.train(1, 1)
+
+
+def test_what_deepspeed_keeps_of_its_own_runs_nothing(run, tmp_path, sentinel):
+    """Objects of its own are passed over there, and so is anything else; what is needed is missed, and said."""
+    state = "zero/optimizer_state.pt"
+    as_universal_of_stage_3(tmp_path, run)
+    genuine = (tmp_path / state).read_bytes()
+    training = fresh()
+    for gadget, (make, _) in GADGETS.items():
+        in_file("zero_pp_rank_0_mp_rank_00_model_states.pt")(tmp_path, make(str(sentinel)))
+        ballast.load_checkpoint(tmp_path, *training)
+        in_file(state)(tmp_path, make(str(sentinel)))
+        with pytest.raises(ballast.FailureError, match=f"B3202(.|\n)*{state}"):
+            ballast.load_checkpoint(tmp_path, *training)
+        (tmp_path / state).write_bytes(genuine)
+        assert not sentinel.exists(), gadget
+
+
+@pytest.mark.parametrize("gadget", GADGETS)
+def test_the_gadgets_run_where_they_may(gadget, sentinel):
+    """Else the tests above would say nothing."""
+
+    class Trusting(pickle.Unpickler):
+        def persistent_load(self, pid):
+            return pid
+
+    opened = Trusting(io.BytesIO(GADGETS[gadget][0](str(sentinel)))).load()
+    if gadget == "Popen":
+        opened.wait()
+    assert sentinel.exists()
+
+
+def test_a_damaged_file_of_others_is_named(run, tmp_path):
+    as_distributed(tmp_path, run)
+    training = fresh()
+    [pieces] = tmp_path.glob("*.distcp")
+    content, metadata = pieces.read_bytes(), (tmp_path / ".metadata").read_bytes()
+    for file, damaged, said in [
+        (".metadata", metadata[: len(metadata) // 2], "B3202(.|\n)*.metadata"),
+        (".metadata", pickle.dumps(Metadata({})), "B3202(.|\n)*.metadata"),
+        (pieces.name, b"", "B3202(.|\n)*distcp"),
+    ]:
+        (tmp_path / file).write_bytes(damaged)
+        with pytest.raises(ballast.FailureError, match=said):
+            ballast.load_checkpoint(tmp_path, *training)
+        pieces.write_bytes(content)
+        (tmp_path / ".metadata").write_bytes(metadata)
+    pieces.unlink()
+    with pytest.raises(ballast.FailureError, match="B3201(.|\n)*distcp"):
+        ballast.load_checkpoint(tmp_path, *training)
