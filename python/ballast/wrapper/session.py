@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -50,10 +50,8 @@ class Session:
     ):
         self._optimizer = weakref.ref(optimizer)
         self._model = weakref.ref(model) if model is not None else lambda: None
-        self._ranks = ranks
-        self.group = ranks.of_data
-        self._asked = options
-        self.options = options  # with what was chosen, from the first partition on
+        self._ranks, self.group = ranks, ranks.of_data
+        self._asked = self.options = options  # the latter with what was chosen, from the first partition on
         self._updates = updates
         self._partition: Partition | None = None
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
@@ -214,15 +212,14 @@ class Session:
         steps = max([steps_before, *made.values()])
         names = self.names()
         self._groups = Groups()
-        members = [
-            self._member(parameter, names[id(parameter)], number, steps - made.get(id(parameter), 0))
-            for number, parameter in trained
-        ]
+        members = []
+        for place, parameter in trained:
+            begun_at = steps - made.get(id(parameter), 0)
+            group = self._groups.number(place, begun_at)
+            members.append(Member(parameter, names[id(parameter)], group, begun_at, self._ranks.counts(parameter)))
         self.options = self._settled(members)
         units, is_whole = self._units(members, self.options.stage), self.options.keeps_parameters_whole
-        reside: Callable[..., Any] = partial(WholeParameters, self._model)
-        if not is_whole:
-            reside = partial(Window, self.model, self.group)
+        reside: Any = partial(WholeParameters, self._model) if is_whole else partial(Window, self.model, self.group)
         if (model := self._model()) is not None:
             make_the_rest(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
@@ -259,10 +256,6 @@ class Session:
 
     def _units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         return units_of_model(self.model, members, self.options.units) if stage == 3 else units_of(members)
-
-    def _member(self, parameter: torch.nn.Parameter, name: str, place: int, begun_at: int) -> Member:
-        group = self._groups.number(place, begun_at)
-        return Member(parameter, name, group, begun_at, self._ranks.counts(parameter))
 
     def numbers(self) -> StepNumbers:
         return StepNumbers(
