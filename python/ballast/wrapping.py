@@ -96,12 +96,16 @@ def _wrap(
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
     session = Session(optimizer, model, meeting.meet(process_group, norm_group, replicated, read), updates, read)
+    try:
+        session.load({id(parameter): values for parameter, values in optimizer.state.items()})
+        if read.run:  # what was kept is there from now on
+            session.partition_now()
+    except BaseException:
+        session.close(together=False)
+        raise
     optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
     optimizer.__class__ = class_for(type(optimizer))
     optimizer._ballast = session
-    session.load({id(parameter): values for parameter, values in optimizer.state.items()})
-    if read.run:  # what was kept is there from now on
-        session.partition_now()
     return optimizer
 
 
@@ -111,6 +115,7 @@ def _require_plain(optimizer: object) -> None:
     from ballast.wrapper.optimizer import WrappedOptimizer
 
     if isinstance(optimizer, WrappedOptimizer):
+        optimizer._ballast.require_open("call ballast.wrap()")
         refuse("an optimizer was wrapped twice")
     if not isinstance(optimizer, torch.optim.Optimizer):
         refuse(f"a {type(optimizer).__name__} was to be wrapped", needed="a torch.optim.Optimizer")

@@ -23,6 +23,7 @@ from ballast.wrapper.units import Member, names_of
 def session_of(optimizer: Any) -> Session:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"a {type(optimizer).__name__} was to be saved or loaded", needed="an optimizer of ballast.wrap()")
+    optimizer._ballast.require_open("call ballast.save() or ballast.load_checkpoint()")
     return optimizer._ballast
 
 

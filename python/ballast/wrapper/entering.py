@@ -40,11 +40,26 @@ def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor
         )
 
 
+def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
+    if model is None:
+        refuse("stage 3 was asked for without a model", needed="ballast.wrap(optimizer, model, stage=3)")
+    return model
+
+
 def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
     """With rank 0's numbers of what is trained, and of all else that the model has: each once. All ranks call it together."""
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
     agree_on_first_numbers(group, (each for each in known.values() if not (waits(each) or each.is_meta)))
+
+
+def require_open(what: str, *, is_closed: bool) -> None:
+    if is_closed:
+        refuse_order(
+            f"cannot {what}: the optimizer is closed, and its state is gone",
+            needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
+            remedy="ballast.save() before close(), and ballast.load_checkpoint() into the new one, keep the state.",
+        )
 
 
 def require_here(is_away: bool) -> None:

@@ -27,6 +27,7 @@ class WrappedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all ranks with the gradients since the last one."""
+        self._ballast.require_open("call step()")
         self._opt_called = True  # what torch's learning rate schedulers look at
         loss = None
         if closure is not None:
@@ -50,6 +51,7 @@ class WrappedOptimizer(Optimizer):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """The norm of all gradients, which the next step clips to `max_norm`. All ranks call it together."""
+        self._ballast.require_open("call clip_grad_norm_()")
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
@@ -67,13 +69,14 @@ class WrappedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The same as for any optimizer, also between steps."""
+        self._ballast.require_open("call add_param_group()")
         super().add_param_group(param_group)
-        if hasattr(self, "_ballast"):
-            self._ballast.watch()
+        self._ballast.watch()
 
     def state_dict(self) -> dict[str, Any]:
         """As any optimizer's, of this rank's part; without other ranks, and without reading: what is in it is read when it is
         used."""
+        self._ballast.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
@@ -88,6 +91,7 @@ class WrappedOptimizer(Optimizer):
             kept.update(loaded["state"])
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
+        self._ballast.require_open("call load_state_dict()")
         require_own_part(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # the last of all
         state = self.state
@@ -111,10 +115,12 @@ class WrappedOptimizer(Optimizer):
 
     def memory(self) -> str:
         """A table: how many bytes this rank keeps for what, in which tier."""
+        self._ballast.require_open("call memory()")
         return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""
+        self._ballast.require_open("call write_timeline()")
         Path(path).write_text(self._ballast.partition_now().chrome_trace())
 
     def offload(self, *, parameters: bool = True) -> None:
@@ -127,15 +133,18 @@ class WrappedOptimizer(Optimizer):
         >>> optimizer.offload()
         >>> optimizer.reload()
         """
+        self._ballast.require_open("call offload()")
         self._ballast.offload(parameters)
 
     def reload(self) -> None:
         """Everything is on the device again, bit by bit. All ranks do this together."""
+        self._ballast.require_open("call reload()")
         self._ballast.reload()
 
     def close(self) -> None:
-        """Gives all memory and files back, on all ranks together. The parameters stay as they are, whole; the optimizer is of
-        no use any more. One that is deleted instead leaves parameters that are partitioned over ranks without their numbers."""
+        """Give all memory and files back, on all ranks together. The parameters stay as they are, whole. The optimizer has no
+        state any more: what needs it is refused from now on, and a new one can be wrapped for the same parameters. One that is
+        deleted instead leaves parameters that are partitioned over ranks without their numbers."""
         self._ballast.close(together=True)
         self.state.clear()
 

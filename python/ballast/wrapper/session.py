@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import weakref
@@ -14,22 +13,21 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import refuse, refuse_order
-from ballast.wrapper.calls import Calls
+from ballast.checks import refuse_order
+from ballast.wrapper import entering
 from ballast.wrapper.choosing import Training, settled
-from ballast.wrapper.entering import begin_alike, require_here, require_loaded, require_same_run, require_untrained
 from ballast.wrapper.gpu import stream_on
-from ballast.wrapper.hooks import OnGradient, at_exit
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.metrics import numbers_of_step, warn_of_step
 from ballast.wrapper.modules import outside_of, refuse_outside, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition, StepNumbers
+from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.state import is_what_is_there, read_of
-from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, names_of, require_known, units_of
+from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, names_of, units_of
 from ballast.wrapper.updates import State, Updates, merged, steps_in
-from ballast.wrapper.waiting import Waiting, begin_waiting, lose_what_comes, make_the_rest
+from ballast.wrapper.waiting import Waiting, begin_waiting, defer_again, lose_what_comes, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
 
@@ -56,25 +54,34 @@ class Session:
         self._partition: Partition | None = None
         self._of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
         self._groups = Groups()
-        self._hooks: dict[int, Any] = {}  # by id of the parameter
         self._loaded: State | None = None  # waits for the partition
         self._unbegun: State | None = None  # what a partition could not begin with
         self._outside: set[int] = set()  # ids of parameters that no module has
         self.aside: State = {}  # of parameters that are frozen now
         self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
         self._waiting = Waiting(weakref.ref(self))  # where parameters are in no partition
-        self._process = os.getpid()
+        self._process, self._steps_at_close, self.skipped = os.getpid(), 0, 0
         self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
         self.holds = False  # gradients, until more come
-        self._at_exit = at_exit(weakref.ref(self))
         self.last: _core.StepResult | None = None
-        self.skipped, self.is_half_loaded, self._is_away = 0, False, False  # away from the device
-        require_untrained(model, (each for _, each in self.parameters()), options.stage)
-        begin_waiting(model, (each for _, each in self.parameters()), self.group, self._waiting)
-        begin_alike(self.group, model, (each for _, each in self.parameters()))
+        self.is_half_loaded, self._is_away, self.is_closed = False, False, False  # away from the device
+        self._hooks = SessionHooks(weakref.ref(self))
+        try:
+            self._begin()
+        except BaseException:
+            self.close(together=False)
+            defer_again(model, (each for _, each in self.parameters()), self._waiting)
+            raise
+
+    def _begin(self) -> None:
+        """Hook what can be trained, and begin with rank 0's values. All ranks do this together."""
+        model = self.model if self.options.stage == 3 else self._model()
+        mine = [each for _, each in self.parameters()]
+        entering.require_untrained(model, mine, self.options.stage)
+        begin_waiting(model, mine, self.group, self._waiting)
         self.watch()
-        called = self.model if options.stage == 3 else model
-        self._calls = Calls(called, weakref.ref(self), of_modules=not options.keeps_parameters_whole)
+        self._hooks.watch_calls(model, of_modules=not self.options.keeps_parameters_whole)
+        entering.begin_alike(self.group, model, mine)
 
     @property
     def whole(self) -> Partition | None:
@@ -89,25 +96,16 @@ class Session:
 
     @property
     def model(self) -> torch.nn.Module:
-        model = self._model()
-        if model is None:
-            refuse("stage 3 was asked for without a model", needed="ballast.wrap(optimizer, model, stage=3)")
-        return model
+        return entering.require_model(self._model())
 
     def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         for number, group in enumerate(self.optimizer.param_groups):
             for parameter in group["params"]:
                 yield number, parameter
 
-    # --- Before the first gradient ---
-
     def watch(self) -> None:
         """Every parameter that can be trained tells when its gradient has come."""
-        names, tell = self.names(), OnGradient(weakref.ref(self))
-        for _, parameter in self.parameters():
-            if parameter.requires_grad and id(parameter) not in self._hooks:
-                require_known(parameter, names[id(parameter)])
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(tell)
+        self._hooks.watch((each for _, each in self._trained()), self.names())
 
     def names(self) -> dict[int, str]:
         return names_of(self.optimizer.param_groups, self._model())
@@ -153,13 +151,17 @@ class Session:
 
     def partition_now(self) -> Partition:
         """The same, without a step that begins: parameters can still be frozen and thawed."""
-        require_here(self._is_away)
-        require_loaded(not self.is_half_loaded)
+        self.require_open("train")
+        entering.require_here(self._is_away)
+        entering.require_loaded(not self.is_half_loaded)
         with torch.inference_mode(False):  # what an evaluation begins with is trained later
             return self._of_this_step or self._look_up()
 
+    def require_open(self, what: str) -> None:
+        entering.require_open(what, is_closed=self.is_closed)
+
     def require_put_away(self, what: str) -> None:
-        require_here(self._is_away)
+        entering.require_here(self._is_away)
         if self._partition is not None:
             self._partition.require_put_away(what)
 
@@ -178,7 +180,7 @@ class Session:
             is_same = known == {id(each) for _, each in trained}
             if is_same and self._loaded is None:
                 return self._partition
-            require_same_run(self.options.run, is_same)
+            entering.require_same_run(self.options.run, is_same)
         return self._make_partition(trained)
 
     def _trained(self) -> list[tuple[int, torch.nn.Parameter]]:
@@ -232,7 +234,7 @@ class Session:
                 partition.continue_from(steps)
             undoing.pop_all()
         if is_whole:
-            self._calls.leave_modules()
+            self._hooks.leave_modules()
         return partition
 
     def _begin_state(self, partition: Partition, state: State) -> None:
@@ -308,7 +310,7 @@ class Session:
     def steps(self) -> int:
         if self._loaded is not None:
             return max(steps_in(self._loaded).values(), default=0)
-        return 0 if self._partition is None else self._partition.steps
+        return self._steps_at_close if self._partition is None else self._partition.steps
 
     def metrics(self) -> dict[str, float]:
         """Of the last step, and of memory; empty before the first."""
@@ -386,10 +388,8 @@ class Session:
             return
         if together and self._partition is not None:
             self._partition.require_put_away("an optimizer was to be closed")
-        atexit.unregister(self._at_exit)
-        while self._hooks:
-            self._hooks.popitem()[1].remove()
-        self._calls.remove()
+        self._steps_at_close, self.is_closed = self.steps, True
+        self._hooks.remove()
         if self._is_away and (together or self.group.size == 1):
             self.reload()
         if self._partition is not None:

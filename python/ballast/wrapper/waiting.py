@@ -28,9 +28,15 @@ class Waiting:
 
     def session(self) -> Session:
         session = self._session()
-        if session is None:
-            refuse("a parameter was used that has no numbers yet, and its optimizer is gone")
+        if session is None or session.is_closed:
+            refuse("a parameter was used that has no numbers yet, and its optimizer is gone or closed")
         return session
+
+    @property
+    def is_left(self) -> bool:
+        """The session is gone or closed: another one may take its place."""
+        session = self._session()
+        return session is None or session.is_closed
 
     def gathering(self, parameters: Sequence[torch.nn.Parameter]) -> NoReturn:
         refuse_order(
@@ -111,8 +117,11 @@ def begin_waiting(
     model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: Waiting
 ) -> bool:
     """Whether there is a parameter without memory. All ranks do this together."""
-    of_model = [] if model is None else [*model.parameters()]
-    deferred = {id(parameter): parameter for parameter in (*of_model, *trained) if parameter.is_meta}
+    known = _all_of(model, trained)
+    for parameter in known:
+        if waits(parameter) and parameter.ballast_window.is_left:
+            parameter.ballast_window = waiting
+    deferred = {id(parameter): parameter for parameter in known if parameter.is_meta}
     if not deferred:
         return False
     if model is None:
@@ -123,6 +132,26 @@ def begin_waiting(
     for parameter in deferred.values():
         let_wait(parameter, waiting)
     return True
+
+
+def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], waiting: Waiting) -> None:
+    """Undo begin_waiting(): parameters are on the meta device again, and remember how their values are made."""
+    for parameter in _all_of(model, trained):
+        if getattr(parameter, "ballast_window", None) is not waiting:
+            continue
+        origin = getattr(parameter, "ballast_origin", None)
+        if isinstance(origin, torch.Tensor):
+            del parameter.ballast_origin
+        else:  # files, or nothing
+            origin = torch.empty_like(parameter, device="meta")
+        del parameter.ballast_window
+        parameter.__class__ = torch.nn.Parameter
+        torch._C._swap_tensor_impl(parameter, torch.nn.Parameter(origin, parameter.requires_grad))
+
+
+def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    of_model = [] if model is None else [*model.parameters()]
+    return list({id(parameter): parameter for parameter in (*of_model, *trained)}.values())
 
 
 def waits(parameter: torch.Tensor) -> bool:

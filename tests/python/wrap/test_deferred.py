@@ -74,6 +74,21 @@ def test_a_parameter_that_is_used_too_early_names_the_way_to_it():
         pass
 
 
+@pytest.mark.parametrize("close", [True, False])
+def test_the_next_optimizer_takes_over_a_model_that_was_never_trained(close):
+    plain, _, ours, _ = in_both_ways(Tall)
+    optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters()), ours, stage=3)
+    if close:
+        optimizer.close()
+    del optimizer
+    optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters()), ours, stage=3)
+    with pytest.raises(ballast.UsageError, match=r"blocks.0.weight(.|\n)*ballast.gather"):
+        ours.blocks[0].weight.sum()
+    with ballast.gather(ours):
+        assert all(map(torch.equal, plain.parameters(), ours.parameters()))
+    optimizer.close()
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_nobody_has_numbers_for_is_named(stage):
     with torch.device("meta"):

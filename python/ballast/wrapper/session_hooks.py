@@ -1,0 +1,48 @@
+"""All hooks of a session: on gradients, before calls of the model, and at exit."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ballast.wrapper.calls import Calls
+from ballast.wrapper.hooks import Known, OnGradient, at_exit
+from ballast.wrapper.units import require_known
+
+
+class SessionHooks:
+    """The one at exit is there from the beginning, and remove() removes all of them."""
+
+    def __init__(self, session: Known):
+        self._session = session
+        self._tell = OnGradient(session)
+        self._on_gradient: dict[int, Any] = {}  # by id of the parameter
+        self._calls: Calls | None = None
+        self._at_exit = at_exit(session)
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter], names: Mapping[int, str]) -> None:
+        """Hook these parameters, so that each tells when its gradient has come."""
+        for parameter in parameters:
+            if id(parameter) not in self._on_gradient:
+                require_known(parameter, names[id(parameter)])
+                self._on_gradient[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._tell)
+
+    def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
+        """Hook calls of the model, or of its modules too."""
+        self._calls = Calls(model, self._session, of_modules=of_modules)
+
+    def leave_modules(self) -> None:
+        """Keep no hooks but the model's own."""
+        if self._calls is not None:
+            self._calls.leave_modules()
+
+    def remove(self) -> None:
+        atexit.unregister(self._at_exit)
+        while self._on_gradient:
+            self._on_gradient.popitem()[1].remove()
+        if self._calls is not None:
+            self._calls.remove()
+            self._calls = None

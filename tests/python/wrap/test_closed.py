@@ -1,0 +1,123 @@
+"""After optimizer.close(): what would train or save something else than before is refused, all else is harmless."""
+
+import ballast
+import pytest
+import torch
+from python.wrap.loops import Tower, mean_square, mlp
+
+WAYS = [
+    {"stage": 0},
+    {"stage": 1},
+    {"stage": 2, "offload": "host"},
+    {"stage": 3},
+    {"stage": 3, "offload": "nvme"},
+    {"stage": 3, "update_in_backward": True},
+]
+every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+def take_step(model, optimizer):
+    mean_square(model, torch.ones(20)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def closed(way, folder, steps=2, make=torch.optim.AdamW):
+    if way.get("offload") == "nvme":
+        way = {**way, "offload": f"nvme:{folder}"}
+    model = Tower()
+    optimizer = ballast.wrap(make(model.parameters(), lr=1e-2), model, **way)
+    for _ in range(steps):
+        take_step(model, optimizer)
+    optimizer.close()
+    return model, optimizer
+
+
+def calls(model, optimizer, folder):
+    """Those that need the state, by name."""
+    group = {"params": [torch.nn.Parameter(torch.ones(3))]}
+    return {
+        "step()": optimizer.step,
+        "step() with a closure": lambda: optimizer.step(lambda: pytest.fail("it was called")),
+        "clip_grad_norm_()": lambda: optimizer.clip_grad_norm_(1.0),
+        "add_param_group()": lambda: optimizer.add_param_group(group),
+        "state_dict()": optimizer.state_dict,
+        "load_state_dict()": lambda: optimizer.load_state_dict({"state": {}, "param_groups": []}),
+        "memory()": optimizer.memory,
+        "write_timeline()": lambda: optimizer.write_timeline(folder / "timeline"),
+        "offload()": optimizer.offload,
+        "reload()": optimizer.reload,
+        "save()": lambda: ballast.save(folder / "saved", model, optimizer),
+        "load_checkpoint()": lambda: ballast.load_checkpoint(folder / "saved", model, optimizer),
+        "wrap()": lambda: ballast.wrap(optimizer, model),
+    }
+
+
+@every_way
+def test_what_needs_the_state_is_refused_after_close(way, tmp_path):
+    model, optimizer = closed(way, tmp_path)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for name, call in calls(model, optimizer, tmp_path).items():
+        with pytest.raises(ballast.UsageError, match="B1007(.|\n)*closed(.|\n)*new optimizer") as refused:
+            call()
+        assert name.split(" ")[0] in refused.value.what_happened
+    assert list(tmp_path.iterdir()) == []
+    assert len(optimizer.param_groups) == 1
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@every_way
+def test_what_changes_nothing_is_harmless_after_close(way, tmp_path):
+    model, optimizer = closed(way, tmp_path)
+    assert optimizer.metrics()["step"] == 2.0
+    assert optimizer.steps == 2
+    assert not optimizer.on_any_rank(False)
+    mean_square(model, torch.ones(20)).backward()
+    assert type(model.last.weight.grad) is torch.Tensor  # plain torch's
+    with optimizer.no_sync(), ballast.gather(model):
+        pass
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    optimizer.close()
+    ballast.export(model, tmp_path / "model.safetensors")
+
+
+def test_a_state_dict_from_before_is_still_what_it_was():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=2)
+    take_step(model, optimizer)
+    saved = optimizer.state_dict()
+    moment = saved["state"][0]["exp_avg"].clone()
+    optimizer.close()
+    assert torch.equal(torch.clone(saved["state"][0]["exp_avg"]), moment)
+
+
+def test_an_optimizer_is_closed_before_it_has_trained():
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    optimizer.close()
+    assert (optimizer.steps, optimizer.metrics()) == (0, {})
+    with pytest.raises(ballast.UsageError, match="B1007 cannot call step.* closed"):
+        optimizer.step()
+
+
+@every_way
+def test_a_new_optimizer_takes_over_from_one_that_is_closed(way, tmp_path):
+    model, old = closed(way, tmp_path)
+    plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    take_step(model, plain)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=way["stage"])
+    take_step(model, optimizer)
+    assert (old.steps, optimizer.steps) == (2, 1)
+    with pytest.raises(ballast.UsageError, match="B1007 cannot call step.* closed"):
+        old.step()
+    old.close()
+    old.zero_grad()
+    take_step(model, optimizer)
+
+
+def test_an_optimizer_with_its_own_step_is_closed_too(tmp_path):
+    model, optimizer = closed({"stage": 2}, tmp_path, make=torch.optim.RMSprop)
+    assert optimizer.steps == 2
+    with pytest.raises(ballast.UsageError, match="B1007 cannot call step.* closed"):
+        optimizer.step()
