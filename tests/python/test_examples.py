@@ -1,19 +1,27 @@
-"""The scripts of python/examples, as ./quickstart runs them."""
+"""The scripts of python/examples, as ./quickstart runs them, and as a user does who reads every warning."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from python.exits import folder_with_dill, folder_without_dill, run_silently
 
 pytest.importorskip("torch")
 EXAMPLES = Path(__file__).resolve().parents[2] / "python" / "examples"
+ON_TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+SMALL = "--layers 2 --width 128 --context 64 --steps 2 --stage 3 --offload host".split()
 
 
 def test_the_added_line_changes_where_things_are_and_no_loss(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "side_by_side.py", "--directory", tmp_path, "--layers", "2", "--width", "128"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "loss of step 8" in run.stdout
-    assert "The losses are equal" in run.stdout
+    command = [EXAMPLES / "side_by_side.py", "--directory", tmp_path, "--layers", "2", "--width", "128"]
+    printed = run_silently(command, environment)
+    assert "loss of step 8" in printed
+    assert "The losses are equal" in printed
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("with_dill", [True, False])
+def test_a_training_writes_nothing_to_stderr(with_dill: bool, environment: dict[str, str], tmp_path: Path) -> None:
+    folder = folder_with_dill() if with_dill else folder_without_dill(tmp_path)
+    environment = {**environment, "OMP_NUM_THREADS": "1"}  # else torchrun says that it sets it
+    printed = run_silently([*ON_TWO_RANKS, EXAMPLES / "gpt.py", *SMALL], environment, folder)
+    assert "step   2" in printed

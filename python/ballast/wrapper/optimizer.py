@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -148,8 +149,9 @@ class WrappedOptimizer(Optimizer):
         self._ballast.close(together=True)
         self.state.clear()
 
-    def __del__(self) -> None:
-        if "_ballast" in self.__dict__:
+    def __del__(self, _is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Nothing is called once modules are being taken apart: the session has been closed before that, by its hook."""
+        if "_ballast" in self.__dict__ and not _is_exiting():
             self._ballast.close(together=False)
             self.state.clear()
 
