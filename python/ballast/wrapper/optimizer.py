@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 from ballast import _core
 from ballast.checks import fail
 from ballast.wrapper.session import Session
-from ballast.wrapper.state import PART, require_own_part
+from ballast.wrapper.state import PART, require_own_part, warn_of_own_part
 
 
 class WrappedOptimizer(Optimizer):
     """What `ballast.wrap()` adds to an optimizer. Everything else is as its own class has it."""
 
     _ballast: Session
+    _has_warned_of_part = False  # by state_dict()
     state: dict[torch.Tensor, dict[str, Any]]
     _step_supports_amp_scaling = True  # a GradScaler leaves unscaling, and the decision to skip, to step()
 
@@ -75,13 +76,16 @@ class WrappedOptimizer(Optimizer):
         self._ballast.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """As any optimizer's, of this rank's part; without other ranks, and without reading: what is in it is read when it is
-        used."""
+        """Return this rank's shard in the form of any optimizer's state_dict(). No other rank takes part, and nothing is read:
+        what is in it is read when it is used. Warn once where that is not all of the state."""
         self._ballast.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
             state[PART] = {"rank": group.rank, "ranks": group.size}
+            if state["state"] and not self._has_warned_of_part:
+                self._has_warned_of_part = True
+                warn_of_own_part(group)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ballast.checks import fail
 from ballast.connecting import Group
 
 PART = "ballast_part"  # in a state_dict(): whose it is
+REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
 
 
 class LazyState(torch.Tensor):
@@ -104,6 +106,16 @@ def _now(value: Any) -> Any:
     return value.read_there() if isinstance(value, LazyState) else value
 
 
+def warn_of_own_part(group: Group) -> None:
+    """For state_dict(), of whose caller it speaks."""
+    warnings.warn(
+        f"this state_dict() holds only the shard of rank {group.rank} of {group.size}, and rank 0's alone cannot be resumed. "
+        + REMEDY,
+        UserWarning,
+        stacklevel=3,
+    )
+
+
 def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:
     """Refuses what another rank has saved, and what was saved with other ranks."""
     part = state_dict.get(PART)
@@ -112,8 +124,8 @@ def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:
     fail(
         "unsupported",
         _core.Problem(
-            what=f"rank {group.rank} of {group.size} was to load the state_dict() of rank {part['rank']} of {part['ranks']}",
-            needed="its own: each rank keeps a part of the state",
-            remedy="ballast.save() and ballast.load_checkpoint() on all ranks; or a file for each rank.",
+            what=f"rank {group.rank} of {group.size} cannot load the state_dict() of rank {part['rank']} of {part['ranks']}",
+            needed="its own: each rank keeps a shard of the state",
+            remedy=REMEDY,
         ),
     )

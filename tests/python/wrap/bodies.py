@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import resource
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -275,6 +276,28 @@ def loads_what_the_other_has_saved(rank: int) -> str:
     except ballast.Error as error:
         return str(error)
     return ""
+
+
+def warnings_of_state_dicts(rank: int, folder: str, stages: list[int]) -> list[tuple[list[str], list[str]]]:
+    """What is warned of at each stage: where nothing is saved that cannot be loaded again; and then by two state_dict()s."""
+    answers = []
+    for stage in stages:
+        loop = loop_of(rank, steps=1)
+        model = loop.make_model()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
+        with warnings.catch_warnings(record=True) as harmless:
+            warnings.simplefilter("always")
+            optimizer.load_state_dict(optimizer.state_dict())  # empty, as where Accelerate prepares it
+            loop.train(model, optimizer)
+            ballast.save(f"{folder}/{stage}", model, optimizer)
+            ballast.load_checkpoint(f"{folder}/{stage}", model, optimizer)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            optimizer.state_dict()
+            optimizer.state_dict()
+        answers.append(([str(each.message) for each in harmless], [str(each.message) for each in told]))
+        assert all(each.category is UserWarning and each.filename == __file__ for each in told)
+    return answers
 
 
 def exports(rank: int, path: str, stage: int) -> dict[str, torch.Tensor]:

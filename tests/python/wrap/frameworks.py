@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,27 @@ def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
     rows = [{"input_ids": row, "labels": row} for row in words]
     return GatheringTrainer(model, arguments, train_dataset=rows, optimizers=(optimizer, scheduler))
+
+
+def told_of(save: Callable[[], Any]) -> list[str]:
+    """Warnings of Ballast."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        save()
+    return [str(each.message) for each in told if "ballast" in str(each.message)]
+
+
+def saves_with_accelerate(rank: int, folder: str) -> tuple[list[str], list[str]]:
+    """What a training is told until it saves its state, and then."""
+    as_launched(rank)
+    made: list[Any] = []
+    before = told_of(lambda: made.extend(accelerated({"stage": 2})))
+    return before, told_of(lambda: made[0].save_state(folder))
+
+
+def saves_with_trainer(rank: int, folder: str) -> list[str]:
+    as_launched(rank)
+    return told_of(trainer_of({"stage": 2}, Path(folder)).train)
 
 
 def outcome(trainer: Any) -> tuple[list[float], list[torch.Tensor]]:

@@ -6,6 +6,7 @@ from python.wrap import frameworks
 from python.wrap.loops import mean_square
 from python.wrap.ranks import run_ranks
 
+CANNOT_RESUME = "rank 0's alone cannot be resumed. Call ballast.save()"
 WHY = "is not installed: .ci/bootstrap venv frameworks"
 accelerate = pytest.importorskip("accelerate", reason=f"accelerate {WHY}")
 
@@ -50,6 +51,12 @@ def test_accelerate_saves_a_training_and_goes_on(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(*after))
 
 
+def test_accelerate_on_two_ranks_is_told_that_its_checkpoint_cannot_be_resumed(tmp_path):
+    for before, saving in run_ranks(2, frameworks.saves_with_accelerate, str(tmp_path)):
+        assert before == []
+        assert [CANNOT_RESUME in line for line in saving] == [True]
+
+
 def test_accelerates_own_gradient_scaling():
     """It patches step() on the optimizer, to see whether it was skipped."""
     from accelerate.optimizer import AcceleratedOptimizer
@@ -85,6 +92,8 @@ def test_trainer_trains_as_before_and_goes_on_from_its_own_checkpoint(tmp_path):
 
 def test_trainer_on_two_ranks(tmp_path):
     pytest.importorskip("transformers", reason=f"transformers {WHY}")
+    told = run_ranks(2, frameworks.saves_with_trainer, str(tmp_path / "told"))
+    assert [CANNOT_RESUME in line for line in told[0]] == [True]  # though it saves twice
     for plain, first, other in run_ranks(2, frameworks.trainer_ranks, str(tmp_path), [None, {"stage": 2}, {"stage": 3}]):
         check_close(plain, first)
         assert other[0] == first[0]

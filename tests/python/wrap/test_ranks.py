@@ -10,6 +10,8 @@ from python.wrap import bodies, plans
 from python.wrap.loops import adapted, only_trained
 from python.wrap.ranks import run_ranks
 
+REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
+
 
 def check_close(one, other, tolerance=1e-6):
     for mine, theirs in zip(one, other):
@@ -91,7 +93,17 @@ def test_state_that_is_taken_out_of_what_ranks_share_is_refused():
 
 def test_a_state_dict_of_another_rank_is_refused():
     for rank, said in enumerate(run_ranks(2, bodies.loads_what_the_other_has_saved)):
-        assert f"rank {rank} of 2 was to load the state_dict() of rank {1 - rank} of 2" in said
+        assert f"rank {rank} of 2 cannot load the state_dict() of rank {1 - rank} of 2" in said
+        assert REMEDY in said
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_state_dict_of_one_rank_of_several_says_once_what_it_cannot_do(ranks, tmp_path):
+    for rank, answers in enumerate(run_ranks(ranks, bodies.warnings_of_state_dicts, str(tmp_path), [0, 1, 2, 3])):
+        for stage, (harmless, told) in enumerate(answers):
+            assert harmless == []
+            assert len(told) == int(ranks > 1 and stage > 0)
+            assert all(f"the shard of rank {rank} of 2" in line and REMEDY in line for line in told)
 
 
 def test_distributed_data_parallel_around_a_model_does_nothing_or_is_refused():
