@@ -57,6 +57,7 @@ class Saving:
         self._names = parameter_names(model, session)
         self._together = Agreement(self._group, SAVING)
         with self._together.attempt():
+            self._partition.require_not_cast()
             require_all_partitioned(session, self._names)
             self._extra = packed(extra)
             self._groups = groups_of(session.optimizer, self._names)

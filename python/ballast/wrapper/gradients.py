@@ -9,6 +9,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail, refuse_order
+from ballast.wrapper.casting import refuse_cast
 
 aten = torch.ops.aten
 
@@ -21,6 +22,7 @@ class Taker(Protocol):
     def scale(self, member: int, factor: float) -> None: ...
     def all_finite(self) -> bool: ...
     def drop(self, member: int) -> None: ...
+    def undo_casts(self) -> None: ...
 
 
 class TakenGradient(torch.Tensor):
@@ -136,6 +138,16 @@ def _zero(gradient: TakenGradient) -> TakenGradient:
     return gradient
 
 
+def _cast(gradient: TakenGradient, **_: Any) -> NoReturn:
+    """Where a model is cast, each gradient comes after its parameter, which has been cast by then."""
+    gradient.taker.undo_casts()
+    refuse_cast(
+        "cannot cast or move a gradient: training has begun, and the gradient is partitioned over ranks",
+        gradient.taker.name_of(gradient.member),
+        to_look="in a hook of the parameter, before the gradient is taken",
+    )
+
+
 def _unscale(gradients: Sequence[TakenGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
     if not gradients[0].taker.all_finite():
         found_inf.fill_(1.0)
@@ -149,6 +161,7 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     aten.div_.Tensor: _div,
     aten.div_.Scalar: _div,
     aten.zero_.default: _zero,
+    aten._to_copy.default: _cast,
     aten.detach.default: lambda gradient: gradient,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.norm.Scalar: _vector_norm,

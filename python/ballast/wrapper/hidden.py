@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 
 from ballast.checks import refuse_order
+from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.ungathered import Ungathered, nothing_like
 from ballast.wrapper.units import Member
 
@@ -30,7 +31,8 @@ class Hidden:
             member.parameter.__class__ = kind
             del member.parameter.ballast_window
 
-    def gathering(self, parameters: Sequence[torch.Tensor]) -> NoReturn:
+    def gathering(self, parameters: Sequence[torch.Tensor], use: str) -> NoReturn:
+        require_no_cast(use, self._names[id(parameters[0])], why="training has begun, and it is off the device")
         self._refuse(self._names[id(parameters[0])])
 
     def begin(self) -> NoReturn:

@@ -180,6 +180,9 @@ class Partition(KeptNumbers):
     def drop(self, member: int) -> None:
         self._members[member].parameter.grad = None
 
+    def undo_casts(self) -> None:
+        self._residence.undo_casts()
+
     def gradient_norm(self) -> float:
         """Of all gradients, of which all ranks ask together."""
         self._agree()
@@ -221,7 +224,7 @@ class Partition(KeptNumbers):
         ranks, rank = self._group.size, self._group.rank
         words = [0] * (2 * ranks)
         words[rank] = self._arrivals.passes
-        writes = self._residence.writes()
+        writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
         words[ranks + rank] = len(writes)
         words = self._group.all_reduce(words)
         if any(words[ranks:]):

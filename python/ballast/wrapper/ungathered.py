@@ -53,14 +53,19 @@ class Ungathered(torch.nn.Parameter):
         used = [each for each in _flat(args, (kwargs or {}).values()) if hasattr(each, "ballast_window")]
         with ExitStack() as gathered:
             for window in dict.fromkeys(each.ballast_window for each in used):
-                gathered.enter_context(window.gathering([each for each in used if each.ballast_window is window]))
+                mine = [each for each in used if each.ballast_window is window]
+                gathered.enter_context(window.gathering(mine, _name_of(func)))
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
 
 
 def _is_harmless(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
+    name = _name_of(func)
     return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NUMBERS)
+
+
+def _name_of(func: Any) -> str:
+    return str(getattr(func, "__name__", ""))
 
 
 def _flat(*values: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
+from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.memory import return_freed_memory, tensor_at
 from ballast.wrapper.plain import named_buffers, named_parameters
 from ballast.wrapper.recording import history_of, numbers_from_outside, numbers_of
@@ -38,10 +39,12 @@ class Waiting:
         session = self._session()
         return session is None or session.is_closed
 
-    def gathering(self, parameters: Sequence[torch.nn.Parameter]) -> NoReturn:
+    def gathering(self, parameters: Sequence[torch.nn.Parameter], use: str) -> NoReturn:
+        name = self.session().names()[id(parameters[0])]
+        require_no_cast(use, name, why="its values are made when training begins")
         refuse_order(
             "a parameter was used that has no numbers yet",
-            where=f"parameter {self.session().names()[id(parameters[0])]}",
+            where=f"parameter {name}",
             needed="a call of the model, or with ballast.gather(model): ...",
         )
 

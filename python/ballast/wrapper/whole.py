@@ -11,7 +11,7 @@ from ballast import _core
 from ballast.wrapper.hidden import Hidden
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.units import Member, UnitOfMembers
-from ballast.wrapper.writes import Slots, Snapshot, is_elsewhere, is_same_kind
+from ballast.wrapper.writes import Slots, Snapshot, is_elsewhere, is_same_kind, require_same_kind
 
 
 class WholeParameters:
@@ -127,3 +127,13 @@ class WholeParameters:
         if is_elsewhere(parameter, place) and is_same_kind(parameter, place):
             place.copy_(parameter.detach().clone())  # the assigned tensor may be a view of the place
             parameter.data = place
+
+    def require_not_cast(self) -> None:
+        for member, place in zip(self._members, self._places):
+            require_same_kind(member, place)
+
+    def undo_casts(self) -> None:
+        """Put parameters back that a cast of the model has replaced before it was refused."""
+        for member, place in zip(self._members, self._places):
+            if not is_same_kind(member.parameter, place):
+                member.parameter.data = place

@@ -13,6 +13,7 @@ import torch
 from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
+from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.hooks import OfOneModule
 from ballast.wrapper.lent import LentTensors
 from ballast.wrapper.memory import tensor_at, views_in
@@ -120,12 +121,13 @@ class Window:
         member.parameter.__class__ = Ungathered
 
     @contextmanager
-    def gathering(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+    def gathering(self, parameters: Sequence[torch.nn.Parameter], use: str) -> Iterator[None]:
         """They are used together, outside of the modules that they belong to. Those of other units than the last one's are
         copies meanwhile."""
         members = [self._places[id(parameter)] for parameter in parameters]
         self._require_there(members[0])
         if self._depth == 0 and any(type(parameter) is Ungathered for parameter in parameters):
+            require_no_cast(use, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
                 "a parameter was used while its numbers are partitioned over ranks",
                 where=f"parameter {members[0].name}",
@@ -314,6 +316,12 @@ class Window:
 
     def take_over(self) -> None:
         """The same."""
+
+    def require_not_cast(self) -> None:
+        """Nobody can cast what is not there."""
+
+    def undo_casts(self) -> None:
+        """Parameters inside of gather() are copies."""
 
     def require_hideable(self, parameters: bool) -> None:
         if not parameters:

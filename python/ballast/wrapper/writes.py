@@ -10,6 +10,7 @@ from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checks import fail, refuse
 from ballast.connecting import Group
+from ballast.wrapper import casting
 from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.units import Member
@@ -90,19 +91,7 @@ def is_same_kind(parameter: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def require_same_kind(member: Member, before: torch.Tensor) -> None:
-    parameter = member.parameter
-    if is_same_kind(parameter, before):
-        return
-    fail(
-        "unsupported",
-        _core.Problem(
-            what="a parameter has become another one since training began",
-            where=f"parameter {member.name}",
-            needed=f"{before.dtype} on {before.device}, shape {tuple(before.shape)}",
-            available=f"{parameter.dtype} on {parameter.device}, shape {tuple(parameter.shape)}",
-            remedy="Move and cast the model before training begins.",
-        ),
-    )
+    casting.require_same_kind(member.name, kept=before, found=member.parameter)
 
 
 class Slots:

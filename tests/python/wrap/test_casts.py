@@ -1,0 +1,144 @@
+"""Models that are cast or moved: before training begins, which is fine, and after."""
+
+import ballast
+import pytest
+import torch
+from python.wrap.loops import Tower, mean_square, mlp
+
+WAYS = [{"stage": 0}, {"stage": 1}, {"stage": 2, "offload": "host"}, {"stage": 3}, {"stage": 3, "offload": "host"}]
+every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+CASTS = {
+    "half()": lambda model: model.half(),
+    "bfloat16()": lambda model: model.bfloat16(),
+    "double()": lambda model: model.double(),
+    "to(float16)": lambda model: model.to(torch.float16),
+    "to(meta)": lambda model: model.to("meta"),
+}
+every_cast = pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
+TOLD = r"(cast|moved?)(.|\n)*training (has begun|began)(.|\n)*before ballast.wrap\(\)(.|\n)*close\(\)"
+
+
+def wrapped(way, make=mlp):
+    model = make()
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **way)
+
+
+def backward(model):
+    dtype = next(model.parameters()).dtype
+    mean_square(model, torch.ones(20, dtype=dtype)).backward()
+
+
+def step(model, optimizer):
+    backward(model)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def values(model):
+    with ballast.gather(model):
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@every_way
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_is_cast_between_wrap_and_the_first_step(way, dtype):
+    model, optimizer = wrapped(way)
+    model.to(dtype)
+    step(model, optimizer)
+    assert {parameter.dtype for parameter in values(model)} == {dtype}
+
+
+@every_way
+@every_cast
+def test_a_cast_in_the_middle_of_a_step_is_refused_and_changes_nothing(way, cast):
+    (model, optimizer), (other, undisturbed) = wrapped(way), wrapped(way)
+    for each in (model, other):
+        step(each, optimizer if each is model else undisturbed)
+        backward(each)
+    weight = model[0].weight
+    with pytest.raises(ballast.UsageError, match=TOLD) as refused:
+        cast(model)
+    assert "DistributedDataParallel" not in str(refused.value)
+    model[0].weight = weight  # which to("meta") replaces
+    for each in (optimizer, undisturbed):
+        each.step()
+        each.zero_grad()
+    step(model, optimizer)
+    step(other, undisturbed)
+    assert all(map(torch.equal, values(model), values(other)))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way["stage"] == 3], ids=str)
+@every_cast
+def test_a_cast_between_steps_is_refused_where_parameters_are_sharded(way, cast):
+    model, optimizer = wrapped(way, Tower)
+    step(model, optimizer)
+    before = values(model)
+    with pytest.raises(ballast.UsageError, match="B1007.*" + TOLD):
+        cast(model)
+    assert all(map(torch.equal, before, values(model)))
+    step(model, optimizer)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way["stage"] < 3], ids=str)
+@pytest.mark.parametrize("name", ["half()", "double()"])
+def test_training_does_not_go_on_with_a_model_that_was_cast(way, name, tmp_path):
+    model, optimizer = wrapped(way)
+    step(model, optimizer)
+    CASTS[name](model)
+    with torch.no_grad():
+        model(torch.ones(20, dtype=model[0].weight.dtype))  # to look at it is fine
+    backward(model)
+    for call in (optimizer.step, lambda: ballast.save(tmp_path, model, optimizer)):
+        with pytest.raises(ballast.UsageError, match="B1005.*" + TOLD) as refused:
+            call()
+        assert "from torch.float32" in str(refused.value) and "parameter 0.weight" in str(refused.value)
+    optimizer.zero_grad()
+    model.float()
+    step(model, optimizer)  # with the values that the cast has left
+    assert optimizer.steps == 2
+
+
+def test_a_parameter_that_gets_another_shape_is_refused():
+    model, optimizer = wrapped({"stage": 2})
+    step(model, optimizer)
+    backward(model)
+    model[2].bias.data = torch.ones(3)
+    with pytest.raises(ballast.UsageError, match=r"B1005 cannot continue: a parameter changed its shape(.|\n)*2.bias"):
+        optimizer.step()
+
+
+@every_way
+@pytest.mark.parametrize("in_a_step", [True, False])
+def test_a_closed_optimizer_makes_way_for_a_cast(way, in_a_step):
+    model, optimizer = wrapped(way)
+    step(model, optimizer)
+    if way["stage"] < 3:
+        model.half()
+    if in_a_step:
+        backward(model)
+    optimizer.close()
+    model.half()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **way)
+    step(model, optimizer)
+    assert {parameter.dtype for parameter in values(model)} == {torch.float16}
+
+
+def test_a_model_without_values_says_where_a_cast_belongs():
+    with ballast.deferred():
+        model = mlp(80)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    with pytest.raises(ballast.UsageError, match=r"cast(.|\n)*when training begins(.|\n)*before ballast.wrap\(\)"):
+        model.half()
+    step(model, optimizer)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_that_is_offloaded_cannot_be_cast(stage):
+    model, optimizer = wrapped({"stage": stage})
+    step(model, optimizer)
+    optimizer.offload()
+    with pytest.raises(ballast.UsageError, match=TOLD):
+        model.half()
+    optimizer.reload()
+    step(model, optimizer)
