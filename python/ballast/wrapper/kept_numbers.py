@@ -12,7 +12,7 @@ import torch
 from ballast import _core
 from ballast.connecting import Group
 from ballast.wrapper.everybody import agree_on_room
-from ballast.wrapper.gpu import require_stream, return_cached_memory
+from ballast.wrapper.gpu import in_stream, require_stream, return_cached_memory
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import keep_freed_memory
 from ballast.wrapper.rules import Rule
@@ -194,10 +194,11 @@ class KeptNumbers:
             self._residence.hide()
 
     def return_to_device(self) -> None:
-        """The same."""
-        return_cached_memory(self._gpu)
-        self._core.return_to_device(agree=agree_on_room(self._group, "reload()"))
-        self._residence.show()
+        """The same, in any stream: a training that is away can be closed, too."""
+        with in_stream(self._gpu, self._stream):
+            return_cached_memory(self._gpu)
+            self._core.return_to_device(agree=agree_on_room(self._group, "reload()"))
+            self._residence.show()
 
     # --- Checkpoints ---
 
@@ -213,6 +214,7 @@ class KeptNumbers:
 
     def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
         """All ranks do this together, as parameters may have been written to."""
+        require_stream(self._gpu, self._stream)
         writes = self._residence.writes()
         [written] = self._group.all_reduce([len(writes)])
         if written > 0:
@@ -229,6 +231,7 @@ class KeptNumbers:
             agree()
             self._core.continue_from(steps)
 
+        require_stream(self._gpu, self._stream)
         self._residence.make_room()
         self._core.change_parts(change, agreed)
 

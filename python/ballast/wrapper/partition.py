@@ -15,7 +15,7 @@ from ballast.checks import fail, refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.everybody import least_and_most
-from ballast.wrapper.gpu import require_stream
+from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
 from ballast.wrapper.meeting import Ranks
@@ -80,9 +80,10 @@ class Partition(KeptNumbers):
     def release(self, together: bool, gathers: bool = True) -> None:
         """Parameters go back into torch's memory, if all ranks do this together and gather them; else those that are
         whole."""
-        if together:
-            self.end_step()
-        self._residence.release(together, gathers)
+        with in_stream(self._gpu, self._stream):
+            if together:
+                self.end_step()
+            self._residence.release(together, gathers)
         for member in self._members:
             if isinstance(member.parameter.grad, TakenGradient):
                 member.parameter.grad = None
@@ -105,6 +106,7 @@ class Partition(KeptNumbers):
 
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
         """Called when a gradient has been added to `parameter.grad`. One to hold waits for the next, or for the step."""
+        require_stream(self._gpu, self._stream)
         number = self._numbers[id(parameter)]
         if number in self._taken and not isinstance(parameter.grad, TakenGradient):
             self._discard_what_was_cleared()
@@ -218,6 +220,7 @@ class Partition(KeptNumbers):
 
     def _agree(self, *, count: bool = True) -> int:
         """All ranks complete the same passes, and take over parameters that were written to."""
+        require_stream(self._gpu, self._stream)
         self._residence.make_room()  # what was used last may be frozen, and no gradient tells when it was
         if self._passes is not None:
             return self._passes
@@ -317,6 +320,7 @@ class Partition(KeptNumbers):
     # --- While something else needs the device ---
 
     def leave_device(self, parameters: bool) -> None:
+        require_stream(self._gpu, self._stream)  # before writes are taken over
         self.require_not_updated("the optimizer was to be offloaded")
         self._discard_what_was_cleared()
         writes = self._residence.writes()

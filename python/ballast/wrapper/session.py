@@ -221,11 +221,11 @@ class Session:
             members.append(Member(parameter, names[id(parameter)], group, begun_at, self._ranks.counts(parameter)))
         self.options = self._settled(members)
         units, is_whole = self._units(members, self.options.stage), self.options.keeps_parameters_whole
-        reside: Any = partial(WholeParameters, self._model) if is_whole else partial(Window, self.model, self.group)
         if (model := self._model()) is not None:
             make_the_rest(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
+        reside: Any = partial(WholeParameters, self._model) if is_whole else partial(Window, self.model, self.group, options)
         self._outside = outside_of(units, members)
         partition = Partition(units, self._ranks, self.numbers, options, reside)
         with ExitStack() as undoing:

@@ -14,6 +14,7 @@ from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
+from ballast.wrapper.gpu import require_stream
 from ballast.wrapper.hooks import OfOneModule
 from ballast.wrapper.lent import LentTensors
 from ballast.wrapper.memory import tensor_at, views_in
@@ -38,9 +39,17 @@ class Window:
     """The unit whose parameters are in memory. Modules open it before they run; what autograd saves for backward of a
     parameter is found again by opening it."""
 
-    def __init__(self, model: torch.nn.Module, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        group: Group,
+        options: _core.TrainingOptions,
+        core: _core.Training,
+        units: Sequence[UnitOfMembers],
+    ):
         self._model = weakref.ref(model)
         self._core = core
+        self._gpu, self._stream = options.gpu, options.stream
         self._group = group
         self._units = units
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
@@ -75,7 +84,10 @@ class Window:
     # --- Opening and closing ---
 
     def open(self, unit: int) -> None:
-        if self._open == unit or unit in self._whole:
+        if unit in self._whole:
+            return
+        require_stream(self._gpu, self._stream)
+        if self._open == unit:
             return
         self._require_there(self._units[unit].members[0])
         self.make_room()

@@ -1,8 +1,13 @@
 """Trainings of a model on a GPU; and on the CPU, so that the cases are tried where there is none."""
 
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+
 import ballast
 import pytest
 import torch
+from ballast.wrapper import gpu
 from ballast.wrapper.gpu import require_stream, stream_on
 from python.wrap.loops import Tower
 
@@ -87,6 +92,111 @@ def test_gradients_are_clipped_and_checkpoints_go_on(device, way, tmp_path):
         training.optimizer.step()
         training.optimizer.zero_grad()
     assert first.step() == again.step()
+
+
+class Streams:
+    """Stands in for those of a GPU, of a training on the CPU: where one is asked for, this is the current one."""
+
+    def __init__(self, patch):
+        self.current, self.waits = 0, 0
+        patch.setattr(gpu, "current_stream", lambda _: self.current)
+        patch.setattr(gpu, "torch", SimpleNamespace(cuda=self))
+
+    def synchronize(self, _: object) -> None:
+        self.waits += 1
+
+    def default_stream(self, _: object) -> int:
+        return 0
+
+    def ExternalStream(self, handle: int, device: object) -> int:
+        return handle
+
+    @contextmanager
+    def stream(self, handle: int):
+        before, self.current = self.current, handle
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def in_another_stream(device, monkeypatch):
+    if device == "cuda":
+        return lambda: torch.cuda.stream(torch.cuda.Stream())
+    streams = Streams(monkeypatch)
+    return lambda: streams.stream(8)
+
+
+def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
+    """What reads or writes parameters, gradients or state, in the middle of a step."""
+    loss = training.model(training.batch).square().mean()
+    last = torch.ones(20, device=training.batch.device)
+    of_autograd = {  # which on a GPU uses the streams of the forward pass
+        "what backward finds again": loss.backward,
+        "a forward and a backward pass": lambda: training.model(training.batch).sum().backward(),
+    }
+    return {
+        **(of_autograd if training.batch.device.type == "cpu" else {}),
+        "a call of the model": lambda: training.model(training.batch),
+        "an evaluation": torch.no_grad()(lambda: training.model(training.batch)),
+        "the module whose parameters are there": torch.no_grad()(lambda: training.model.head(last)),
+        "gather": lambda: ballast.gather(training.model).__enter__(),
+        "step": training.optimizer.step,
+        "clip_grad_norm_": lambda: training.optimizer.clip_grad_norm_(1.0),
+        "offload": training.optimizer.offload,
+        "save": lambda: ballast.save(folder / "saved", training.model, training.optimizer),
+    }
+
+
+# Whole parameters are read as any tensor of torch's: who does that in another stream waits for the first one before.
+WHOLE = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather")
+
+
+@on_devices
+@every_way
+def test_what_is_done_in_another_stream_is_refused_and_changes_nothing(device, way, in_another_stream, tmp_path):
+    training, undisturbed = Training(device, **way), Training(device, **way)
+    assert training.step() == undisturbed.step()
+    for name, use in uses_of(training, tmp_path).items():
+        if way["stage"] < 3 and name in WHOLE:
+            continue
+        with in_another_stream(), pytest.raises(ballast.UsageError, match="B1007(.|\n)*another CUDA stream"):
+            use()
+            pytest.fail(f"{name} was not refused")
+    training.optimizer.zero_grad()
+    assert training.step() == undisturbed.step()
+    training.optimizer.offload()
+    with in_another_stream():
+        training.optimizer.reload()
+    ballast.save(tmp_path, training.model, training.optimizer)
+    with in_another_stream(), pytest.raises(ballast.UsageError, match="another CUDA stream"):
+        ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
+    ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
+    assert training.step() == undisturbed.step()
+
+
+@on_devices
+@every_way
+@pytest.mark.parametrize("when", ["between steps", "in a step", "away"])
+def test_a_training_ends_in_whatever_stream(device, way, when, in_another_stream):
+    training, undisturbed = Training(device, **way), Training(device, **way)
+    assert training.step() == undisturbed.step()
+    if when == "in a step" and not way.get("update_in_backward"):
+        training.model(training.batch).sum().backward()
+    if when == "away":
+        training.optimizer.offload()
+    with in_another_stream():
+        training.optimizer.close()
+    undisturbed.optimizer.close()
+    assert all(map(torch.equal, training.model.parameters(), undisturbed.model.parameters()))
+
+
+def test_the_end_is_worked_out_in_the_stream_of_the_training(monkeypatch):
+    streams = Streams(monkeypatch)
+    with streams.stream(8):
+        for of_training in (0, 7, 8):
+            with gpu.in_stream(1, of_training):
+                assert streams.current == of_training
+        assert (streams.current, streams.waits) == (8, 4)
 
 
 class TorchWithGpus:
