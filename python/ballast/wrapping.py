@@ -97,11 +97,12 @@ def _wrap(
         _core.check_rule(updates.rule(group))
     session = Session(optimizer, model, meeting.meet(process_group, norm_group, replicated, read), updates, read)
     try:
+        session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})
         if read.run:  # what was kept is there from now on
             session.partition_now()
     except BaseException:
-        session.close(together=False)
+        session.take_back()
         raise
     optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
     optimizer.__class__ = class_for(type(optimizer))

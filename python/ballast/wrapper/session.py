@@ -66,14 +66,8 @@ class Session:
         self.last: _core.StepResult | None = None
         self.is_half_loaded, self._is_away, self.is_closed = False, False, False  # away from the device
         self._hooks = SessionHooks(weakref.ref(self))
-        try:
-            self._begin()
-        except BaseException:
-            self.close(together=False)
-            defer_again(model, (each for _, each in self.parameters()), self._waiting)
-            raise
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Hook what can be trained, and begin with rank 0's values. All ranks do this together."""
         model = self.model if self.options.stage == 3 else self._model()
         mine = [each for _, each in self.parameters()]
@@ -82,6 +76,11 @@ class Session:
         self.watch()
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_parameters_whole)
         entering.begin_alike(self.group, model, mine)
+
+    def take_back(self) -> None:
+        """Leave the optimizer and the model as they were: this rank refuses to wrap them."""
+        self.close(together=False)
+        defer_again(self._model(), (each for _, each in self.parameters()), self._waiting)
 
     @property
     def whole(self) -> Partition | None:

@@ -55,8 +55,8 @@ class UnknownFormat(Refusal):
 class BudgetIsTooSmallForARun(Refusal):
     """Parameters are partitioned in wrap()."""
 
-    def __init__(self, folder):
-        super().__init__(stage=2, offload=f"nvme:{folder}", run="mine", memory=100)
+    def __init__(self, folder, make):
+        super().__init__(make, stage=2, offload=f"nvme:{folder}", run="mine", memory=100)
 
     def mend(self):
         del self.options["memory"]
@@ -88,7 +88,8 @@ REFUSALS = {
     "unknown format": lambda folder, patch: UnknownFormat(mlp),
     "deferred, no model": lambda folder, patch: WithoutModel(deferred, stage=2),
     "deferred, unknown format": lambda folder, patch: UnknownFormat(deferred),
-    "budget": lambda folder, patch: BudgetIsTooSmallForARun(folder),
+    "budget": lambda folder, patch: BudgetIsTooSmallForARun(folder, mlp),
+    "deferred, budget": lambda folder, patch: BudgetIsTooSmallForARun(folder, deferred),
     "peer": lambda folder, patch: PeerHasFailed(patch, mlp),
     "deferred, peer": lambda folder, patch: PeerHasFailed(patch, deferred),
 }
