@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ballast.wrapper.hooks import Known, OfOneModule
-from ballast.wrapper.quieting import quiet_data_parallel
+from ballast.wrapper.quieting import QuietDataParallel
 
 
 class Calls:
@@ -19,7 +19,7 @@ class Calls:
         self._of_modules: list[Any] = []
         if model is None:
             return
-        self._hooks = [quiet_data_parallel(model), _before_call(model, session)]
+        self._hooks = [QuietDataParallel(model), _before_call(model, session)]
         if of_modules:
             inner = [module for module in model.modules() if module is not model and _has_own_parameters(module)]
             self._of_modules = [_before_call(module, session, is_inner=True) for module in inner]

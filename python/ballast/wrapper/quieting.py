@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -10,13 +10,22 @@ from torch.nn.parallel import DistributedDataParallel
 from ballast.wrapper.hooks import OfOneModule
 
 
-def quiet_data_parallel(model: torch.nn.Module) -> Any:
+class QuietDataParallel:
     """Nothing is reduced a second time by a DistributedDataParallel that is the model, or is made of it later, as Accelerate
-    and Trainer do: it goes on as in its no_sync(). What comes back removes this."""
+    and Trainer do: it works as in its no_sync(), until this is removed."""
 
-    def before_forward(_: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module):
+        self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._hook = model.register_forward_pre_hook(OfOneModule(self._before_forward))
+
+    def _before_forward(self, model: torch.nn.Module) -> None:
         for around in (model, DistributedDataParallel._get_active_ddp_module()):
             if isinstance(around, DistributedDataParallel) and model in (around, around.module):
                 around.require_backward_grad_sync = False
+                self._quiet.add(around)
 
-    return model.register_forward_pre_hook(OfOneModule(before_forward))
+    def remove(self) -> None:
+        self._hook.remove()
+        for around in self._quiet:
+            around.require_backward_grad_sync = True
+        self._quiet.clear()

@@ -365,3 +365,14 @@ def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[to
     run.model(torch.full((20,), 9.0)).sum().backward()
     run.optimizer.close()
     return run.losses + again.losses, run.parameters
+
+
+def gradients_after_close(rank: int) -> list[torch.Tensor]:
+    """Of a batch of its own, in DistributedDataParallel, once the optimizer that reduced them is closed."""
+    ddp = torch.nn.parallel.DistributedDataParallel(mlp())
+    optimizer = ballast.wrap(torch.optim.AdamW(ddp.parameters(), lr=1e-2), ddp)
+    mean_square(ddp, torch.ones(20)).backward()
+    optimizer.step()
+    optimizer.close()
+    mean_square(ddp, torch.full((20,), float(rank))).backward()
+    return [parameter.grad.clone() for parameter in ddp.parameters() if parameter.grad is not None]

@@ -113,6 +113,11 @@ def test_distributed_data_parallel_around_a_model_does_nothing_or_is_refused():
         assert "wrap(optimizer, model)" in said
 
 
+def test_distributed_data_parallel_reduces_gradients_again_after_close():
+    one, other = run_ranks(2, bodies.gradients_after_close)
+    assert len(one) == 4 and all(map(torch.equal, one, other))
+
+
 def test_a_process_group_limits_who_shares():
     answers = run_ranks(4, bodies.beside_tensor_parallelism, 2)
     assert answers[0] == answers[2] != answers[1] == answers[3]
