@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ballast import _core
 from ballast.checks import refuse, require_timeout
+from ballast.leaving import watch, words_of
 
 
 class Store(Protocol):
@@ -23,6 +24,7 @@ class Group:
 
     def __init__(self, core: _core.Group):
         self._core = core
+        watch(core)
 
     @property
     def rank(self) -> int:
@@ -46,8 +48,12 @@ class Group:
         """Ends the group: all ranks' pending and later calls raise B3301 with this reason."""
         self._core.abort(reason)
 
+    def leave(self) -> None:
+        """Say goodbye, without waiting. Other ranks that wait for this one, or that need it later, raise B3301."""
+        self._core.leave()
+
     def close(self) -> None:
-        """Says goodbye. Rank 0 waits here until the others have left."""
+        """Say goodbye. Rank 0 waits here until the others have left."""
         self._core.close()
 
     def __enter__(self) -> Group:
@@ -57,7 +63,7 @@ class Group:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.abort(words_of(error))
         self.close()
 
 

@@ -2,8 +2,9 @@
 #include "zero/comm/connect.h"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
+
 #include <atomic>
-#include <thread>
 
 #include "python/bindings/group.h"
 
@@ -33,6 +34,23 @@ class PythonStore : public KeyValueStore {
   std::string prefix_;
 };
 
+// From the first of Python's own exit functions on.
+std::atomic<bool> exit_has_begun = false;
+
+// A SystemExit that is raised in a function frees what that has before the exit functions run, and with no caller left. So does
+// nothing else on the main thread.
+bool main_thread_has_no_caller() {
+  if (::getpid() != ::gettid()) return false;
+  if (PyEval_GetFrame() == nullptr) return true;
+  py::object first = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+  while (!first.attr("f_back").is_none()) {
+    first = first.attr("f_back");
+  }
+  return first.attr("f_code").attr("co_name").cast<std::string>() == "__del__";
+}
+
+bool python_is_ending() { return exit_has_begun || main_thread_has_no_caller(); }
+
 // Of this process, where a launcher's environment says who meets: all ranks do so in the same order.
 std::atomic<std::size_t> meetings = 0;
 
@@ -49,21 +67,27 @@ Launch launch_of(const Rendezvous& where) {
 
 }  // namespace
 
-Group::Group(const Rendezvous& where)
-    : backend_(kernels::cpu_backend()), accounts_(std::make_unique<MemoryAccounts>()) {
-  ConnectOptions options{.backend = *backend_, .accounts = *accounts_, .launch = launch_of(where)};
+Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
+  ConnectOptions options{.backend = open_->backend(), .accounts = open_->accounts(), .launch = launch_of(where)};
   std::optional<PythonStore> store;
   if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
   if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
   const py::gil_scoped_release released;
-  communicator_ = ballast::connect(options);
+  open_->begin(ballast::connect(options));
+  rank_ = open_->communicator().rank();
+  size_ = open_->communicator().size();
+  remember(*open_);
   if (!is_told(where)) ++meetings;  // who has failed may try again
 }
 
 Communicator& Group::communicator() const {
-  require(communicator_ != nullptr, Code::bad_argument,
+  require(!is_closed_, Code::bad_argument,
           [] { return Problem{.what = "the group was closed", .remedy = "Use it inside of its `with` block."}; });
-  return *communicator_;
+  require(size_ == 1 || open_->is_of_this_process(), Code::bad_argument, [] {
+    return Problem{.what = "this process was forked from a rank of the group, and is none itself",
+                   .remedy = "Use the group in the process that has connected."};
+  });
+  return open_->communicator();
 }
 
 void Group::barrier() const {
@@ -98,17 +122,35 @@ void Group::abort(const std::string& reason) const {
   group.abort(reason);
 }
 
+void Group::leave(const std::optional<Farewell>& farewell) {
+  if (is_closed_ || !open_->is_of_this_process()) return;
+  is_closed_ = true;
+  const py::gil_scoped_release released;
+  open_->communicator().leave(farewell.value_or(Farewell{.words = open_->closing_words()}));
+}
+
+void Group::free() {
+  if (open_ == nullptr) return;
+  const py::gil_scoped_release released;
+  forget(*open_);
+  open_.reset();
+}
+
 Group::~Group() {
-  if (communicator_ == nullptr) return;
-  std::thread([communicator = std::move(communicator_), accounts = std::move(accounts_),
-               backend = std::move(backend_)]() mutable {
-    communicator.reset();
-  }).detach();
+  if (open_ == nullptr) return;
+  if (!open_->is_of_this_process() || python_is_ending()) {
+    static_cast<void>(
+        open_.release());  // a child has none of its threads; a process that ends needs it until it has ended
+    return;
+  }
+  leave();
+  free();
 }
 
 void Group::close() {
-  const py::gil_scoped_release released;
-  communicator_.reset();
+  if (open_ == nullptr || !open_->is_of_this_process()) return;
+  is_closed_ = true;
+  free();
 }
 
 void bind_connect(py::module_& module) {
@@ -120,15 +162,27 @@ void bind_connect(py::module_& module) {
                     std::optional<double>>(),
            py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("host"), py::arg("job"),
            py::arg("timeout"));
+  module.def(
+      "begin_exit", [] { exit_has_begun = true; }, "From now on groups are left by the end of the process.");
   py::class_<Group>(module, "Group")
       .def(py::init<const Rendezvous&>(), py::arg("where"))
-      .def_property_readonly("rank", [](const Group& group) { return group.communicator().rank(); })
-      .def_property_readonly("size", [](const Group& group) { return group.communicator().size(); })
+      .def_property_readonly("rank", &Group::rank)
+      .def_property_readonly("size", &Group::size)
       .def("barrier", &Group::barrier)
       .def("all_reduce", &Group::all_reduce, py::arg("values"))
       .def("sum", &Group::sum, py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"))
       .def("broadcast", &Group::broadcast, py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"))
       .def("abort", &Group::abort, py::arg("reason"))
+      .def("leave",
+           [](Group& group) {
+             if (!python_is_ending()) group.leave();
+           })
+      .def(
+          "fail",
+          [](Group& group, const std::string& words) {
+            group.leave(Farewell{words, true});
+          },
+          py::arg("words"))
       .def("close", &Group::close);
 }
 

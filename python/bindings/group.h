@@ -5,10 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
-#include "kernels/runtime/accounts.h"
 #include "python/bindings/bindings.h"
-#include "zero/comm/communicator.h"
+#include "python/bindings/open_groups.h"
 
 namespace ballast::python {
 
@@ -21,25 +19,37 @@ struct Rendezvous {
   std::optional<double> timeout;  // seconds
 };
 
-// The communicator with what it works with. Calls that wait for other ranks let Python's other threads run.
+// A communicator. Calls that wait for other ranks let Python's other threads run. A child of fork() has no group: there a call
+// is an error, and leaving does nothing.
 class Group {
  public:
   explicit Group(const Rendezvous& where);
   Group(const Group&) = delete;
-  ~Group();  // waits for nobody: Python's collector may call it at any moment, on one rank long before the others
+  // Leaves. Waits for no other rank: Python's collector may call it at any moment, on one rank long before the others. While
+  // Python ends, the end of the process says goodbye instead: its exit code is known then.
+  ~Group();
 
+  std::size_t rank() const { return rank_; }
+  std::size_t size() const { return size_; }
   Communicator& communicator() const;
   void barrier() const;
   std::vector<std::int64_t> all_reduce(std::vector<std::int64_t> values) const;
   void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const;        // of fp32, over the ranks
   void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // in host memory
   void abort(const std::string& reason) const;
-  void close();
+  void count_steps(std::uint64_t steps) const { open_->count_steps(steps); }
+
+  // Says goodbye, with these words, or as one that closes it. What works with it is freed with this object.
+  void leave(const std::optional<Farewell>& farewell = {});
+  void close();  // the same, and frees it; rank 0 waits until the others have left
 
  private:
-  std::unique_ptr<kernels::Backend> backend_;
-  std::unique_ptr<MemoryAccounts> accounts_;
-  std::unique_ptr<Communicator> communicator_;
+  void free();
+
+  std::unique_ptr<OpenGroup> open_;
+  std::size_t rank_ = 0;
+  std::size_t size_ = 1;
+  bool is_closed_ = false;
 };
 
 }  // namespace ballast::python

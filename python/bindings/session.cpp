@@ -35,9 +35,12 @@ Slots::Agree throwing_own_after(const Session::AgreeOnRoom& agree) {
 Session::Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
                  const SessionOptions& options)
     : group_(std::move(group)), norm_group_(std::move(norm_group)), gpu_(options.gpu) {
-  Communicator& world = group_.cast<Group&>().communicator();
+  for (const py::object& group : {group_, norm_group_}) {
+    if (!group.is_none()) groups_.push_back(&group.cast<Group&>());
+  }
+  Communicator& world = groups_.front()->communicator();
   TrainingOptions with_group = training_options(options);
-  if (!norm_group_.is_none()) with_group.norm_group = &norm_group_.cast<Group&>().communicator();
+  if (groups_.size() > 1) with_group.norm_group = &groups_.back()->communicator();
   const py::gil_scoped_release released;
   training_.emplace(std::move(model), world, std::move(rules), with_group);
 }
@@ -48,6 +51,18 @@ void Session::start(const Fill& fill) {
   training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
     fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
   });
+  count_steps();
+}
+
+void Session::count_steps() const {
+  for (const Group* group : groups_) {
+    group->count_steps(training_->steps());
+  }
+}
+
+void Session::continue_from(std::uint64_t steps) {
+  training_->engine().continue_from(steps);
+  count_steps();
 }
 
 std::vector<std::size_t> Session::tensor_begins(std::size_t unit) const {
@@ -119,12 +134,15 @@ StepResult Session::step(const StepAsked& asked) {
     }
   };
   try {
-    return training_->engine().step({.groups = asked.rules,
-                                     .max_norm = asked.max_norm,
-                                     .loss_scale = asked.loss_scale,
-                                     .discard = asked.discard,
-                                     .begun_at = asked.begun_at,
-                                     .update = asked.own_step ? TrainerUpdate(own_step) : TrainerUpdate()});
+    StepResult result =
+        training_->engine().step({.groups = asked.rules,
+                                  .max_norm = asked.max_norm,
+                                  .loss_scale = asked.loss_scale,
+                                  .discard = asked.discard,
+                                  .begun_at = asked.begun_at,
+                                  .update = asked.own_step ? TrainerUpdate(own_step) : TrainerUpdate()});
+    count_steps();
+    return result;
   } catch (const Error&) {
     if (raised) std::rethrow_exception(raised);
     throw;
@@ -133,7 +151,9 @@ StepResult Session::step(const StepAsked& asked) {
 
 StepResult Session::step_as_prepared() {
   const py::gil_scoped_release released;
-  return training_->engine().step();
+  StepResult result = training_->engine().step();
+  count_steps();
+  return result;
 }
 
 void Session::finish() {

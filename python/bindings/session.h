@@ -112,7 +112,7 @@ class Session {
   std::vector<StatePart> own_parts() const;  // in the order in which they are looked at; without their memory
   void look_at_parts(const PartLook& look);
   void change_parts(const PartLook& change, const std::function<void()>& agree);
-  void continue_from(std::uint64_t steps) { training_->engine().continue_from(steps); }
+  void continue_from(std::uint64_t steps);
 
   std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;
   std::string chrome_trace();
@@ -124,8 +124,11 @@ class Session {
   void each_state_part(const OwnTile& tile, const PartLook& look) const;
   std::size_t rank_in_shard_group() const { return training_->plan().input().rank_in_shard_group; }
 
+  void count_steps() const;  // for what the groups say of this rank
+
   py::object group_;
   py::object norm_group_;
+  std::vector<Group*> groups_;  // the same
   std::optional<int> gpu_;
   std::optional<Training> training_;
   std::optional<Lease> lease_;

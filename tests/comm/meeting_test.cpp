@@ -78,7 +78,7 @@ TEST_CASE("all hear of the first error, and only of it") {
   rig.all_come();
   rig.meeting.ended(11);
   CHECK(rig.sent.size() == 2);  // the dead are told nothing
-  CHECK(rig.last() == "rank 1 (node, pid 101) died");
+  CHECK(rig.last() == "rank 1 (node, pid 101) died: connection lost: its process ended");
   rig.meeting.take(12, {Kind::failed, "", "a consequence"});
   CHECK(rig.sent.size() == 2);
 }

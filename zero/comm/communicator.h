@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels/runtime/view.h"
+#include "zero/comm/farewell.h"
 #include "zero/comm/gpu_place.h"
 
 namespace ballast {
@@ -56,6 +57,13 @@ class Communicator {
 
   // Ends the group, and all that were split from it or that it was split from. Any thread may call.
   virtual void abort(std::string_view reason) = 0;
+
+  // Says goodbye for this group, all that were split from it and all that it was split from, as the last of them does when it
+  // goes; but waits for no other rank. No collective may follow; after a failure, those under way end. Any thread may call; only the first call counts.
+  virtual void leave(const Farewell& farewell) = 0;
+
+  // Sets what this rank is doing ("is in step 4"), for what its errors say. Any thread may call.
+  virtual void set_activity(std::string_view activity) = 0;
 };
 
 }  // namespace ballast

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sstream>
+#include <utility>
 
 #include "kernels/runtime/error.h"
 
@@ -12,6 +13,9 @@ namespace {
 constexpr auto between_attempts = std::chrono::milliseconds(20);
 constexpr auto time_of_verdict = std::chrono::seconds(3);  // rank 0, where the hub is, is itself late that says nothing
 constexpr auto time_to_deliver = std::chrono::seconds(2);  // what the hub says of a late rank arrives after the timeout
+constexpr auto time_to_learn = std::chrono::seconds(2);    // why a connection has broken
+constexpr auto between_looks = std::chrono::milliseconds(5);
+constexpr std::size_t most_words = 4096;  // bytes of a reason: an exception's text may be as long as a batch
 
 std::vector<Member> members_from(const std::string& lines) {
   std::vector<Member> members;
@@ -20,6 +24,16 @@ std::vector<Member> members_from(const std::string& lines) {
     members.push_back(member_from(line));
   }
   return members;
+}
+
+// Whole characters of UTF-8.
+std::string shortened(std::string words) {
+  if (words.size() <= most_words) return words;
+  std::size_t end = most_words;
+  while ((static_cast<unsigned char>(words[end]) & 0xC0) == 0x80) {
+    --end;
+  }
+  return words.substr(0, end) + "...";
 }
 
 }  // namespace
@@ -60,11 +74,7 @@ bool Control::meet() {
 }
 
 Control::~Control() {
-  {
-    const std::lock_guard lock(mutex_);
-    leaving_ = true;
-  }
-  send({.kind = Message::Kind::goodbye});
+  leave({});
   connection_->shut_down();
   thread_.join();
 }
@@ -80,8 +90,13 @@ void Control::listen() {
   } catch (const std::exception& error) {
     error_.set(error.what());
   }
-  const std::lock_guard lock(mutex_);
-  if (!leaving_) error_.set(text(members_.front()) + " died");
+  {
+    const std::lock_guard lock(mutex_);
+    if (leaving_) return;
+    hub_is_gone_ = left_.contains(0);
+    if (!hub_is_gone_) error_.set(died(members_.front()));
+  }
+  changed_.notify_all();
 }
 
 void Control::take(const Message& message) {
@@ -90,6 +105,13 @@ void Control::take(const Message& message) {
     const std::lock_guard lock(mutex_);
     values_[message.key] = message.value;
     changed_.notify_all();
+  }
+  if (message.kind == Message::Kind::left) {
+    {
+      const std::lock_guard lock(mutex_);
+      left_.emplace(std::stoul(message.key), message.value);
+    }
+    error_.wake();
   }
 }
 
@@ -106,9 +128,12 @@ std::string Control::get(const std::string& key) {
   send({.kind = Message::Kind::get, .key = key});
   std::unique_lock lock(mutex_);
   const Patience patience(error_, options_.timeout);
-  patience.wait([&](auto pause) { return changed_.wait_for(lock, pause, [&] { return values_.contains(key); }); },
+  const auto is_answered = [&] { return values_.contains(key) || hub_is_gone_; };
+  patience.wait([&](auto pause) { return changed_.wait_for(lock, pause, is_answered); },
                 [&] { patience.blame("the rank that sets " + key); });
-  return values_[key];
+  if (values_.contains(key)) return values_[key];
+  lock.unlock();
+  fail_without(0);
 }
 
 void Control::give_up_on(std::size_t rank) {
@@ -123,7 +148,54 @@ void Control::give_up_on(std::size_t rank) {
 
 void Control::fail(const std::string& reason) {
   error_.set(reason);
-  send({.kind = Message::Kind::failed, .value = reason});
+  send({.kind = Message::Kind::failed, .value = shortened(reason)});
+}
+
+void Control::leave(const Farewell& farewell) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(leaving_, true)) return;
+  }
+  send({.kind = Message::Kind::goodbye,
+        .key = std::string(farewell.has_failed ? key_of_failure : ""),
+        .value = shortened(farewell.words)});
+  if (farewell.has_failed) error_.set(left(options_.self, farewell.words));  // what it has begun with others ends
+}
+
+void Control::set_activity(std::string_view activity) {
+  const std::lock_guard lock(mutex_);
+  activity_ = activity;
+}
+
+bool Control::has_left(std::size_t rank) {
+  const std::lock_guard lock(mutex_);
+  return left_.contains(rank);
+}
+
+bool Control::nobody_tells() {
+  const std::lock_guard lock(mutex_);
+  return hub_is_gone_;
+}
+
+void Control::fail_without(std::size_t rank) {
+  std::string reason;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = left_.contains(rank) ? left_.find(rank) : left_.find(0);
+    reason = left(members_[found->first], found->second);
+    if (!activity_.empty()) reason += fmt::format(", while rank {} {}", options_.self.rank, activity_);
+  }
+  fail(reason);
+  ballast::fail(Code::peer_failed, {.what = error_.reason()});
+}
+
+void Control::learn_of(std::size_t rank) {
+  const auto end = Clock::now() + time_to_learn;
+  do {
+    error_.check();
+    if (has_left(rank)) fail_without(rank);
+    std::this_thread::sleep_for(between_looks);
+  } while (Clock::now() < end);
 }
 
 }  // namespace ballast

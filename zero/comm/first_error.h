@@ -16,13 +16,16 @@ class FirstError {
   bool is_set() const { return set_.load(std::memory_order_acquire); }
   const std::string& reason() const { return reason_; }  // once it is set
   void check() const;                                    // throws it as B3301
-  void learn() const;  // the same, after waiting for it a little: what fails is noticed before it is known why
 
-  // For waits that cannot look now and then. Called by the thread that sets it, or at once; no more after forget().
+  // For waits that cannot look now and then. Called by the thread that sets it, or at once, and by wake(); no more after
+  // forget().
   void when_set(const void* owner, std::function<void()> call);
+  void wake();  // there is other news: a rank has left
   void forget(const void* owner);
 
  private:
+  void call_all() const;
+
   std::mutex mutex_;
   std::atomic<bool> set_ = false;
   std::string reason_;  // written once, before set_

@@ -24,6 +24,10 @@ constexpr std::size_t most_received_bytes = std::size_t{16} << 20;
 
 constexpr int times_gloo_waits_to_connect = 5;  // its timeout, to which it stays deaf to errors of the job
 
+// What a rank sent before it left may still be on its way when the hub tells of that. Its connections may stay open for
+// longer: with a process that lives on, or a child of that.
+constexpr auto time_to_arrive = std::chrono::seconds(3);
+
 std::size_t round_bytes_of(std::size_t size) {
   return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 64 * 64;
 }
@@ -160,10 +164,10 @@ class GlooTransport : public ProcessTransport {
   }
 
   void wait_received(std::size_t peer, UnboundBuffer& buffer) {
-    wait(peer, buffer, [&] { return buffer.waitRecv(group().job().timeout()); });
+    wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitRecv(limit); });
   }
   void wait_sent(std::size_t peer, UnboundBuffer& buffer) {
-    wait(peer, buffer, [&] { return buffer.waitSend(group().job().timeout()); });
+    wait(peer, buffer, [&](std::chrono::milliseconds limit) { return buffer.waitSend(limit); });
   }
 
   template <class Wait>
@@ -171,18 +175,21 @@ class GlooTransport : public ProcessTransport {
     wait_on(&buffer);
     const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
     const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
-    error_.check();
-    guarded(peer, wait_for_buffer);
-    error_.check();
+    bool is_done = false;
+    while (!is_done) {  // or there is news
+      error_.check();
+      const std::chrono::milliseconds limit = group().has_left(peer) ? time_to_arrive : group().job().timeout();
+      guarded(peer, [&] { is_done = wait_for_buffer(limit); });
+    }
   }
 
-  // What a first error ends the waiting on.
+  // What news ends the waiting on.
   void wait_on(UnboundBuffer* buffer) {
     const std::lock_guard lock(mutex_);
     waiting_ = buffer;
   }
 
-  // Called by the thread that learns of the first error.
+  // Called by the thread that brings news: of the first error, or of a rank that has left.
   void abort_wait() {
     const std::lock_guard lock(mutex_);
     if (waiting_ == nullptr) return;
@@ -203,10 +210,10 @@ class GlooTransport : public ProcessTransport {
     }
   }
 
-  // Connections break before it is known why: the hub tells who died.
+  // Connections break before it is known why: the hub tells who has died or left.
   [[noreturn]] void explain(std::size_t peer, const Patience& patience, const char* gloo_says) {
-    error_.learn();
     if (patience.is_over()) group().give_up_on(peer);
+    group().learn_of(peer);
     fail(Code::peer_failed,
          {.what = fmt::format("the connection to {} broke", group().member(peer)), .available = gloo_says});
   }

@@ -29,18 +29,39 @@ Hub::Hub(Descriptor listener, const HubOptions& options)
                }),
       end_(Clock::now() + options.timeout),
       closing_(::eventfd(0, EFD_CLOEXEC)),
-      thread_([this] { run(); }) {}
+      thread_([this] {
+        run();
+        const std::unique_ptr<Hub> self = std::move(self_);
+      }) {}
 
 Hub::~Hub() {
+  if (!thread_.joinable()) return;
+  begin_to_leave();
+  thread_.join();
+}
+
+void Hub::let_go(std::unique_ptr<Hub> hub) {
+  Hub& going_on = *hub;
+  going_on.heard_.get_future().wait_for(time_to_hear_of_an_error);
+  going_on.thread_.detach();
+  going_on.self_ = std::move(hub);
+  going_on.begin_to_leave();
+}
+
+// The last that the owner does with it.
+void Hub::begin_to_leave() const {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(closing_.get(), &one, sizeof one);
-  thread_.join();
 }
 
 void Hub::run() {
   while (!is_over()) {
     wait();
     look_at_the_clock();
+    if (!was_heard_ && meeting_.has_left(0)) {
+      was_heard_ = true;
+      heard_.set_value();
+    }
   }
 }
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <chrono>
+#include <future>
 #include <map>
 #include <memory>
 #include <optional>
 #include <thread>
 
 #include "zero/comm/meeting.h"
+#include "zero/comm/not_in_children.h"
 #include "zero/comm/socket.h"
 
 namespace ballast {
@@ -22,12 +24,18 @@ class Hub {
  public:
   Hub(Descriptor listener, const HubOptions& options);
   ~Hub();  // waits until all have left; not for long where the job has failed
+
+  // The same without waiting: its thread owns it from then on. Returns when the goodbye of rank 0, which has been said, is
+  // passed on, so that the process may end.
+  static void let_go(std::unique_ptr<Hub> hub);
+
   Endpoint endpoint() const { return local_endpoint(listener_); }
 
  private:
   using Clock = std::chrono::steady_clock;
 
   void run();
+  void begin_to_leave() const;
   bool is_over();
   void look_at_the_clock();
   void wait();
@@ -35,6 +43,7 @@ class Hub {
   void read(std::size_t connection);
 
   Descriptor listener_;
+  NotInChildren parents_{listener_.get()};
   HubOptions options_;
   Meeting meeting_;
   std::map<std::size_t, std::unique_ptr<Connection>> connections_;
@@ -42,7 +51,10 @@ class Hub {
   Clock::time_point end_;                         // of the time to come; later, of the time to leave
   std::optional<Clock::time_point> judgement_{};  // when those who wait in vain have had the time to say so
   bool leaving_ = false;
-  Descriptor closing_;  // an eventfd: the owner wants to leave
+  Descriptor closing_;        // an eventfd: the owner wants to leave
+  std::promise<void> heard_;  // the goodbye of rank 0
+  bool was_heard_ = false;
+  std::unique_ptr<Hub> self_;  // once it is let go
   std::thread thread_;
 };
 

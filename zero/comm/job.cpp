@@ -38,7 +38,7 @@ Job::Job(const JobOptions& options)
   if (launch_.rank == 0) {
     Descriptor listener = listen_at(hub);
     hub = local_endpoint(listener);
-    hub_.emplace(std::move(listener), HubOptions{launch_.job, launch_.size, options.timeout});
+    hub_ = std::make_unique<Hub>(std::move(listener), HubOptions{launch_.job, launch_.size, options.timeout});
     if (options.store != nullptr) leave_word(*options.store, hub);
   } else if (options.store != nullptr) {
     hub = find_word(*options.store);
@@ -50,6 +50,12 @@ Job::~Job() {
   if (std::uncaught_exceptions() > exceptions_ && !error_.is_set()) {
     fail("ended by an exception");
   }
+}
+
+void Job::leave(const Farewell& farewell) {
+  const std::lock_guard lock(leaving_);
+  control_->leave(farewell);
+  if (hub_) Hub::let_go(std::move(hub_));
 }
 
 void Job::fail(std::string_view reason) {

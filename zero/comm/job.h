@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "zero/comm/control.h"
@@ -26,13 +27,16 @@ class Job {
   FirstError& error() { return error_; }
   Control& control() { return *control_; }
   void fail(std::string_view reason);  // because of this rank
+  // Says goodbye. Waits for no other rank: where that is to be waited for, the hub goes on alone. Any thread may call.
+  void leave(const Farewell& farewell);
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
   Launch launch_;
   FirstError error_;
   std::chrono::milliseconds timeout_;
-  std::optional<Hub> hub_;  // of rank 0
+  std::mutex leaving_;
+  std::unique_ptr<Hub> hub_;  // of rank 0
   std::optional<Control> control_;
   int exceptions_;  // under way when this was made
 };

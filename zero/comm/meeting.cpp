@@ -16,7 +16,7 @@ void Meeting::take(std::size_t connection, const Message& message) {
     case Message::Kind::get: return get(connection, message.key);
     case Message::Kind::late: return late(connection, message.value);
     case Message::Kind::failed: return fail(message.value);
-    case Message::Kind::goodbye: left_.insert(connection); return;
+    case Message::Kind::goodbye: return leave(connection, message);
     default: return;
   }
 }
@@ -42,6 +42,13 @@ void Meeting::hello(std::size_t connection, const Message& message) {
 bool Meeting::has_left(std::size_t rank) const {
   return std::ranges::any_of(
       members_, [&](const auto& entry) { return entry.second.rank == rank && left_.contains(entry.first); });
+}
+
+void Meeting::leave(std::size_t connection, const Message& goodbye) {
+  if (!left_.insert(connection).second) return;
+  const Member& member = members_.at(connection);
+  if (goodbye.key == key_of_failure) return fail(left(member, goodbye.value));
+  send_to_all({.kind = Message::Kind::left, .key = std::to_string(member.rank), .value = goodbye.value});
 }
 
 std::optional<std::string> Meeting::objection(const Message& hello, const Member& member) const {
@@ -77,7 +84,7 @@ void Meeting::get(std::size_t connection, const std::string& key) {
 void Meeting::ended(std::size_t connection) {
   const auto found = members_.find(connection);
   if (found == members_.end() || !left_.insert(connection).second) return;
-  fail(text(found->second) + " died");
+  fail(died(found->second));
 }
 
 void Meeting::time_is_up(const std::string& after) {

@@ -21,7 +21,8 @@ class Meeting {
   Meeting(std::string job, std::size_t size, Send send) : job_(std::move(job)), size_(size), send_(std::move(send)) {}
 
   void take(std::size_t connection, const Message& message);
-  void ended(std::size_t connection);         // of a member who has not said goodbye: it died
+  void ended(std::size_t connection);  // of a member who has not said goodbye: it died
+  bool has_left(std::size_t rank) const;
   void time_is_up(const std::string& after);  // those who have not come are named
   bool some_are_late() const { return !waited_for_.empty(); }
   void judge(const std::string& after);  // names the late ones that wait for nobody themselves
@@ -31,7 +32,7 @@ class Meeting {
 
  private:
   void hello(std::size_t connection, const Message& message);
-  bool has_left(std::size_t rank) const;
+  void leave(std::size_t connection, const Message& goodbye);
   std::optional<std::string> objection(const Message& hello, const Member& member) const;
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);

@@ -18,6 +18,12 @@ std::string text(const Member& member) {
   return fmt::format("rank {} ({}, pid {})", member.rank, member.host, member.pid);
 }
 
+std::string died(const Member& member) { return text(member) + " died: connection lost: its process ended"; }
+
+std::string left(const Member& member, const std::string& words) {
+  return fmt::format("{} left: {}", text(member), words);
+}
+
 std::string to_line(const Member& member) {
   return fmt::format("{} {} {} {}", member.rank, member.size, member.pid, member.host);
 }

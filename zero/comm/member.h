@@ -16,7 +16,9 @@ struct Member {
 
 Member this_process(std::size_t rank, std::size_t size);
 
-std::string text(const Member& member);     // "rank 2 (node7, pid 4711)"
+std::string text(const Member& member);  // "rank 2 (node7, pid 4711)"
+std::string died(const Member& member);
+std::string left(const Member& member, const std::string& words);
 std::string to_line(const Member& member);  // and back
 Member member_from(const std::string& line);
 

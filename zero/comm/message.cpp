@@ -7,7 +7,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::uint32_t magic = 0x31544C42;  // "BLT1", the number being the protocol's version
+constexpr std::uint32_t magic = 0x32544C42;  // "BLT2", the number being the protocol's version
 constexpr std::uint32_t most_bytes = 1 << 20;
 
 struct Header {

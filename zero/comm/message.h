@@ -18,13 +18,16 @@ struct Message {
     get,      // a key; the answer is a `set`, as soon as there is a value
     late,     // to the hub: the rank that I have waited for as long as I may
     failed,   // to the hub: I give up, and why. To all: the first error
-    goodbye,  // I leave, and nothing is wrong
+    left,     // to all: a rank, and its last words
+    goodbye,  // to the hub: I leave, and my last words; with the key `failed` if all others shall fail
   };
   Kind kind = Kind::goodbye;
   std::string key{};
   std::string value{};
   bool operator==(const Message&) const = default;
 };
+
+inline constexpr std::string_view key_of_failure = "failed";
 
 std::string to_wire(const Message& message);
 

@@ -167,6 +167,7 @@ class Nccl {
   // other communicators' kernels too, which end when those are aborted: each has a thread for it.
   void abort() {
     const std::lock_guard lock(mutex_);
+    if (!error_.is_set() || handle_ == nullptr) return;  // other news, or later news
     aborting_ = std::thread([handle = std::exchange(handle_, nullptr)] { ncclCommAbort(handle); });
   }
 

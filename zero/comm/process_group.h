@@ -19,7 +19,12 @@ class ProcessGroup {
   const std::string& name() const { return name_; }  // of no other group of the job
   std::string member(std::size_t rank) const { return text(members_[rank]); }
   Job& job() const { return *job_; }
+
+  // What Control does, of ranks of this group.
   [[noreturn]] void give_up_on(std::size_t rank) const { job_->control().give_up_on(members_[rank].rank); }
+  bool has_left(std::size_t rank) const { return job_->control().has_left(members_[rank].rank); }
+  [[noreturn]] void fail_without(std::size_t rank) const { job_->control().fail_without(members_[rank].rank); }
+  void learn_of(std::size_t rank) const { job_->control().learn_of(members_[rank].rank); }
 
   // Those that `ranks` of this one form. All of them call.
   ProcessGroup part(std::span<const std::size_t> ranks);

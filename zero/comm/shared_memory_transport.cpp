@@ -129,7 +129,7 @@ class SharedMemoryTransport : public ProcessTransport {
     try {
       return peers_[peer].at(place, memories_[peer]);
     } catch (const Error&) {
-      error_.learn();  // a process that has died cannot be looked into
+      group().learn_of(peer);  // a process that has ended cannot be looked into
       throw;
     }
   }
@@ -177,8 +177,14 @@ class SharedMemoryTransport : public ProcessTransport {
       if (progress.has_come_to(until)) return;
       std::this_thread::yield();  // to the other, where both share a core
     }
-    Patience(error_, group().job().timeout())
-        .wait([&](auto pause) { return progress.wait_for(until, pause); }, [&] { group().give_up_on(peer); });
+    const auto come_within = [&](std::chrono::nanoseconds pause) {
+      const bool has_left =
+          group().has_left(peer) || group().job().control().nobody_tells();  // asked first: see has_left()
+      if (progress.wait_for(until, has_left ? std::chrono::nanoseconds(0) : pause)) return true;
+      if (has_left) group().fail_without(peer);
+      return false;
+    };
+    Patience(error_, group().job().timeout()).wait(come_within, [&] { group().give_up_on(peer); });
   }
 
   FirstError& error_;

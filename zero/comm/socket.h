@@ -8,6 +8,7 @@
 
 #include "zero/comm/descriptor.h"
 #include "zero/comm/message.h"
+#include "zero/comm/not_in_children.h"
 
 namespace ballast {
 
@@ -43,6 +44,7 @@ class Connection {
 
  private:
   Descriptor socket_;
+  NotInChildren parents_{socket_.get()};
   Inbox inbox_;
 };
 

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "zero/comm/call.h"
+#include "zero/comm/farewell.h"
 #include "zero/comm/gpu_place.h"
 
 namespace ballast {
@@ -61,7 +62,10 @@ class Transport {
   virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
                                            const std::optional<GpuPlace>& place) = 0;
 
-  virtual void abort(std::string_view reason) = 0;  // any thread may call
+  // Any thread may call. What they mean, Communicator says.
+  virtual void abort(std::string_view reason) = 0;
+  virtual void leave(const Farewell& farewell) = 0;
+  virtual void set_activity(std::string_view activity) = 0;
 };
 
 }  // namespace ballast

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ballast.leaving import begin_exit
+
 if TYPE_CHECKING:
     from ballast.wrapper.session import Session
 
@@ -63,4 +65,5 @@ def at_exit(session: Known) -> Callable[[], None]:
 def _close_alone(session: Known) -> None:
     live = session()
     if live is not None:
+        begin_exit()
         live.close(together=False)

@@ -28,6 +28,12 @@ class Ranks:
         """In the norm: what several ranks have counts on the first of them."""
         return self.of_model is None or self.of_model.rank == 0 or id(parameter) not in self.repeated
 
+    def leave(self) -> None:
+        """Tell the other ranks that this one takes part in nothing more."""
+        self.of_data.leave()
+        if self.of_model is not None:
+            self.of_model.leave()
+
 
 def meet(process_group: Any, norm_group: Any, replicated: Iterable[torch.Tensor], options: WrapOptions) -> Ranks:
     """With all ranks of these groups of torch.distributed."""

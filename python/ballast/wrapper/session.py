@@ -397,3 +397,4 @@ class Session:
             self._own_parts.give_back()
         if (model := self._model()) is not None:
             lose_what_comes(model, self._waiting)
+        self._ranks.leave()

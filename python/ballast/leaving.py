@@ -1,0 +1,57 @@
+"""What a rank says to the others when an exception ends it."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import weakref
+from functools import cache
+from typing import TypeGuard
+
+from ballast import _core
+
+_makers: weakref.WeakKeyDictionary[_core.Group, threading.Thread] = weakref.WeakKeyDictionary()
+
+
+def watch(group: _core.Group) -> None:
+    """Tell the other ranks of the group about the exception that ends this thread or the process. The group itself tells them
+    about every other end."""
+    _watch_ends()
+    _makers[group] = threading.current_thread()
+
+
+def words_of(error: BaseException) -> str:
+    """Describe an exception as the last line of its traceback does."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@cache  # once
+def _watch_ends() -> None:
+    atexit.register(begin_exit)
+    report = threading.excepthook
+
+    def fail_with_thread(ended: threading.ExceptHookArgs) -> None:
+        for group, maker in list(_makers.items()):
+            if maker is ended.thread and _is_failure(ended.exc_value):
+                group.fail(words_of(ended.exc_value))
+        report(ended)
+
+    threading.excepthook = fail_with_thread
+
+
+def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
+
+
+def begin_exit() -> None:
+    """Tell other ranks about an uncaught exception. Every other end of the process, the process itself tells them."""
+    uncaught = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
+    if uncaught is not None:
+        for group in list(_makers):
+            group.fail(words_of(uncaught))
+    _core.begin_exit()

@@ -1,0 +1,49 @@
+// Groups that this process has not left: when it ends, it says goodbye to their ranks.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/runtime/accounts.h"
+#include "zero/comm/communicator.h"
+
+namespace ballast::python {
+
+// A communicator with what it works with. Any thread may call.
+class OpenGroup {
+ public:
+  OpenGroup();
+  kernels::Backend& backend() { return *backend_; }
+  MemoryAccounts& accounts() { return accounts_; }
+  Communicator& communicator() { return *communicator_; }
+  bool is_of_this_process() const;  // not of the one that this was forked from
+
+  void begin(std::unique_ptr<Communicator> communicator);
+  void count_steps(std::uint64_t steps);  // those made so far, by the optimizer whose group this is
+
+  // What a rank says that leaves: "it closed its optimizer after 3 steps".
+  std::string closing_words() const;
+  Farewell farewell_of_process(int exit_code) const;
+
+ private:
+  static constexpr std::uint64_t no_optimizer = UINT64_MAX;
+  std::string after_steps() const;
+
+  std::unique_ptr<kernels::Backend> backend_;
+  MemoryAccounts accounts_;
+  std::unique_ptr<Communicator> communicator_;
+  pid_t process_;
+  std::atomic<std::uint64_t> steps_ = no_optimizer;
+};
+
+// The process says goodbye when it ends, if that was not done before. A child of fork() does not: it is no rank.
+void remember(OpenGroup& group);
+void forget(OpenGroup& group);
+
+}  // namespace ballast::python

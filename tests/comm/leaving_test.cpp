@@ -1,0 +1,214 @@
+// A rank leaves while others need it: they fail at once, with its words. Every timeout is an hour: a wait that is not ended is a
+// test that hangs.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/comm/process_groups.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+constexpr std::chrono::milliseconds an_hour = std::chrono::hours(1);
+
+// Lets threads or processes wait for each other.
+class Signal {
+ public:
+  Signal() { expect(::pipe(ends_) == 0, "no pipe"); }
+  ~Signal() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+  }
+  Signal(const Signal&) = delete;
+  Signal& operator=(const Signal&) = delete;
+
+  void give(std::size_t times = 1) const {
+    const std::string bytes(times, '!');
+    expect(::write(ends_[1], bytes.data(), times) == static_cast<ssize_t>(times), "a pipe is full");
+  }
+  void wait(std::size_t times = 1) const {
+    char byte = 0;
+    for (std::size_t time = 0; time < times; ++time) {
+      expect(::read(ends_[0], &byte, 1) == 1, "a pipe has ended");
+    }
+  }
+
+ private:
+  int ends_[2];
+};
+
+struct Case {
+  std::size_t size, leaver;
+  bool others_come_later;
+};
+const Case cases[] = {{2, 0, false}, {2, 1, true}, {3, 0, true}, {3, 2, false}};
+
+// What all ranks fail with when one leaves, and lives on until the others have ended.
+Failures leave_one(const GroupKind& kind, const Case& each, const RankBody& leave) {
+  const Signal ready, left, done;
+  return kind.run(each.size, an_hour, [&](Communicator& ranks) {
+    if (ranks.rank() == each.leaver) {
+      ready.wait(each.others_come_later ? 0 : each.size - 1);
+      leave(ranks);
+      left.give(each.size - 1);
+      done.wait(each.size - 1);
+      return;
+    }
+    ready.give();
+    if (each.others_come_later) left.wait();
+    try {
+      ranks.barrier();
+    } catch (const std::exception&) {
+      done.give();
+      throw;
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("ranks that wait for one that has left, or call it later, fail at once with its words") {
+  for (const GroupKind& kind : group_kinds()) {
+    for (const Case& each : cases) {
+      INFO(kind.name << ", rank " << each.leaver << " of " << each.size << ", later: " << each.others_come_later);
+      const auto leave = [](Communicator& ranks) { ranks.leave({.words = "it has no more batches"}); };
+      const Failures failures = leave_one(kind, each, leave);
+      for (std::size_t rank = 0; rank < each.size; ++rank) {
+        if (rank == each.leaver) {
+          CHECK(failures[rank].empty());
+        } else {
+          CHECK_THAT(failures[rank],
+                     Contains("B3301 rank " + std::to_string(each.leaver)) && Contains("left: it has no more batches"));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a rank that leaves because it has failed ends the others with its words, and what it says first counts") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = leave_one(kind, {3, 1, true}, [](Communicator& ranks) {
+      ranks.leave({.words = "ValueError: this batch is bad", .has_failed = true});
+      ranks.leave({.words = "never said"});
+    });
+    for (const std::size_t rank : {0u, 2u}) {
+      CHECK_THAT(failures[rank], Contains("B3301 rank 1") && Contains("left: ValueError: this batch is bad"));
+    }
+  }
+}
+
+TEST_CASE("an error says what its rank was doing") {
+  for (const GroupKind& kind : group_kinds()) {
+    if (kind.name == "threads") continue;  // which have one error for all
+    INFO(kind.name);
+    const Failures failures = kind.run(2, an_hour, [](Communicator& ranks) {
+      ranks.set_activity("is in step 4");
+      if (ranks.rank() == 0) ranks.barrier();
+    });
+    CHECK_THAT(failures[0], Contains("left: it closed its group, while rank 0 is in step 4"));
+  }
+}
+
+TEST_CASE("a rank whose communicator is gone has left, and so has one that ended by an exception") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const auto needs = [](Communicator& ranks) {
+      if (ranks.rank() != 0) ranks.barrier();
+    };
+    const Failures failures = kind.run(3, an_hour, needs);
+    CHECK(failures[0].empty());
+    for (const std::size_t rank : {1u, 2u}) {
+      CHECK_THAT(failures[rank], Contains("B3301 rank 0") && Contains("left: it closed its group"));
+    }
+    const auto throws = [](Communicator& ranks) {
+      if (ranks.rank() == 0) throw std::runtime_error("no such data set");
+      ranks.barrier();
+    };
+    CHECK_THAT(kind.run(2, an_hour, throws)[1],  // or what the group of threads is aborted with
+               Contains("B3301") && (Contains("rank 0") || Contains("no such data set")));
+  }
+}
+
+TEST_CASE("ranks that leave when all is done, one sooner than another, disturb nobody") {
+  for (int time = 0; time < 10; ++time) {
+    for (const GroupKind& kind : group_kinds()) {
+      INFO(kind.name);
+      CHECK(kind.run(3, an_hour, [&](Communicator& ranks) {
+        const auto other = ranks.split(0);
+        for (int round = 0; round < 20; ++round) {
+          std::int64_t sum[] = {1};
+          other->all_reduce(sum);
+          expect(sum[0] == 3, "a wrong sum");
+          ranks.barrier();
+        }
+        ranks.leave({.words = "it is done"});
+      }) == Failures(3));
+    }
+  }
+}
+
+TEST_CASE("others hear of each other when rank 0 has left and lives on") {
+  for (const ProcessKind& kind : process_kinds()) {
+    INFO(kind.name);
+    const Signal left, done;
+    const MeetingPlace place(3, kind.way, an_hour);
+    Processes processes(3, [&](std::size_t rank) {
+      place.as_rank(rank, [&](Communicator& ranks) {
+        const auto part = ranks.split(rank == 0 ? 0 : 1);
+        if (rank == 0) return ranks.leave({.words = "it is done"});
+        if (rank == 1) part->barrier();
+        done.wait();
+      });
+      left.give();  // rank 0: without waiting for the others
+      done.wait();
+    });
+    left.wait();
+    processes.send(2, SIGKILL);
+    CHECK_THAT(processes.failure(1), Contains("B3301 rank 2 (") && Contains("died"));
+    done.give();
+    CHECK(processes.failure(0).empty());
+  }
+}
+
+TEST_CASE("a child of a rank does not keep the others from noticing its end") {
+  for (const ProcessKind& kind : process_kinds()) {
+    INFO(kind.name);
+    for (const std::size_t victim : {0u, 1u}) {
+      const Signal done;
+      const MeetingPlace place(2, kind.way, an_hour);
+      Processes processes(2, [&](std::size_t rank) {
+        place.as_rank(rank, [&](Communicator& ranks) {
+          ranks.barrier();
+          if (rank != victim) return ranks.barrier();
+          if (::fork() == 0) {
+            done.wait();
+            ::_exit(0);
+          }
+          ::_exit(0);
+        });
+      });
+      CHECK_THAT(processes.failure(1 - victim), Contains("B3301") && Contains("died: connection lost"));
+      done.give();
+    }
+  }
+}
+
+TEST_CASE("a reason may be as long as it likes") {
+  const MeetingPlace place(2, Way::shared_memory, an_hour);
+  Processes processes(2, [&](std::size_t rank) {
+    place.as_rank(rank, [&](Communicator& ranks) {
+      if (rank == 0) return ranks.barrier();
+      ranks.abort("a tensor: " + std::string(std::size_t{3} << 20, '0'));
+    });
+  });
+  CHECK_THAT(processes.failure(0), Contains("B3301 rank 1 (") && Contains("a tensor: 000") && Contains("000..."));
+}

@@ -1,0 +1,105 @@
+"""A training that one rank leaves before its fourth step: leaves.py HOW STAGE LEAVER MOMENT. The others are about to wait for
+it then (MOMENT is `waiting`), or train on when it has left (`later`). HOW may begin with `global`: the optimizer is a variable
+of the module, else one of a function."""
+
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+
+import ballast
+import torch
+
+how, stage, leaver, moment = sys.argv[1].removeprefix("global "), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ready, left, done = (int(os.environ[f"PIPE_{name}"]) for name in ("ready", "left", "done"))
+kept = []
+torch.set_num_threads(1)
+
+
+def train():
+    if "NOBODY" in os.environ and rank == size - 1:
+        os.setuid(65534)  # whose memory others can open, but not the other way round: Gloo is used
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 5))
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage, timeout=3600)
+    if sys.argv[1].startswith("global"):
+        kept.append(optimizer)
+    for step in range(5):
+        if step == 3 and rank == leaver and how != "all end":
+            if moment == "waiting":
+                for _ in range(size - 1):
+                    os.read(ready, 1)
+            if how == "limit":
+                allow_no_threads()
+            if how == "close":
+                optimizer.close()
+            if how in ("delete", "limit"):
+                del optimizer
+                gc.collect()
+            return LEAVE[how]()
+        if step == 3 and rank != leaver:
+            os.write(ready, b".")
+            if moment == "later":
+                os.read(left, 1)  # or the end of its process
+        model(torch.ones(20)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def live_on():
+    """Until the other ranks have ended."""
+    os.write(left, b".")
+    os.read(done, 1)
+
+
+def allow_no_threads():
+    if os.geteuid() == 0:
+        os.setuid(65534)  # root has no limit
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError:
+        return
+    raise AssertionError("a thread was started at the limit")
+
+
+def fail():
+    raise ValueError("this batch is bad")
+
+
+def leave_a_child():
+    """It outlives this rank, with all that this has open."""
+    if os.fork() == 0:
+        os.close(left)
+        os.read(done, 1)
+        os._exit(0)
+    os._exit(1)
+
+
+LEAVE = {
+    "raise": fail,
+    "exit": lambda: sys.exit(1),
+    "exit with text": lambda: sys.exit("no more batches"),
+    "interrupt": lambda: signal.raise_signal(signal.SIGINT),
+    "os._exit": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "fork": leave_a_child,
+    "thread": fail,
+    "end": lambda: None,
+    "close": live_on,
+    "delete": live_on,
+    "limit": live_on,
+}
+
+if how == "thread" and rank == leaver:
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    live_on()
+else:
+    train()
+if how == "all end" and rank != leaver:
+    os.read(left, 1)  # until one has ended
