@@ -97,6 +97,20 @@ TEST_CASE("who says goodbye has not died") {
   CHECK(rig.sent.back() == std::pair<std::size_t, Message>{20, {Kind::later, "", ""}});
 }
 
+TEST_CASE("the others hear the last words of a rank, and fail where that has failed") {
+  Rig rig;
+  rig.all_come();
+  rig.meeting.take(11, {Kind::goodbye, "", "it is done"});
+  REQUIRE(rig.sent.size() == 2);
+  CHECK(rig.sent[0] == std::pair<std::size_t, Message>{10, {Kind::left, "1", "it is done"}});
+  CHECK(rig.sent[1] == std::pair<std::size_t, Message>{12, {Kind::left, "1", "it is done"}});
+  CHECK_FALSE(rig.meeting.failed());
+  rig.meeting.take(12, {Kind::goodbye, "failed", "ValueError: this batch is bad"});
+  CHECK(rig.meeting.failed());
+  CHECK(rig.sent.back().first == 10);  // the only one that is still there
+  CHECK(rig.last() == "rank 2 (node, pid 102) left: ValueError: this batch is bad");
+}
+
 TEST_CASE("of those who are late, the one that waits for nobody is named") {
   Rig chain;
   chain.all_come();

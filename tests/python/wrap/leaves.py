@@ -34,8 +34,6 @@ def train():
                     os.read(ready, 1)
             if how == "limit":
                 allow_no_threads()
-            if how == "close":
-                optimizer.close()
             if how in ("delete", "limit"):
                 del optimizer
                 gc.collect()
@@ -51,7 +49,7 @@ def train():
 
 def live_on():
     """Until the other ranks have ended."""
-    os.write(left, b".")
+    os.write(left, b"." * (size - 1))
     os.read(done, 1)
 
 
@@ -89,7 +87,6 @@ LEAVE = {
     "fork": leave_a_child,
     "thread": fail,
     "end": lambda: None,
-    "close": live_on,
     "delete": live_on,
     "limit": live_on,
 }

@@ -6,6 +6,7 @@ the exit status of each rank. What rank N prints is in the files N.out and N.err
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -15,6 +16,7 @@ from typing import Any
 
 def rank_to_run() -> dict[str, Any] | None:
     """Serve jobs. Return in each process that is a rank, with its job, and in this one when there are no more jobs."""
+    gc.freeze()  # what was imported is not looked at when a rank ends
     for line in sys.stdin:
         job = json.loads(line)
         pipes = {name: os.pipe() for name in ("ready", "left", "done")}
