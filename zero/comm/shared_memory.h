@@ -6,8 +6,8 @@
 
 #include <string>
 
+#include "kernels/runtime/descriptor.h"
 #include "kernels/runtime/host_pages.h"
-#include "zero/comm/descriptor.h"
 
 namespace ballast {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "zero/comm/descriptor.h"
+#include "kernels/runtime/descriptor.h"
 #include "zero/comm/message.h"
 #include "zero/comm/not_in_children.h"
 
