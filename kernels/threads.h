@@ -9,7 +9,7 @@ namespace ballast::kernels {
 
 class Threads {
  public:
-  explicit Threads(int count);  // started when first needed
+  explicit Threads(int count);  // they start when they are first needed: B2401 where the system gives no more
   ~Threads();
   int count() const { return count_; }
 

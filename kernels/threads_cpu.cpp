@@ -1,12 +1,46 @@
 #include "kernels/threads.h"
 
+#include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <algorithm>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/runtime/system_limits.h"
+
 namespace ballast::kernels {
+namespace {
+
+// Throws B2401 where the system does not give so many threads.
+void require_threads(std::size_t count) {
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::vector<std::thread> threads;
+  const auto end_all = [&] {
+    end.set_value();
+    std::ranges::for_each(threads, [](std::thread& thread) { thread.join(); });
+  };
+  try {
+    threads.reserve(count);
+    while (threads.size() < count) {
+      threads.push_back(start_thread("the CPU kernels", [ended] { ended.wait(); }));
+    }
+  } catch (...) {
+    end_all();
+    throw;
+  }
+  end_all();
+}
+
+}  // namespace
 
 struct Threads::Arena {
-  mutable oneapi::tbb::task_arena tbb;
+  oneapi::tbb::task_arena tbb;
+  std::once_flag tried{};
 };
 
 Threads::Threads(int count) : count_(count), arena_(new Arena{oneapi::tbb::task_arena(count)}) {}
@@ -20,6 +54,13 @@ void Threads::each(std::size_t parts, const std::function<void(std::size_t)>& bo
     }
     return;
   }
+  // TBB starts its threads one from another, and ends the process where the system refuses one of them. So as many are
+  // started and ended here first, where that can still be an error.
+  std::call_once(arena_->tried, [&] {
+    using oneapi::tbb::global_control;
+    const std::size_t most = global_control::active_value(global_control::max_allowed_parallelism);
+    require_threads(std::min(static_cast<std::size_t>(count_), most) - 1);
+  });
   arena_->tbb.execute([&] { oneapi::tbb::parallel_for(std::size_t{0}, parts, body); });
 }
 

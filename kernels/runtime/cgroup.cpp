@@ -89,6 +89,15 @@ std::optional<CgroupMemory> memory_of(const fs::path& folder, const Names& names
   return CgroupMemory{*limit, used - std::min(used, cache), file};
 }
 
+std::optional<CgroupTasks> tasks_of(const fs::path& folder) {
+  const fs::path file = folder / "pids.max";
+  const std::optional<std::size_t> limit = read_number(file);
+  if (!limit) {
+    return std::nullopt;
+  }
+  return CgroupTasks{*limit, read_number(folder / "pids.current").value_or(0), file};
+}
+
 std::optional<double> cores_of(const fs::path& folder, int version) {
   std::optional<std::size_t> quota;
   std::optional<std::size_t> period;
@@ -129,6 +138,18 @@ std::optional<double> cgroup_cores(const fs::path& root) {
     }
   }
   return fewest;
+}
+
+std::optional<CgroupTasks> cgroup_tasks(const fs::path& root) {
+  const Place place = place_of("pids", root);
+  std::optional<CgroupTasks> tightest;
+  for (const fs::path& folder : place.folders) {
+    const auto tasks = tasks_of(folder);
+    if (tasks && (!tightest || tasks->left() < tightest->left())) {
+      tightest = tasks;
+    }
+  }
+  return tightest;
 }
 
 }  // namespace ballast

@@ -56,6 +56,11 @@ constexpr std::array codes{
     CodeInfo{Code::no_transport, "no_transport", "This build or this machine lacks a way to carry bytes between ranks.",
              "Install what the message names and build again, or choose another way."},
     CodeInfo{
+        Code::system_limit, "system_limit",
+        "The system gives this process no more threads, file descriptors or other counted things.",
+        "Raise the limit that is reached (`ulimit`; of a container: docker --pids-limit, --ulimit), or run less in "
+        "this process or container: fewer ranks, drives or data loader workers."},
+    CodeInfo{
         Code::wrong_bits, "wrong_bits",
         "An update was made again, or its result was looked at again, and had other bits.",
         "Write to parameters under torch.no_grad(), not through .data. If nobody did: memory, a processor or a GPU may "

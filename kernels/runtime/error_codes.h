@@ -30,6 +30,7 @@ enum class Code : int {
   directory_in_use = 2204,
   no_file_locks = 2205,
   no_transport = 2301,
+  system_limit = 2401,
   wrong_bits = 3001,
   cuda_call = 3101,
   file_call = 3201,

@@ -1,16 +1,23 @@
 #include "kernels/runtime/system_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
+#include "kernels/runtime/system_limits.h"
+
 namespace ballast {
 
 std::optional<std::string> read_text(const std::filesystem::path& file) {
+  errno = 0;
   const std::ifstream stream(file);
   if (!stream) {
+    if (is_descriptor_limit(errno)) fail_limit(fmt::format("cannot read {}", file.string()), errno);
     return std::nullopt;
   }
   std::ostringstream contents;

@@ -10,8 +10,9 @@
 
 namespace ballast {
 
-std::optional<std::string> read_text(
-    const std::filesystem::path& file);  // without the last line's end; none if unreadable
+// Without the last line's end; none if unreadable. Where there is no descriptor to read it with: B2401, for a limit that was
+// not read would count as no limit.
+std::optional<std::string> read_text(const std::filesystem::path& file);
 std::optional<std::size_t> read_number(const std::filesystem::path& file);  // none also for words such as "max" or "-1"
 
 std::optional<std::size_t> leading_number(std::string_view text);  // of "  24684096 kB"

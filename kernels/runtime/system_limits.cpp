@@ -1,0 +1,70 @@
+#include "kernels/runtime/system_limits.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/resource.h>
+
+#include <cerrno>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "kernels/runtime/cgroup.h"
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/system_files.h"
+
+namespace ballast {
+namespace {
+
+std::string limit(decltype(RLIMIT_NPROC) resource) {
+  rlimit found{};
+  if (getrlimit(resource, &found) != 0) return "unknown";
+  return found.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", found.rlim_cur);
+}
+
+std::string thread_limits(const std::filesystem::path& root) {
+  std::vector<std::string> limits{fmt::format("RLIMIT_NPROC is {} (`ulimit -u`)", limit(RLIMIT_NPROC))};
+  if (const auto tasks = cgroup_tasks(root)) {
+    limits.push_back(fmt::format("pids.max is {}, {} in use ({})", tasks->limit, tasks->used, tasks->file.string()));
+  }
+  if (const auto most = read_number(root / "proc/sys/kernel/threads-max")) {
+    limits.push_back(fmt::format("kernel.threads-max is {}", *most));
+  }
+  if (const auto space = limit(RLIMIT_AS); space != "unlimited") {
+    limits.push_back(fmt::format("RLIMIT_AS is {} bytes (`ulimit -v`)", space));
+  }
+  const auto threads = number_after(read_text(root / "proc/self/status").value_or(""), "Threads:");
+  if (threads) limits.push_back(fmt::format("this process has {} threads", *threads));
+  return fmt::format("{}", fmt::join(limits, "; "));
+}
+
+}  // namespace
+
+bool is_descriptor_limit(int error) { return error == EMFILE || error == ENFILE; }
+
+std::string limits_behind(int error, const std::filesystem::path& root) {
+  if (error == EMFILE) return fmt::format("RLIMIT_NOFILE is {} (`ulimit -n`)", limit(RLIMIT_NOFILE));
+  if (error == ENFILE) return "all of fs.file-max, the system's limit, is in use";
+  return error == EAGAIN ? thread_limits(root) : "";
+}
+
+void fail_limit(std::string_view what, int error) {
+  fail(Code::system_limit, {.what = fmt::format("{}: {}", what, std::generic_category().message(error)),
+                            .available = limits_behind(error)});
+}
+
+Descriptor require_descriptor(int answer, std::string_view what) {
+  if (answer < 0) fail_limit(what, errno);
+  return Descriptor(answer);
+}
+
+std::thread start_thread(std::string_view purpose, std::function<void()> body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& refused) {
+    fail_limit(fmt::format("cannot start a thread for {}", purpose), refused.code().value());
+  }
+}
+
+}  // namespace ballast

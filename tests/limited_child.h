@@ -1,0 +1,126 @@
+// What a machine or a container refuses, refused for real in a process of its own.
+#pragma once
+
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+namespace ballast::testing {
+
+constexpr unsigned hangs_after_seconds = 120;  // only to end a child that would never end
+
+// Runs in a child; what it returns or throws comes back. Nothing here has threads at that moment.
+inline std::string in_a_child(const std::function<std::string()>& body) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(hangs_after_seconds);
+    std::string said;
+    try {
+      said = body();
+    } catch (const std::exception& error) {
+      said = error.what();
+    }
+    const bool told = ::write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
+    ::_exit(told ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string said;
+  char byte = 0;
+  while (::read(ends[0], &byte, 1) == 1) {
+    said += byte;
+  }
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(status == 0);
+  return said;
+}
+
+// In all threads of this process from now on, as a container's filter does it.
+inline void forbid(long system_call, int error) {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(system_call), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  const bool forbidden = ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+                         ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+  if (!forbidden) throw std::runtime_error("seccomp is not there");
+}
+
+inline rlim_t entries_of(const char* folder) {
+  return static_cast<rlim_t>(
+      std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator{}));
+}
+
+inline void set_limit(decltype(RLIMIT_NPROC) resource, rlim_t value) {
+  rlimit limit{};
+  ::getrlimit(resource, &limit);
+  limit.rlim_cur = value;
+  if (::setrlimit(resource, &limit) != 0) throw std::runtime_error("no limit could be set");
+}
+
+// So many threads can be started at once from now on. Needs root: the limit counts what a user has, so this process becomes
+// the only one of a user.
+inline void allow_threads(std::size_t more) {
+  const rlim_t now = entries_of("/proc/self/task");
+  if (::setuid(200'000 + static_cast<uid_t>(::getpid() % 1'000'000)) != 0) throw std::runtime_error("no other user");
+  ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // else not even this process may look at itself in /proc
+  set_limit(RLIMIT_NPROC, now + more);
+}
+
+// So many files can be opened from now on.
+inline void allow_descriptors(std::size_t more) {
+  rlim_t first_free = 0;
+  for (std::size_t free = 0; free <= more; ++first_free) {
+    if (::fcntl(static_cast<int>(first_free), F_GETFD) < 0 && errno == EBADF) ++free;
+  }
+  set_limit(RLIMIT_NOFILE, first_free - 1);
+}
+
+// Runs `body` in a child with nothing more of a thing, then with one, with two ..., until there is enough for it: everything
+// before that has to be an error that names the limit, and to leave no descriptor behind.
+inline void check_every_limit(const std::function<void(std::size_t more)>& allow, const std::string& limit,
+                              const std::function<void()>& body) {
+  constexpr std::size_t enough = 100;
+  for (std::size_t more = 0; more < enough; ++more) {
+    CAPTURE(limit, more);
+    const std::string said = in_a_child([&]() -> std::string {
+      const rlim_t before = entries_of("/proc/self/fd");
+      allow(more);
+      try {
+        body();
+      } catch (const std::exception& error) {
+        set_limit(RLIMIT_NOFILE, 1000);
+        return entries_of("/proc/self/fd") == before ? error.what() : "leaves a descriptor";
+      }
+      return "works";
+    });
+    if (said == "works") {
+      CHECK(more > 0);
+      return;
+    }
+    REQUIRE_THAT(said, Catch::Contains("B2401") && Catch::Contains(limit));
+  }
+  FAIL("it never works");
+}
+
+}  // namespace ballast::testing
