@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/system_limits.h"
 #include "offload/file_system.h"
 #include "offload/scratch.h"
 
@@ -54,6 +55,7 @@ std::string no_direct_io(int descriptor) {
 }  // namespace
 
 void fail_file(std::string_view operation, const std::filesystem::path& path, std::uint64_t offset, int error) {
+  if (is_descriptor_limit(error)) fail_limit(fmt::format("cannot {} {}", operation, path.string()), error);
   const bool full = error == ENOSPC || error == EDQUOT;
   fail(full ? Code::drive_full : Code::file_call,
        {.what = fmt::format("{} failed: {}", operation, std::generic_category().message(error)),

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/runtime/system_limits.h"
 #include "offload/io_queue.h"
 
 namespace ballast::offload {
@@ -15,21 +16,18 @@ namespace {
 class ThreadQueue : public IoQueue {
  public:
   ThreadQueue(const IoOptions& options, IoCall call) : depth_(options.depth), call_(std::move(call)) {
-    for (std::size_t i = 0; i < depth_; ++i) {
-      threads_.emplace_back([this] { work(); });
+    threads_.reserve(depth_);
+    try {
+      while (threads_.size() < depth_) {
+        threads_.push_back(start_thread("the reads and writes of a drive", [this] { work(); }));
+      }
+    } catch (...) {
+      end();
+      throw;
     }
   }
 
-  ~ThreadQueue() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
-  }
+  ~ThreadQueue() override { end(); }
 
   Completion submit(const IoRequest& request) override {
     Job job(request);
@@ -55,6 +53,17 @@ class ThreadQueue : public IoQueue {
     Promise promise{};
   };
 
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
   void work() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -63,22 +72,11 @@ class ThreadQueue : public IoQueue {
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      const std::exception_ptr error = move_all(job.transfer);
+      const std::exception_ptr error = move_all(job.transfer, call_);
       lock.lock();
       --in_flight_;
       room_.notify_one();
       error ? job.promise.fail(error) : job.promise.finish();
-    }
-  }
-
-  std::exception_ptr move_all(Transfer& transfer) const {
-    while (true) {
-      if (transfer.refused()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      switch (transfer.take(call_(transfer.rest()))) {
-        case Transfer::Next::finished: return nullptr;
-        case Transfer::Next::failed: return transfer.error();
-        case Transfer::Next::again: break;
-      }
     }
   }
 
@@ -106,6 +104,17 @@ std::int64_t system_call(const IoRequest& request) {
     }
   }();
   return answer < 0 ? -errno : answer;
+}
+
+std::exception_ptr move_all(Transfer& transfer, const IoCall& call) {
+  while (true) {
+    if (transfer.refused()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    switch (transfer.take(call(transfer.rest()))) {
+      case Transfer::Next::finished: return nullptr;
+      case Transfer::Next::failed: return transfer.error();
+      case Transfer::Next::again: break;
+    }
+  }
 }
 
 std::unique_ptr<IoQueue> thread_queue(const IoOptions& options, IoCall call) {

@@ -7,81 +7,55 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
+#include "kernels/runtime/system_limits.h"
 #include "offload/io_queue.h"
+#include "offload/ring_end.h"
+#include "offload/ring_table.h"
 
 namespace ballast::offload {
 namespace {
 
-constexpr std::size_t table_size = 256;                    // registered files, and pieces of registered memory
-constexpr std::size_t piece_bytes = std::size_t{1} << 30;  // the most that the kernel registers as one
-constexpr std::size_t most_bytes = std::size_t{1} << 30;   // of one submission; the rest follows as after a short one
+constexpr std::size_t most_bytes = std::size_t{1} << 30;  // of one submission; the rest follows as after a short one
 
-// What the kernel knows of, by index. Used by the ring's thread alone.
-template <class Key>
-class Table {
- public:
-  int find(const Key& key) const {
-    const auto found = std::ranges::find(keys_, key);
-    return found == keys_.end() ? -1 : static_cast<int>(found - keys_.begin());
-  }
-  int find_if(auto holds) const {
-    const auto found = std::ranges::find_if(keys_, holds);
-    return found == keys_.end() ? -1 : static_cast<int>(found - keys_.begin());
-  }
-  void set(int index, const Key& key) { keys_[static_cast<std::size_t>(index)] = key; }
-  void clear(int index) { set(index, Key{}); }
-  int free() const { return find(Key{}); }
+std::string text_of(int error) { return std::generic_category().message(error); }
 
- private:
-  std::array<Key, table_size> keys_{};
-};
-
-struct Piece {
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-  bool operator==(const Piece&) const = default;
-  bool holds(std::span<std::byte> memory) const {
-    return memory.data() >= data && memory.data() + memory.size() <= data + bytes;
-  }
-};
-
-std::vector<Piece> pieces_of(std::span<std::byte> memory) {
-  std::vector<Piece> pieces;
-  for (std::size_t first = 0; first < memory.size(); first += piece_bytes) {
-    pieces.push_back({memory.data() + first, std::min(piece_bytes, memory.size() - first)});
-  }
-  return pieces;
+bool is_ring(int descriptor) {
+  std::error_code unknown;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor), unknown) == "anon_inode:[io_uring]";
 }
 
 struct Job {
   explicit Job(const IoRequest& request) : transfer(request) {}
   Transfer transfer;
   Promise promise{};
+  bool taken = false;  // by the kernel, as far as this thread knows
 };
 
 class UringQueue : public IoQueue {
  public:
-  explicit UringQueue(const IoOptions& options) : depth_(options.depth), log_(options.log) {
-    require(wake_ >= 0, Code::no_io_uring, [] { return Problem{.what = "no eventfd could be made"}; });
+  UringQueue(const IoOptions& options, RingEntry entry)
+      : depth_(options.depth), log_(options.log), entry_(std::move(entry)) {
     std::promise<void> started;
     std::future<void> ready = started.get_future();
-    thread_ = std::thread([this, &started] { run(started); });
+    thread_ = start_thread("an io_uring", [this, &started] { run(started); });
     try {
       ready.get();
     } catch (...) {
       thread_.join();
-      ::close(wake_);
       throw;
     }
   }
@@ -89,7 +63,6 @@ class UringQueue : public IoQueue {
   ~UringQueue() override {
     change([&] { closing_ = true; });
     thread_.join();
-    ::close(wake_);
   }
 
   Completion submit(const IoRequest& request) override {
@@ -109,8 +82,11 @@ class UringQueue : public IoQueue {
   }
   void forget(std::span<std::byte> memory) override {
     on_thread([&] {
-      for (const Piece& piece : pieces_of(memory)) {
-        if (const int index = memory_.find(piece); index >= 0) register_piece(index, {});
+      for (const MemoryPiece& piece : pieces_of(memory)) {
+        const int index = memory_.find(piece);
+        if (index < 0) continue;
+        memory_.clear(index);  // even if the kernel keeps the pages: other memory may get this address
+        register_piece(index, {});
       }
     });
   }
@@ -123,11 +99,13 @@ class UringQueue : public IoQueue {
   void forget(const File& file) override {
     on_thread([&] {
       const int index = files_.find(&file);
-      if (index >= 0 && register_file(index, -1)) files_.clear(index);
+      if (index < 0) return;
+      files_.clear(index);  // even if the kernel keeps the file: another object may get this address
+      register_file(index, -1);
     });
   }
 
-  std::string_view kind() const override { return "io_uring"; }
+  std::string_view kind() const override { return has_ring_ ? "io_uring" : "one thread"; }
 
  private:
   // Changes what the thread looks at, and has it look.
@@ -139,8 +117,8 @@ class UringQueue : public IoQueue {
       if (!std::exchange(may_sleep_, false)) return;  // it looks again before it sleeps
     }
     const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written =
-        ::write(wake_, &one, sizeof one);  // can only fail when it is full of wakes
+    // Can only fail when it is full of wakes.
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
   }
 
   void on_thread(const std::function<void()>& call) {
@@ -156,16 +134,16 @@ class UringQueue : public IoQueue {
     try {
       open();
     } catch (...) {
+      if (has_ring_) io_uring_queue_exit(&ring_);
       started.set_exception(std::current_exception());
       return;
     }
     started.set_value();
     read_wake();
     while (take_new()) {
-      submit_and_wait();
-      reap();
+      has_ring_ ? use_ring() : wait_for_wake();
     }
-    io_uring_queue_exit(&ring_);
+    if (has_ring_) io_uring_queue_exit(&ring_);
   }
 
   void open() {
@@ -177,28 +155,38 @@ class UringQueue : public IoQueue {
     for (std::size_t i = 0; i < wanted.size() && result == -EINVAL; ++i) {
       result = io_uring_queue_init(static_cast<unsigned>(2 * depth_ + 8), &ring_, wanted[i]);
     }
+    if (is_descriptor_limit(-result)) fail_limit("cannot make an io_uring", -result);
     require(result == 0, Code::no_io_uring, [&] {
-      return Problem{.what = "the kernel gives this process no io_uring",
-                     .available = std::generic_category().message(-result)};
+      return Problem{.what = "the kernel gives this process no io_uring", .available = text_of(-result)};
     });
-    tables_ = io_uring_register_files_sparse(&ring_, table_size) == 0 &&
-              io_uring_register_buffers_sparse(&ring_, table_size) == 0;
+    has_ring_ = true;
+    register_tables();
+  }
+
+  void register_tables() {
+    std::array<int, RingTable<const File*>::size + 1> files{};
+    files.fill(-1);
+    files.back() = end_.write_end();
+    tables_ = io_uring_register_files(&ring_, files.data(), files.size()) == 0 &&
+              io_uring_register_buffers_sparse(&ring_, RingTable<MemoryPiece>::size) == 0;
+    if (!tables_) {
+      io_uring_unregister_files(&ring_);
+      const int result = io_uring_register_files(&ring_, &files.back(), 1);
+      require(result == 0, Code::no_io_uring, [&] {
+        return Problem{.what = "the kernel registers no file with an io_uring", .available = text_of(-result)};
+      });
+    }
+    end_.registered();
   }
 
   void read_wake() {
-    io_uring_sqe* entry = next_entry();
-    io_uring_prep_read(entry, wake_, &wakes_, sizeof wakes_, 0);
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    io_uring_prep_read(entry, wake_.get(), &wakes_, sizeof wakes_, 0);
     io_uring_sqe_set_data(entry, nullptr);
   }
 
-  io_uring_sqe* next_entry() {
-    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-    while (entry == nullptr) {
-      io_uring_submit(&ring_);
-      entry = io_uring_get_sqe(&ring_);
-    }
-    return entry;
-  }
+  // Without a ring; may return early.
+  void wait_for_wake() { [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &wakes_, sizeof wakes_); }
 
   // False when all is done and nothing will come.
   bool take_new() {
@@ -216,26 +204,31 @@ class UringQueue : public IoQueue {
       call();
     }
     for (auto& job : jobs) {
-      start(*job.release());
+      start(std::move(job));
     }
     return !closing;
   }
 
-  void start(Job& job) {
-    IoRequest request = job.transfer.rest();
+  // The ring has room for an entry of each request in flight, and the wake's.
+  void start(std::unique_ptr<Job> job) {
+    if (!has_ring_) return end(*job, move_all(job->transfer, system_call));
+    IoRequest request = job->transfer.rest();
     request.memory = request.memory.first(std::min(request.memory.size(), most_bytes));
-    io_uring_sqe* entry = next_entry();
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     const int file = files_.find(request.file);
     prepare(entry, request, file >= 0 ? file : request.file->descriptor());
     unsigned flags = file >= 0 ? IOSQE_FIXED_FILE : 0;
-    if (job.transfer.refused()) flags |= IOSQE_ASYNC;  // a kernel thread takes it, and blocks
+    if (job->transfer.refused()) flags |= IOSQE_ASYNC;  // a kernel thread takes it, and blocks
     io_uring_sqe_set_flags(entry, flags);
-    io_uring_sqe_set_data(entry, &job);
+    io_uring_sqe_set_data(entry, job.get());
+    job->taken = false;
+    offered_.push_back(job.get());
+    started_.emplace(job.get(), std::move(job));
   }
 
   void prepare(io_uring_sqe* entry, const IoRequest& request, int file) const {
     const auto bytes = static_cast<unsigned>(request.memory.size());
-    const int piece = memory_.find_if([&](const Piece& known) { return known.holds(request.memory); });
+    const int piece = memory_.find_if([&](const MemoryPiece& known) { return known.holds(request.memory); });
     if (request.kind == IoKind::flush) {
       io_uring_prep_fsync(entry, file, IORING_FSYNC_DATASYNC);
     } else if (request.kind == IoKind::read) {
@@ -248,48 +241,113 @@ class UringQueue : public IoQueue {
   }
 
   // A submission that the kernel cannot take now stays in the ring, and is offered again.
-  void submit_and_wait() {
-    const int result = io_uring_submit_and_wait(&ring_, 1);
-    if (result < 0 && result != -EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  void use_ring() {
+    const int result = entry_.enter(offered_.size(), [this] { return io_uring_submit_and_wait(&ring_, 1); });
+    if (result >= 0) {
+      refusals_ = 0;
+      for (Job* job : std::exchange(offered_, {})) {
+        job->taken = true;
+      }
+    } else if (result != -EINTR) {
+      if (++refusals_ == entry_.most_refusals) return give_up_ring(-result);
+      std::this_thread::sleep_for(entry_.pause);
+      entry_.enter(0, [this] { return io_uring_get_events(&ring_); });  // what ends gives its memory back
+    }
+    reap();
   }
 
-  void reap() {
+  unsigned reap() {
     std::array<io_uring_cqe*, 64> entries{};
     const unsigned count = io_uring_peek_batch_cqe(&ring_, entries.data(), entries.size());
     for (unsigned i = 0; i < count; ++i) {
       auto* job = static_cast<Job*>(io_uring_cqe_get_data(entries[i]));
-      job == nullptr ? read_wake() : answer(*job, entries[i]->res);
+      job == nullptr ? read_wake() : answer(job, entries[i]->res);
     }
     io_uring_cq_advance(&ring_, count);
+    return count;
   }
 
-  void answer(Job& job, std::int64_t result) {
-    const Transfer::Next next = job.transfer.take(result);
-    if (next == Transfer::Next::again) return start(job);
-    const std::unique_ptr<Job> ended(&job);
+  void answer(Job* known, std::int64_t result) {
+    std::unique_ptr<Job> job = std::move(started_.extract(known).mapped());
+    if (result == -ECANCELED) return do_without_worker(std::move(job));
+    switch (job->transfer.take(result)) {
+      case Transfer::Next::again: return start(std::move(job));
+      case Transfer::Next::finished: return end(*job, nullptr);
+      case Transfer::Next::failed: return end(*job, job->transfer.error());
+    }
+  }
+
+  // Nothing of ours cancels a request: the kernel has begun nothing, for it could not start a thread that may block.
+  void do_without_worker(std::unique_ptr<Job> job) {
+    if (log_ != nullptr) {
+      log_->write_once(
+          Level::warning, "io_uring's workers",
+          fmt::format("io_uring starts no thread for what blocks ({}): the ring's own does it, more slowly",
+                      limits_behind(EAGAIN)));
+    }
+    end(*job, move_all(job->transfer, system_call));
+  }
+
+  void end(Job& job, const std::exception_ptr& error) {
     {
       const std::lock_guard lock(mutex_);
       --in_flight_;
     }
     room_.notify_one();
-    next == Transfer::Next::finished ? job.promise.finish() : job.promise.fail(job.transfer.error());
+    error ? job.promise.fail(error) : job.promise.finish();
+  }
+
+  // From here on this thread makes blocking calls. What the kernel has taken is done again, once the kernel cannot touch its
+  // memory any more; but a flush that is repeated would not tell the error of the first.
+  void give_up_ring(int error) {
+    const std::string reason =
+        fmt::format("the kernel refused io_uring_enter {} times in a row ({})", refusals_, text_of(error));
+    if (log_ != nullptr) {
+      log_->warning(fmt::format(
+          "io_uring is given up: {}. One thread reads and writes instead, one request at a time. Look for what "
+          "refuses it: a seccomp filter, too little memory, a descriptor that was closed",
+          reason));
+    }
+    while (reap() > 0) {
+    }
+    has_ring_ = false;
+    if (!is_ring(ring_.ring_fd)) ring_.ring_fd = -1;  // something else has closed it: the number may be another file's
+    io_uring_queue_exit(&ring_);
+    files_ = {};
+    memory_ = {};
+    tables_ = false;
+    offered_.clear();
+    if (std::ranges::any_of(started_, [](const auto& entry) { return entry.second->taken; })) end_.wait(log_);
+    for (auto& [known, job] : std::exchange(started_, {})) {
+      job->taken && job->transfer.rest().kind == IoKind::flush ? end(*job, lost_flush(*job, reason))
+                                                               : start(std::move(job));
+    }
+  }
+
+  static std::exception_ptr lost_flush(const Job& job, const std::string& reason) {
+    return std::make_exception_ptr(FailureError(
+        Code::file_call,
+        {.what = "the answer to a flush is lost: " + reason,
+         .where = job.transfer.rest().file->path().string(),
+         .remedy = "Begin again from the last state that was committed; look for what refuses io_uring_enter."},
+        Site::here()));
   }
 
   void register_memory(std::span<std::byte> memory) {
-    for (const Piece& piece : pieces_of(memory)) {
+    for (const MemoryPiece& piece : pieces_of(memory)) {
       const int index = memory_.free();
       const int result = tables_ && index >= 0 ? register_piece(index, piece) : -ENOSPC;
       if (result < 0 && log_ != nullptr) {
         log_->write_once(
             Level::info, "registered memory",
             fmt::format("io_uring works without registered memory, for more CPU time: {} for {} (ulimit -l)",
-                        std::generic_category().message(-result), human_bytes(memory.size())));
+                        text_of(-result), human_bytes(memory.size())));
       }
       if (result < 0) return;
     }
   }
 
-  int register_piece(int index, const Piece& piece) {
+  int register_piece(int index, const MemoryPiece& piece) {
     const iovec memory{piece.data, piece.bytes};
     const __u64 no_tag = 0;
     const int result = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &memory, &no_tag, 1);
@@ -303,7 +361,8 @@ class UringQueue : public IoQueue {
 
   const std::size_t depth_;
   Log* const log_;
-  const int wake_ = ::eventfd(0, EFD_CLOEXEC);
+  const RingEntry entry_;
+  const Descriptor wake_ = require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot make an eventfd for an io_uring");
 
   std::mutex mutex_;  // of the next six
   std::condition_variable room_;
@@ -313,18 +372,26 @@ class UringQueue : public IoQueue {
   bool closing_ = false;
   bool may_sleep_ = true;
 
+  std::atomic<bool> has_ring_ = false;  // the thread's to change
+
   io_uring ring_{};  // the thread's own, like all that follows
+  std::unordered_map<Job*, std::unique_ptr<Job>> started_;
+  std::vector<Job*> offered_;  // those of them that the kernel has not taken yet
+  std::size_t refusals_ = 0;   // in a row
+  RingEnd end_;
   bool tables_ = false;
   std::uint64_t wakes_ = 0;
-  Table<const File*> files_;
-  Table<Piece> memory_;
+  RingTable<const File*> files_;
+  RingTable<MemoryPiece> memory_;
   std::thread thread_;
 };
 
 }  // namespace
 
-std::unique_ptr<IoQueue> uring_queue(const IoOptions& options) {
-  return std::make_unique<UringQueue>(checked(options));
+std::unique_ptr<IoQueue> uring_queue(const IoOptions& options) { return uring_queue(options, RingEntry{}); }
+
+std::unique_ptr<IoQueue> uring_queue(const IoOptions& options, const RingEntry& entry) {
+  return std::make_unique<UringQueue>(checked(options), entry);
 }
 
 }  // namespace ballast::offload

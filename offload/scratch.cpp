@@ -6,6 +6,8 @@
 #include <atomic>
 #include <string_view>
 
+#include "offload/file.h"
+
 namespace ballast::offload {
 namespace {
 
@@ -20,7 +22,10 @@ std::string scratch_name() {
 
 std::size_t remove_stale_scratch(const std::filesystem::path& directory) {
   std::size_t removed = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+  std::error_code failed;
+  const std::filesystem::directory_iterator entries(directory, failed);
+  if (failed) fail_file("list", directory, 0, failed.value());
+  for (const auto& entry : entries) {
     std::error_code gone_already;
     if (entry.path().filename().string().starts_with(prefix) && std::filesystem::remove(entry.path(), gone_already)) {
       ++removed;

@@ -76,6 +76,40 @@ std::int64_t FaultyCalls::operator()(const IoRequest& request) {
   return system_call(changed);
 }
 
+void FaultyRing::refuse(int error, std::size_t times, Which which) {
+  const std::lock_guard lock(mutex_);
+  error_ = error;
+  times_ = times;
+  which_ = which;
+}
+
+void FaultyRing::lose_next_submission() {
+  const std::lock_guard lock(mutex_);
+  loses_ = true;
+}
+
+RingEntry FaultyRing::entry() {
+  return {.enter = [this](std::size_t requests, const std::function<int()>& call) { return enter(requests, call); },
+          .most_refusals = given_up_after,
+          .pause = {}};
+}
+
+int FaultyRing::enter(std::size_t requests, const std::function<int()>& call) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (loses_ && requests > 0) {
+      loses_ = false;
+      return static_cast<int>(requests);
+    }
+    const bool meant = which_ == Which::all || (which_ == Which::submissions) == (requests > 0);
+    if (!loses_ && meant && times_ > 0) {
+      if (times_ != always) --times_;
+      return -error_;
+    }
+  }
+  return call();
+}
+
 std::int64_t ForgetfulDrive::operator()(const IoRequest& request) {
   const std::lock_guard lock(mutex_);
   if (calls_left_ == 0) return -EIO;

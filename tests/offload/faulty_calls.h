@@ -43,6 +43,31 @@ class FaultyCalls {
   bool disturbing_ = false;
 };
 
+// A kernel that refuses to be entered, for a queue with a ring. Any thread may call.
+class FaultyRing {
+ public:
+  enum class Which { all, submissions, waits };
+  static constexpr std::size_t always = SIZE_MAX;
+  static constexpr std::size_t given_up_after = 5;
+
+  // The next calls of this kind, so many of them, meet the error.
+  void refuse(int error, std::size_t times = always, Which which = Which::all);
+
+  // The next submission is accepted, and never answered.
+  void lose_next_submission();
+
+  RingEntry entry();  // of a queue that this outlives
+
+ private:
+  int enter(std::size_t requests, const std::function<int()>& call);
+
+  std::mutex mutex_;
+  int error_ = 0;
+  std::size_t times_ = 0;
+  Which which_ = Which::all;
+  bool loses_ = false;
+};
+
 // Keeps what writes since the last flush of their file have overwritten, and puts it back when the power goes: of each
 // block, or not, as the random generator has it. Any thread may call; nothing is in flight when the power goes.
 class ForgetfulDrive {

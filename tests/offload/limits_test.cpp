@@ -1,56 +1,27 @@
 // What a machine or a container forbids, forbidden for real in a process of its own.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cerrno>
-#include <cstddef>
 #include <fstream>
+#include <optional>
 
 #include "kernels/runtime/error.h"
 #include "offload/io_queue.h"
 #include "offload/run_directory.h"
+#include "tests/limited_child.h"
 #include "tests/offload/aligned.h"
+#include "tests/offload/store_rig.h"
 #include "tests/skip.h"
 #include "tests/temporary_directory.h"
 
 using namespace ballast;
 using namespace ballast::offload;
+using namespace ballast::testing;
 
 namespace {
-
-// Runs in a child; what it returns comes back. Nothing here has threads at that moment.
-std::string in_a_child(std::string (*body)()) {
-  int ends[2];
-  REQUIRE(::pipe(ends) == 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string said;
-    try {
-      said = body();
-    } catch (const std::exception& error) {
-      said = error.what();
-    }
-    const bool told = ::write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
-    ::_exit(told ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string said;
-  char byte = 0;
-  while (::read(ends[0], &byte, 1) == 1) {
-    said += byte;
-  }
-  ::close(ends[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  CHECK(status == 0);
-  return said;
-}
 
 bool has_uring() {
   try {
@@ -58,20 +29,6 @@ bool has_uring() {
     return true;
   } catch (const ResourceError&) {
     return false;
-  }
-}
-
-// As containers do it: the call is refused with this error.
-void forbid(unsigned call, unsigned error) {
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{std::size(rules), rules};
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    throw std::runtime_error("seccomp is not there");
   }
 }
 
@@ -133,6 +90,94 @@ TEST_CASE("memory that may not be registered is used unregistered, and it is sai
   CHECK(said ==
         "io_uring works without registered memory, for more CPU time: Cannot allocate memory for 64 MiB (ulimit -l)\n"
         "worked");
+}
+
+TEST_CASE("a queue that gets too few threads says which limit is reached") {
+  if (::geteuid() != 0) return skip("becoming another user needs root");
+  check_every_limit(allow_threads, "RLIMIT_NPROC", [] { thread_queue({.depth = 4}); });
+  if (has_uring()) check_every_limit(allow_threads, "RLIMIT_NPROC", [] { uring_queue({.depth = 4}); });
+}
+
+TEST_CASE("what gets too few descriptors says which limit is reached") {
+  const TemporaryDirectory directory;
+  const auto queue = [] { return thread_queue({.depth = 2}); };
+  const RecordShape shape{.run_id = 3, .tiles = 4, .payload_bytes = 1 << 16};
+  if (has_uring()) check_every_limit(allow_descriptors, "RLIMIT_NOFILE", [] { uring_queue({.depth = 4}); });
+  check_every_limit(allow_descriptors, "RLIMIT_NOFILE", [&] { RunDirectory(directory.path() / "run"); });
+  check_every_limit(allow_descriptors, "RLIMIT_NOFILE", [&] {
+    const auto own = queue();
+    const Drive drives[] = {{directory.path(), own.get()}};
+    RecordStore::create(shape, drives);
+  });
+  check_every_limit(allow_descriptors, "RLIMIT_NOFILE", [&] {
+    const auto own = queue();
+    const Drive drives[] = {{directory.path(), own.get()}};
+    RecordStore::open(shape, drives);
+    RecordStore::scratch(shape, drives);
+  });
+}
+
+TEST_CASE("without descriptors for io_uring the threads take over, and the limit is named") {
+  if (!has_uring()) return skip("no io_uring here");
+  const std::string said = in_a_child([]() -> std::string {
+    std::string lines;
+    Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
+    const TemporaryDirectory directory;
+    const File file(directory.path() / "file", {.create = true});
+    const Aligned memory(block_bytes);
+    allow_descriptors(1);
+    const auto queue = open_queue({.depth = 2, .log = &log});
+    queue->submit({IoKind::write, &file, 0, memory.span()}).wait();
+    return lines + std::string(queue->kind());
+  });
+  CHECK_THAT(said, Catch::StartsWith("no io_uring (RLIMIT_NOFILE is ") && Catch::EndsWith("threads"));
+}
+
+TEST_CASE("a ring that may no longer be entered is given up, and a thread's calls do the rest") {
+  if (!has_uring()) return skip("no io_uring here");
+  const std::string said = in_a_child([]() -> std::string {
+    std::string lines;
+    Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
+    const TemporaryDirectory directory;
+    const File file(directory.path() / "file", {.create = true});
+    const Aligned memory(16 * block_bytes);
+    fill_pattern(memory.span(), 1);
+    auto queue = uring_queue({.depth = 4, .log = &log}, {.most_refusals = 3});
+    queue->remember(memory.span());
+    queue->remember(file);
+    queue->submit({IoKind::write, &file, 0, memory.span()}).wait();
+    forbid(SYS_io_uring_enter, EPERM);
+    queue->submit({IoKind::flush, &file, 0, {}}).wait();
+    fill_pattern(memory.span(), 2);
+    queue->submit({IoKind::read, &file, 0, memory.span()}).wait();
+    if (!holds_pattern(memory.span(), 1)) return "other bytes were read";
+    queue->forget(file);
+    queue->forget(memory.span());
+    lines.append(queue->kind());
+    queue.reset();
+    return lines;
+  });
+  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
+  CHECK_THAT(said, Catch::Contains("refused io_uring_enter 3 times in a row (Operation not permitted)") &&
+                       Catch::EndsWith("one thread"));
+}
+
+TEST_CASE("a file that the kernel does not forget is not taken for another one") {
+  if (!has_uring()) return skip("no io_uring here");
+  const std::string said = in_a_child([]() -> std::string {
+    const TemporaryDirectory directory;
+    std::optional<File> file(std::in_place, directory.path() / "one", FileOptions{.create = true});
+    const Aligned memory(block_bytes);
+    const auto queue = uring_queue({.depth = 2});
+    queue->remember(*file);
+    forbid(SYS_io_uring_register, EPERM);
+    queue->forget(*file);
+    file.emplace(directory.path() / "other", FileOptions{.create = true});  // at the same address
+    queue->submit({IoKind::write, &*file, 0, memory.span()}).wait();
+    return file->bytes() == block_bytes ? "written" : "written to another file";
+  });
+  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
+  CHECK(said == "written");
 }
 
 TEST_CASE("a file system without locks is not taken for a directory in use") {

@@ -1,0 +1,192 @@
+// A ring that the kernel refuses to enter: nothing waits for ever, nothing is lost, and it is said.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <string>
+
+#include "kernels/runtime/error.h"
+#include "tests/offload/aligned.h"
+#include "tests/offload/faulty_calls.h"
+#include "tests/skip.h"
+#include "tests/temporary_directory.h"
+
+using namespace ballast;
+using namespace ballast::offload;
+
+namespace {
+
+constexpr std::size_t pieces = 8;
+constexpr std::size_t piece = 4 * block_bytes;
+constexpr std::string_view no_uring = "no io_uring here";
+
+// A queue whose ring is refused, a file, and memory.
+class RefusedRing {
+ public:
+  RefusedRing() {
+    try {
+      queue = uring_queue({.depth = 4, .log = &log}, ring.entry());
+    } catch (const ResourceError&) {
+      return;
+    }
+    queue->remember(memory.span());
+    queue->remember(file);
+  }
+
+  std::span<std::byte> at(std::size_t number) const { return memory.span().subspan(number * piece, piece); }
+
+  // Writes, flushes and reads; false where other bytes come back.
+  bool works(std::size_t seed) const {
+    InFlight requests;
+    for (std::size_t i = 0; i < pieces; ++i) {
+      fill_pattern(at(i), seed + i);
+      requests.add(queue->submit({IoKind::write, &file, i * piece, at(i)}));
+    }
+    requests.wait();
+    queue->submit({IoKind::flush, &file, 0, {}}).wait();
+    for (std::size_t i = 0; i < pieces; ++i) {
+      fill_pattern(at(i), 999);
+      requests.add(queue->submit({IoKind::read, &file, i * piece, at(i)}));
+    }
+    requests.wait();
+    for (std::size_t i = 0; i < pieces; ++i) {
+      if (!holds_pattern(at(i), seed + i)) return false;
+    }
+    return true;
+  }
+
+  std::string lines;  // of the log; to be read when the queue has ended
+  Log log{[this](Level, std::string_view line) { lines.append(line).append("\n"); }};
+  FaultyRing ring;
+  TemporaryDirectory directory;
+  File file{directory.path() / "file", {.create = true}};
+  Aligned memory{pieces * piece};
+  std::unique_ptr<IoQueue> queue;
+};
+
+// Of the one ring that there is.
+int descriptor_of_ring() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed_by_now;
+    const bool found = std::filesystem::read_symlink(entry, closed_by_now) == "anon_inode:[io_uring]";
+    if (found) return std::stoi(entry.path().filename());
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("refusals that end are hidden") {
+  for (const int error : {EAGAIN, EBUSY, ENOMEM, EPERM}) {
+    RefusedRing rig;
+    if (rig.queue == nullptr) return skip(no_uring);
+    for (std::size_t time = 0; time < 3; ++time) {
+      rig.ring.refuse(error, FaultyRing::given_up_after - 1);
+      CHECK(rig.works(time));
+    }
+    CHECK(rig.queue->kind() == "io_uring");
+    rig.queue.reset();
+    CHECK(rig.lines.empty());
+  }
+}
+
+TEST_CASE("signals are no refusals") {
+  RefusedRing rig;
+  if (rig.queue == nullptr) return skip(no_uring);
+  rig.ring.refuse(EINTR, 100 * FaultyRing::given_up_after);
+  CHECK(rig.works(1));
+  CHECK(rig.queue->kind() == "io_uring");
+}
+
+TEST_CASE("a ring that is refused for ever is given up, and calls do its requests") {
+  for (const int error : {EAGAIN, EPERM, ENXIO, EBADF}) {
+    for (const auto which : {FaultyRing::Which::all, FaultyRing::Which::submissions, FaultyRing::Which::waits}) {
+      CAPTURE(error, static_cast<int>(which));
+      RefusedRing rig;
+      if (rig.queue == nullptr) return skip(no_uring);
+      CHECK(rig.works(1));
+      rig.ring.refuse(error, FaultyRing::always, which);
+      CHECK(rig.works(2));
+      while (rig.queue->kind() != "one thread") {
+        CHECK(rig.works(3));
+      }
+      CHECK(rig.works(4));
+      rig.queue->forget(rig.file);
+      rig.queue->forget(rig.memory.span());
+      rig.queue.reset();
+      CHECK_THAT(rig.lines,
+                 Catch::StartsWith("io_uring is given up: the kernel refused io_uring_enter 5 times in a row (" +
+                                   std::generic_category().message(error)));
+      CHECK(std::ranges::count(rig.lines, '\n') == 1);
+    }
+  }
+}
+
+TEST_CASE("a ring whose descriptor something else has closed is given up, and the number's new file is left alone") {
+  for (const bool is_reused : {false, true}) {
+    CAPTURE(is_reused);
+    RefusedRing rig;
+    if (rig.queue == nullptr) return skip(no_uring);
+    CHECK(rig.works(1));
+    const int ring = descriptor_of_ring();
+    REQUIRE(::close(ring) == 0);
+    if (is_reused) REQUIRE(::dup2(rig.file.descriptor(), ring) == ring);
+    CHECK(rig.works(2));
+    CHECK(rig.queue->kind() == "one thread");
+    rig.queue.reset();
+    CHECK((::close(ring) == 0) == is_reused);
+  }
+}
+
+TEST_CASE("a ring that is refused when its queue ends does not hold it up") {
+  for (int time = 0; time < 20; ++time) {
+    RefusedRing rig;
+    if (rig.queue == nullptr) return skip(no_uring);
+    const Completion last = rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(0)});
+    rig.ring.refuse(EPERM);
+    rig.queue.reset();
+    CHECK(last.is_done());
+    CHECK_NOTHROW(last.wait());
+  }
+}
+
+TEST_CASE("what a ring has taken and never answers is done again, but for a flush, which says so") {
+  RefusedRing rig;
+  if (rig.queue == nullptr) return skip(no_uring);
+  fill_pattern(rig.at(0), 7);
+  rig.ring.lose_next_submission();
+  rig.ring.refuse(ENXIO);
+  rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(0)}).wait();
+  fill_pattern(rig.at(0), 8);
+  rig.queue->submit({IoKind::read, &rig.file, 0, rig.at(0)}).wait();
+  CHECK(holds_pattern(rig.at(0), 7));
+
+  RefusedRing other;
+  other.ring.lose_next_submission();
+  other.ring.refuse(ENXIO);
+  CHECK_THROWS_WITH(other.queue->submit({IoKind::flush, &other.file, 0, {}}).wait(),
+                    Catch::Contains("B3201") && Catch::Contains("the answer to a flush is lost") &&
+                        Catch::Contains("5 times in a row (No such device or address)") &&
+                        Catch::Contains(other.file.path().string()));
+  CHECK(other.works(1));
+}
+
+TEST_CASE("a request ends only when a ring that was given up cannot touch its memory any more") {
+  RefusedRing rig;
+  if (rig.queue == nullptr) return skip(no_uring);
+  const auto path = rig.directory.path() / "pipe";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  const File pipe(path, {.direct = false});
+  const Completion waits = rig.queue->submit({IoKind::read, &pipe, 0, rig.at(0)});  // taken, and never answered
+  rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(1)}).wait();
+  rig.ring.refuse(EPERM);
+  rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(1)}).wait();
+  CHECK_THROWS_WITH(waits.wait(), Catch::Contains("Illegal seek"));  // of the call that tries it again
+  std::byte sent{5};
+  std::byte read{};
+  REQUIRE(::write(pipe.descriptor(), &sent, 1) == 1);
+  CHECK(::read(pipe.descriptor(), &read, 1) == 1);  // no ring has taken it
+  CHECK(read == sent);
+}
