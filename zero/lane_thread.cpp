@@ -1,6 +1,10 @@
 #include "zero/lane_thread.h"
 
+#include "kernels/runtime/system_limits.h"
+
 namespace ballast {
+
+LaneThread::LaneThread() : thread_(start_thread("a lane of the engine", [this] { run(); })) {}
 
 LaneThread::~LaneThread() {
   {

@@ -14,7 +14,7 @@ namespace ballast {
 // Any thread may add. When one piece of work has failed, those after it are not begun and fail with the same error.
 class LaneThread {
  public:
-  LaneThread() : thread_([this] { run(); }) {}
+  LaneThread();
   LaneThread(LaneThread&&) = delete;
   ~LaneThread();  // does what was added first
 

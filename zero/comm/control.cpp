@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/system_limits.h"
 
 namespace ballast {
 namespace {
@@ -49,7 +50,7 @@ Control::Control(const ControlOptions& options, FirstError& error) : options_(op
     if (socket) connection_ = std::make_unique<Connection>(std::move(socket));
     if (!connection_ || !meet()) std::this_thread::sleep_for(between_attempts);
   }
-  thread_ = std::thread([this] { listen(); });
+  thread_ = start_thread("a rank's connection to its job", [this] { listen(); });
 }
 
 std::string Control::place() const { return fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub)); }

@@ -7,11 +7,14 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/system_limits.h"
 #include "zero/comm/broken_pipes.h"
 
 namespace ballast {
@@ -53,6 +56,25 @@ class Store : public gloo::rendezvous::Store {
   Control& control_;
   std::string prefix_;
 };
+
+// Gloo tells errors as text alone.
+void require_descriptors(std::string_view gloo_says) {
+  if (gloo_says.find(std::generic_category().message(EMFILE)) == std::string_view::npos) return;
+  fail(Code::system_limit, {.what = "Gloo cannot open a descriptor: " + std::generic_category().message(EMFILE),
+                            .available = fmt::format("{}; Gloo says: {}", limits_behind(EMFILE), gloo_says)});
+}
+
+// Starts Gloo's thread.
+std::shared_ptr<gloo::transport::Device> make_device(const gloo::transport::tcp::attr& attributes) {
+  try {
+    return gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::system_error& refused) {
+    fail_limit("cannot start a thread for Gloo", refused.code().value());
+  } catch (const std::exception& failed) {
+    require_descriptors(failed.what());
+    fail(Code::no_transport, {.what = "Gloo cannot begin", .available = failed.what()});
+  }
+}
 
 using gloo::transport::UnboundBuffer;
 
@@ -109,7 +131,7 @@ class GlooTransport : public ProcessTransport {
   void connect() {
     const NoSignalOfBrokenPipes no_signal;  // here for the sake of Gloo's thread
     gloo::transport::tcp::attr attributes(group().job().control().local_endpoint().host.c_str());
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
+    std::shared_ptr<gloo::transport::Device> device = make_device(attributes);
     Store store(group());
     context_.setTimeout(group().job().timeout() / times_gloo_waits_to_connect);
     guarded(next(), [&] { context_.connectFullMesh(store, device); });
@@ -206,6 +228,7 @@ class GlooTransport : public ProcessTransport {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& broken) {
+      require_descriptors(broken.what());
       explain(peer, patience, broken.what());
     }
   }

@@ -1,13 +1,17 @@
 #include "zero/comm/hub.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <system_error>
 #include <vector>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/system_limits.h"
 #include "zero/comm/patience.h"
 
 namespace ballast {
@@ -15,7 +19,12 @@ namespace {
 
 constexpr auto time_to_hear_of_an_error = std::chrono::seconds(2);
 constexpr auto time_to_say_who_is_late = std::chrono::seconds(1);
+constexpr auto time_to_say_hello = std::chrono::seconds(1);
 constexpr int look_again_ms = 100;
+
+Descriptor make_event() {
+  return require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot make an eventfd for the hub of a job");
+}
 
 }  // namespace
 
@@ -28,11 +37,12 @@ Hub::Hub(Descriptor listener, const HubOptions& options)
                  if (to != connections_.end()) to->second->send(message);
                }),
       end_(Clock::now() + options.timeout),
-      closing_(::eventfd(0, EFD_CLOEXEC)),
-      thread_([this] {
+      closing_(make_event()),
+      spare_(make_event()),
+      thread_(start_thread("the hub of a job", [this] {
         run();
         const std::unique_ptr<Hub> self = std::move(self_);
-      }) {}
+      })) {}
 
 Hub::~Hub() {
   if (!thread_.joinable()) return;
@@ -76,7 +86,8 @@ void Hub::look_at_the_clock() {
 bool Hub::is_over() {
   if (!leaving_) return false;
   const bool failed_for_long = meeting_.failed() && Clock::now() >= end_ - options_.timeout + time_to_hear_of_an_error;
-  return meeting_.everybody_left() || failed_for_long || Clock::now() >= end_;
+  const bool all_were_told = !meeting_.failed() || connections_.empty();
+  return (meeting_.everybody_left() && all_were_told) || failed_for_long || Clock::now() >= end_;
 }
 
 // For anything to happen, and takes it.
@@ -91,6 +102,7 @@ void Hub::wait() {
   if (waiting[0].revents != 0) accept();
   if (waiting[1].revents != 0) {
     leaving_ = true;
+    if (!meeting_.complete()) meeting_.fail("rank 0 ended before all ranks had come");
     end_ = Clock::now() + options_.timeout;
   }
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -100,7 +112,26 @@ void Hub::wait() {
 
 void Hub::accept() {
   Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (socket) connections_.emplace(next_++, std::make_unique<Connection>(std::move(socket)));
+  if (socket) {
+    connections_.emplace(next_++, std::make_unique<Connection>(std::move(socket)));
+  } else if (is_descriptor_limit(errno)) {
+    turn_away(errno);
+  }
+}
+
+// It would wait in vain until its time is up, and so would all the others.
+void Hub::turn_away(int error) {
+  const std::string reason =
+      fmt::format("rank 0 cannot take more than {} connections of {} ranks: {}; {}: raise it where rank 0 runs",
+                  connections_.size(), options_.size, std::generic_category().message(error), limits_behind(error));
+  if (!meeting_.complete()) meeting_.fail(reason);
+  spare_ = Descriptor();
+  if (Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); socket) {
+    Connection connection(std::move(socket));
+    connection.receive(time_to_say_hello);  // what is not read when a connection is closed takes the answer with it
+    connection.send({.kind = Message::Kind::refused, .value = reason});
+  }
+  spare_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
 }
 
 void Hub::read(std::size_t number) {

@@ -40,6 +40,7 @@ class Hub {
   void look_at_the_clock();
   void wait();
   void accept();
+  void turn_away(int error);
   void read(std::size_t connection);
 
   Descriptor listener_;
@@ -52,6 +53,7 @@ class Hub {
   std::optional<Clock::time_point> judgement_{};  // when those who wait in vain have had the time to say so
   bool leaving_ = false;
   Descriptor closing_;        // an eventfd: the owner wants to leave
+  Descriptor spare_;          // closed to take a last connection where there is no other descriptor
   std::promise<void> heard_;  // the goodbye of rank 0
   bool was_heard_ = false;
   std::unique_ptr<Hub> self_;  // once it is let go

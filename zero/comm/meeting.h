@@ -26,6 +26,7 @@ class Meeting {
   void time_is_up(const std::string& after);  // those who have not come are named
   bool some_are_late() const { return !waited_for_.empty(); }
   void judge(const std::string& after);  // names the late ones that wait for nobody themselves
+  void fail(const std::string& reason);  // tells all members, and those who come later; only the first reason counts
   bool complete() const { return members_.size() == size_; }
   bool everybody_left() const { return (complete() || failed()) && left_.size() == members_.size(); }
   bool failed() const { return first_error_.has_value(); }
@@ -37,7 +38,6 @@ class Meeting {
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);
   void late(std::size_t connection, const std::string& rank);
-  void fail(const std::string& reason);
   const Member& member(std::size_t rank) const;
   void send_to_all(const Message& message);
 

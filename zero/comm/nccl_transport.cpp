@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -14,6 +15,7 @@
 #include "kernels/runtime/current_gpu.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/stream.h"
+#include "kernels/runtime/system_limits.h"
 
 namespace ballast {
 namespace {
@@ -36,7 +38,7 @@ class Watch {
       : error_(error),
         timeout_(timeout),
         stream_(Stream::wrap(place.stream, place.gpu)),
-        thread_([this] { watch(); }) {}
+        thread_(start_thread("the watch over an NCCL communicator", [this] { watch(); })) {}
   ~Watch() {
     {
       const std::lock_guard lock(mutex_);
@@ -97,6 +99,33 @@ class Watch {
   std::thread thread_;
 };
 
+// Aborts a communicator, in a thread of its own: NCCL may wait for all that the GPU does, other communicators' kernels too,
+// which end when those are aborted. The thread is there from the beginning: a job may fail because it gets no more.
+class Aborter {
+ public:
+  Aborter() : thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
+  ~Aborter() {
+    if (!is_given_) given_.set_value(nullptr);
+    thread_.join();
+  }
+  Aborter(const Aborter&) = delete;
+  Aborter& operator=(const Aborter&) = delete;
+
+  void abort(ncclComm_t handle) {  // once; returns at once
+    is_given_ = true;
+    given_.set_value(handle);
+  }
+
+ private:
+  void run() {
+    if (ncclComm_t handle = given_.get_future().get(); handle != nullptr) ncclCommAbort(handle);
+  }
+
+  std::promise<ncclComm_t> given_;
+  bool is_given_ = false;
+  std::thread thread_;
+};
+
 // An NCCL communicator whose calls do not block, so that a first error can end what hangs.
 class Nccl {
  public:
@@ -117,7 +146,6 @@ class Nccl {
   }
   ~Nccl() {
     error_.forget(this);
-    if (aborting_.joinable()) aborting_.join();
     if (handle_ != nullptr) ncclCommDestroy(handle_);
   }
   Nccl(const Nccl&) = delete;
@@ -163,19 +191,18 @@ class Nccl {
         [&] { patience.blame(some_rank); });
   }
 
-  // By the thread that learns of the first error: kernels that wait for a peer end. NCCL may wait for all that the GPU does,
-  // other communicators' kernels too, which end when those are aborted: each has a thread for it.
+  // By the thread that learns of the first error: kernels that wait for a peer end.
   void abort() {
     const std::lock_guard lock(mutex_);
     if (!error_.is_set() || handle_ == nullptr) return;  // other news, or later news
-    aborting_ = std::thread([handle = std::exchange(handle_, nullptr)] { ncclCommAbort(handle); });
+    aborter_.abort(std::exchange(handle_, nullptr));
   }
 
   FirstError& error_;
   std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   ncclComm_t handle_ = nullptr;
-  std::thread aborting_;
+  Aborter aborter_;
   Watch watch_;
 };
 

@@ -14,6 +14,7 @@
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/system_files.h"
+#include "kernels/runtime/system_limits.h"
 
 namespace ballast {
 namespace {
@@ -52,6 +53,7 @@ SharedMemory::SharedMemory(pid_t maker, Descriptor file, HostPages memory)
 
 SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
   Descriptor file(::memfd_create("ballast", MFD_CLOEXEC));
+  if (!file && is_descriptor_limit(errno)) fail_limit("cannot make memory that ranks share", errno);
   HostPages memory;
   if (file && take_pages(file.get(), bytes)) memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_POPULATE);
   require(memory != nullptr, Code::host_memory, [&] {
@@ -85,6 +87,7 @@ SharedMemory SharedMemory::open_beside(int file) const { return open(maker_, fil
 SharedMemory SharedMemory::open(pid_t maker, int file, int protection) {
   const int access = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;
   Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), access | O_CLOEXEC));
+  if (!opened && is_descriptor_limit(errno)) fail_limit("cannot open the memory of another rank", errno);
   struct stat status {};
   HostPages memory;
   if (opened && ::fstat(opened.get(), &status) == 0) {

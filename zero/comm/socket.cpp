@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/system_limits.h"
 
 namespace ballast {
 namespace {
@@ -29,6 +30,7 @@ Addresses addresses_of(const Endpoint& endpoint, int flags) {
   hints.ai_flags = flags;
   addrinfo* found = nullptr;
   const int result = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
+  if (result == EAI_SYSTEM && is_descriptor_limit(errno)) fail_limit("cannot look up " + endpoint.host, errno);
   require(result == 0, Code::no_meeting, [&] {
     return Problem{.what = fmt::format("the address {} is not known here", endpoint.host),
                    .available = ::gai_strerror(result),
@@ -37,8 +39,11 @@ Addresses addresses_of(const Endpoint& endpoint, int flags) {
   return {found, ::freeaddrinfo};
 }
 
+// Empty where the machine lacks this kind of address.
 Descriptor open_socket(const addrinfo& address) {
-  return Descriptor(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol));
+  Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol));
+  if (!socket && is_descriptor_limit(errno)) fail_limit("cannot make a socket", errno);
+  return socket;
 }
 
 void set_option(const Descriptor& socket, int level, int option, int value) {
@@ -76,6 +81,7 @@ std::string text(const Endpoint& endpoint) { return fmt::format("{}:{}", endpoin
 Descriptor listen_at(const Endpoint& endpoint) {
   const Addresses addresses = addresses_of(endpoint, AI_PASSIVE);
   Descriptor socket = open_socket(*addresses);
+  if (!socket) refuse_to_listen(endpoint, errno);
   set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // else a job could not follow at once on another at the same port
   if (::bind(socket.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
     refuse_to_listen(endpoint, errno);

@@ -1,0 +1,68 @@
+// Ranks that get too few threads or descriptors: each says which limit is reached, and none waits in vain.
+#include <catch2/catch.hpp>
+
+#include "tests/comm/process_groups.h"
+#include "tests/limited_child.h"
+#include "tests/skip.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+constexpr std::size_t enough = 100;
+
+// Two ranks meet and exchange; one of them can have so many more of a thing. What both fail with.
+Failures meet_with_limit(std::size_t limited, Way way, const std::function<void()>& allow) {
+  const std::uint16_t port = local_endpoint(listen_at({"127.0.0.1", 0})).port;
+  Processes processes(2, [&](std::size_t rank) {
+    ::alarm(hangs_after_seconds);
+    if (rank == limited) allow();
+    const auto backend = kernels::cpu_backend({.threads = 1});
+    MemoryAccounts accounts;
+    const Launch launch{.rank = rank, .size = 2, .hub = {"127.0.0.1", port}, .job = "job"};
+    const auto ranks =
+        connect({.backend = *backend, .accounts = accounts, .launch = launch, .timeout = patient, .way = way});
+    ranks->split(0)->barrier();
+  });
+  Failures failures(2);
+  failures[limited] = processes.failure(limited);
+  // A rank that fails before it can tell the others leaves them waiting until their time is up.
+  const bool told = failures[limited].empty() || failures[limited].find("cannot take more than 1") != std::string::npos;
+  if (told) failures[1 - limited] = processes.failure(1 - limited);
+  return failures;
+}
+
+void check_every_limit_of(std::size_t limited, Way way, const std::function<void(std::size_t more)>& allow,
+                          const std::string& limit) {
+  for (std::size_t more = 0; more < enough; ++more) {
+    CAPTURE(limited, static_cast<int>(way), more);
+    const Failures failures = meet_with_limit(limited, way, [&] { allow(more); });
+    if (failures == Failures(2)) {
+      CHECK(more > 0);
+      return;
+    }
+    REQUIRE_THAT(failures[limited], Contains(limit) && (Contains("B2401") || Contains("rank 0 cannot take")));
+    if (!failures[1 - limited].empty()) CHECK_THAT(failures[1 - limited], Contains(limit));
+  }
+  FAIL("it never works");
+}
+
+}  // namespace
+
+TEST_CASE("a rank that gets too few threads says which limit is reached") {
+  if (::geteuid() != 0) return skip("becoming another user needs root");
+  if (process_kinds().size() < 2) return skip("processes of two users share no memory, and there is no Gloo");
+  for (const std::size_t limited : {0u, 1u}) {
+    check_every_limit_of(limited, Way::gloo, allow_threads, "RLIMIT_NPROC");
+  }
+}
+
+TEST_CASE("a rank that gets too few descriptors says which limit is reached, and rank 0 tells it the others") {
+  for (const ProcessKind& kind : process_kinds()) {
+    for (const std::size_t limited : {0u, 1u}) {
+      check_every_limit_of(limited, kind.way, allow_descriptors, "RLIMIT_NOFILE");
+    }
+  }
+}
