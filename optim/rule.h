@@ -1,6 +1,8 @@
 // All update rules. Adding one is a file beside this with its options, and its name here.
 #pragma once
 
+#include <array>
+#include <string_view>
 #include <variant>
 
 #include "optim/adagrad.h"
@@ -12,6 +14,13 @@
 namespace ballast::optim {
 
 using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External>;
+
+// As it stands in the descriptions of runs, so it never changes.
+inline std::string_view name(const Rule& rule) {
+  constexpr std::array<std::string_view, std::variant_size_v<Rule>> names{
+      "AdamW", "Adam", "SGD", "SGD with momentum", "Lion", "Adagrad", "of the trainer's own"};
+  return names[rule.index()];
+}
 
 inline StateNames state_names(const Rule& rule) {
   return std::visit([](const auto& r) { return r.state; }, rule);

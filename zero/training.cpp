@@ -44,6 +44,7 @@ PlanOptions plan_options(const TrainingOptions& options, const Communicator& wor
           .micro_steps = options.micro_steps,
           .format = options.format,
           .names = names_of(groups),
+          .rule = std::string(optim::name(groups[0])),
           .trace = options.trace,
           .schedule = options.schedule,
           .whole_records = !options.drives.run.empty(),

@@ -35,7 +35,8 @@ Plan::Plan(Model model, const PlanOptions& options)
              .trace = options.trace,
              .schedule = options.schedule,
              .host_is_device = options.host_is_device},
-      program_(compile(input_)) {
+      program_(compile(input_)),
+      rule_(options.rule) {
   for (const Home& home : program_.homes) {
     if (home.on_drive) records_.emplace_back(home.unit, home.tile);
   }

@@ -12,6 +12,7 @@ struct PlanOptions {
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
   kernels::StateFormat format = kernels::StateFormat::split;
   optim::StateNames names{};  // what the optimizer keeps
+  std::string rule{};         // what its updates are called
   Trace trace{};
   Schedule schedule{};
   bool whole_records = false;   // a run goes on from its records alone: they hold parameters too
@@ -29,6 +30,7 @@ class Plan {
   const CompileInput& input() const { return input_; }
   const Placement& placement() const { return input_.placement; }
   const Program& program() const { return program_; }
+  const std::string& rule() const { return rule_; }
 
   std::size_t tiles_on_drive() const { return records_.size(); }
   std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its number among them
@@ -39,6 +41,7 @@ class Plan {
   Blocks blocks_;
   CompileInput input_;
   Program program_;
+  std::string rule_;
   std::vector<std::pair<std::size_t, std::size_t>> records_;  // unit and tile, in order
 };
 

@@ -1,0 +1,55 @@
+#include "offload/sealed_text.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <span>
+
+#include "offload/checksum.h"
+#include "offload/file.h"
+
+namespace ballast::offload {
+namespace {
+
+std::string seal_of(std::string_view text) {
+  return fmt::format("seal {:016x}\n", checksum(std::as_bytes(std::span(text))));
+}
+
+void write_all(const File& file, std::string_view text) {
+  std::size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t more =
+        ::pwrite(file.descriptor(), text.data() + written, text.size() - written, static_cast<off_t>(written));
+    if (more < 0 && errno != EINTR) fail_file("write", file.path(), written, errno);
+    if (more > 0) written += static_cast<std::size_t>(more);
+  }
+  if (::fsync(file.descriptor()) != 0) fail_file("fsync", file.path(), 0, errno);
+}
+
+}  // namespace
+
+void write_sealed_text(const std::filesystem::path& path, std::string_view text) {
+  const std::filesystem::path unfinished = path.string() + ".unfinished";
+  std::error_code none_there;
+  std::filesystem::remove(unfinished, none_there);  // of a process that was killed
+  File file(unfinished, {.create = true, .direct = false, .allow_network = true});
+  write_all(file, std::string(text) + seal_of(text));
+  file.rename(path);
+  flush_directory(path.parent_path());
+}
+
+std::optional<std::string> read_sealed_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t seal_bytes = seal_of("").size();
+  if (text.size() < seal_bytes) return {};
+  const std::string seal = text.substr(text.size() - seal_bytes);
+  text.resize(text.size() - seal_bytes);
+  if (seal != seal_of(text)) return {};
+  return text;
+}
+
+}  // namespace ballast::offload

@@ -1,0 +1,93 @@
+#include "zero/plan/description.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/plan/plan_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+
+namespace {
+
+std::vector<std::string> described(const Model& model, const PlanOptions& options) {
+  return describe(Plan(model, options));
+}
+
+PlanOptions options_of(int stage, std::size_t ranks) {
+  return {.placement = placement_of_stage(stage, ranks), .tile_elements = 128, .rule = "AdamW"};
+}
+
+}  // namespace
+
+// What stands here stands in files: a change of it makes the runs of before another training's.
+TEST_CASE("a description is what a training's state means, a fact a line") {
+  CHECK(described(odd_model(), options_of(3, 2)) == std::vector<std::string>{
+                                                        "2 ranks",
+                                                        "stage 3",
+                                                        "1 copy of the state",
+                                                        "the update rule AdamW",
+                                                        "parameter 1 weight [30, 29] bf16",
+                                                        "state format split of unit 1 embedding",
+                                                        "tiles of 128 elements of unit 1 embedding",
+                                                        "parameter 2 w [700] bf16",
+                                                        "frozen parameter 3 frozen [450] bf16",
+                                                        "parameter 4 b [3] bf16",
+                                                        "state format split of unit 2 h.0",
+                                                        "tiles of 128 elements of unit 2 h.0",
+                                                        "frozen parameter 5 w [333] bf16",
+                                                        "state format split of unit 3 frozen",
+                                                        "tiles of 0 elements of unit 3 frozen",
+                                                        "parameter 6 w [0] bf16",
+                                                        "state format split of unit 4 nothing",
+                                                        "tiles of 0 elements of unit 4 nothing",
+                                                        "parameter 7 w [5] fp32",
+                                                        "state format fp32 of unit 5 norm",
+                                                        "tiles of 128 elements of unit 5 norm",
+                                                        "parameter 8 b [29] bf16",
+                                                        "parameter weight tied to weight of unit embedding",
+                                                        "state format split of unit 6 head",
+                                                        "tiles of 128 elements of unit 6 head",
+                                                    });
+  CHECK(digest_of(described(plain_model(1), options_of(3, 2))) == 0xd9c178dd9d74e64);
+}
+
+TEST_CASE("every rank describes the training alike, and places and schedules do not count") {
+  const auto expected = described(odd_model(), options_of(3, 2));
+  PlanOptions other = options_of(3, 2);
+  other.rank = 1;
+  other.placement.state = all_in(Tier::host);
+  other.schedule.update_in_backward = true;
+  CHECK(described(odd_model(), other) == expected);
+}
+
+TEST_CASE("stages are told apart where they differ") {
+  const auto stage = [](int number, std::size_t ranks) { return described(odd_model(), options_of(number, ranks))[1]; };
+  CHECK(stage(0, 2) == "stage 0");
+  CHECK(stage(1, 2) == "stage 1 or 2");
+  CHECK(stage(2, 2) == "stage 1 or 2");
+  CHECK(stage(0, 1) == "a stage below 3");
+  CHECK(stage(2, 1) == "a stage below 3");
+  CHECK(stage(3, 1) == "stage 3");
+}
+
+TEST_CASE("the first difference is the first line that differs, or that only one has") {
+  using Lines = std::vector<std::string>;
+  CHECK_FALSE(first_difference(Lines{"a", "b"}, Lines{"a", "b"}).has_value());
+  const auto changed = first_difference(Lines{"a", "b", "c"}, Lines{"a", "x", "y"});
+  REQUIRE(changed.has_value());
+  CHECK(changed->one == "b");
+  CHECK(changed->other == "x");
+  const auto longer = first_difference(Lines{"a"}, Lines{"a", "b"});
+  REQUIRE(longer.has_value());
+  CHECK(longer->one == "nothing more");
+  CHECK(longer->other == "b");
+}
+
+TEST_CASE("digests differ by every line and by their order, and a name is no two lines") {
+  using Lines = std::vector<std::string>;
+  CHECK(digest_of(Lines{"a", "b"}) != digest_of(Lines{"b", "a"}));
+  CHECK(digest_of(Lines{"a", "b"}) != digest_of(Lines{"ab"}));
+  CHECK(digest_of(Lines{"a"}) != digest_of(Lines{"a", ""}));
+  const Model model{{{.name = "h", .tensors = {{"w\nstage 3", {4}}}}}};
+  CHECK(described(model, options_of(3, 1))[4] == "parameter 1 w?stage 3 [4] bf16");
+}

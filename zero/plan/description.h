@@ -1,0 +1,29 @@
+// What the state of a training means, as lines of text: two trainings whose lines are equal can take over each other's
+// records. A pure value, the same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "zero/plan/plan.h"
+
+namespace ballast {
+
+// One fact a line: ranks, stage and rule first, then each unit's parameters and how its state is cut and kept. Without what
+// may change from one start of a run to the next: learning rates, parameter groups, places, schedule.
+std::vector<std::string> describe(const Plan& plan);
+
+// The same in every build and on every machine: it stands in files.
+std::uint64_t digest_of(std::span<const std::string> lines);
+
+// The first line in which two descriptions differ, of each.
+struct Difference {
+  std::string one;
+  std::string other;
+};
+std::optional<Difference> first_difference(std::span<const std::string> one, std::span<const std::string> other);
+
+}  // namespace ballast
