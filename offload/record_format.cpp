@@ -22,7 +22,7 @@ struct BlockHead {
   std::uint32_t magic = offload::magic;
   Kind kind{};
   std::uint32_t version = format_version;
-  std::uint32_t reserved = 0;
+  std::uint32_t rank = 0;
   std::uint64_t run_id = 0;
 };
 
@@ -33,6 +33,7 @@ struct IdentityBlock {
   std::uint64_t tiles = 0;
   std::uint64_t payload_bytes = 0;
   std::uint64_t first_bytes = 0;
+  std::uint64_t content_digest = 0;
 };
 
 struct RecordBlock {
@@ -48,6 +49,7 @@ struct CommitBlock {
   std::uint64_t step = 0;
   std::uint64_t seals_hash = 0;
   std::uint64_t user_bytes = 0;
+  CommitPoint point{};
 };
 static_assert(sizeof(CommitBlock) + most_user_bytes == commit_bytes);
 
@@ -55,8 +57,9 @@ std::uint64_t seal_of(std::span<const std::byte> block) { return checksum(block.
 
 // The rest of the block may hold more, behind T, before it is sealed.
 template <class T>
-void put(std::span<std::byte> block, T content, std::uint64_t run_id) {
-  content.head.run_id = run_id;
+void put(std::span<std::byte> block, T content, const RecordShape& shape) {
+  content.head.run_id = shape.run_id;
+  content.head.rank = shape.rank;
   std::memcpy(block.data(), &content, sizeof content);
   const std::uint64_t seal = seal_of(block);
   std::memcpy(block.data(), &seal, sizeof seal);
@@ -73,10 +76,18 @@ bool is_sealed(std::span<const std::byte> block, const BlockHead& head, Kind kin
   return head.magic == magic && head.kind == kind && head.seal == seal_of(block);
 }
 
-// Of a region of a record: it holds only for this run, tile, generation and region.
+bool is_of(const RecordShape& shape, const BlockHead& head) {
+  return head.run_id == shape.run_id && head.rank == shape.rank;
+}
+
+std::string owner(std::uint64_t run_id, std::uint64_t rank) {
+  return fmt::format("rank {} of run {:#x}", rank, run_id);
+}
+
+// Of a region of a record: it holds only for this run, rank, tile, generation and region.
 std::uint64_t region_seal(const RecordShape& shape, RecordName name, std::uint64_t region,
                           std::span<const std::byte> bytes) {
-  const std::array<std::uint64_t, 4> identity{shape.run_id, name.tile, name.generation, region};
+  const std::array<std::uint64_t, 5> identity{shape.run_id, shape.rank, name.tile, name.generation, region};
   return checksum(bytes, checksum(std::as_bytes(std::span(identity))));
 }
 
@@ -115,16 +126,16 @@ Seals seal_record(const RecordShape& shape, RecordName name, std::span<std::byte
   const auto padding = record.subspan(block_bytes + shape.payload_bytes);
   std::memset(record.data(), 0, block_bytes);
   std::memset(padding.data(), 0, padding.size());
-  put(record.first(block_bytes), RecordBlock{.tile = name.tile, .generation = name.generation, .seals = seals},
-      shape.run_id);
+  put(record.first(block_bytes), RecordBlock{.tile = name.tile, .generation = name.generation, .seals = seals}, shape);
   return seals;
 }
 
 HeadCheck check_head(const RecordShape& shape, RecordName name, std::span<const std::byte> head) {
   const auto found = get<RecordBlock>(head);
   if (!is_sealed(head, found.head, Kind::record)) return {"its head is damaged"};
-  if (found.head.run_id != shape.run_id) {
-    return {fmt::format("it belongs to run {:#x}, not {:#x}", found.head.run_id, shape.run_id)};
+  if (!is_of(shape, found.head)) {
+    return {fmt::format("it belongs to {}, not to {}", owner(found.head.run_id, found.head.rank),
+                        owner(shape.run_id, shape.rank))};
   }
   if (found.tile != name.tile) return {fmt::format("it is tile {}, written to the wrong place", found.tile)};
   if (found.generation != name.generation) {
@@ -152,14 +163,16 @@ void write_commit(const RecordShape& shape, const Commit& commit, std::span<std:
       CommitBlock{.generation = commit.generation,
                   .step = commit.step,
                   .seals_hash = commit.seals_hash,
-                  .user_bytes = commit.user.size()},
-      shape.run_id);
+                  .user_bytes = commit.user.size(),
+                  .point = commit.point},
+      shape);
 }
 
 std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std::byte> slot) {
   const auto found = get<CommitBlock>(slot);
-  if (!is_sealed(slot, found.head, Kind::commit) || found.head.run_id != shape.run_id) return {};
-  return Commit{found.generation, found.step, found.seals_hash, slot.subspan(sizeof found, found.user_bytes)};
+  if (!is_sealed(slot, found.head, Kind::commit) || !is_of(shape, found.head)) return {};
+  return Commit{found.generation, found.step, found.seals_hash, found.point,
+                slot.subspan(sizeof found, found.user_bytes)};
 }
 
 std::uint64_t hash_of(std::span<const Seals> seals) { return checksum(std::as_bytes(seals)); }
@@ -171,38 +184,63 @@ void write_identity(const RecordShape& shape, FileName name, std::span<std::byte
                     .files = name.files,
                     .tiles = shape.tiles,
                     .payload_bytes = shape.payload_bytes,
-                    .first_bytes = shape.first_bytes},
-      shape.run_id);
+                    .first_bytes = shape.first_bytes,
+                    .content_digest = shape.content_digest},
+      shape);
+}
+
+// The version comes before the seal, which another version may make in another way.
+Identity read_identity(std::span<const std::byte> block, const std::filesystem::path& path) {
+  const auto found = get<IdentityBlock>(block);
+  if (found.head.magic != magic) refuse(Code::bad_record, path, "this is not a record file of Ballast");
+  if (found.head.version != format_version) {
+    const bool newer = found.head.version > format_version;
+    fail(newer ? Code::newer_format : Code::older_format,
+         {.what = fmt::format("the record file is in {} format than this version of Ballast reads",
+                              newer ? "a newer" : "an older"),
+          .where = path.string(),
+          .needed = fmt::format("format {}", newer ? found.head.version : format_version),
+          .available = fmt::format("format {}", newer ? format_version : found.head.version)});
+  }
+  if (!is_sealed(block, found.head, Kind::identity))
+    refuse(Code::bad_record, path, "the file's first block is damaged");
+  return {.shape = {.run_id = found.head.run_id,
+                    .rank = found.head.rank,
+                    .tiles = found.tiles,
+                    .payload_bytes = found.payload_bytes,
+                    .first_bytes = found.first_bytes,
+                    .content_digest = found.content_digest},
+          .name = {.file = found.file, .files = found.files}};
+}
+
+void check_name(const Identity& found, FileName name, const std::filesystem::path& path) {
+  if (found.name.file == name.file && found.name.files == name.files) return;
+  refuse(Code::run_mismatch, path,
+         fmt::format("this is file {} of {}, where file {} of {} should be: were directories swapped?",
+                     found.name.file + 1, found.name.files, name.file + 1, name.files));
 }
 
 void check_identity(const RecordShape& shape, FileName name, std::span<const std::byte> block,
                     const std::filesystem::path& path) {
-  const auto found = get<IdentityBlock>(block);
-  if (found.head.magic != magic) refuse(Code::bad_record, path, "this is not a record file of Ballast");
-  if (found.head.version > format_version) {  // before the seal, which may be another one by then
-    fail(Code::newer_format, {.what = "the record file is in a newer format than this version of Ballast reads",
-                              .where = path.string(),
-                              .needed = fmt::format("format {}", found.head.version),
-                              .available = fmt::format("format {}", format_version)});
-  }
-  if (!is_sealed(block, found.head, Kind::identity))
-    refuse(Code::bad_record, path, "the file's first block is damaged");
-  if (found.head.run_id != shape.run_id) {
-    refuse(Code::bad_record, path,
-           fmt::format("the file belongs to run {:#x}, not {:#x}", found.head.run_id, shape.run_id));
-  }
-  if (found.file != name.file || found.files != name.files) {
-    refuse(Code::bad_record, path,
-           fmt::format("this is file {} of {}, where file {} of {} should be: were directories swapped?",
-                       found.file + 1, found.files, name.file + 1, name.files));
-  }
-  if (found.tiles != shape.tiles || found.payload_bytes != shape.payload_bytes ||
-      found.first_bytes != shape.first_bytes) {
-    refuse(Code::bad_record, path,
-           fmt::format("the file holds {} tiles of {} bytes (first region {}), where {} of {} ({}) were expected",
-                       found.tiles, found.payload_bytes, found.first_bytes, shape.tiles, shape.payload_bytes,
-                       shape.first_bytes));
-  }
+  const Identity found = read_identity(block, path);
+  const auto require_own = [&](bool is_own, auto&& what) {
+    if (!is_own) refuse(Code::run_mismatch, path, what());
+  };
+  require_own(found.shape.run_id == shape.run_id && found.shape.rank == shape.rank, [&] {
+    return fmt::format("the file belongs to {}, not to {}", owner(found.shape.run_id, found.shape.rank),
+                       owner(shape.run_id, shape.rank));
+  });
+  check_name(found, name, path);
+  require_own(found.shape.tiles == shape.tiles && found.shape.payload_bytes == shape.payload_bytes &&
+                  found.shape.first_bytes == shape.first_bytes,
+              [&] {
+                return fmt::format(
+                    "the file holds {} tiles of {} bytes (first region {}), where {} of {} ({}) were expected",
+                    found.shape.tiles, found.shape.payload_bytes, found.shape.first_bytes, shape.tiles,
+                    shape.payload_bytes, shape.first_bytes);
+              });
+  require_own(found.shape.content_digest == shape.content_digest,
+              [] { return "the file's tiles hold something else than expected"; });
 }
 
 }  // namespace ballast::offload

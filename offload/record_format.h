@@ -2,6 +2,7 @@
 // them for readers of other programs.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -11,16 +12,28 @@
 
 namespace ballast::offload {
 
-inline constexpr std::uint32_t format_version = 1;
+inline constexpr std::uint32_t format_version = 2;
 inline constexpr std::size_t commit_bytes = 16 * block_bytes;
-inline constexpr std::size_t most_user_bytes = commit_bytes - 64;
+inline constexpr std::size_t most_user_bytes = commit_bytes - 80;
 
-// What the owner of the records decides.
+// What the owner of the records decides. Run and rank are part of every seal, so that a record of another run or of another
+// rank is not taken for ours.
 struct RecordShape {
-  std::uint64_t run_id = 0;  // part of every seal, so that a record of another run is not taken for ours
+  std::uint64_t run_id = 0;
+  std::uint32_t rank = 0;
   std::size_t tiles = 0;
-  std::size_t payload_bytes = 0;  // of a tile
-  std::size_t first_bytes = 0;    // of its first region, which can be read alone: the parameter
+  std::size_t payload_bytes = 0;     // of a tile
+  std::size_t first_bytes = 0;       // of its first region, which can be read alone: the parameter
+  std::uint64_t content_digest = 0;  // of the owner's description of the payloads
+};
+
+// Names a commit of a run, the same on all ranks. Each start of the run is an incarnation, with a number above all before
+// it; commits are counted. So two histories that split after a crash never share a point.
+struct CommitPoint {
+  std::uint64_t incarnation = 0;  // 0: of records that belong to no run, or to none yet
+  std::uint64_t number = 0;
+
+  auto operator<=>(const CommitPoint&) const = default;
 };
 
 // Where records lie. Each tile has two places, for odd and for even generations. Tiles go to the files in turn.
@@ -77,6 +90,7 @@ struct Commit {
   std::uint64_t generation = 0;
   std::uint64_t step = 0;
   std::uint64_t seals_hash = 0;  // of all tiles, in order
+  CommitPoint point{};
   std::span<const std::byte> user{};
 };
 
@@ -90,9 +104,21 @@ struct FileName {
   std::size_t files = 1;
 };
 
+// What the first block of a file says of it.
+struct Identity {
+  RecordShape shape{};
+  FileName name{};
+};
+
 void write_identity(const RecordShape& shape, FileName name, std::span<std::byte> block);
 
-// Throws what is wrong: another run, another shape, another file of the run, a newer format, not ours at all.
+// Throws where the block is damaged or not ours (B3202), or of a newer format (B1008) or an older one (B1010).
+Identity read_identity(std::span<const std::byte> block, const std::filesystem::path& path);
+
+// Throws B1009 where the block is that of another file of the run.
+void check_name(const Identity& found, FileName name, const std::filesystem::path& path);
+
+// Throws what is wrong, as the two above do; and B1009 for another run, rank or shape.
 void check_identity(const RecordShape& shape, FileName name, std::span<const std::byte> block,
                     const std::filesystem::path& path);
 

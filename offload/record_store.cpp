@@ -15,10 +15,6 @@ namespace {
 
 constexpr std::size_t records_of_filling = 8;  // in flight while the files are made
 
-std::filesystem::path path_in(const Drive& drive, const StoreOptions& options) {
-  return drive.directory / (options.name + ".records");
-}
-
 // Waits; how it ended does not matter.
 void settle(const Completion& completion) {
   InFlight one;
@@ -106,7 +102,7 @@ void RecordStore::add(File file, IoQueue& queue) {
 RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
   std::vector<std::filesystem::path> paths;
   for (const Drive& drive : drives) {
-    paths.push_back(path_in(drive, options));
+    paths.push_back(options.path_in(drive.directory));
     require(!std::filesystem::exists(paths.back()), Code::file_call, [&] {
       return Problem{.what = "there are records already, and they are not overwritten",
                      .where = paths.back().string(),
@@ -164,89 +160,6 @@ void RecordStore::fill_with_zeros() {
     batch.wait();
   }
   commit(0);
-}
-
-RecordStore RecordStore::open(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
-  RecordStore store(shape, drives, options);
-  for (std::size_t i = 0; i < drives.size(); ++i) {
-    store.add(File(path_in(drives[i], options), options.file), *drives[i].queue);
-    const File& file = store.stripes_[i]->file;
-    const auto block = store.control().first(block_bytes);
-    require(file.bytes() >= block_bytes, Code::bad_record,
-            [&] { return Problem{.what = "this is not a record file of Ballast", .where = file.path().string()}; });
-    drives[i].queue->submit({IoKind::read, &file, 0, block}).wait();
-    check_identity(shape, {i, drives.size()}, block, file.path());
-    require(file.bytes() >= store.places_.file_bytes(i), Code::bad_record, [&] {
-      return Problem{.what = "the file was cut off",
-                     .where = file.path().string(),
-                     .needed = fmt::format("{} bytes", store.places_.file_bytes(i)),
-                     .available = fmt::format("{} bytes", file.bytes())};
-    });
-  }
-  store.find_generation(options.newest_step);
-  return store;
-}
-
-void RecordStore::find_generation(std::uint64_t newest_step) {
-  struct Candidate {
-    Commit commit;
-    std::vector<std::byte> user;
-  };
-  std::vector<Candidate> candidates;
-  const Stripe& first = *stripes_.front();
-  for (const std::uint64_t slot : {0u, 1u}) {
-    first.queue->submit({IoKind::read, &first.file, RecordPlaces::commit_offset(slot), control()}).wait();
-    if (const auto found = read_commit(shape_, control()); found.has_value() && found->generation > 0) {
-      candidates.push_back({*found, {found->user.begin(), found->user.end()}});
-    }
-  }
-  std::ranges::sort(candidates, std::ranges::greater{}, [](const Candidate& c) { return c.commit.generation; });
-  for (Candidate& candidate : candidates) {
-    if (candidate.commit.step <= newest_step && load(candidate.commit)) {
-      generation_ = candidate.commit.generation;
-      step_ = candidate.commit.step;
-      user_ = std::move(candidate.user);
-      return;
-    }
-  }
-  fail(Code::bad_record,
-       {.what = candidates.empty() ? "the file holds no committed generation"
-                                   : "no generation is there with all its records",
-        .where = first.file.path().string(),
-        .needed = newest_step == UINT64_MAX ? "" : fmt::format("one of step {} or before", newest_step)});
-}
-
-// Reads the head of every record. False where they are not those that were committed.
-bool RecordStore::load(const Commit& commit) {
-  constexpr std::size_t at_once = commit_bytes / block_bytes;
-  const auto head = [&](std::size_t i) { return control().subspan(i * block_bytes, block_bytes); };
-  for (std::size_t begin = 0; begin < shape_.tiles; begin += at_once) {
-    const std::size_t count = std::min(at_once, shape_.tiles - begin);
-    InFlight reads;
-    for (std::size_t i = 0; i < count; ++i) {
-      const Stripe& stripe = *stripes_[places_.file_of(begin + i)];
-      reads.add(
-          stripe.queue->submit({IoKind::read, &stripe.file, places_.offset_of(begin + i, commit.generation), head(i)}));
-    }
-    reads.wait();
-    for (std::size_t i = 0; i < count; ++i) {
-      const HeadCheck found = check_head(shape_, {begin + i, commit.generation}, head(i));
-      if (!found.problem.empty()) {
-        say_unusable(commit, fmt::format("tile {}: {}", begin + i, found.problem));
-        return false;
-      }
-      current_[begin + i] = found.seals;
-    }
-  }
-  if (hash_of(current_) == commit.seals_hash) return true;
-  say_unusable(commit, "its records are whole, but not all of them are those that were committed");
-  return false;
-}
-
-void RecordStore::say_unusable(const Commit& commit, std::string_view reason) const {
-  if (log_ == nullptr) return;
-  log_->warning(fmt::format("{}: generation {} (step {}) cannot be used: {}", stripes_.front()->file.path().string(),
-                            commit.generation, commit.step, reason));
 }
 
 // Bytes past a record's end would be the next record's.
@@ -320,7 +233,11 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
     });
     wait(written_[tile].completion, "a write");
   }
-  const Commit next{generation_ + 1, step, hash_of(next_), user};
+  const Commit next{.generation = generation_ + 1,
+                    .step = step,
+                    .seals_hash = hash_of(next_),
+                    .point = {point_.incarnation, point_.number + 1},
+                    .user = user};
   require(user.size() <= most_user_bytes, Code::wrong_size, [&] {
     return Problem{.what = "a commit was given more of the user's bytes than its record holds",
                    .needed = human_bytes(user.size()),
@@ -335,6 +252,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   const std::lock_guard lock(*newest_);
   generation_ = next.generation;
   step_ = step;
+  point_ = next.point;
   user_.assign(user.begin(), user.end());
   current_.swap(next_);
   written_.assign(shape_.tiles, {});

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,21 @@ struct Drive {
 struct StoreOptions {
   std::string name = "state";  // of the files: NAME.records in each directory
   FileOptions file{};
-  Log* log = nullptr;                      // outlives the store
-  std::uint64_t newest_step = UINT64_MAX;  // open() passes over generations of later steps
+  Log* log = nullptr;  // outlives the store
+
+  std::filesystem::path path_in(const std::filesystem::path& directory) const {
+    return directory / (name + ".records");
+  }
+};
+
+// What the first file and its commit slots say, before anything of it is trusted.
+struct FoundRecords {
+  RecordShape shape{};
+  struct Found {
+    CommitPoint point{};
+    std::uint64_t step = 0;
+  };
+  std::vector<Found> commits{};  // whose seal is right: two at most, the newest first
 };
 
 // A record on its way into memory.
@@ -56,6 +70,10 @@ class RecordStore {
   // The same in files without names, which are gone with the process.
   static RecordStore scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
+  // Reads what open() would find, and changes nothing. None where there is no file. Throws as read_identity() and
+  // check_name() do.
+  static std::optional<FoundRecords> look(std::span<const Drive> drives, const StoreOptions& options = {});
+
   // Opens the newest generation of which everything is there. One that is passed over is overwritten by the next commit.
   static RecordStore open(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
@@ -69,6 +87,7 @@ class RecordStore {
 
   std::uint64_t generation() const { return generation_; }
   std::uint64_t step() const { return step_; }
+  CommitPoint point() const { return point_; }
   std::span<const std::byte> user() const { return user_; }  // as the commit was given them
 
   // What was last written, which may not be committed yet: who reads a tile has waited for its write. The first region alone
@@ -88,6 +107,13 @@ class RecordStore {
   // What was written for the next generation counts as never written.
   void abandon();
 
+  // Makes the generation of this commit the current one, before anything is written. False where it is not there with all
+  // its records: then the current one stays.
+  bool go_to(CommitPoint point);
+
+  // The next commit is number + 1 of this incarnation.
+  void count_from(CommitPoint point) { point_ = point; }
+
  private:
   RecordStore(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options);
 
@@ -98,7 +124,8 @@ class RecordStore {
 
   void add(File file, IoQueue& queue);
   void fill_with_zeros();
-  void find_generation(std::uint64_t newest_step);
+  void find_generation();
+  bool make_current(const Commit& commit);
   bool load(const Commit& commit);
   void say_unusable(const Commit& commit, std::string_view reason) const;
   PendingRead start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;
@@ -116,6 +143,7 @@ class RecordStore {
   std::vector<std::unique_ptr<Stripe>> stripes_;  // the kernel and the queues know files by their address
   std::uint64_t generation_ = 0;
   std::uint64_t step_ = 0;
+  CommitPoint point_{};
   std::vector<std::byte> user_;
   // Guards what tells a tile's newest record: generation_ and all below.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();

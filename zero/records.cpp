@@ -1,48 +1,88 @@
 #include "zero/records.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/random.h>
 
 #include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <sstream>
 
 #include "kernels/runtime/error.h"
-#include "offload/checksum.h"
+#include "offload/sealed_text.h"
+#include "zero/comm/on_all_ranks.h"
+#include "zero/plan/description.h"
 
 namespace ballast {
 namespace {
 
-// The same in every build and on every machine: it stands in the files.
-std::uint64_t run_id_of(const std::string& run, std::size_t rank) {
-  return offload::checksum(std::as_bytes(std::span(run)), rank);
+constexpr std::string_view description_title = "Ballast run description, version 1";
+
+void write_description(const std::filesystem::path& file, const std::vector<std::string>& lines) {
+  offload::write_sealed_text(file, fmt::format("{}\n{}\n", description_title, fmt::join(lines, "\n")));
+}
+
+// Empty where it is not what was written.
+std::vector<std::string> read_description(const std::filesystem::path& file) {
+  std::istringstream text(offload::read_sealed_text(file).value_or(""));
+  std::string line;
+  if (!std::getline(text, line) || line != description_title) return {};
+  std::vector<std::string> lines;
+  while (std::getline(text, line))
+    lines.push_back(line);
+  return lines;
+}
+
+// Never 0, which is no run's.
+std::uint64_t random_id() {
+  std::uint64_t id = 0;
+  while (id == 0) {
+    const ssize_t drawn = ::getrandom(&id, sizeof id, 0);
+    require(drawn == sizeof id || errno == EINTR, Code::internal,
+            [] { return Problem{.what = "cannot draw a random number for a new run"}; });
+  }
+  return id;
 }
 
 // What every rank says, by rank.
-std::vector<std::int64_t> said_by_all(Communicator& world, std::int64_t mine) {
-  std::vector<std::int64_t> values(world.size());
-  values[world.rank()] = mine;
-  world.all_reduce(values);
-  return values;
+std::vector<RankHistory> said_by_all(Communicator& world, const RankHistory& mine) {
+  constexpr std::size_t most_commits = 2;
+  constexpr std::size_t words = 4 + 3 * most_commits;
+  std::vector<std::int64_t> said(words * world.size());
+  auto word = said.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
+  *word++ = mine.has_files ? 1 : 0;
+  *word++ = std::bit_cast<std::int64_t>(mine.run_id);
+  *word++ = mine.lacks_records ? 1 : 0;
+  *word++ = static_cast<std::int64_t>(mine.commits.size());
+  for (const auto& [point, step] : mine.commits) {
+    for (const std::uint64_t each : {point.incarnation, point.number, step})
+      *word++ = static_cast<std::int64_t>(each);
+  }
+  world.all_reduce(said);
+  std::vector<RankHistory> ranks;
+  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(said[at]); };
+  for (std::size_t at = 0; at < said.size(); at += words) {
+    RankHistory& rank = ranks.emplace_back(
+        RankHistory{.has_files = said[at] != 0, .run_id = number(at + 1), .lacks_records = said[at + 2] != 0});
+    for (std::size_t commit = 0; commit < number(at + 3); ++commit) {
+      const std::size_t begin = at + 4 + 3 * commit;
+      rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
+    }
+  }
+  return ranks;
 }
 
-// How far a rank's records have come.
-enum class Has : std::int64_t { nothing, files, first_step, steps };
-
-Has what_there_is(const offload::RecordStore& store) {
-  constexpr std::uint64_t made = 1;  // the generation of a store that was never filled
-  if (store.generation() == made) return Has::files;
-  return store.step() == 0 ? Has::first_step : Has::steps;
+std::uint64_t drawn_by_first(Communicator& world) {
+  std::int64_t id = world.rank() == 0 ? std::bit_cast<std::int64_t>(random_id()) : 0;
+  world.all_reduce({&id, 1});
+  return std::bit_cast<std::uint64_t>(id);
 }
 
-// Whether all have something to go on from. A run that was killed while it began has nothing; one of whose ranks is lost
-// has.
-bool can_go_on(const std::vector<std::int64_t>& by_rank, const std::string& run) {
-  const auto least = std::ranges::min_element(by_rank);
-  const bool whole = *least >= static_cast<std::int64_t>(Has::first_step);
-  require(whole || std::ranges::count(by_rank, static_cast<std::int64_t>(Has::steps)) == 0, Code::bad_record, [&] {
-    return Problem{.what = fmt::format("run {} is on the drives of some ranks only", run),
-                   .where = fmt::format("rank {} has nothing of it", least - by_rank.begin()),
-                   .remedy = "Give every rank its own directories again, or begin a run of another name."};
-  });
-  return whole;
+bool is_true_on_any(Communicator& world, bool mine) {
+  std::int64_t ranks = mine ? 1 : 0;
+  world.all_reduce({&ranks, 1});
+  return ranks > 0;
 }
 
 }  // namespace
@@ -52,46 +92,97 @@ Records::Records(const Plan& plan, Communicator& world, const RecordOptions& opt
           [] { return Problem{.what = "state was to be kept on drives", .needed = "the directories to keep it in"}; });
   require(options.run.empty() || plan.blocks().whole_records(), Code::internal,
           [] { return Problem{.what = "a run was to be kept in records without parameters"}; });
-  const std::uint64_t run_id = run_id_of(options.run, world.rank());
-  const offload::RecordShape shape = plan.blocks().shape(run_id, plan.tiles_on_drive());
-  for (const std::filesystem::path& directory : options.directories) {
-    std::filesystem::path place = directory;
-    if (!options.run.empty()) {
-      std::filesystem::create_directories(directory);
-      place = kept_.emplace_back(directory / fmt::format("{}-rank-{}", options.run, world.rank())).path();
-    }
-    queues_.push_back(offload::open_queue({.depth = options.depth, .log = options.log}));
-    drives_.push_back({place, queues_.back().get()});
-  }
+  offload::RecordShape shape = plan.blocks().shape(plan.tiles_on_drive());
+  shape.rank = static_cast<std::uint32_t>(world.rank());
   const offload::StoreOptions files{.file = {.allow_network = options.allow_network}, .log = options.log};
   if (options.run.empty()) {
+    for (const std::filesystem::path& directory : options.directories)
+      add_drive(directory, options);
     store_.emplace(offload::RecordStore::scratch(shape, drives_, files));
-    return;
+  } else {
+    Run run{options.run, describe(plan), shape, files};
+    run.shape.content_digest = digest_of(run.description);
+    open_run(std::move(run), world, options);
   }
-  const bool there = std::filesystem::exists(drives_.front().directory / "state.records");
-  store_.emplace(there ? offload::RecordStore::open(shape, drives_, files)
-                       : offload::RecordStore::create(shape, drives_, files));
-  const Has mine = there ? what_there_is(*store_) : Has::nothing;
-  found_ = can_go_on(said_by_all(world, static_cast<std::int64_t>(mine)), options.run);
-  if (found_) go_to_common_step(shape, world, files);
 }
 
-// A rank may have committed one step more than another when a run ended; it has the step before as well.
-void Records::go_to_common_step(const offload::RecordShape& shape, Communicator& world,
-                                const offload::StoreOptions& options) {
-  const auto steps = said_by_all(world, static_cast<std::int64_t>(store_->step()));
-  const auto common = static_cast<std::uint64_t>(*std::ranges::min_element(steps));
-  if (store_->step() == common) return;
-  store_.reset();
-  offload::StoreOptions older = options;
-  older.newest_step = common;
-  store_.emplace(offload::RecordStore::open(shape, drives_, older));
-  require(store_->step() == common, Code::bad_record, [&] {
-    return Problem{.what = "ranks have no committed step in common",
-                   .where = fmt::format("rank {}", world.rank()),
-                   .needed = fmt::format("step {}", common),
-                   .available = fmt::format("step {}", store_->step())};
+void Records::add_drive(const std::filesystem::path& directory, const RecordOptions& options) {
+  queues_.push_back(offload::open_queue({.depth = options.depth, .log = options.log}));
+  drives_.push_back({directory, queues_.back().get()});
+}
+
+void Records::open_run(Run run, Communicator& world, const RecordOptions& options) {
+  RankHistory mine;
+  on_all_ranks(world, [&] {
+    for (const std::filesystem::path& directory : options.directories) {
+      std::filesystem::create_directories(directory);
+      const std::string own = fmt::format("{}-rank-{}", options.run, world.rank());
+      add_drive(kept_.emplace_back(directory / own).path(), options);
+    }
+    mine = look(run);
   });
+  const std::vector<RankHistory> ranks = said_by_all(world, mine);
+  const auto known_id = run_id_of(ranks, run.name);
+  common_point(ranks, run.name);  // throws before anything is written
+  run.shape.run_id = known_id ? *known_id : drawn_by_first(world);
+  on_all_ranks(world, [&] { open_or_create(run, mine.has_files); });
+  const auto point = go_to_common_point(run, mine, world);
+  found_ = point.has_value();
+  const std::uint64_t incarnation = next_incarnation(ranks);
+  store_->count_from({incarnation, found_ ? point->number : 0});
+  if (options.log == nullptr || world.rank() > 0) return;
+  options.log->info(
+      found_ ? fmt::format("resumes run \"{}\" ({:#x}) after step {}: commit {} of incarnation {}; this is "
+                           "incarnation {}",
+                           run.name, run.shape.run_id, store_->step(), point->number, point->incarnation, incarnation)
+             : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name, run.shape.run_id, incarnation));
+}
+
+// What the drives of this rank hold. Throws where that is no run of this training's, or another rank's part of it.
+RankHistory Records::look(const Run& run) const {
+  const auto found = offload::RecordStore::look(drives_, run.files);
+  if (!found) return {};
+  require(found->shape.rank == run.shape.rank, Code::run_mismatch, [&] {
+    return Problem{
+        .what = fmt::format("cannot resume run \"{}\": this is the directory of rank {}", run.name, found->shape.rank),
+        .where = drives_.front().directory.string(),
+        .needed = fmt::format("that of rank {}", run.shape.rank),
+        .remedy = "Give every rank its own directories. Nothing was changed."};
+  });
+  if (found->shape.content_digest == run.shape.content_digest) return history_of(found);
+  const std::vector<std::string> began_with = read_description(description_file());
+  const bool is_known = digest_of(began_with) == found->shape.content_digest;
+  const auto difference = first_difference(began_with, run.description);
+  fail(
+      Code::run_mismatch,
+      {.what = is_known && difference ? fmt::format("cannot resume run \"{}\": it has {}, but this training has {}",
+                                                    run.name, difference->one, difference->other)
+                                      : fmt::format("cannot resume run \"{}\": another training began it", run.name),
+       .where = is_known ? drives_.front().directory.string()
+                         : fmt::format("{} (what differs is not known, as {} is missing or damaged)",
+                                       drives_.front().directory.string(), description_file().filename().string()),
+       .remedy = "Train what began the run; or give the run another name, where ballast.load_checkpoint() takes over a "
+                 "checkpoint of other ranks, stages and formats. Nothing was changed."});
+}
+
+// The description comes first: files without one would be refused without a reason.
+void Records::open_or_create(const Run& run, bool has_files) {
+  if (!has_files || read_description(description_file()) != run.description) {
+    write_description(description_file(), run.description);
+  }
+  store_.emplace(has_files ? offload::RecordStore::open(run.shape, drives_, run.files)
+                           : offload::RecordStore::create(run.shape, drives_, run.files));
+}
+
+// A commit can be there without all of its records: then the newest one that no rank lacks.
+std::optional<offload::CommitPoint> Records::go_to_common_point(const Run& run, RankHistory mine, Communicator& world) {
+  while (true) {
+    const auto point = common_point(said_by_all(world, mine), run.name);
+    if (!point) return {};
+    const bool is_here = store_->go_to(*point);
+    if (!is_here) mine.drop(*point);
+    if (!is_true_on_any(world, !is_here)) return point;
+  }
 }
 
 std::vector<offload::IoQueue*> Records::queues() const {

@@ -1,4 +1,4 @@
-// A rank's records on its drives: made new or found again, and then of the same step on all ranks.
+// A rank's records on its drives: made new or found again, and then of the same commit of the same run on all ranks.
 #pragma once
 
 #include <filesystem>
@@ -9,6 +9,7 @@
 #include "offload/run_directory.h"
 #include "zero/comm/communicator.h"
 #include "zero/plan/plan.h"
+#include "zero/run_history.h"
 
 namespace ballast {
 
@@ -21,10 +22,12 @@ struct RecordOptions {
   Log* log = nullptr;  // outlives the records
 };
 
-// Used by one thread at a time. All ranks make theirs together.
+// Used by one thread at a time. All ranks make theirs together; where that fails on one, all throw its error, and nothing of a
+// run that was there is changed.
 class Records {
  public:
-  // Opens the newest step that all ranks have, if the run has begun; else makes new files.
+  // Resumes from the newest commit that all ranks have, if the run has begun; else makes new files. A run that another
+  // training began (other parameters, ranks, stage, format or rule) is refused: B1009, with the first difference.
   Records(const Plan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }
@@ -32,7 +35,20 @@ class Records {
   bool found() const { return found_; }
 
  private:
-  void go_to_common_step(const offload::RecordShape& shape, Communicator& world, const offload::StoreOptions& options);
+  // What this training's run is, for comparison with the one on the drives.
+  struct Run {
+    const std::string& name;
+    std::vector<std::string> description;
+    offload::RecordShape shape;
+    offload::StoreOptions files;
+  };
+
+  void add_drive(const std::filesystem::path& directory, const RecordOptions& options);
+  void open_run(Run run, Communicator& world, const RecordOptions& options);
+  RankHistory look(const Run& run) const;
+  void open_or_create(const Run& run, bool has_files);
+  std::optional<offload::CommitPoint> go_to_common_point(const Run& run, RankHistory mine, Communicator& world);
+  std::filesystem::path description_file() const { return drives_.front().directory / "state.description"; }
 
   std::vector<offload::RunDirectory> kept_;
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;

@@ -53,7 +53,7 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
                        "parameters, gradients and state on drives, and update in backward"};
   });
   if (needs.on_drives == 0 || goes_on(options.training.drives)) return;
-  offload::require_space(plan.blocks().shape(0, plan.tiles_on_drive()), options.training.drives.directories,
+  offload::require_space(plan.blocks().shape(plan.tiles_on_drive()), options.training.drives.directories,
                          options.memory.ranks_here);
 }
 

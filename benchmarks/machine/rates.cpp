@@ -148,7 +148,7 @@ class Rates {
     for (const std::filesystem::path& directory : options_.directories) {
       drives.push_back({directory, queues.emplace_back(offload::open_queue({.depth = 16})).get()});
     }
-    auto store = offload::RecordStore::scratch(plan_.blocks().shape(world_.rank(), tiles), drives);
+    auto store = offload::RecordStore::scratch(plan_.blocks().shape(tiles), drives);
     const auto slot = [&](std::size_t tile) { return std::span(buffer_->data() + tile % slots * record, record); };
     const auto bytes = static_cast<double>(tiles * record);
     const double reading = slowest_mean(seconds_of_reading, [&] {

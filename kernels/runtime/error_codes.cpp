@@ -26,6 +26,15 @@ constexpr std::array codes{
     CodeInfo{Code::newer_format, "newer_format",
              "A file was written by a newer Ballast, in a format unknown to this one.",
              "Use the version of Ballast that wrote it, or a newer one."},
+    CodeInfo{
+        Code::run_mismatch, "run_mismatch",
+        "The run on the drives is not the one that this job trains, or its ranks' directories do not belong together.",
+        "Start the job with the model, ranks and options that began the run, or give the run another name. Nothing "
+        "was changed."},
+    CodeInfo{
+        Code::older_format, "older_format",
+        "A file was written by an older Ballast, in a format that this one does not read.",
+        "Resume with the version of Ballast that wrote it, and save a checkpoint there; or give the run another name."},
     CodeInfo{Code::internal, "internal", "Ballast broke one of its own rules.",
              "Report it with the whole message; the state on disk is not affected."},
     CodeInfo{Code::host_memory, "host_memory", "The host has not enough memory.",

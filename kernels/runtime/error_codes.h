@@ -17,6 +17,8 @@ enum class Code : int {
   bad_environment = 1006,
   out_of_order = 1007,
   newer_format = 1008,
+  run_mismatch = 1009,
+  older_format = 1010,
   internal = 1999,
   host_memory = 2001,
   pinned_memory = 2002,

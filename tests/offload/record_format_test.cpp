@@ -1,9 +1,11 @@
 #include "offload/record_format.h"
 
 #include <catch2/catch.hpp>
+#include <cstring>
 #include <set>
 
 #include "kernels/runtime/error.h"
+#include "offload/checksum.h"
 #include "tests/offload/aligned.h"
 
 using namespace ballast;
@@ -11,7 +13,8 @@ using namespace ballast::offload;
 
 namespace {
 
-constexpr RecordShape shape{.run_id = 7, .tiles = 5, .payload_bytes = 10000, .first_bytes = 3000};
+constexpr RecordShape shape{
+    .run_id = 7, .rank = 2, .tiles = 5, .payload_bytes = 10000, .first_bytes = 3000, .content_digest = 12};
 constexpr RecordName name_of_tile{.tile = 3, .generation = 9};
 
 void flip(std::span<std::byte> bytes, std::size_t bit) { bytes[bit / 8] ^= std::byte{1} << (bit % 8); }
@@ -92,20 +95,27 @@ TEST_CASE("whole records in the wrong place, or from another time or run, are na
         "it is of generation 9, so a later write never reached the drive");
   RecordShape other = shape;
   other.run_id = 8;
-  CHECK(check_record(other, name_of_tile, sealed.seals, sealed.record) == "it belongs to run 0x7, not 0x8");
+  CHECK(check_record(other, name_of_tile, sealed.seals, sealed.record) ==
+        "it belongs to rank 2 of run 0x7, not to rank 2 of run 0x8");
+  other = shape;
+  other.rank = 3;
+  CHECK(check_record(other, name_of_tile, sealed.seals, sealed.record) ==
+        "it belongs to rank 2 of run 0x7, not to rank 3 of run 0x7");
   Sealed rewritten;
   fill_pattern(payload_of(shape, rewritten.record), 2);
   seal_record(shape, name_of_tile, rewritten.record);
   CHECK(rewritten.check() == "it is whole, but not what was written last");
 }
 
-TEST_CASE("seals differ by run, tile, generation and region") {
+TEST_CASE("seals differ by run, rank, tile, generation and region") {
   Sealed sealed;
   std::set<std::uint64_t> seen{sealed.seals.first, sealed.seals.rest};
   RecordShape other = shape;
   other.run_id = 8;
-  for (const auto& [of, name] :
-       {std::pair{other, name_of_tile}, std::pair{shape, RecordName{4, 9}}, std::pair{shape, RecordName{3, 10}}}) {
+  RecordShape of_other_rank = shape;
+  of_other_rank.rank = 3;
+  for (const auto& [of, name] : {std::pair{other, name_of_tile}, std::pair{of_other_rank, name_of_tile},
+                                 std::pair{shape, RecordName{4, 9}}, std::pair{shape, RecordName{3, 10}}}) {
     const Seals seals = seal_record(of, name, sealed.record);
     CHECK(seen.insert(seals.first).second);
     CHECK(seen.insert(seals.rest).second);
@@ -116,12 +126,13 @@ TEST_CASE("a commit brings back what was committed, and a torn one is none") {
   const Aligned slot(commit_bytes);
   std::vector<std::byte> user(most_user_bytes);
   fill_pattern(user, 3);
-  write_commit(shape, {.generation = 4, .step = 17, .seals_hash = 99, .user = user}, slot.span());
+  write_commit(shape, {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user}, slot.span());
   const auto found = read_commit(shape, slot.span());
   REQUIRE(found.has_value());
   CHECK(found->generation == 4);
   CHECK(found->step == 17);
   CHECK(found->seals_hash == 99);
+  CHECK(found->point == CommitPoint{3, 5});
   CHECK(std::ranges::equal(found->user, user));
   for (std::size_t bit = 0; bit < 8 * commit_bytes; bit += bit < 1024 ? 1 : 997) {
     flip(slot.span(), bit);
@@ -131,9 +142,12 @@ TEST_CASE("a commit brings back what was committed, and a torn one is none") {
   RecordShape other = shape;
   other.run_id = 8;
   CHECK_FALSE(read_commit(other, slot.span()).has_value());
+  other = shape;
+  other.rank = 3;
+  CHECK_FALSE(read_commit(other, slot.span()).has_value());
 }
 
-TEST_CASE("files of others, of other shapes, swapped, damaged or newer ones are refused with the reason") {
+TEST_CASE("files of others, of other shapes, swapped, damaged, newer or older ones are refused with the reason") {
   const Aligned memory(block_bytes);
   const auto block = memory.span();
   const auto refusal = [&](const RecordShape& expected, FileName name) -> std::string {
@@ -147,16 +161,45 @@ TEST_CASE("files of others, of other shapes, swapped, damaged or newer ones are 
   CHECK_THAT(refusal(shape, {0, 1}), Catch::Contains("not a record file of Ballast") && Catch::Contains("B3202"));
   write_identity(shape, {1, 2}, block);
   CHECK(refusal(shape, {1, 2}).empty());
-  CHECK_THAT(refusal(shape, {0, 2}), Catch::Contains("file 2 of 2, where file 1 of 2") && Catch::Contains("swapped"));
-  RecordShape other = shape;
-  other.run_id = 8;
-  CHECK_THAT(refusal(other, {1, 2}), Catch::Contains("belongs to run 0x7, not 0x8"));
-  other = shape;
-  other.tiles = 6;
-  CHECK_THAT(refusal(other, {1, 2}), Catch::Contains("5 tiles of 10000 bytes"));
+  CHECK_THAT(refusal(shape, {0, 2}), Catch::Contains("B1009") && Catch::Contains("file 2 of 2, where file 1 of 2") &&
+                                         Catch::Contains("swapped"));
+  const auto refusal_of = [&](auto&& change) {
+    RecordShape other = shape;
+    change(other);
+    return refusal(other, {1, 2});
+  };
+  CHECK_THAT(refusal_of([](RecordShape& other) { other.run_id = 8; }),
+             Catch::Contains("B1009") && Catch::Contains("belongs to rank 2 of run 0x7, not to rank 2 of run 0x8"));
+  CHECK_THAT(refusal_of([](RecordShape& other) { other.rank = 3; }),
+             Catch::Contains("B1009") && Catch::Contains("belongs to rank 2 of run 0x7, not to rank 3 of run 0x7"));
+  CHECK_THAT(refusal_of([](RecordShape& other) { other.tiles = 6; }),
+             Catch::Contains("B1009") && Catch::Contains("5 tiles of 10000 bytes"));
+  CHECK_THAT(refusal_of([](RecordShape& other) { other.content_digest = 13; }),
+             Catch::Contains("B1009") && Catch::Contains("something else"));
   block[100] ^= std::byte{1};
-  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("damaged"));
+  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B3202") && Catch::Contains("damaged"));
   block[100] ^= std::byte{1};
-  block[16] = std::byte{2};  // the version
-  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1008") && Catch::Contains("format 2"));
+  block[16] = std::byte{3};  // the version
+  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1008") && Catch::Contains("format 3"));
+  block[16] = std::byte{1};
+  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1010") && Catch::Contains("available: format 1"));
+}
+
+// As an older Ballast has sealed it: what stood in the place of the rank was 0, and the run was a hash of name and rank.
+TEST_CASE("a file of format 1 is no damaged one") {
+  const Aligned memory(block_bytes);
+  const auto block = memory.span();
+  const auto put = [&](std::size_t offset, std::uint64_t value, std::size_t bytes) {
+    std::memcpy(block.data() + offset, &value, bytes);
+  };
+  put(8, 0x3154534c42, 5);  // "BLST1": the identity
+  put(16, 1, 4);
+  put(24, 0x5eed, 8);
+  put(40, 1, 8);
+  put(48, shape.tiles, 8);
+  put(56, shape.payload_bytes, 8);
+  put(64, shape.first_bytes, 8);
+  put(0, checksum(block.subspan(8)), 8);
+  CHECK_THROWS_WITH(read_identity(block, "/drive/state.records"),
+                    Catch::Contains("B1010") && Catch::Contains("an older format") && Catch::Contains("checkpoint"));
 }

@@ -153,6 +153,47 @@ TEST_CASE("a committed generation whose records are not there is passed over, an
   CHECK_THAT(rig.said(), Catch::Contains("step 2") && Catch::Contains("tile 3: its head is damaged"));
 }
 
+TEST_CASE("commits are counted in an incarnation, and a store goes back to the one before") {
+  StoreRig rig;
+  CHECK_FALSE(RecordStore::look(rig.drives()).has_value());
+  RecordStore store = rig.create();
+  CHECK(store.point() == CommitPoint{0, 1});
+  store.count_from({3, 0});
+  rig.write_step(store, 1);
+  CHECK(store.point() == CommitPoint{3, 1});
+  rig.write_step(store, 2);
+  const auto found = RecordStore::look(rig.drives());
+  REQUIRE(found.has_value());
+  CHECK(found->shape.run_id == rig.shape.run_id);
+  REQUIRE(found->commits.size() == 2);
+  CHECK(found->commits[0].point == CommitPoint{3, 2});
+  CHECK(found->commits[0].step == 2);
+  CHECK(found->commits[1].point == CommitPoint{3, 1});
+
+  RecordStore again = rig.open();
+  CHECK(again.point() == CommitPoint{3, 2});
+  CHECK_FALSE(again.go_to({2, 1}));
+  CHECK(again.go_to({3, 1}));
+  CHECK(rig.holds_step(again, 1));
+  CHECK(std::ranges::equal(again.user(), rig.user(1)));
+  again.count_from({4, again.point().number});
+  rig.write_step(again, 20);
+  const RecordStore last = rig.open();
+  CHECK(last.point() == CommitPoint{4, 2});
+  CHECK(rig.holds_step(last, 20));
+}
+
+TEST_CASE("a generation that cannot be gone to leaves the current one") {
+  StoreRig rig;
+  RecordStore store = rig.create();
+  store.count_from({1, 0});
+  rig.write_step(store, 1);
+  rig.write_step(store, 2);
+  flip_byte(rig.file(0), RecordPlaces(rig.shape, 1).offset_of(3, store.generation() - 1) + 20);
+  CHECK_FALSE(store.go_to({1, 1}));
+  CHECK(rig.holds_step(store, 2));
+}
+
 TEST_CASE("files that are cut off, swapped, missing or there already are refused") {
   StoreRig rig(2);
   { RecordStore store = rig.create(); }

@@ -27,12 +27,12 @@ Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placem
     const BlockSizes recorded = in_record(i);
     largest_ = {std::max(largest_.parameter, recorded.parameter), std::max(largest_.state, recorded.state)};
   }
-  const offload::RecordPlaces places(shape(0, 1), 1);
+  const offload::RecordPlaces places(shape(1), 1);
   records_ = {places.record_bytes(), places.first_record_bytes(), offload::block_bytes};
 }
 
-offload::RecordShape Blocks::shape(std::uint64_t run_id, std::size_t tiles) const {
-  return {.run_id = run_id, .tiles = tiles, .payload_bytes = largest_.bytes(), .first_bytes = largest_.parameter};
+offload::RecordShape Blocks::shape(std::size_t tiles) const {
+  return {.tiles = tiles, .payload_bytes = largest_.bytes(), .first_bytes = largest_.parameter};
 }
 
 }  // namespace ballast

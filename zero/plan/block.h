@@ -44,7 +44,7 @@ class Blocks {
   bool whole_records() const { return whole_records_; }
   const optim::StateLayout& state(std::size_t unit) const { return states_[unit]; }
   const RecordSizes& records() const { return records_; }
-  offload::RecordShape shape(std::uint64_t run_id, std::size_t tiles) const;
+  offload::RecordShape shape(std::size_t tiles) const;  // of no run
 
  private:
   bool whole_records_;

@@ -1,0 +1,194 @@
+// Which commit ranks resume from, wherever they were stopped, and stopped again.
+#include "zero/run_history.h"
+
+#include <catch2/catch.hpp>
+#include <random>
+#include <set>
+
+#include "kernels/runtime/error.h"
+
+using namespace ballast;
+using Catch::Contains;
+using offload::CommitPoint;
+
+namespace {
+
+using History = std::vector<std::size_t>;  // the start that made each commit: what a rank's state is made of
+
+// A rank's two slots. A generation is lost as soon as the next one but one is begun.
+struct Rank {
+  struct Slot {
+    CommitPoint point{};
+    History history{};
+    auto operator<=>(const Slot&) const = default;
+  };
+  bool has_files = false;
+  std::vector<Slot> slots{};  // the one that is resumed from, or was committed last, is the last
+  auto operator<=>(const Rank&) const = default;
+};
+using Drives = std::vector<Rank>;  // of all ranks
+
+RankHistory seen_of(const Rank& rank) {
+  RankHistory seen{.has_files = rank.has_files};
+  for (auto slot = rank.slots.rbegin(); slot != rank.slots.rend(); ++slot) {
+    seen.commits.push_back({slot->point, slot->history.size() - 1});  // the first commit is step 0
+  }
+  return seen;
+}
+
+std::vector<RankHistory> seen_of(const Drives& drives) {
+  std::vector<RankHistory> ranks;
+  for (const Rank& rank : drives)
+    ranks.push_back(seen_of(rank));
+  return ranks;
+}
+
+// A start of the job: from what it resumes, and then one rank after the other a move further, until it is stopped.
+class Start {
+ public:
+  Start(Drives drives, std::size_t number) : drives_(std::move(drives)), number_(number), moves_(drives_.size()) {
+    const auto seen = seen_of(drives_);
+    const auto common = common_point(seen, "model");
+    point_ = {next_incarnation(seen), common ? common->number : 0};
+    for (Rank& rank : drives_) {
+      resume(rank, common);
+    }
+    for (const Rank& rank : drives_) {
+      is_one_history_ &= !common || rank.slots.back().history == drives_[0].slots.back().history;
+    }
+    if (common) history_ = drives_[0].slots.back().history;
+  }
+
+  bool is_one_history() const { return is_one_history_; }
+  std::size_t resumed_commits() const { return resumed_; }
+  const Drives& drives() const { return drives_; }
+
+  // A commit is two moves: its tiles are written over the older generation, then it is there. All ranks have committed the last
+  // one before any writes over the generation before that.
+  bool can_move(std::size_t rank, std::size_t commits) const {
+    const bool begins = moves_[rank] % 2 == 0;
+    const auto others_are_there = [&](std::size_t moves) { return moves >= moves_[rank]; };
+    return moves_[rank] < 2 * commits && (!begins || std::ranges::all_of(moves_, others_are_there));
+  }
+
+  void move(std::size_t rank) {
+    std::vector<Rank::Slot>& slots = drives_[rank].slots;
+    drives_[rank].has_files = true;
+    const std::size_t commit = moves_[rank]++ / 2 + 1;
+    if (moves_[rank] % 2 == 1) {
+      if (slots.size() == 2) slots.erase(slots.begin());
+      return;
+    }
+    History history = history_;
+    history.insert(history.end(), commit, number_);
+    slots.push_back({{point_.incarnation, point_.number + commit}, history});
+  }
+
+  const std::vector<std::size_t>& moves() const { return moves_; }
+
+ private:
+  // What is passed over is what the next commit is written over.
+  void resume(Rank& rank, std::optional<CommitPoint> common) {
+    if (!common) return;
+    const auto found = std::ranges::find(rank.slots, *common, &Rank::Slot::point);
+    std::rotate(found, found + 1, rank.slots.end());
+    resumed_ = rank.slots.back().history.size();
+  }
+
+  Drives drives_;
+  std::size_t number_;
+  CommitPoint point_{};
+  History history_{};
+  std::vector<std::size_t> moves_;  // by rank
+  std::size_t resumed_ = 0;
+  bool is_one_history_ = true;
+};
+
+// Everything that can be on the drives when this start is stopped, at any moment.
+void stop_anywhere(const Start& start, std::size_t commits, std::set<std::vector<std::size_t>>& seen,
+                   std::set<Drives>& stopped) {
+  if (!seen.insert(start.moves()).second) return;
+  stopped.insert(start.drives());
+  for (std::size_t rank = 0; rank < start.drives().size(); ++rank) {
+    if (!start.can_move(rank, commits)) continue;
+    Start further = start;
+    further.move(rank);
+    stop_anywhere(further, commits, seen, stopped);
+  }
+}
+
+// Of commits that all ranks had, none is lost.
+bool resumes_well(const Drives& drives, const Start& start) {
+  std::size_t least = SIZE_MAX;
+  for (const Rank& rank : drives)
+    least = std::min(least, rank.slots.empty() ? 0 : rank.slots.back().history.size());
+  return start.is_one_history() && start.resumed_commits() + 1 >= least;
+}
+
+}  // namespace
+
+TEST_CASE("ranks resume one history, and lose a commit at most, wherever each of several starts was stopped") {
+  for (const auto& [ranks, starts, commits] :
+       {std::tuple{2u, 5u, 2u}, std::tuple{3u, 4u, 2u}, std::tuple{2u, 4u, 3u}}) {
+    CAPTURE(ranks, starts, commits);
+    std::set<Drives> drives{Drives(ranks)};
+    std::size_t bad = 0;
+    for (std::size_t number = 0; number < starts; ++number) {
+      std::set<Drives> stopped;
+      for (const Drives& each : drives) {
+        const Start start(each, number);
+        if (!resumes_well(each, start)) ++bad;
+        std::set<std::vector<std::size_t>> seen;
+        stop_anywhere(start, commits, seen, stopped);
+      }
+      drives = std::move(stopped);
+    }
+    CHECK(bad == 0);
+    CHECK(drives.size() > 100);
+  }
+}
+
+TEST_CASE("the same for many starts, stopped at random") {
+  std::mt19937 random(3);
+  Drives drives(3);
+  std::size_t most = 0;
+  for (std::size_t number = 0; number < 2000; ++number) {
+    Start start(drives, number);
+    REQUIRE(resumes_well(drives, start));
+    most = std::max(most, start.resumed_commits());
+    for (std::size_t moves = random() % 20; moves > 0; --moves) {
+      const std::size_t rank = random() % drives.size();
+      if (start.can_move(rank, 100)) start.move(rank);
+    }
+    drives = start.drives();
+  }
+  CHECK(most > 1000);
+}
+
+TEST_CASE("the newest commit that all ranks have is resumed from, and its incarnation is new") {
+  const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}, {{1, 5}, 5}}},
+                                       {.has_files = true, .run_id = 7, .commits = {{{2, 6}, 6}, {{1, 5}, 5}}}};
+  CHECK(common_point(ranks, "mine") == CommitPoint{1, 5});
+  CHECK(next_incarnation(ranks) == 3);
+  CHECK(run_id_of(ranks, "mine") == 7u);
+}
+
+TEST_CASE("a run of which no rank has made a step begins anew, in the files that are there") {
+  const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 1}, 0}}},
+                                       {.has_files = false}};
+  CHECK_FALSE(common_point(ranks, "mine").has_value());
+  CHECK(run_id_of(ranks, "mine") == 7u);
+  CHECK(next_incarnation(ranks) == 2);
+  CHECK_FALSE(run_id_of(std::vector<RankHistory>(2), "mine").has_value());
+}
+
+TEST_CASE("what is damaged is not called another run, and many ranks are not all listed") {
+  std::vector<RankHistory> ranks(40, {.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}}});
+  ranks[3].commits = {};
+  CHECK_THROWS_WITH(common_point(ranks, "mine"),
+                    Contains("B1009") && Contains("rank 3 has no commit;") && Contains("and 24 more ranks"));
+  ranks[3].commits = {{{1, 6}, 6}};
+  ranks[3].drop({1, 6});
+  CHECK_THROWS_WITH(common_point(ranks, "mine"),
+                    Contains("B3202") && Contains("rank 3 has no commit, and one whose records are damaged"));
+}

@@ -1,0 +1,297 @@
+// Runs that are kept under a name: who may resume them, and from which commit.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+
+#include "tests/temporary_directory.h"
+#include "tests/zero/training_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+Model two_layers() {
+  return {{{.name = "h",
+            .tensors = {{"first", {20, 16}}, {"second", {20, 16}}, {"kept", {256}, 0, true}, {"adapter", {256}}}}}};
+}
+
+// A training of a run, some steps long.
+struct KeptRun {
+  std::filesystem::path directory{};
+  std::filesystem::path second{};  // on another drive
+  Model model = two_layers();
+  std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}};
+  std::size_t ranks = 2;
+  std::size_t data = 0;  // which
+  TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
+};
+
+struct Ended {  // by rank
+  std::vector<std::string> failures{};
+  std::vector<std::uint64_t> began_at{};  // step
+  std::vector<std::vector<std::byte>> parameters{};
+};
+
+Ended train(KeptRun run, std::size_t steps) {
+  run.options.drives.directories = {run.directory};
+  if (!run.second.empty()) run.options.drives.directories.push_back(run.second);
+  run.options.drives.run = "mine";
+  Ended ended{.began_at = std::vector<std::uint64_t>(run.ranks),
+              .parameters = std::vector<std::vector<std::byte>>(run.ranks)};
+  ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
+    Training training(run.model, world, run.rules, run.options);
+    training.start(first_parameters());
+    ended.began_at[world.rank()] = training.steps();
+    SyntheticTrainer trainer(run.model, world.rank());
+    for (std::size_t step = 0; step < steps; ++step) {
+      trainer.run(training, 1000 * run.data + training.steps());
+      training.step();
+    }
+    training.engine().finish();
+    add_bytes(run.model.units[0], training.forward(0), nullptr, ended.parameters[world.rank()]);
+  });
+  return ended;
+}
+
+std::filesystem::path directory_of(const KeptRun& run, std::size_t rank) {
+  return run.directory / fmt::format("mine-rank-{}", rank);
+}
+
+void replace(const std::filesystem::path& directory, const std::filesystem::path& by) {
+  std::filesystem::remove_all(directory);
+  std::filesystem::copy(by, directory, std::filesystem::copy_options::recursive);
+}
+
+// Of all files but the locks, which say who holds them.
+std::map<std::string, std::string> contents(const std::filesystem::path& directory) {
+  std::map<std::string, std::string> contents;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
+    if (!entry.is_regular_file() || entry.path().filename() == "ballast.lock") continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    contents[entry.path().string()] = {std::istreambuf_iterator<char>(file), {}};
+  }
+  return contents;
+}
+
+// All ranks say the same, and the run is as it was.
+template <class Matcher>
+void check_refused(const KeptRun& run, const Matcher& as_it_should) {
+  const auto before = contents(run.directory);
+  const Ended ended = train(run, 1);
+  for (const std::string& failure : ended.failures) {
+    CHECK_THAT(failure, as_it_should);
+    CHECK(failure == ended.failures.front());
+  }
+  CHECK(contents(run.directory) == before);
+}
+
+struct Other {
+  std::string what;
+  std::string run;       // what its description says
+  std::string training;  // what this one's says instead
+  std::function<void(KeptRun& run)> change;
+};
+
+const std::vector<Other> others{
+    {"attributes in another order", "parameter 1 first [20, 16] bf16", "parameter 1 second [20, 16] bf16",
+     [](KeptRun& run) { std::swap(run.model.units[0].tensors[0], run.model.units[0].tensors[1]); }},
+    {"another shape with the same tiles", "parameter 2 second [20, 16]", "parameter 2 second [16, 20]",
+     [](KeptRun& run) {
+       run.model.units[0].tensors[1].shape = {16, 20};
+     }},
+    {"another frozen layer with the same tiles", "frozen parameter 3 kept", "parameter 3 kept",
+     [](KeptRun& run) { std::swap(run.model.units[0].tensors[2].frozen, run.model.units[0].tensors[3].frozen); }},
+    {"one layer more", "state format split of unit 1 h", "parameter 5 more [1] bf16",
+     [](KeptRun& run) {
+       run.model.units[0].tensors.push_back({"more", {1}});
+     }},
+    {"fewer ranks", "2 ranks", "1 rank", [](KeptRun& run) { run.ranks = 1; }},
+    {"more ranks", "2 ranks", "3 ranks", [](KeptRun& run) { run.ranks = 3; }},
+    {"another stage", "stage 3", "stage 1 or 2", [](KeptRun& run) { run.options.stage = 2; }},
+    {"another format", "state format split", "state format compact",
+     [](KeptRun& run) { run.options.format = kernels::StateFormat::compact; }},
+    {"another rule with the same state", "the update rule AdamW", "the update rule Adam",
+     [](KeptRun& run) { run.rules = {optim::Adam{.lr = 0.02}}; }},
+    {"another rule", "the update rule AdamW", "the update rule SGD with momentum",
+     [](KeptRun& run) { run.rules = {optim::SgdMomentum{}}; }},
+    {"another tile", "tiles of 128 elements", "tiles of 256 elements",
+     [](KeptRun& run) { run.options.tile_elements = 256; }},
+};
+
+}  // namespace
+
+TEST_CASE("another training does not resume a run, and is told the first difference") {
+  const TemporaryDirectory directory;
+  const KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
+  for (const Other& other : others) {
+    INFO(other.what);
+    KeptRun changed = run;
+    other.change(changed);
+    check_refused(changed, Contains("B1009 cannot resume run \"mine\": it has " + other.run) &&
+                               Contains("but this training has " + other.training));
+  }
+  const Ended resumed = train(run, 1);
+  CHECK(resumed.failures == std::vector<std::string>(2));
+  CHECK(resumed.began_at == std::vector<std::uint64_t>{2, 2});
+}
+
+TEST_CASE("a run is resumed with other rates, groups, places and schedules") {
+  const TemporaryDirectory directory;
+  KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
+  run.rules = {optim::AdamW{.lr = 0.001}, optim::AdamW{.lr = 0.1, .weight_decay = 0.0}};
+  run.model.units[0].tensors[1].group = 1;
+  run.options.parameters = all_in(Tier::nvme);
+  run.options.schedule.update_in_backward = true;
+  const Ended resumed = train(run, 1);
+  CHECK(resumed.failures == std::vector<std::string>(2));
+  CHECK(resumed.began_at == std::vector<std::uint64_t>{2, 2});
+}
+
+TEST_CASE("ranks whose directories do not belong together do not train") {
+  const TemporaryDirectory directories[2];
+  const KeptRun run{.directory = directories[0].path()};
+  const KeptRun other{.directory = directories[1].path()};
+  for (const KeptRun& each : {run, other})
+    REQUIRE(train(each, 2).failures == std::vector<std::string>(2));
+  SECTION("one is of another run with this name, of the same training and at the same step") {
+    replace(directory_of(run, 1), directory_of(other, 1));
+    check_refused(run, Contains("B1009") && Contains("belong to different runs") && Contains("rank 1 has run"));
+  }
+  SECTION("they are swapped") {
+    for (const std::size_t rank : {0u, 1u})
+      replace(directory_of(run, rank), directory_of(other, 1 - rank));
+    check_refused(run, Contains("B1009") && Contains("directory of rank 1") && Contains("mine-rank-0"));
+  }
+  SECTION("one is gone") {
+    std::filesystem::remove_all(directory_of(run, 1));
+    const Ended ended = train(run, 1);
+    for (const std::string& failure : ended.failures)
+      CHECK_THAT(failure, Contains("B1009") && Contains("no commit in common") && Contains("rank 1 has no commit"));
+  }
+}
+
+TEST_CASE("a run on two drives knows which is the first") {
+  const TemporaryDirectory first;
+  const TemporaryDirectory second;
+  KeptRun run{.directory = first.path(), .second = second.path()};
+  REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
+  std::swap(run.directory, run.second);
+  check_refused(run, Contains("B1009") && Contains("file 2 of 2, where file 1 of 2") && Contains("swapped"));
+  std::swap(run.directory, run.second);
+  CHECK(train(run, 1).began_at == std::vector<std::uint64_t>{2, 2});
+}
+
+// Rank 0 commits a step, and rank 1 does not; after a restart with other data it is the other way round.
+TEST_CASE("two histories of a run do not mix, however often it was stopped") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory elsewhere;
+  KeptRun run{.directory = directory.path()};
+  const auto save = [&](std::size_t rank, std::string_view as) {
+    replace(elsewhere.path() / as, directory_of(run, rank));
+  };
+  const auto restore = [&](std::size_t rank, std::string_view as) {
+    replace(directory_of(run, rank), elsewhere.path() / as);
+  };
+  REQUIRE(train(run, 5).failures == std::vector<std::string>(2));
+  save(0, "5 on rank 0"), save(1, "5 on rank 1");
+  REQUIRE(train(run, 1).began_at == std::vector<std::uint64_t>{5, 5});
+  save(0, "6 on rank 0");
+  restore(1, "5 on rank 1");
+  run.data = 1;
+  REQUIRE(train(run, 1).began_at == std::vector<std::uint64_t>{5, 5});
+  restore(0, "6 on rank 0");
+  run.data = 2;
+  const Ended resumed = train(run, 1);
+  CHECK(resumed.failures == std::vector<std::string>(2));
+  CHECK(resumed.began_at == std::vector<std::uint64_t>{5, 5});
+
+  restore(0, "5 on rank 0"), restore(1, "5 on rank 1");
+  const Ended expected = train(run, 1);
+  CHECK((resumed.parameters == expected.parameters));
+}
+
+TEST_CASE("ranks without a commit in common say what each of them has") {
+  const TemporaryDirectory directory;
+  const TemporaryDirectory elsewhere;
+  const KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
+  replace(elsewhere.path() / "rank 1", directory_of(run, 1));
+  REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
+  replace(directory_of(run, 1), elsewhere.path() / "rank 1");
+  check_refused(run,
+                Contains("B1009") && Contains("no commit in common") &&
+                    Contains("rank 0 has step 4 (commit 5 of incarnation 2) and step 3 (commit 4 of incarnation 2); "
+                             "rank 1 has step 2 (commit 3 of incarnation 1) and step 1 (commit 2 of incarnation 1)"));
+}
+
+// The makers' generation is the first, and the initial values are the second.
+TEST_CASE("a commit that is damaged on one rank is passed over by all, and two different ones are called damage") {
+  const TemporaryDirectory directory;
+  const KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 3).failures == std::vector<std::string>(2));
+  const auto damage = [&](std::size_t rank, std::uint64_t step) {
+    const auto queue = offload::open_queue();
+    const offload::Drive drives[] = {{directory_of(run, rank), queue.get()}};
+    const offload::RecordPlaces places(offload::RecordStore::look(drives)->shape, 1);
+    std::fstream file(directory_of(run, rank) / "state.records", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(places.offset_of(1, step + 2) + 100));
+    file.put('!');
+  };
+  damage(0, 3);
+  CHECK(train(run, 0).began_at == std::vector<std::uint64_t>{2, 2});
+  damage(1, 2);
+  check_refused(run, Contains("B3202") && Contains("no commit in common") &&
+                         Contains("rank 0 has step 2 (commit 3 of incarnation 1), and one whose records are damaged"));
+}
+
+TEST_CASE("a run of an older format is called that on all ranks, not damaged") {
+  const TemporaryDirectory directory;
+  const KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 1).failures == std::vector<std::string>(2));
+  std::fstream file(directory_of(run, 1) / "state.records", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(16);
+  file.put(1);
+  file.close();
+  check_refused(run, Contains("B1010") && Contains("rank 1: ") && Contains("available: format 1"));
+}
+
+TEST_CASE("a run without its description is resumed, and described again") {
+  const TemporaryDirectory directory;
+  const KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 1).failures == std::vector<std::string>(2));
+  const auto described = contents(directory_of(run, 0)).at(directory_of(run, 0) / "state.description");
+  for (const std::size_t rank : {0u, 1u})
+    std::filesystem::remove(directory_of(run, rank) / "state.description");
+  KeptRun other = run;
+  other.ranks = 1;
+  check_refused(other, Contains("B1009 cannot resume run \"mine\": another training began it") &&
+                           Contains("state.description is missing or damaged"));
+  CHECK(train(run, 1).began_at == std::vector<std::uint64_t>{1, 1});
+  CHECK(contents(directory_of(run, 0)).at(directory_of(run, 0) / "state.description") == described);
+}
+
+TEST_CASE("a start says which run it begins or resumes, and where") {
+  const TemporaryDirectory directory;
+  std::mutex mutex;
+  std::string said;
+  Log log([&](Level, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    said += std::string(line) + "\n";
+  });
+  KeptRun run{.directory = directory.path()};
+  run.options.drives.log = &log;
+  REQUIRE(train(run, 3).failures == std::vector<std::string>(2));
+  CHECK_THAT(said, Contains("begins run \"mine\" (0x") && Contains("incarnation 1\n"));
+  said.clear();
+  REQUIRE(train(run, 0).failures == std::vector<std::string>(2));
+  CHECK_THAT(said, Contains("resumes run \"mine\" (0x") && Contains("after step 3: commit 4 of incarnation 1") &&
+                       Contains("this is incarnation 2\n"));
+}
