@@ -99,7 +99,7 @@ class Engine {
 
   // Between steps. What this rank keeps, tile by tile, in host memory; tiles on drives come from there, and go there and are
   // committed as a whole, once `agree` has returned: what it throws leaves them as they were. Parameters that are changed have
-  // to be changed on all ranks alike where they are kept whole.
+  // to be changed on all ranks alike where they are kept whole. All ranks of a run change its state together.
   void look_at_state(
       const TileLook& look, const TileChoice& which = [](const OwnTile&) { return true; });
   void change_state(

@@ -42,9 +42,11 @@ void Engine::parameters_changed() {
   if (spot_check_) spot_check_->forget();
 }
 
-// What is gathered, or kept of records, is made again.
+// What is gathered, or kept of records, is made again. A rank overwrites the generation before the last one here, so all ranks
+// must have committed the last one: else a crash could leave them without a commit in common.
 void Engine::change_state(const TileLook& change, const std::function<void()>& agree) {
   parameters_changed();
+  if (records_ && records_->keeps_run()) parts_.mesh.barrier();
   try {
     visit_state(change, true, [](const OwnTile&) { return true; });
     agree();

@@ -24,6 +24,11 @@ Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* 
           .replicas = split(world.rank() % placement.shards, Lane::reduce)};
 }
 
+void Mesh::barrier() {
+  reduce->barrier();
+  replicas->barrier();
+}
+
 void Mesh::abort(std::string_view reason) {
   for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get()}) {
     communicator->abort(reason);

@@ -17,6 +17,7 @@ struct Mesh {
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
+  void barrier();  // of all ranks
   void abort(std::string_view reason);
 };
 

@@ -20,6 +20,7 @@ class RecordLane {
   void commit(std::uint64_t step) const { store_.commit(step); }
   void abandon() const { store_.abandon(); }
   std::uint64_t step() const { return store_.step(); }
+  bool keeps_run() const { return store_.shape().run_id != 0; }
 
   // Where a tile's block begins in the memory of its record.
   std::span<std::byte> block(std::span<std::byte> record) const { return store_.payload(record); }

@@ -295,3 +295,24 @@ TEST_CASE("a start says which run it begins or resumes, and where") {
   CHECK_THAT(said, Contains("resumes run \"mine\" (0x") && Contains("after step 3: commit 4 of incarnation 1") &&
                        Contains("this is incarnation 2\n"));
 }
+
+// Rank 1 ends before the change: it may not even have committed the step before.
+TEST_CASE("state of a run is not changed before all ranks are there") {
+  const TemporaryDirectory directory;
+  KeptRun run{.directory = directory.path()};
+  run.options.drives = {.directories = {run.directory}, .run = "mine"};
+  std::size_t changed = 0;
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    Training training(run.model, world, run.rules, run.options);
+    training.start(first_parameters());
+    SyntheticTrainer trainer(run.model, world.rank());
+    trainer.run(training, 0);
+    training.step();
+    training.engine().finish();
+    world.barrier();
+    if (world.rank() == 1) return world.abort("it ends here");
+    training.engine().change_state([&](const OwnTile&) { ++changed; });
+  });
+  CHECK_THAT(failures[0], Contains("B3301"));
+  CHECK(changed == 0);
+}
