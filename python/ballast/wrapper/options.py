@@ -184,6 +184,8 @@ def _check_places(options: WrapOptions) -> None:
             refuse(f"{path} is no directory", where="offload", needed="one that exists, on the drive")
     placement = _core.placement_of_stage(3 if options.stage is None else options.stage, 1)
     set_places(placement, options.places)
+    if options.run and spread_of(options.places.get("state", "device")).nvme < 1.0:
+        refuse(f'cannot keep run "{options.run}": its state is not all on drives', needed='offload={"state": "nvme:DIRECTORY"}')
 
 
 def _check_word(kind: str, word: str, options: WrapOptions) -> None:

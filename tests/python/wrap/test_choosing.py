@@ -207,6 +207,8 @@ def test_ranks_of_a_machine_share_what_it_has():
         ({"stage": "fast"}, '0, 1, 2, 3 or "auto"'),
         ({"memory": "40G"}, "40G"),
         ({"stage": "auto", "run": "mine"}, "a run goes on where it was"),
+        ({"run": "mine"}, 'cannot keep run "mine": its state is not all on drives'),
+        ({"offload": {"state": {"device": 0.5, "nvme:.": 0.5}}, "run": "mine"}, 'cannot keep run "mine"'),
     ],
     ids=str,
 )
