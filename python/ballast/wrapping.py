@@ -59,8 +59,8 @@ def wrap(
     state_format    "split" (default), "fp32", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
     elementwise     True: the step of this optimizer, of a class unknown here, does the same to each element, so that it can
                     run on this rank's part of each parameter
-    run             a name: state on a drive is kept under it, with the parameters, and a training of this name goes on from
-                    its last step, `optimizer.steps`
+    run             a name: state, all of it on drives, is kept under it with the parameters. The same training (model, ranks,
+                    stage, formats, kind of optimizer) resumes its last step, `optimizer.steps`; another one is refused
     timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
     verify          N: every N steps a part of the updates is made a second time by other code, and what they left is looked at
                     again in the next step: bits that differ end the training (B3001)

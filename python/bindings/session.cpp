@@ -40,9 +40,15 @@ Session::Session(Model model, py::object group, py::object norm_group, std::vect
   }
   Communicator& world = groups_.front()->communicator();
   TrainingOptions with_group = training_options(options);
+  with_group.drives.log = &log_;
   if (groups_.size() > 1) with_group.norm_group = &groups_.back()->communicator();
   const py::gil_scoped_release released;
   training_.emplace(std::move(model), world, std::move(rules), with_group);
+}
+
+std::vector<std::pair<Level, std::string>> Session::take_log() {
+  const std::lock_guard lock(log_mutex_);
+  return std::exchange(lines_, {});
 }
 
 // `fill` takes Python's lock itself.

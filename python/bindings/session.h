@@ -2,9 +2,11 @@
 // trains in, and lets Python's other threads run while it works or waits.
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <set>
 
+#include "kernels/runtime/log.h"
 #include "kernels/state_access.h"
 #include "python/bindings/group.h"
 #include "zero/state_chunk.h"
@@ -79,6 +81,7 @@ class Session {
   Session(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
           const SessionOptions& options);
 
+  std::vector<std::pair<Level, std::string>> take_log();  // what was said since the last call
   bool found() const { return training_->found(); }  // a run to go on with: start() asks for frozen parameters only
   void start(const Fill& fill);
   std::uint64_t steps() const { return training_->steps(); }
@@ -126,6 +129,13 @@ class Session {
 
   void count_steps() const;  // for what the groups say of this rank
 
+  // Lines wait for Python to take them: threads that say something must not wait for Python's lock.
+  std::mutex log_mutex_;
+  std::vector<std::pair<Level, std::string>> lines_;
+  Log log_{[this](Level level, std::string_view line) {
+    const std::lock_guard lock(log_mutex_);
+    lines_.emplace_back(level, line);
+  }};
   py::object group_;
   py::object norm_group_;
   std::vector<Group*> groups_;  // the same

@@ -91,10 +91,20 @@ void bind_step(py::module_& module, py::class_<Session>& training) {
       py::arg("discard"), py::arg("own_step") = py::none());
 }
 
+// With the numbers of Python's levels.
+std::vector<std::pair<int, std::string>> take_log(Session& session) {
+  std::vector<std::pair<int, std::string>> lines;
+  for (auto& [level, line] : session.take_log()) {
+    lines.emplace_back(10 * (static_cast<int>(level) + 1), std::move(line));
+  }
+  return lines;
+}
+
 void bind_session(py::class_<Session>& training) {
   training
       .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
+      .def("take_log", take_log)
       .def_property_readonly("found", &Session::found)
       .def("start", &Session::start, py::arg("fill"))
       .def_property_readonly("steps", &Session::steps)

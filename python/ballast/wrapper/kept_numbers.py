@@ -69,6 +69,7 @@ class KeptNumbers:
             rules=rules,
             options=options,
         )
+        self._pass_on_log()
         if self._core.unpinned_because:
             log.warning("host memory could not be pinned, and is copied more slowly: %s", self._core.unpinned_because)
         self._freed = 0  # units whose parameters torch has no memory for any more
@@ -81,6 +82,11 @@ class KeptNumbers:
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
         self._is_shared = options.stage > 0 and self._group.size > 1  # each rank has a part of the state
         self._update_is_elsewhere = _keeps_copies(options, units)
+
+    def _pass_on_log(self) -> None:
+        """Give what the library has said to Python's logger."""
+        for level, line in self._core.take_log():
+            log.log(level, "%s", line)
 
     def _start(self) -> None:
         """Asked for unit by unit: what is copied is given back at once, so that no rank holds all parameters twice."""

@@ -255,6 +255,7 @@ class Partition(KeptNumbers):
             self._begin_step()
             return None
         result = self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
+        self._pass_on_log()
         self._residence.after_step()
         for number in self._taken:
             gradient = self._members[number].parameter.grad

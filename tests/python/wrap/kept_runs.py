@@ -1,0 +1,83 @@
+"""Trainings that are kept under a name, for tests of what resumes them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import ballast
+import torch
+from python.wrap.loops import mean_square
+
+
+class Layers(torch.nn.Module):
+    """Two layers of one shape, declared in this order or the other."""
+
+    def __init__(self, names: tuple[str, str] = ("one", "two")):
+        super().__init__()
+        torch.manual_seed(0)
+        for name in names:
+            setattr(self, name, torch.nn.Linear(20, 20))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.tanh(self.one(batch)))
+
+
+def kept_in(folder: Path, stage: int = 3) -> dict:
+    return {"stage": stage, "offload": {"state": f"nvme:{folder}"}, "run": "mine"}
+
+
+def train(model: torch.nn.Module, rank: int, until: int, data: int = 0, **options) -> tuple[int, list[float]]:
+    """The step from which the run was resumed, and the losses from there on."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, **options)
+    began_at, losses = optimizer.steps, []
+    for step in range(began_at, until):
+        seed = torch.Generator().manual_seed(1000 * data + 10 * step + rank)
+        loss = mean_square(model, torch.randn(8, 20, generator=seed))
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    return began_at, losses
+
+
+def directory_of(folder: Path, rank: int) -> Path:
+    return folder / f"mine-rank-{rank}"
+
+
+def replace(directory: Path, by: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(by, directory)
+
+
+def resumed_in_another_order(rank: int, folder: str) -> tuple[str, int]:
+    """The error, and from where the run itself is resumed after it."""
+    options = kept_in(Path(folder))
+    train(Layers(), rank, 3, **options)
+    try:
+        train(Layers(("two", "one")), rank, 4, **options)
+    except ballast.UsageError as error:
+        began_at, _ = train(Layers(), rank, 4, **options)
+        return str(error).partition("\n  raised at")[0], began_at
+    return "", -1
+
+
+def stopped_between_commits(rank: int, folder: str) -> list[int]:
+    """The steps from which starts of a run resume. One ends when rank 0 has committed step 3 and rank 1 has not; the next one,
+    with other data, the other way round."""
+    kept, away = Path(folder, "kept"), Path(folder, "away")
+    kept.mkdir(exist_ok=True)
+    own = directory_of(kept, rank)
+    began = [train(Layers(), rank, 2, **kept_in(kept))[0]]
+    replace(away / f"2-{rank}", own)
+    began.append(train(Layers(), rank, 3, **kept_in(kept))[0])
+    replace(away / f"3-{rank}", own)
+    if rank == 1:
+        replace(own, away / "2-1")
+    began.append(train(Layers(), rank, 3, data=1, **kept_in(kept))[0])
+    if rank == 0:
+        replace(own, away / "3-0")
+    began.append(train(Layers(), rank, 3, data=2, **kept_in(kept))[0])
+    return began
