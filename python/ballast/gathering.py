@@ -29,8 +29,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
         for window, parameters in by_window(wanted):
             stack.enter_context(window.gathered(parameters))
         for session, parameters in _by_session(wanted):
-            if session.whole is not None:
-                stack.enter_context(session.whole.gathered(parameters))
+            stack.enter_context(session.gathered(parameters))
         yield
 
 

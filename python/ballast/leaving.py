@@ -51,7 +51,9 @@ def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
 def begin_exit() -> None:
     """Tell other ranks about an uncaught exception. Every other end of the process, the process itself tells them."""
     uncaught = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
-    if uncaught is not None:
+    is_interactive = hasattr(sys, "ps1")  # and goes on after an exception, which may be an old one
+    if uncaught is not None and not is_interactive:
         for group in list(_makers):
-            group.fail(words_of(uncaught))
+            if group.size > 1:  # a rank alone still gives back what it has
+                group.fail(words_of(uncaught))
     _core.begin_exit()

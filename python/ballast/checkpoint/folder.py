@@ -106,18 +106,19 @@ def require_same_model(directory: Path, names: Collection[str]) -> None:
         )
 
 
-def require_same_history(directory: Path, known: Collection[str]) -> None:
-    """Refuse to replace a checkpoint that another job has saved since this training saved or loaded one of the `known`
-    folders. Two jobs would take turns otherwise, and whoever loads would get now the one's state and now the other's."""
+def require_same_history(directory: Path, known: Collection[str], ours: Collection[str]) -> None:
+    """Refuse to replace a checkpoint that is not one of `ours`, where this training has saved or loaded the `known` folders.
+    Two jobs would take turns otherwise, and a reader would get now the state of one and now that of the other."""
     there = content_in(directory) or {}
-    if known and there and there["folder"] not in known:
+    if known and there and there["folder"] not in ours:
         fail(
             "directory_in_use",
             _core.Problem(
                 what=f"cannot save: another job has saved step {there['step']} here since this training saved or loaded",
                 where=str(directory),
                 needed="one job that saves to a directory",
-                remedy="Stop the other job, or save to another directory. To resume from its checkpoint, load it.",
+                remedy="Stop the other job, or save to another directory. To resume from the checkpoint that is there, load "
+                "it; to replace it, remove it first.",
             ),
         )
 

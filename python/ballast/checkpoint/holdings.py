@@ -32,6 +32,11 @@ def checkpoints_in(session: Session, directory: Path) -> set[str]:
     return session.checkpoints.setdefault(os.path.realpath(directory), set())
 
 
+def of_this_training(session: Session) -> set[str]:
+    """Return the same of all directories: the user may have copied one to another."""
+    return set().union(*session.checkpoints.values())
+
+
 def parameter_names(model: torch.nn.Module, session: Session) -> dict[int, str]:
     """By id: the model's, and those of the optimizer that are not in the model."""
     return names_of(session.optimizer.param_groups, model)

@@ -28,7 +28,6 @@ from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.checkpoint.unpickling import load_without_code
-from ballast.errors import Error
 from ballast.wrapper.everybody import by_first_rank
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.session import Session
@@ -49,7 +48,7 @@ def load_current(directory: Path, model: torch.nn.Module, session: Session) -> A
         together = Agreement(session.group, LOADING)
         try:
             return Loading(directory, text, model, session, together).run()
-        except Error:
+        except Exception:  # also no error of ours: has_failed is the same on all ranks, and decides what they do next
             if not together.has_failed or read() == text:
                 raise
     manifest.fail_replaced(directory)

@@ -29,6 +29,7 @@ from ballast.checkpoint.holdings import (
     entry_of,
     entry_of_member,
     held_by_torch,
+    of_this_training,
     parameter_names,
     require_all_partitioned,
 )
@@ -57,6 +58,7 @@ class Saving:
         self._names = parameter_names(model, session)
         self._together = Agreement(self._group, SAVING)
         with self._together.attempt():
+            session.require_put_away("cannot save a checkpoint")
             self._partition.require_not_cast()
             require_all_partitioned(session, self._names)
             self._extra = packed(extra)
@@ -96,7 +98,7 @@ class Saving:
         self._locked = CheckpointDirectory(self._directory)
         require_same_model(self._directory, set(self._names.values()))
         known = checkpoints_in(self._session, self._directory)
-        require_same_history(self._directory, known)
+        require_same_history(self._directory, known, of_this_training(self._session))
         # A saving that fails may leave either as the current one, and the next one replaces that.
         known.update(name for name in (folder, manifest.folder_in(self._directory)) if name)
 

@@ -18,8 +18,8 @@ from ballast.wrapper.memory import keep_freed_memory
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
-from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin
-from ballast.wrapper.writes import agree_on_writes
+from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin, waits
+from ballast.wrapper.writes import agree_on_writes, require_same_values
 
 log = logging.getLogger("ballast")
 
@@ -33,6 +33,7 @@ class Residence(Protocol):
     def release(self, together: bool, gathers: bool) -> None: ...
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
     def writes(self) -> dict[Member, torch.Tensor]: ...
+    def require_takeable(self) -> None: ...
     def take_over(self) -> None: ...
     def require_not_cast(self) -> None: ...
     def undo_casts(self) -> None: ...  # of the model, where one is refused that has begun
@@ -95,6 +96,9 @@ class KeptNumbers:
             is_kept = self._core.found and member.group is not None
             if not is_kept and lacks_numbers(member.parameter):
                 refuse_to_begin(member.name)
+        if not self._core.found:
+            there = [member for member in members if not waits(member.parameter)]
+            require_same_values(self._group, there, "cannot begin to train")
         numbers = FirstNumbers()
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
@@ -159,7 +163,7 @@ class KeptNumbers:
     def _take_over(self, writes: Mapping[Member, torch.Tensor]) -> None:
         """Take over the parameters that any rank has written to. All ranks call it together, if one has."""
         before = {member: writes.get(member, member.parameter.data) for member in self._members}
-        written = agree_on_writes(self._group, before, writes)
+        written = agree_on_writes(self._group, before, writes, self._residence.require_takeable)
         self._residence.take_over()
         if self._update_is_elsewhere:
             self._core.take_whole_parameters({(member.unit, member.tensor) for member in written})

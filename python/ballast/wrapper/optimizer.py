@@ -67,6 +67,7 @@ class WrappedOptimizer(Optimizer):
 
     def on_any_rank(self, happened: bool) -> bool:
         """Whether it has on any rank. All ranks call it together, between steps."""
+        self._ballast.require_open("call on_any_rank()")
         return any(self._ballast.group.all_reduce([int(happened)]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -132,6 +132,7 @@ class Partition(KeptNumbers):
         for unit in units:
             self._residence.make_room()
             if self._updates_in_backward and not self._may_update:
+                self._residence.require_put_away("cannot update parameters in the backward pass")
                 now = self._numbers_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._may_update = True
@@ -249,6 +250,7 @@ class Partition(KeptNumbers):
         """None where no rank has a gradient."""
         require_stream(self._gpu, self._stream)
         if not discard:
+            self._residence.require_put_away("cannot make a step")
             self._discard_what_was_cleared()
             self._take_assigned()
         if self._agree(count=not discard) == 0:

@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from ballast.wrapper.updates import State, Updates, merged, steps_in
 from ballast.wrapper.waiting import Waiting, begin_waiting, defer_again, lose_what_comes, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
+from ballast.wrapper.writes import keeping_writes
 
 log = logging.getLogger("ballast")
 
@@ -82,10 +83,9 @@ class Session:
         self.close(together=False)
         defer_again(self._model(), (each for _, each in self.parameters()), self._waiting)
 
-    @property
-    def whole(self) -> Partition | None:
-        """The partition, where its parameters are whole."""
-        return self._partition if self.options.keeps_parameters_whole else None
+    def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:
+        """Keep what is written inside the block to parameters that are whole, or not partitioned yet."""
+        return keeping_writes(self._model(), self._partition if self.options.keeps_parameters_whole else None, parameters)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -224,7 +224,7 @@ class Session:
             make_the_rest(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
-        reside: Any = partial(WholeParameters, self._model) if is_whole else partial(Window, self.model, self.group, options)
+        reside: Any = WholeParameters if is_whole else partial(Window, self.model, self.group, options)
         self._outside = outside_of(units, members)
         partition = Partition(units, self._ranks, self.numbers, options, reside)
         with ExitStack() as undoing:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from ballast import _core
+from ballast.checks import refuse
 from ballast.wrapper.hidden import Hidden
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.units import Member, UnitOfMembers
-from ballast.wrapper.writes import Slots, Snapshot, is_elsewhere, is_same_kind, require_same_kind
+from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require_same_kind, users_of
 
 
 class WholeParameters:
     """Every parameter in its place. Owners may write to it, or put others there: that is noticed."""
 
-    def __init__(
-        self, model: Callable[[], torch.nn.Module | None], core: _core.Training, units: Sequence[UnitOfMembers]
-    ):
-        self._model = model
+    def __init__(self, core: _core.Training, units: Sequence[UnitOfMembers]):
         self._core = core
         self._units = units
         self._members = [member for unit in units for member in unit.members]
         self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
-        self._watched: dict[int, Snapshot] = {}
+        self._watched: dict[int, Snapshot] = {}  # what was in a block of gather() since the last update
+        self._open: Counter[int] = Counter()  # blocks that have not ended
         self._hidden: Hidden | None = None
         self._take_places()
 
@@ -38,7 +38,8 @@ class WholeParameters:
                 self._core.whole_parameters(number), unit, self._core.tensor_begins(number), unit.members
             )
         ]
-        self._versions: list[int | None] = []  # None: written to in a way that torch does not count
+        self._users = [users_of(place) for place in self._places]
+        self._versions = []
         for member, place in zip(self._members, self._places):
             member.parameter.data = place
             self._versions.append(member.parameter._version)
@@ -51,7 +52,7 @@ class WholeParameters:
 
     def after_step(self) -> None:
         self._core.finish()
-        self._watch([*self._watched])
+        self._watch_anew()
 
     def require_hideable(self, parameters: bool) -> None:
         """They always are."""
@@ -84,24 +85,26 @@ class WholeParameters:
 
     @contextmanager
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Watch these parameters: what is written to them inside the block is taken over before the next update, also
-        what torch does not count. The ranks need not do this together."""
-        slots = Slots(self._model(), parameters)
+        """Watch these parameters until the next update, which takes over what was written to them inside the block, also what
+        torch does not count. The ranks need not do this together."""
         numbers = [self._numbers[id(each)] for each in dict.fromkeys(parameters) if id(each) in self._numbers]
-        mine = [number for number in numbers if number not in self._watched]  # an outer block watches the others
-        self._watch(mine)
+        self._watch(number for number in numbers if number not in self._watched)
+        self._open.update(numbers)
         try:
             yield
         finally:
-            for number in mine:
-                snapshot = self._watched.pop(number, None)
-                if snapshot is not None and snapshot.differs(self._members[number].parameter):
+            self._open.subtract(numbers)
+            for number in numbers:
+                if not self._is_place_shared(number):
                     self._put_back(number)
-                    self._versions[number] = None
-        slots.require_unchanged()
 
     def _watch(self, numbers: Iterable[int]) -> None:
         self._watched |= {number: Snapshot(self._members[number].parameter) for number in numbers}
+
+    def _watch_anew(self) -> None:
+        """From here on, what is in a block that has not ended."""
+        self._watched = {}
+        self._watch(number for number, blocks in self._open.items() if blocks > 0)
 
     def writes(self) -> dict[Member, torch.Tensor]:
         """Return the parameters that were written to since the last update, each with its place in the library's memory."""
@@ -115,18 +118,36 @@ class WholeParameters:
             return True
         return number in self._watched and self._watched[number].differs(parameter)
 
+    def require_takeable(self) -> None:
+        """Refuse to overwrite memory that another tensor uses, as after a swap of `.data`."""
+        for number, (member, place) in enumerate(zip(self._members, self._places)):
+            if is_elsewhere(member.parameter, place) and self._is_place_shared(number):
+                refuse(
+                    "cannot take over the tensor that was assigned to parameter.data: another tensor uses the parameter's "
+                    "own memory, and would change with it",
+                    where=f"parameter {member.name}",
+                    needed="values that are copied under torch.no_grad(): parameter.copy_(values)",
+                    remedy="To keep or swap values, clone() the parameter's first.",
+                )
+
     def take_over(self) -> None:
         """Copy what was written into the library's memory, if it is not there."""
         for number in range(len(self._places)):
             self._put_back(number)
             self._versions[number] = self._members[number].parameter._version
-        self._watch([*self._watched])
+        self._watch_anew()
 
     def _put_back(self, number: int) -> None:
         parameter, place = self._members[number].parameter, self._places[number]
         if is_elsewhere(parameter, place) and is_same_kind(parameter, place):
             place.copy_(parameter.detach().clone())  # the assigned tensor may be a view of the place
             parameter.data = place
+
+    def _is_place_shared(self, number: int) -> bool:
+        """Whether a tensor of the owner has the place's memory, where the parameter has left it."""
+        place, snapshot = self._places[number], self._watched.get(number)
+        has_snapshot = snapshot is not None and not is_elsewhere(snapshot.values, place)
+        return users_of(place) > self._users[number] + int(has_snapshot)
 
     def require_not_cast(self) -> None:
         for member, place in zip(self._members, self._places):

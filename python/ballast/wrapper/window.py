@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import refuse, refuse_order
+from ballast.checks import fail, refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.gpu import require_stream
@@ -260,12 +260,16 @@ class Window:
         self._whole |= set(units)
         outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
         torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))  # backward may come later
+        has_failed = False
         try:
             yield
+        except BaseException:
+            has_failed = True
+            raise
         finally:
             torch._C._autograd._pop_saved_tensors_default_hooks()
             try:
-                if keeps_writes:
+                if keeps_writes and self._agree_to_keep(has_failed):
                     self._keep_writes(snapshots, slots)
             finally:
                 self._whole -= set(units)
@@ -279,10 +283,21 @@ class Window:
     def _copy_out(self, member: Member) -> torch.Tensor:
         return self._now.tensors[member.tensor].clone()
 
+    def _agree_to_keep(self, has_failed: bool) -> bool:
+        """Return whether the block has ended in the same way on all ranks. Where it failed on others only, this rank fails."""
+        failed = self._group.all_reduce([int(has_failed and rank == self._group.rank) for rank in range(self._group.size)])
+        if all(failed) or not any(failed):
+            return True
+        if not has_failed:
+            ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
+            what = "a block of ballast.gather() failed on other ranks: what was written in it is not kept"
+            fail("peer_failed", _core.Problem(what=what, where=f"rank {ranks}"))
+        return False
+
     def _keep_writes(self, snapshots: Mapping[Member, Snapshot], slots: Slots) -> None:
         mine = [member for member, snapshot in snapshots.items() if snapshot.differs(member.parameter)]
         before = {member: snapshot.values for member, snapshot in snapshots.items()}
-        written = agree_on_writes(self._group, before, mine, slots)
+        written = agree_on_writes(self._group, before, mine, slots.require_unchanged)
         if not written:
             return
         kept = {
@@ -325,6 +340,9 @@ class Window:
     def writes(self) -> dict[Member, torch.Tensor]:
         """None that are not kept already, when a `gather()` ends."""
         return {}
+
+    def require_takeable(self) -> None:
+        """The same."""
 
     def take_over(self) -> None:
         """The same."""

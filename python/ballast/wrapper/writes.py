@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 import torch
 
@@ -15,7 +17,8 @@ from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.units import Member
 
-_PIECE = 64 << 20  # bytes that are copied from a GPU at a time
+_CHUNK = 4 << 20  # bytes of a GPU's memory that are looked at together, as eight times as many
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, and of no pattern: 2^64 divided by the golden ratio
 
 
 class Snapshot:
@@ -43,42 +46,56 @@ def is_elsewhere(parameter: torch.nn.Parameter, values: torch.Tensor) -> bool:
 def fingerprint(tensor: torch.Tensor) -> int:
     """Return a checksum of the elements in row-major order."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return _core.checksum(b"".join(_checksum_of(piece.cpu()) for piece in flat.split(_PIECE)))
+    if flat.device.type != "cpu":
+        return checksum_on_device(flat)
+    return _core.checksum(bytes_at(flat.data_ptr(), flat.numel()) if flat.numel() > 0 else b"")
 
 
-def _checksum_of(piece: torch.Tensor) -> bytes:
-    memory = bytes_at(piece.data_ptr(), piece.numel()) if piece.numel() > 0 else b""
-    return _core.checksum(memory).to_bytes(8, "little")
+def checksum_on_device(flat: torch.Tensor) -> int:
+    """Return a checksum of bytes without copying them to the host: each counts with a weight of its own, modulo 2^64."""
+    place = torch.arange(1, min(_CHUNK, flat.numel()) + 1, device=flat.device)
+    weights = (place * _MIX) ^ ((place * _MIX) >> 29)
+    weights = (weights * _MIX) ^ (weights >> 32)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for chunk in flat.split(_CHUNK):
+        total = total * _MIX + (chunk.long() * weights[: chunk.numel()]).sum()
+    return int(total)
+
+
+def users_of(tensor: torch.Tensor) -> int:
+    """Return how many tensors have this one's memory."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def agree_on_writes(
-    group: Group, before: Mapping[Member, torch.Tensor], written: Collection[Member], slots: Slots | None = None
+    group: Group, before: Mapping[Member, torch.Tensor], written: Collection[Member], check: Callable[[], None]
 ) -> list[Member]:
     """Return the members that were written to on any rank, of those in `before`, with what each was. All ranks call it
-    together. Refuses on all ranks what cannot be kept: parameters in other slots, other shapes, formats or devices, and values
-    that differ by rank."""
+    together. Refuses on all ranks what cannot be kept: what `check` refuses on one, other shapes, formats or devices, and
+    values that differ by rank."""
     agreement = Agreement(group, "keeping what was written to parameters")
-    if slots is not None:
-        with agreement.attempt():
-            slots.require_unchanged()
+    with agreement.attempt():
+        check()
     for member in written:
         with agreement.attempt():
             require_same_kind(member, before[member])
     agreement.settle()
     counts = group.all_reduce([int(member in written) for member in before])
     anywhere = [member for member, count in zip(before, counts) if count > 0]
-    if anywhere and group.size > 1:
-        _require_same_values(group, anywhere)
+    require_same_values(group, anywhere, "cannot keep what was written to a parameter")
     return anywhere
 
 
-def _require_same_values(group: Group, members: Collection[Member]) -> None:
+def require_same_values(group: Group, members: Collection[Member], what: str) -> None:
+    """Refuse parameters that are not the same on all ranks, which call this together."""
+    if group.size == 1 or not members:
+        return
     by_rank = from_all_ranks(group, [fingerprint(member.parameter) for member in members])
     for member, (first, *others) in zip(members, zip(*by_rank)):
         differ = [str(rank) for rank, other in enumerate(others, start=1) if other != first]
         if differ:
             refuse(
-                "cannot keep what was written to a parameter: ranks hold different values",
+                f"{what}: ranks hold different values",
                 where=f"parameter {member.name}; rank {', '.join(differ)} differs from rank 0",
                 needed="the same values, written on all ranks",
                 remedy="Write them on every rank, or send one rank's to the others: torch.distributed.broadcast().",
@@ -125,3 +142,20 @@ class Slots:
                     remedy="Write with torch.no_grad(): parameter.copy_(values); or load_state_dict() without assign=True.",
                 ),
             )
+
+
+class Watcher(Protocol):
+    """What finds writes to whole parameters."""
+
+    def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
+
+
+@contextmanager
+def keeping_writes(
+    model: torch.nn.Module | None, watcher: Watcher | None, parameters: Sequence[torch.nn.Parameter]
+) -> Iterator[None]:
+    """Keep what is written to whole parameters inside the block; without a watcher they are in torch's memory still."""
+    slots = Slots(model, parameters)
+    with nullcontext() if watcher is None else watcher.gathered(parameters):
+        yield
+    slots.require_unchanged()

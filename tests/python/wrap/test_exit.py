@@ -1,7 +1,10 @@
 """What a process says when it ends: nothing, whatever still holds a wrapped optimizer then."""
 
+import subprocess
+import sys
+
 import pytest
-from python.exits import folder_with_dill, folder_without_dill, run_silently
+from python.exits import ROOT, folder_with_dill, folder_without_dill, run_silently
 
 TRAINING = """
 import atexit, sys, threading
@@ -71,3 +74,17 @@ def test_nothing_is_said_at_exit_where_no_module_can_be_found_any_more(environme
     program = tmp_path / "program.py"
     program.write_text(TRAINING + SYS_MODULES_ARE_CLEARED)
     run_silently([program], environment)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_exception_that_ends_the_program_in_a_step_is_all_that_is_said(stage, environment, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"{TRAINING}kept = trained(stage={stage})\nkept.zero_grad()\n"
+        'mean_square(kept.model, torch.ones(20)).backward()\nraise ValueError("mine")\n'
+    )
+    paths = {**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}:{ROOT / 'tests'}"}
+    ended = subprocess.run([sys.executable, program], env=paths, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Traceback") and ended.stderr.endswith("\nValueError: mine\n")
+    assert ended.stderr.count("Traceback") == 1

@@ -3,6 +3,7 @@
 import ballast
 import pytest
 import torch
+from ballast.wrapper.writes import checksum_on_device
 from python.wrap import writing
 from python.wrap.loops import Loop
 from python.wrap.ranks import run_ranks
@@ -53,10 +54,42 @@ def test_a_write_leaves_alone_what_other_parameters_were_rounded_from(stage):
     assert torch.equal(undisturbed, disturbed)
 
 
-@pytest.mark.parametrize("stage", range(3))  # in stage 3 it is refused
+@pytest.mark.parametrize("stage", range(3))
 def test_a_step_inside_of_gather_is_no_write(stage):
     outside, inside = (writing.steps_inside_of_gather(stage, gathers) for gathers in (False, True))
     assert torch.equal(outside, inside)
+
+
+@pytest.mark.parametrize("options", [{}, {"update_in_backward": True}])
+def test_in_stage_3_copies_are_gathered_that_no_step_updates(options):
+    loop = Loop(steps=2)
+    run = loop.run(stage=3, **options)
+    with pytest.raises(ballast.UsageError, match="cannot (make a step|update parameters)(.|\n)* while parameters are gathered"):
+        with ballast.gather(run.model):
+            loop.steps = 3
+            loop.train(run.model, run.optimizer, 2)
+
+
+def test_in_stage_3_a_checkpoint_has_no_copies(tmp_path):
+    run = Loop(steps=2).run(stage=3)
+    with ballast.gather(run.model), pytest.raises(ballast.UsageError, match="cannot save a checkpoint while"):
+        ballast.save(tmp_path, run.model, run.optimizer)
+
+
+# In stage 3 each block ends with a write, and a parameter in bf16 begins again from what was written.
+SWAPS = [(stage, torch.float32) for stage in range(4)] + [(stage, BF16) for stage in range(3)]
+
+
+@pytest.mark.parametrize(("stage", "dtype"), SWAPS)
+def test_averages_are_swapped_in_and_out_again(stage, dtype):
+    """Through .data, as scripts do it for an evaluation: nothing has changed after that."""
+    assert all(torch.equal(*pair) for pair in zip(*(writing.swapped(stage, dtype, swaps) for swaps in (0, 2))))
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_memory_of_a_parameter_that_another_tensor_uses_is_not_overwritten(stage):
+    with pytest.raises(ballast.UsageError, match="another tensor uses the parameter's own memory(.|\n)*clone"):
+        writing.swapped(stage, torch.float32, 1)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -68,6 +101,20 @@ def test_values_that_differ_between_ranks_are_refused_on_all_of_them(stage, by_d
 
 
 @pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("gathers", [True, False])
+def test_values_that_differ_when_training_begins_are_refused(stage, gathers):
+    for error in run_ranks(2, writing.begins_with_other_values, stage, gathers):
+        assert "cannot begin to train: ranks hold different values" in error
+        assert "parameter 0.weight; rank 1 differs from rank 0" in error
+
+
+def test_an_exception_inside_of_gather_is_what_its_rank_raises():
+    first, second = run_ranks(2, writing.raises_on_rank_1_only)
+    assert "B3301 a block of ballast.gather() failed on other ranks" in first and "rank 1" in first
+    assert second == "ValueError: mine"
+
+
+@pytest.mark.parametrize("stage", range(4))
 def test_what_one_rank_cannot_keep_is_refused_on_all_of_them(stage):
     first, second = run_ranks(2, writing.casts_on_rank_1_only, stage)
     assert "B3301 keeping what was written to parameters failed on other ranks" in first
@@ -76,8 +123,9 @@ def test_what_one_rank_cannot_keep_is_refused_on_all_of_them(stage):
 
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("assign", writing.ASSIGNMENTS)
-def test_a_new_parameter_in_its_place_is_refused_and_loses_nothing(stage, assign):
-    loop = Loop(steps=2)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_new_parameter_in_its_place_is_refused_and_loses_nothing(stage, assign, steps):
+    loop = Loop(steps=steps)
     run = loop.run(stage=stage)
     weight = run.model[0].weight
     with pytest.raises(ballast.UsageError, match="cannot keep a new Parameter(.|\n)*0.weight(.|\n)*copy_"):
@@ -88,5 +136,18 @@ def test_a_new_parameter_in_its_place_is_refused_and_loses_nothing(stage, assign
     with ballast.gather(weight):
         assert torch.equal(weight, kept)
     loop.steps = 4
-    longer = loop.train(run.model, run.optimizer, 2)
-    assert longer.losses == Loop(steps=4).run(stage=stage).losses[2:]
+    longer = loop.train(run.model, run.optimizer, steps)
+    assert longer.losses == Loop(steps=4).run(stage=stage).losses[steps:]
+
+
+def test_a_checksum_on_a_device_tells_what_a_write_may_change():
+    values = torch.randn(3000, generator=torch.Generator().manual_seed(0)).to(BF16)
+    changed = [values.clone() for _ in range(4)]
+    changed[0][:2].neg_()
+    changed[1][[0, 1]] = changed[1][[1, 0]]
+    changed[2][-1] += 1
+    changed[3].view(torch.int16)[1500] ^= 1
+    known = [checksum_on_device(each.view(torch.uint8)) for each in (values, *changed)]
+    assert len(set(known)) == len(known)
+    assert checksum_on_device(values.clone().view(torch.uint8)) == known[0]
+    assert checksum_on_device(torch.empty(0, dtype=torch.uint8)) == 0

@@ -9,7 +9,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.loops import Loop
+from python.wrap.loops import Loop, mlp
 
 Write = Callable[[torch.nn.Module, str], None]  # to the parameter of this name
 
@@ -171,6 +171,53 @@ def steps_inside_of_gather(stage: int, gathers: bool) -> torch.Tensor:
                 optimizer.step()
                 optimizer.zero_grad()
     return model.weight.detach().clone()
+
+
+def swapped(stage: int, dtype: torch.dtype, swaps: int) -> list[torch.Tensor]:
+    """Parameters before and after a step that follows so many swaps with averages."""
+    loop = Loop(make_model=lambda: model_of(dtype), loss=square, steps=2)
+    run = loop.run(stage=stage)
+    averages = [torch.zeros_like(each, requires_grad=False) for each in model_of(dtype).parameters()]
+    for _ in range(swaps):
+        with ballast.gather(run.model):
+            for parameter, average in zip(run.model.parameters(), averages):
+                parameter.data, average.data = average.data, parameter.data
+    with ballast.gather(run.model):
+        seen = run.parameters
+    loop.steps = 3
+    loop.train(run.model, run.optimizer, 2)
+    with ballast.gather(run.model):
+        return seen + run.parameters
+
+
+def begins_with_other_values(rank: int, stage: int, gathers: bool) -> str:
+    """The error of this rank, where one rank writes after wrap() and before the first step."""
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
+    try:
+        with ballast.gather(model) if gathers else nullcontext(), torch.no_grad():
+            if rank == 0:
+                model[0].weight.fill_(5.0)
+        Loop(steps=1, rank=rank, ranks=2).train(model, optimizer)
+    except ballast.Error as error:
+        return str(error)
+    return ""
+
+
+def raises_on_rank_1_only(rank: int) -> str:
+    """The error of this rank."""
+    run = Loop(steps=2, rank=rank, ranks=2).run(stage=3)
+    try:
+        with ballast.gather(run.model), torch.no_grad():
+            run.model[0].weight.fill_(5.0)
+            if rank == 1:
+                raise ValueError("mine")
+            run.model[0].bias.fill_(5.0)
+    except ballast.Error as error:
+        return str(error)
+    except ValueError as error:
+        return f"ValueError: {error}"
+    return ""
 
 
 def assigns_a_parameter(layer: torch.nn.Module) -> None:
