@@ -256,8 +256,10 @@ class Partition(KeptNumbers):
         if self._agree(count=not discard) == 0:
             self._begin_step()
             return None
-        result = self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
-        self._pass_on_log()
+        try:
+            result = self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
+        finally:
+            self._pass_on_log()
         self._residence.after_step()
         for number in self._taken:
             gradient = self._members[number].parameter.grad
