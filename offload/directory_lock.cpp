@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* lock_name = "ballast.lock";
 
-// For whoever finds the directory locked.
+// For the process that finds the directory locked.
 std::string who_we_are() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Hold parameters whole, on all ranks, inside of the `with` block, which all ranks enter together. What is written to
-    them there is kept, in whichever way it is written: in place, through `.data`, or as other memory for `.data`. Every rank
-    writes the same values. A new Parameter in a parameter's place is refused.
+    """Hold parameters whole inside the `with` block, which all ranks enter together.
+
+    Writes to the parameters are kept, however they are made: in place, through `.data`, or by another tensor for `.data`. Every
+    rank writes the same values. A new Parameter in the place of one is refused. In stage 3 the parameters are copies until the
+    block ends: steps and `ballast.save()` come outside of it.
 
     >>> import torch
     >>> layer = torch.nn.Linear(2, 1)
