@@ -99,7 +99,8 @@ class Engine {
 
   // Between steps. What this rank keeps, tile by tile, in host memory; tiles on drives come from there, and go there and are
   // committed as a whole, once `agree` has returned: what it throws leaves them as they were. Parameters that are changed have
-  // to be changed on all ranks alike where they are kept whole. All ranks of a run change its state together.
+  // to be changed on all ranks alike where they are kept whole. All ranks of a run change its state together,
+  // and where one fails none changes it: that one throws its own error, the others B3301.
   void look_at_state(
       const TileLook& look, const TileChoice& which = [](const OwnTile&) { return true; });
   void change_state(
@@ -240,6 +241,7 @@ class Engine {
   void visit_memory(const Home& home, const TileLook& visit, bool changes);
   void visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory);
   void visit_state(const TileLook& visit, bool changes, const TileChoice& which);
+  void do_together(const std::function<void()>& work);
 
   EngineParts parts_;
   CompileInput input_;                         // of the program

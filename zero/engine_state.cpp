@@ -1,7 +1,9 @@
 // What a rank keeps between steps, for its owner to look at and to change.
 #include <algorithm>
+#include <exception>
 #include <iterator>
 
+#include "kernels/runtime/error.h"
 #include "zero/engine.h"
 #include "zero/record_memory.h"
 
@@ -42,14 +44,38 @@ void Engine::parameters_changed() {
   if (spot_check_) spot_check_->forget();
 }
 
+// Fails on all ranks where it fails on one: elsewhere what follows would be committed under a name that this rank gives to
+// another state later. A rank's own error says more than what the others are told.
+void Engine::do_together(const std::function<void()>& work) {
+  std::exception_ptr own;
+  try {
+    work();
+  } catch (...) {
+    own = std::current_exception();
+  }
+  bool failed_elsewhere = false;
+  try {
+    failed_elsewhere = parts_.mesh.is_any(own != nullptr);
+  } catch (...) {
+    if (!own) throw;
+  }
+  if (own) std::rethrow_exception(own);
+  require(!failed_elsewhere, Code::peer_failed, [] {
+    return Problem{.what = "another rank cannot change the state of the run, so no rank changes it",
+                   .remedy = "Look at the error of that rank. The last commit is as it was."};
+  });
+}
+
 // What is gathered, or kept of records, is made again. A rank overwrites the generation before the last one here, so all ranks
 // must have committed the last one: else a crash could leave them without a commit in common.
 void Engine::change_state(const TileLook& change, const std::function<void()>& agree) {
   parameters_changed();
-  if (records_ && records_->keeps_run()) parts_.mesh.barrier();
+  const auto visit = [&] { visit_state(change, true, [](const OwnTile&) { return true; }); };
+  const bool of_run = records_ && records_->keeps_run();
+  if (of_run) parts_.mesh.barrier();
   try {
-    visit_state(change, true, [](const OwnTile&) { return true; });
-    agree();
+    of_run ? do_together(visit) : visit();
+    of_run ? do_together(agree) : agree();
   } catch (...) {
     if (records_) records_->abandon();
     throw;

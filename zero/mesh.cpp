@@ -29,6 +29,13 @@ void Mesh::barrier() {
   replicas->barrier();
 }
 
+bool Mesh::is_any(bool is_so) {
+  std::int64_t count = is_so ? 1 : 0;
+  reduce->all_reduce({&count, 1});
+  replicas->all_reduce({&count, 1});
+  return count > 0;
+}
+
 void Mesh::abort(std::string_view reason) {
   for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get()}) {
     communicator->abort(reason);

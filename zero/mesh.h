@@ -17,7 +17,8 @@ struct Mesh {
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
-  void barrier();  // of all ranks
+  void barrier();           // of all ranks
+  bool is_any(bool is_so);  // whether it is so on any rank; all ask together
   void abort(std::string_view reason);
 };
 

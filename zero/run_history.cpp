@@ -12,8 +12,12 @@ namespace {
 
 constexpr std::size_t ranks_listed = 16;
 
-bool has(const RankHistory& rank, offload::CommitPoint point) {
-  return std::ranges::find(rank.commits, point, &offload::FoundRecords::Found::point) != rank.commits.end();
+using Commit = offload::FoundRecords::Found;
+
+// Also of the same step: commits of one name and different steps are of different states.
+bool has(const RankHistory& rank, const Commit& wanted) {
+  return std::ranges::any_of(
+      rank.commits, [&](const Commit& commit) { return commit.point == wanted.point && commit.step == wanted.step; });
 }
 
 std::string text_of(std::size_t number, const RankHistory& rank) {
@@ -76,8 +80,7 @@ std::uint64_t next_incarnation(std::span<const RankHistory> ranks) {
 
 std::optional<offload::CommitPoint> common_point(std::span<const RankHistory> ranks, const std::string& run) {
   for (const auto& commit : ranks.front().commits) {
-    if (std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank, commit.point); }))
-      return commit.point;
+    if (std::ranges::all_of(ranks, [&](const RankHistory& rank) { return has(rank, commit); })) return commit.point;
   }
   const bool has_begun = std::ranges::any_of(ranks, [](const RankHistory& rank) {
     return std::ranges::any_of(rank.commits, [](const auto& commit) { return commit.step > 0; });

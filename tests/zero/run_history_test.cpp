@@ -173,6 +173,14 @@ TEST_CASE("the newest commit that all ranks have is resumed from, and its incarn
   CHECK(run_id_of(ranks, "mine") == 7u);
 }
 
+TEST_CASE("commits of one name and different steps are not in common") {
+  const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}}},
+                                       {.has_files = true, .run_id = 7, .commits = {{{1, 6}, 5}}}};
+  CHECK_THROWS_WITH(common_point(ranks, "mine"), Contains("B1009") &&
+                                                     Contains("rank 0 has step 6 (commit 6 of incarnation 1)") &&
+                                                     Contains("rank 1 has step 5 (commit 6 of incarnation 1)"));
+}
+
 TEST_CASE("a run of which no rank has made a step begins anew, in the files that are there") {
   const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 1}, 0}}},
                                        {.has_files = false}};

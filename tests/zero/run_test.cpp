@@ -316,3 +316,38 @@ TEST_CASE("state of a run is not changed before all ranks are there") {
   CHECK_THAT(failures[0], Contains("B3301"));
   CHECK(changed == 0);
 }
+
+// Rank 1 fails in one change, and goes on. Else its commits would count one less than rank 0's from then on.
+TEST_CASE("state of a run is changed on all ranks or on none") {
+  const TemporaryDirectory directory;
+  KeptRun run{.directory = directory.path()};
+  run.options.drives = {.directories = {run.directory}, .run = "mine"};
+  const auto nothing = [](const OwnTile&) {};
+  std::vector<std::vector<std::string>> refused(2);
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    Training training(run.model, world, run.rules, run.options);
+    training.start(first_parameters());
+    const auto fail_on_1 = [&] {
+      if (world.rank() == 1) throw std::runtime_error("rank 1 has nothing to put there");
+    };
+    const auto change = [&](const TileLook& look, const std::function<void()>& agree) {
+      try {
+        training.engine().change_state(look, agree);
+      } catch (const std::exception& error) {
+        refused[world.rank()].emplace_back(error.what());
+      }
+    };
+    change([&](const OwnTile&) { fail_on_1(); }, [] {});
+    change(nothing, fail_on_1);
+    training.engine().change_state(nothing);
+    SyntheticTrainer trainer(run.model, world.rank());
+    trainer.run(training, 0);
+    training.step();
+  });
+  CHECK(failures == std::vector<std::string>(2));
+  for (const std::string& failure : refused[0])
+    CHECK_THAT(failure, Contains("B3301") && Contains("another rank cannot change the state"));
+  CHECK(refused[0].size() == 2);
+  CHECK(refused[1] == std::vector<std::string>(2, "rank 1 has nothing to put there"));
+  CHECK(train(run, 1).began_at == std::vector<std::uint64_t>(2, 1));
+}
