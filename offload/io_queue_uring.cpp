@@ -245,9 +245,10 @@ class UringQueue : public IoQueue {
     const int result = entry_.enter(offered_.size(), [this] { return io_uring_submit_and_wait(&ring_, 1); });
     if (result >= 0) {
       refusals_ = 0;
-      for (Job* job : std::exchange(offered_, {})) {
+      for (Job* job : offered_) {
         job->taken = true;
       }
+      offered_.clear();
     } else if (result != -EINTR) {
       if (++refusals_ == entry_.most_refusals) return give_up_ring(-result);
       std::this_thread::sleep_for(entry_.pause);
@@ -279,7 +280,7 @@ class UringQueue : public IoQueue {
 
   // Nothing of ours cancels a request: the kernel has begun nothing, for it could not start a thread that may block.
   void do_without_worker(std::unique_ptr<Job> job) {
-    if (log_ != nullptr) {
+    if (log_ != nullptr && !std::exchange(has_told_of_workers_, true)) {
       log_->write_once(
           Level::warning, "io_uring's workers",
           fmt::format("io_uring starts no thread for what blocks ({}): the ring's own does it, more slowly",
@@ -334,6 +335,7 @@ class UringQueue : public IoQueue {
   }
 
   void register_memory(std::span<std::byte> memory) {
+    if (!has_ring_) return;
     for (const MemoryPiece& piece : pieces_of(memory)) {
       const int index = memory_.free();
       const int result = tables_ && index >= 0 ? register_piece(index, piece) : -ENOSPC;
@@ -378,6 +380,7 @@ class UringQueue : public IoQueue {
   std::unordered_map<Job*, std::unique_ptr<Job>> started_;
   std::vector<Job*> offered_;  // those of them that the kernel has not taken yet
   std::size_t refusals_ = 0;   // in a row
+  bool has_told_of_workers_ = false;
   RingEnd end_;
   bool tables_ = false;
   std::uint64_t wakes_ = 0;

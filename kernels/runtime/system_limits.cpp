@@ -23,18 +23,29 @@ std::string limit(decltype(RLIMIT_NPROC) resource) {
   return found.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", found.rlim_cur);
 }
 
+// There may be no descriptor to read with; the error that asks must still be told.
+template <class Read>
+auto if_readable(const Read& read) -> decltype(read()) {
+  try {
+    return read();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 std::string thread_limits(const std::filesystem::path& root) {
   std::vector<std::string> limits{fmt::format("RLIMIT_NPROC is {} (`ulimit -u`)", limit(RLIMIT_NPROC))};
-  if (const auto tasks = cgroup_tasks(root)) {
+  if (const auto tasks = if_readable([&] { return cgroup_tasks(root); })) {
     limits.push_back(fmt::format("pids.max is {}, {} in use ({})", tasks->limit, tasks->used, tasks->file.string()));
   }
-  if (const auto most = read_number(root / "proc/sys/kernel/threads-max")) {
+  if (const auto most = if_readable([&] { return read_number(root / "proc/sys/kernel/threads-max"); })) {
     limits.push_back(fmt::format("kernel.threads-max is {}", *most));
   }
   if (const auto space = limit(RLIMIT_AS); space != "unlimited") {
     limits.push_back(fmt::format("RLIMIT_AS is {} bytes (`ulimit -v`)", space));
   }
-  const auto threads = number_after(read_text(root / "proc/self/status").value_or(""), "Threads:");
+  const auto threads =
+      if_readable([&] { return number_after(read_text(root / "proc/self/status").value_or(""), "Threads:"); });
   if (threads) limits.push_back(fmt::format("this process has {} threads", *threads));
   return fmt::format("{}", fmt::join(limits, "; "));
 }

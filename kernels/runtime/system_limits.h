@@ -25,7 +25,7 @@ bool is_descriptor_limit(int error);
 Descriptor require_descriptor(int answer, std::string_view what);
 
 // The limits that can stand behind the refusal, for the error: those of threads for EAGAIN, those of descriptors for EMFILE
-// and ENFILE, else none. The rlimits are always this process's own, whatever the root.
+// and ENFILE, else none. What cannot be read is left out. The rlimits are always this process's own, whatever the root.
 std::string limits_behind(int error, const std::filesystem::path& root = "/");
 
 }  // namespace ballast

@@ -153,13 +153,14 @@ TEST_CASE("a ring that may no longer be entered is given up, and a thread's call
     if (!holds_pattern(memory.span(), 1)) return "other bytes were read";
     queue->forget(file);
     queue->forget(memory.span());
+    queue->remember(memory.span());
     lines.append(queue->kind());
     queue.reset();
     return lines;
   });
   if (said.find("seccomp is not there") != std::string::npos) return skip(said);
   CHECK_THAT(said, Catch::Contains("refused io_uring_enter 3 times in a row (Operation not permitted)") &&
-                       Catch::EndsWith("one thread"));
+                       !Catch::Contains("without registered memory") && Catch::EndsWith("one thread"));
 }
 
 TEST_CASE("a file that the kernel does not forget is not taken for another one") {

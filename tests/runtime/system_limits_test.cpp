@@ -65,3 +65,11 @@ TEST_CASE("a file of the system that cannot be read for want of a descriptor is 
   CHECK_THAT(said, Contains("B2401") && Contains("cannot read /proc/self/status: Too many open files") &&
                        Contains("RLIMIT_NOFILE is "));
 }
+
+TEST_CASE("limits on threads that cannot be read for want of a descriptor are left out") {
+  const std::string said = in_a_child([]() -> std::string {
+    allow_descriptors(0);
+    return limits_behind(EAGAIN);
+  });
+  CHECK_THAT(said, Catch::StartsWith("RLIMIT_NPROC is ") && !Contains("this process has"));
+}
