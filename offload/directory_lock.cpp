@@ -64,22 +64,27 @@ DirectoryLock::DirectoryLock(const std::filesystem::path& directory) : holder_(:
   file_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file_ < 0) fail_file("open", name, 0, errno);
   try {
+    kept_from_children_ = std::make_unique<NotInChildren>(file_);
     lock(file_, directory);
   } catch (...) {
+    kept_from_children_.reset();
     ::close(file_);
     throw;
   }
 }
 
 DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
-    : file_(std::exchange(other.file_, -1)), holder_(other.holder_) {}
+    : file_(std::exchange(other.file_, -1)),
+      kept_from_children_(std::move(other.kept_from_children_)),
+      holder_(other.holder_) {}
 
 DirectoryLock::~DirectoryLock() { release(); }
 
 void DirectoryLock::release() noexcept {
   if (file_ < 0) return;
-  // Closing alone would leave it locked as long as a forked child, such as a DataLoader's worker, has the file open.
+  // Closing alone would leave it locked as long as a child has the file open that was made without fork()'s handlers.
   if (holder_ == ::getpid()) ::flock(file_, LOCK_UN);
+  kept_from_children_.reset();
   ::close(std::exchange(file_, -1));  // the file stays, for its removal could hit another's lock
 }
 

@@ -10,9 +10,9 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <filesystem>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "kernels/runtime/error.h"
+#include "kernels/runtime/not_in_children.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_limits.h"
 #include "offload/io_queue.h"
@@ -32,11 +33,6 @@ namespace {
 constexpr std::size_t most_bytes = std::size_t{1} << 30;  // of one submission; the rest follows as after a short one
 
 std::string text_of(int error) { return std::generic_category().message(error); }
-
-bool is_ring(int descriptor) {
-  std::error_code unknown;
-  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor), unknown) == "anon_inode:[io_uring]";
-}
 
 struct Job {
   explicit Job(const IoRequest& request) : transfer(request) {}
@@ -134,7 +130,7 @@ class UringQueue : public IoQueue {
     try {
       open();
     } catch (...) {
-      if (has_ring_) io_uring_queue_exit(&ring_);
+      if (has_ring_) close_ring();
       started.set_exception(std::current_exception());
       return;
     }
@@ -143,7 +139,13 @@ class UringQueue : public IoQueue {
     while (take_new()) {
       has_ring_ ? use_ring() : wait_for_wake();
     }
-    if (has_ring_) io_uring_queue_exit(&ring_);
+    if (has_ring_) close_ring();
+  }
+
+  void close_ring() {
+    has_ring_ = false;
+    kept_from_children_.reset();
+    io_uring_queue_exit(&ring_);
   }
 
   void open() {
@@ -160,7 +162,14 @@ class UringQueue : public IoQueue {
       return Problem{.what = "the kernel gives this process no io_uring", .available = text_of(-result)};
     });
     has_ring_ = true;
+    keep_from_children();
     register_tables();
+  }
+
+  // The kernel ends a ring when no process has its descriptor or its memory any more.
+  void keep_from_children() {
+    kept_from_children_.emplace(ring_.ring_fd);
+    io_uring_ring_dontfork(&ring_);  // where it fails, the ring's end may wait for a child's
   }
 
   void register_tables() {
@@ -311,27 +320,17 @@ class UringQueue : public IoQueue {
     }
     while (reap() > 0) {
     }
-    has_ring_ = false;
     if (!is_ring(ring_.ring_fd)) ring_.ring_fd = -1;  // something else has closed it: the number may be another file's
-    io_uring_queue_exit(&ring_);
+    close_ring();
     files_ = {};
     memory_ = {};
     tables_ = false;
     offered_.clear();
     if (std::ranges::any_of(started_, [](const auto& entry) { return entry.second->taken; })) end_.wait(log_);
     for (auto& [known, job] : std::exchange(started_, {})) {
-      job->taken && job->transfer.rest().kind == IoKind::flush ? end(*job, lost_flush(*job, reason))
+      job->taken && job->transfer.rest().kind == IoKind::flush ? end(*job, job->transfer.lost_flush(reason))
                                                                : start(std::move(job));
     }
-  }
-
-  static std::exception_ptr lost_flush(const Job& job, const std::string& reason) {
-    return std::make_exception_ptr(FailureError(
-        Code::file_call,
-        {.what = "the answer to a flush is lost: " + reason,
-         .where = job.transfer.rest().file->path().string(),
-         .remedy = "Begin again from the last state that was committed; look for what refuses io_uring_enter."},
-        Site::here()));
   }
 
   void register_memory(std::span<std::byte> memory) {
@@ -377,6 +376,7 @@ class UringQueue : public IoQueue {
   std::atomic<bool> has_ring_ = false;  // the thread's to change
 
   io_uring ring_{};  // the thread's own, like all that follows
+  std::optional<NotInChildren> kept_from_children_;
   std::unordered_map<Job*, std::unique_ptr<Job>> started_;
   std::vector<Job*> offered_;  // those of them that the kernel has not taken yet
   std::size_t refusals_ = 0;   // in a row

@@ -1,11 +1,14 @@
 #include "offload/ring_end.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "kernels/runtime/system_limits.h"
 
@@ -15,6 +18,11 @@ namespace {
 constexpr int patience_ms = 30'000;
 
 }  // namespace
+
+bool is_ring(int descriptor) {
+  std::error_code unknown;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor), unknown) == "anon_inode:[io_uring]";
+}
 
 RingEnd::RingEnd() {
   std::array<int, 2> ends{};

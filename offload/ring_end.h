@@ -7,6 +7,8 @@
 
 namespace ballast::offload {
 
+bool is_ring(int descriptor);  // of an io_uring
+
 // A pipe whose write end is registered with the ring, and open nowhere else: the kernel closes it when it ends the ring.
 class RingEnd {
  public:
@@ -15,7 +17,7 @@ class RingEnd {
   int write_end() const { return write_.get(); }  // to be registered
   void registered() { write_ = Descriptor(); }    // which leaves it to the ring alone
 
-  // Says from time to time that it waits: a drive may hang, and a child process that was forked meanwhile holds the ring, too.
+  // Says from time to time that it waits: a drive may hang, or a child process that was made without fork() hold the ring.
   void wait(Log* log) const;
 
  private:

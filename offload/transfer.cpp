@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <exception>
 
+#include "kernels/runtime/error.h"
+
 namespace ballast::offload {
 namespace {
 
@@ -52,6 +54,15 @@ std::exception_ptr Transfer::error() const {
   } catch (...) {
     return std::current_exception();
   }
+}
+
+std::exception_ptr Transfer::lost_flush(const std::string& reason) const {
+  return std::make_exception_ptr(FailureError(
+      Code::file_call,
+      {.what = "the answer to a flush is lost: " + reason,
+       .where = request_.file->path().string(),
+       .remedy = "Begin again from the last state that was committed; look for what refuses io_uring_enter."},
+      Site::here()));
 }
 
 }  // namespace ballast::offload

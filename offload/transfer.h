@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "offload/file.h"
 
@@ -34,7 +35,8 @@ class Transfer {
   // The last answer was "not now": the next try should be one that blocks, or come a little later.
   bool refused() const { return refusals_ > 0; }
 
-  std::exception_ptr error() const;  // once it has failed
+  std::exception_ptr error() const;                                // once it has failed
+  std::exception_ptr lost_flush(const std::string& reason) const;  // for a flush whose answer cannot come any more
 
  private:
   Next refuse(int error);

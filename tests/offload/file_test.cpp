@@ -86,6 +86,32 @@ TEST_CASE("a run's directory is one process's at a time, which is named to other
   CHECK((found.st_mode & 0777) == 0700);
 }
 
+TEST_CASE("a directory is free when its process was killed, though a child that it has forked lives on") {
+  const TemporaryDirectory base;
+  int ends[2];
+  int life[2];  // of the child: until this test closes it
+  REQUIRE(::pipe(ends) == 0);
+  REQUIRE(::pipe(life) == 0);
+  const pid_t holder = ::fork();
+  if (holder == 0) {
+    const DirectoryLock mine(base.path());
+    if (::fork() == 0) {
+      ::close(life[1]);
+      char byte = 0;
+      if (::write(ends[1], "!", 1) == 1 && ::read(life[0], &byte, 1) == 0) ::_exit(0);
+      ::_exit(1);
+    }
+    ::pause();
+  }
+  char byte = 0;
+  REQUIRE(::read(ends[0], &byte, 1) == 1);
+  ::kill(holder, SIGKILL);
+  ::waitpid(holder, nullptr, 0);
+  CHECK_NOTHROW(DirectoryLock(base.path()));
+  for (const int end : {ends[0], ends[1], life[0], life[1]})
+    ::close(end);
+}
+
 TEST_CASE("a forked child keeps no directory locked that its parent has left, and unlocks none") {
   const TemporaryDirectory base;
   int ends[2];

@@ -1,10 +1,12 @@
 // A ring that the kernel refuses to enter: nothing waits for ever, nothing is lost, and it is said.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <cerrno>
+#include <csignal>
 #include <string>
 
 #include "kernels/runtime/error.h"
@@ -189,4 +191,21 @@ TEST_CASE("a request ends only when a ring that was given up cannot touch its me
   REQUIRE(::write(pipe.descriptor(), &sent, 1) == 1);
   CHECK(::read(pipe.descriptor(), &read, 1) == 1);  // no ring has taken it
   CHECK(read == sent);
+}
+
+TEST_CASE("a ring that is given up does not wait for the end of a child that was forked meanwhile") {
+  RefusedRing rig;
+  if (rig.queue == nullptr) return skip(no_uring);
+  CHECK(rig.works(1));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  rig.ring.lose_next_submission();
+  rig.ring.refuse(EPERM);
+  CHECK(rig.works(2));
+  CHECK(rig.queue->kind() == "one thread");
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }

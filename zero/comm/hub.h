@@ -8,8 +8,8 @@
 #include <optional>
 #include <thread>
 
+#include "kernels/runtime/not_in_children.h"
 #include "zero/comm/meeting.h"
-#include "zero/comm/not_in_children.h"
 #include "zero/comm/socket.h"
 
 namespace ballast {

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "kernels/runtime/descriptor.h"
+#include "kernels/runtime/not_in_children.h"
 #include "zero/comm/message.h"
-#include "zero/comm/not_in_children.h"
 
 namespace ballast {
 

@@ -1,5 +1,5 @@
-// Connections end when the last process that has them open does. A child of fork() has all that its parent has: it would keep
-// others from noticing that the parent is gone.
+// A connection, a lock or a ring ends when the last process that has it open does. A child of fork() has all that its parent
+// has: it would keep others from noticing that the parent is gone.
 #pragma once
 
 namespace ballast {

@@ -1,4 +1,4 @@
-#include "zero/comm/not_in_children.h"
+#include "kernels/runtime/not_in_children.h"
 
 #include <fcntl.h>
 #include <pthread.h>
