@@ -36,6 +36,16 @@ void require_threads(std::size_t count) {
   end_all();
 }
 
+// TBB's threads are the process's, and stay: those that were there for others are not tried again.
+void require_threads_once(std::size_t count) {
+  static std::mutex mutex;
+  static std::size_t tried = 0;
+  const std::lock_guard lock(mutex);
+  if (count <= tried) return;
+  require_threads(count - tried);
+  tried = count;
+}
+
 }  // namespace
 
 struct Threads::Arena {
@@ -59,7 +69,7 @@ void Threads::each(std::size_t parts, const std::function<void(std::size_t)>& bo
   std::call_once(arena_->tried, [&] {
     using oneapi::tbb::global_control;
     const std::size_t most = global_control::active_value(global_control::max_allowed_parallelism);
-    require_threads(std::min(static_cast<std::size_t>(count_), most) - 1);
+    require_threads_once(std::min(static_cast<std::size_t>(count_), most) - 1);
   });
   arena_->tbb.execute([&] { oneapi::tbb::parallel_for(std::size_t{0}, parts, body); });
 }
