@@ -12,7 +12,9 @@ namespace {
 const std::filesystem::path& made(const std::filesystem::path& path) {
   std::error_code failed;
   std::filesystem::create_directories(path.parent_path(), failed);
-  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) fail_file("mkdir", path, 0, errno);
+  const bool is_new = ::mkdir(path.c_str(), 0700) == 0;
+  if (!is_new && errno != EEXIST) fail_file("mkdir", path, 0, errno);
+  if (is_new) flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose all in it
   return path;
 }
 
