@@ -1,5 +1,5 @@
-// The operations of a program that move records. Used by the drives' two lanes; what was read is checked by whoever uses it, while
-// it is in that thread's caches.
+// The operations of a program that move records. Used by the drives' two lanes; what was read is checked by whoever uses it,
+// while it is in that thread's caches.
 #pragma once
 
 #include <optional>

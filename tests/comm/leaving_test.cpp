@@ -1,5 +1,5 @@
-// A rank leaves while others need it: they fail at once, with its words. Every timeout is an hour: a wait that is not ended is a
-// test that hangs.
+// A rank leaves while others need it: they fail at once, with its words. Every timeout is an hour: a wait that is not ended
+// is a test that hangs.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -59,7 +59,8 @@ class Communicator {
   virtual void abort(std::string_view reason) = 0;
 
   // Says goodbye for this group, all that were split from it and all that it was split from, as the last of them does when it
-  // goes; but waits for no other rank. No collective may follow; after a failure, those under way end. Any thread may call; only the first call counts.
+  // goes; but waits for no other rank. No collective may follow; after a failure, those under way end. Any thread may call;
+  // only the first call counts.
   virtual void leave(const Farewell& farewell) = 0;
 
   // Sets what this rank is doing ("is in step 4"), for what its errors say. Any thread may call.
