@@ -19,6 +19,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tests/sanitizer.h"
+
 namespace ballast::testing {
 
 constexpr unsigned hangs_after_seconds = 120;  // only to end a child that would never end
@@ -86,6 +88,11 @@ inline void allow_threads(std::size_t more) {
   ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // else not even this process may look at itself in /proc
   set_limit(RLIMIT_NPROC, now + more);
 }
+
+// UndefinedBehaviorSanitizer, which comes with AddressSanitizer here, reads an object through a pipe to see its type. Without
+// descriptors it gets no pipe, and reports an object of another type.
+inline constexpr bool descriptors_can_be_refused = !address_sanitized;
+inline constexpr const char* no_refused_descriptors = "UndefinedBehaviorSanitizer needs descriptors for its own checks";
 
 // So many files can be opened from now on.
 inline void allow_descriptors(std::size_t more) {

@@ -6,12 +6,20 @@
 
 namespace ballast::testing {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)  // GCC
-inline constexpr bool sanitized = true;
+#if defined(__SANITIZE_ADDRESS__)  // GCC
+inline constexpr bool address_sanitized = true;
 #elif defined(__has_feature)  // Clang
-inline constexpr bool sanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+inline constexpr bool address_sanitized = __has_feature(address_sanitizer);
 #else
-inline constexpr bool sanitized = false;
+inline constexpr bool address_sanitized = false;
+#endif
+
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool sanitized = true;
+#elif defined(__has_feature)
+inline constexpr bool sanitized = address_sanitized || __has_feature(thread_sanitizer);
+#else
+inline constexpr bool sanitized = address_sanitized;
 #endif
 
 // The distance between the cases to take of a sweep, which runs the same code on many numbers.

@@ -60,6 +60,7 @@ TEST_CASE("a rank that gets too few threads says which limit is reached") {
 }
 
 TEST_CASE("a rank that gets too few descriptors says which limit is reached, and rank 0 tells it the others") {
+  if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   for (const ProcessKind& kind : process_kinds()) {
     for (const std::size_t limited : {0u, 1u}) {
       check_every_limit_of(limited, kind.way, allow_descriptors, "RLIMIT_NOFILE");

@@ -99,6 +99,7 @@ TEST_CASE("a queue that gets too few threads says which limit is reached") {
 }
 
 TEST_CASE("what gets too few descriptors says which limit is reached") {
+  if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   const TemporaryDirectory directory;
   const auto queue = [] { return thread_queue({.depth = 2}); };
   const RecordShape shape{.run_id = 3, .tiles = 4, .payload_bytes = 1 << 16};
@@ -118,6 +119,7 @@ TEST_CASE("what gets too few descriptors says which limit is reached") {
 }
 
 TEST_CASE("without descriptors for io_uring the threads take over, and the limit is named") {
+  if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   if (!has_uring()) return skip("no io_uring here");
   const std::string said = in_a_child([]() -> std::string {
     std::string lines;

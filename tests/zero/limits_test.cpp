@@ -30,5 +30,6 @@ TEST_CASE("a training that gets too few threads says which limit is reached") {
 }
 
 TEST_CASE("a training that gets too few descriptors says which limit is reached") {
+  if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   check_every_limit(allow_descriptors, "RLIMIT_NOFILE", train_on_a_drive);
 }
