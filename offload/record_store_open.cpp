@@ -1,4 +1,4 @@
-// How a store finds the generation that it goes on from.
+// Finds the generation from which a store resumes.
 #include <fmt/format.h>
 
 #include <algorithm>
