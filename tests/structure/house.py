@@ -16,12 +16,14 @@ LAYERS = {
     "zero/plan": ["offload", "optim"],
     "zero": ["zero/comm", "zero/plan"],
     "python": ["zero"],
-    "benchmarks": ["zero"],
+    "examples": ["zero"],
+    "benchmarks": ["zero", "examples"],
     "tests": ["zero", "benchmarks"],
 }
 
 # What lies beside those folders at the top: what tools look for there, and the scripts that everybody types.
 TOP = {"CMakeLists.txt", "CMakePresets.json", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"}
+TOP |= {"CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs", "mkdocs.yml", ".github", ".pre-commit-config.yaml"}
 TOP |= {"quickstart", "run-benchmarks", "run-tests", ".ci", ".clang-format", ".clang-tidy", ".gitignore"}
 
 # nvcc takes 2 s for a .cu file that includes only this, and 6 s for one that includes what lies above.
