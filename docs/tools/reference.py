@@ -1,0 +1,176 @@
+"""Reference pages, made from the code: options from signatures, the command line from its parsers, error codes from
+their table. The built package has to be on the path."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword of a function, as a reader needs it."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+
+
+def options_of(name: str) -> str:
+    """Return the table of a function's keywords, such as those of `wrap` or `plan`."""
+    import ballast
+
+    function = getattr(ballast, name)
+    rows = [
+        f"| `{option.name}` | {_code(option.kind)} | {_code(option.default)} | {_cell(option.text)} |"
+        for option in _options(function)
+    ]
+    return "\n".join(["| keyword | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _options(function: Callable[..., Any]) -> Iterator[Option]:
+    texts = _texts_in_docstring(inspect.getdoc(function) or "")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            yield from _options_of_class(_class_behind(function), texts)
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            default = "" if parameter.default is parameter.empty else repr(parameter.default)
+            text = texts.get(parameter.name) or _fallback(function, parameter.name)
+            yield Option(parameter.name, _type(parameter.annotation), default, text)
+
+
+def _options_of_class(kind: type, texts: dict[str, str]) -> Iterator[Option]:
+    comments = _comments_in_source(kind)
+    defaults = vars(kind)
+    for name, annotation in kind.__annotations__.items():
+        default = repr(defaults[name]) if name in defaults else ""
+        yield Option(name, _type(annotation), default, texts.get(name) or comments.get(name, ""))
+
+
+def _class_behind(function: Callable[..., Any]) -> type:
+    """Return the class whose fields are, or repeat, the keywords of a function."""
+    import ballast
+    from ballast.wrapper.options import WrapOptions
+
+    return WrapOptions if function.__name__ == "wrap" else ballast.PlanOptions
+
+
+def _fallback(function: Callable[..., Any], name: str) -> str:
+    """Return what the class of options says of a keyword that the docstring does not describe."""
+    return _comments_in_source(_class_behind(function)).get(name, "")
+
+
+def _texts_in_docstring(docstring: str) -> dict[str, str]:
+    """Read `name    text` in columns and `name: text` below `Args:`; lines that are indented deeper continue a text.
+
+    >>> _texts_in_docstring("First.\\n\\nstage     a number\\n          or auto\\n\\nArgs:\\n    tile: of one\\n        update")
+    {'stage': 'a number or auto', 'tile': 'of one update'}
+    """
+    found: dict[str, str] = {}
+    name, indent = "", 0
+    for line in docstring.splitlines():
+        depth = len(line) - len(line.lstrip())
+        entry = re.fullmatch(r"(\w+) {2,}(\S.*)|(\w+)", line) if depth == 0 else None
+        entry = entry or (re.fullmatch(r" {2,4}(\w+)(?: \([^)]*\))?: +(\S.*)", line) if depth in (2, 4) else None)
+        if entry and entry[1]:
+            name, indent = entry[1], depth
+            found[name] = entry[2]
+        elif entry:  # a long name, alone in its line
+            name, indent = entry[0], depth
+            found[name] = ""
+        elif name and depth > indent:
+            found[name] = f"{found[name]} {line.strip()}".strip()
+        else:
+            name = ""
+    return found
+
+
+def _comments_in_source(kind: type) -> dict[str, str]:
+    lines = inspect.getsource(kind).splitlines()
+    found = (re.match(r"    (\w+): .*?  # (.*)$", line) for line in lines)
+    return {entry[1]: entry[2] for entry in found if entry}
+
+
+def _type(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return ""
+    text = getattr(annotation, "__forward_arg__", annotation)
+    text = text if isinstance(text, str) else getattr(text, "__name__", str(text))
+    return text.replace("typing.", "")
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`" if text else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def command_line() -> str:
+    """Return a section for each verb of `ballast`, with its help and a table of its options."""
+    from ballast.commands import VERBS
+    from ballast.commands.parser import Parser
+
+    verbs = Parser(prog="ballast").add_subparsers(metavar="VERB", parser_class=Parser)
+    for verb in VERBS:
+        verb.add_to(verbs)
+    return "\n\n".join(_verb(name, parser) for name, parser in verbs.choices.items())
+
+
+def _verb(name: str, parser: argparse.ArgumentParser) -> str:
+    rows = [_argument(action) for action in parser._actions if action.dest != "help"]
+    examples = textwrap.dedent((parser.epilog or "").partition("\n")[2]).strip()
+    parts = [f"## `ballast {name}`", parser.description or "", "| argument | meaning |\n|---|---|\n" + "\n".join(rows)]
+    return "\n\n".join([*parts, f"```bash\n{examples}\n```"])
+
+
+def _argument(action: argparse.Action) -> str:
+    shown = " ".join([*(action.option_strings[-1:] or [str(action.metavar or action.dest)])])
+    value = f" {action.metavar}" if action.option_strings and action.metavar else ""
+    return f"| `{shown}{value}` | {_cell(action.help or '')} |"
+
+
+def error_codes() -> str:
+    """Return the table of error codes without its title: a test keeps ERRORS.md equal to the code."""
+    text = (ROOT / "kernels" / "runtime" / "ERRORS.md").read_text()
+    rows = []
+    for line in text[text.index("| code") :].splitlines():
+        rows.append(re.sub(r"^\| (B\d{4}) ", r'| <span id="\1"></span>\1 ', line))
+    return "\n".join(rows)
+
+
+def file_of_repository(path: str) -> str:
+    """Return a file from outside of docs/, whose links lead to pages, or else name the file.
+
+    >>> _for_site("see [one](docs/index.md#top), [two](tests/README.md) and [three](https://x.org)")
+    'see [one](index.md#top), two (`tests/README.md`) and [three](https://x.org)'
+    """
+    return _for_site((ROOT / path).read_text())
+
+
+def _for_site(text: str) -> str:
+    def link(found: re.Match[str]) -> str:
+        words, target = found[1], found[2]
+        if target.startswith(("http://", "https://", "#")):
+            return found[0]
+        return f"[{words}]({target.removeprefix('docs/')})" if target.startswith("docs/") else f"{words} (`{target}`)"
+
+    return re.sub(r"\[([^]]+)\]\(([^)]+)\)", link, text)
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "options": options_of,
+    "command-line": command_line,
+    "error-codes": error_codes,
+    "file": file_of_repository,
+}

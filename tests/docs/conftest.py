@@ -1,0 +1,8 @@
+"""These tests run the pages' code with torch, in the built package."""
+
+from importlib.util import find_spec
+
+from python.conftest import BUILT, environment  # noqa: F401
+
+if not BUILT or find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]
