@@ -29,12 +29,17 @@ def options_of(name: str) -> str:
     """Return the table of a function's keywords, such as those of `wrap` or `plan`."""
     import ballast
 
-    function = getattr(ballast, name)
-    rows = [
-        f"| `{option.name}` | {_code(option.kind)} | {_code(option.default)} | {_cell(option.text)} |"
-        for option in _options(function)
-    ]
-    return "\n".join(["| keyword | type | default | meaning |", "|---|---|---|---|", *rows])
+    return _table(getattr(ballast, name))
+
+
+def _table(function: Callable[..., Any]) -> str:
+    options = list(_options(function))
+    heads = ["keyword", "type", "default", "meaning"]
+    rows = [[f"`{each.name}`", _code(each.kind), _code(each.default), _cell(each.text)] for each in options]
+    if not any(each.default for each in options):  # where the meaning names them
+        heads, rows = [head for head in heads if head != "default"], [[*row[:2], row[3]] for row in rows]
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _options(function: Callable[..., Any]) -> Iterator[Option]:
@@ -69,29 +74,37 @@ def _fallback(function: Callable[..., Any], name: str) -> str:
     return _comments_in_source(_class_behind(function)).get(name, "")
 
 
+COLUMNS = re.compile(r"(\w+) {2,}(\S.*)|(\w+)")  # a long name stands alone in its line
+ENTRY = re.compile(r" *(?:[-*] )?`{0,2}(\w+)`{0,2}(?: \([^)]*\))?: ?(.*)")
+
+
 def _texts_in_docstring(docstring: str) -> dict[str, str]:
-    """Read `name    text` in columns and `name: text` below `Args:`; lines that are indented deeper continue a text.
+    """Read `name    text` in columns, and `name: text` in a list or below `Args:`; deeper lines continue a text.
 
     >>> _texts_in_docstring("First.\\n\\nstage     a number\\n          or auto\\n\\nArgs:\\n    tile: of one\\n        update")
     {'stage': 'a number or auto', 'tile': 'of one update'}
+    >>> _texts_in_docstring("- `run`: a name\\n  of a run\\n- `tile`:\\n  elements")
+    {'run': 'a name of a run', 'tile': 'elements'}
     """
     found: dict[str, str] = {}
     name, indent = "", 0
     for line in docstring.splitlines():
         depth = len(line) - len(line.lstrip())
-        entry = re.fullmatch(r"(\w+) {2,}(\S.*)|(\w+)", line) if depth == 0 else None
-        entry = entry or (re.fullmatch(r" {2,4}(\w+)(?: \([^)]*\))?: +(\S.*)", line) if depth in (2, 4) else None)
-        if entry and entry[1]:
-            name, indent = entry[1], depth
-            found[name] = entry[2]
-        elif entry:  # a long name, alone in its line
-            name, indent = entry[0], depth
-            found[name] = ""
+        name_and_text = _entry(line, depth)
+        if name_and_text and not (name and depth > indent):
+            name, found[name_and_text[0]], indent = name_and_text[0], name_and_text[1], depth
         elif name and depth > indent:
             found[name] = f"{found[name]} {line.strip()}".strip()
         else:
             name = ""
-    return found
+    return {name: text for name, text in found.items() if text}
+
+
+def _entry(line: str, depth: int) -> tuple[str, str] | None:
+    if depth == 0 and (columns := COLUMNS.fullmatch(line)):
+        return columns[1] or columns[3], columns[2] or ""
+    entry = ENTRY.fullmatch(line) if depth in (2, 4) or line[:2] in ("- ", "* ") else None
+    return (entry[1], entry[2]) if entry else None
 
 
 def _comments_in_source(kind: type) -> dict[str, str]:
@@ -109,7 +122,7 @@ def _type(annotation: Any) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{_cell(text)}`" if text else ""
+    return f"`{text}`" if text else ""  # a table's cell ends at no "|" in code
 
 
 def _cell(text: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import ballast
 import pytest
 from docs.blocks import PAGES, ROOT, blocks_of, pages
 from docs.run_page import SHOWN_ONLY
@@ -77,15 +78,40 @@ def test_what_is_right_passes(environment, tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_generator_of_the_reference_does_what_its_example_says():
-    file = ROOT / "docs" / "tools" / "reference.py"
-    spec = importlib.util.spec_from_file_location("reference", file)
+@pytest.fixture
+def reference():
+    """The generator of the reference pages."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "tools" / "reference.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["reference"] = module
     spec.loader.exec_module(module)
-    assert doctest.testmod(module).failed == 0
-    table = module.options_of("wrap")
-    assert "| `stage` |" in table and "| `verify` |" in table
-    assert "| `gpu_memory` |" in module.options_of("plan")
-    assert "`ballast plan`" in module.command_line()
-    assert 'id="B1001"' in module.error_codes()
+    return module
+
+
+def test_the_reference_has_every_option_with_its_meaning(reference):
+    assert doctest.testmod(reference).failed == 0
+    for name, known in (("wrap", {"stage", "verify", "process_group"}), ("plan", {"gpu_memory", "stage"})):
+        options = list(reference._options(getattr(ballast, name)))
+        assert {option.name for option in options} >= known
+        without = {option.name for option in options if not option.text}
+        assert without <= {"process_group"}  # which the docstring's text explains
+
+
+def test_the_reference_reads_explicit_keywords(reference):
+    def wrap(optimizer: object, *, stage: int | str = 2, tile: "int | str" = 0) -> None:
+        """Return the optimizer.
+
+        Args:
+            stage: 0 to 3, or
+                "auto".
+        """
+
+    rows = reference._table(wrap).splitlines()[2:]
+    assert rows[0] == '| `stage` | `int | str` | `2` | 0 to 3, or "auto". |'
+    assert rows[1].startswith("| `tile` | `int | str` | `0` | ")
+
+
+def test_the_reference_has_every_verb_and_code(reference):
+    page = reference.command_line()
+    assert all(f"## `ballast {verb}`" in page for verb in ("plan", "doctor", "inspect", "verify"))
+    assert 'id="B1001"' in reference.error_codes()
