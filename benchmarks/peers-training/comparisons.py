@@ -6,7 +6,7 @@ from systems import ALONE, DDP, SYSTEMS, System
 
 
 class Shape(NamedTuple):
-    """A GPT of python/examples/gpt.py, and what a step of all ranks together trains on."""
+    """A GPT of examples/gpt.py, and what a step of all ranks together trains on."""
 
     name: str
     layers: int

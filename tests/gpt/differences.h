@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "benchmarks/gpt/noise.h"
+#include "examples/gpt/noise.h"
 #include "kernels/runtime/view.h"
 
 namespace ballast::testing {

@@ -1,4 +1,4 @@
-#include "benchmarks/gpt/drive_work.h"
+#include "examples/gpt/drive_work.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,5 +1,5 @@
 // The layers on a GPU beside those on the CPU, and a training on each.
-#include "benchmarks/gpt/number.h"
+#include "examples/gpt/number.h"
 #include "kernels/runtime/stream.h"
 #include "tests/gpt/differences.h"
 #include "tests/gpt/training_rig.h"

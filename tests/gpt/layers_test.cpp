@@ -1,5 +1,5 @@
 // Each of the layers' formulas beside finite differences.
-#include "benchmarks/gpt/maths.h"
+#include "examples/gpt/maths.h"
 #include "tests/gpt/differences.h"
 
 using namespace ballast;

@@ -1,7 +1,7 @@
 // Small GPTs, trained on one rank or on threads as ranks.
 #pragma once
 
-#include "benchmarks/gpt/gpt.h"
+#include "examples/gpt/gpt.h"
 #include "tests/gpt/differences.h"
 #include "zero/comm/thread_communicator.h"
 

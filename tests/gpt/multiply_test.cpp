@@ -1,8 +1,8 @@
 // Products of matrices: beside sums in double, and with the same bits from any number of threads.
-#include "benchmarks/gpt/multiply.h"
-#include "benchmarks/gpt/maths.h"
-#include "benchmarks/gpt/multiply_portable.h"
-#include "benchmarks/gpt/number.h"
+#include "examples/gpt/multiply.h"
+#include "examples/gpt/maths.h"
+#include "examples/gpt/multiply_portable.h"
+#include "examples/gpt/number.h"
 #include "tests/gpt/differences.h"
 
 using namespace ballast;

@@ -1,5 +1,5 @@
 // What gpt's command line becomes, and what is refused of it.
-#include "benchmarks/gpt/options.h"
+#include "examples/gpt/options.h"
 
 #include <catch2/catch.hpp>
 

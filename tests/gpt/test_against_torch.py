@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstr
 import torch.nn.functional as F  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")) / "benchmarks" / "gpt" / "gpt"
+PROGRAM = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release")) / "examples" / "gpt" / "gpt"
 TEXT = ROOT / "LICENSE"
 
 LAYERS, WIDTH, HEADS, CONTEXT, BATCH, MICRO_STEPS, STEPS, SEED = 2, 48, 3, 40, 3, 2, 8, 7
@@ -77,7 +77,7 @@ def loss_of(p: dict[str, torch.Tensor], text: torch.Tensor) -> torch.Tensor:
 
 
 def noise(*numbers: int) -> int:
-    """benchmarks/gpt/noise.h: which sequences the program draws."""
+    """examples/gpt/noise.h: which sequences the program draws."""
     x, mask = 0, 2**64 - 1
     for number in numbers:
         x = (x + number + 0x9E3779B97F4A7C15) & mask

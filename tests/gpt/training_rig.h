@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "benchmarks/gpt/run.h"
+#include "examples/gpt/run.h"
 #include "tests/temporary_directory.h"
 #include "zero/comm/thread_communicator.h"
 

@@ -1,4 +1,4 @@
-"""The scripts of python/examples, as ./quickstart runs them, and as a user does who reads every warning."""
+"""The scripts of examples, as ./quickstart runs them, and as a user does who reads every warning."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from python.exits import folder_with_dill, folder_without_dill, run_silently
 
 pytest.importorskip("torch")
-EXAMPLES = Path(__file__).resolve().parents[2] / "python" / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ON_TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
 SMALL = "--layers 2 --width 128 --context 64 --steps 2 --stage 3 --offload host".split()
 

@@ -27,7 +27,7 @@ TOP |= {"CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs", "mkdocs.yml", ".g
 TOP |= {"quickstart", "run-benchmarks", "run-tests", ".ci", ".clang-format", ".clang-tidy", ".gitignore"}
 
 # nvcc takes 2 s for a .cu file that includes only this, and 6 s for one that includes what lies above.
-CUDA_SOURCES_MAY_INCLUDE = ["kernels", "benchmarks/gpt"]
+CUDA_SOURCES_MAY_INCLUDE = ["kernels", "examples/gpt"]
 
 
 class Vendor(NamedTuple):
@@ -45,14 +45,14 @@ VENDORS = [
     Vendor("libnuma", r"numa(if)?\.h", ["kernels/runtime/*.cpp"], one_file=True),
     Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*.cpp"], one_file=True),
     Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*.cpp"], one_file=True),
-    Vendor("cuBLAS", r"cublas.*", ["benchmarks/gpt/*", "optim/*.cpp", "optim/*.cu"]),
-    Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["benchmarks/gpt/*.cpp"], one_file=True),
+    Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "optim/*.cpp", "optim/*.cu"]),
+    Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
     Vendor("oneTBB", r"(oneapi/)?tbb(/.*|\.h)", ["kernels/*_cpu.cpp"]),
     Vendor("CUDA", r"(cuda|cub/|cooperative_groups|nvtx|nvml).*", ["*.cu", "*.cuh", "kernels/runtime/*cuda*"]),
     Vendor("pybind11", r"pybind11/.*", ["python/bindings/*"]),
     Vendor("Catch2", r"catch2/.*", ["tests/*"]),
-    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*"]),
-    Vendor("CLI11", r"CLI/.*", ["benchmarks/*"]),
+    Vendor("nlohmann-json", r"nlohmann/.*", ["benchmarks/*", "examples/*"]),
+    Vendor("CLI11", r"CLI/.*", ["benchmarks/*", "examples/*"]),
 ]
 
 
@@ -75,7 +75,7 @@ HOMES = [
         "printing",
         r"\bstd::(cout|cerr|clog|print|println)\b|\bstd(out|err)\b"
         r"|\bfmt::print(ln)?\s*\(|\bv?printf\s*\(|\bput(s|char)\s*\(|\bperror\s*\(",
-        ["kernels/runtime/log.cpp", "benchmarks/*", "tests/*"],
+        ["kernels/runtime/log.cpp", "examples/*", "benchmarks/*", "tests/*"],
     ),
 ]
 

@@ -1,9 +1,0 @@
-#include "benchmarks/gpt/maths.h"
-
-namespace ballast::gpt {
-
-std::unique_ptr<Maths> gpu_maths(StreamHandle, int) {
-  fail(Code::no_cuda_build, {.what = "the GPT trainer was built without CUDA or cuBLAS, so it computes on CPUs only"});
-}
-
-}  // namespace ballast::gpt

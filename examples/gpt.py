@@ -1,0 +1,136 @@
+"""A small GPT in plain torch, trained on this project's own text, byte by byte. Ballast is one line of it.
+
+    python gpt.py                                                    plain torch, one process
+    torchrun --nproc-per-node 2 gpt.py                               two ranks, DistributedDataParallel
+    torchrun --nproc-per-node 2 gpt.py --stage 3                     two ranks, each keeps half of everything
+    torchrun --nproc-per-node 2 gpt.py --stage 3 --offload nvme:.    and the optimizer's state is on this drive
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sequences, length, width = x.shape
+        heads = self.queries_keys_values(self.attention_norm(x)).view(sequences, length, 3, self.heads, -1)
+        queries, keys, values = heads.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        x = x + self.attention_out(seen.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, context: int):
+        super().__init__()
+        self.bytes = nn.Embedding(256, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256, bias=False)
+
+    def forward(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        """The mean loss of guessing which byte follows."""
+        x = self.bytes(text) + self.positions(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), following.flatten())
+
+
+def text_of_this_project() -> torch.Tensor:
+    root = Path(__file__).resolve().parents[1]
+    files = (file for file in root.rglob("*.md") if "build" not in file.relative_to(root).parts)
+    return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in sorted(files))), dtype=torch.uint8)
+
+
+def batch(text: torch.Tensor, number: int, sequences: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of it: all ranks together train on the same sequences, however many ranks there are."""
+    chance = torch.Generator().manual_seed(number)
+    begins = torch.randint(len(text) - context, (sequences,), generator=chance).tolist()
+    rows = torch.stack([text[begin : begin + context + 1].long() for begin in begins[RANK::RANKS]])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def choose_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(RANK % torch.cuda.device_count())
+    return torch.device("cuda")
+
+
+def peak_of_process() -> int:
+    """Bytes of memory, of the host."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def options_of_command() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=640, help="64 times the heads")
+    parser.add_argument("--context", type=int, default=256, help="bytes of a sequence")
+    parser.add_argument("--sequences", type=int, default=4, help="of a step, all ranks together")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--stage", type=int, help="of Ballast; without it, torch trains alone")
+    parser.add_argument("--offload", help="host, or nvme:DIRECTORY: where Ballast keeps the optimizer's state")
+    parser.add_argument("--json", type=Path, help="write losses, speed and memory of rank 0")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = options_of_command()
+    device, of_libraries = choose_device(), peak_of_process()
+    torch.manual_seed(0)
+    torch.set_default_dtype(getattr(torch, options.dtype))
+    text = text_of_this_project()
+    model = GPT(options.layers, options.width, options.width // 64, options.context).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    if options.stage is not None:
+        import ballast
+
+        optimizer = ballast.wrap(optimizer, model, stage=options.stage, offload=options.offload)  # the one added line
+    elif RANKS > 1:
+        torch.distributed.init_process_group()
+        model = nn.parallel.DistributedDataParallel(model)
+
+    losses, speeds = [], []
+    for step in range(options.steps):
+        begin = time.perf_counter()
+        loss = model(*(part.to(device) for part in batch(text, step, options.sequences, options.context)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        speeds.append(options.sequences * options.context / (time.perf_counter() - begin))
+        if RANK == 0:
+            print(f"step {step + 1:>3}   loss {losses[-1]:.4f}   {speeds[-1]:,.0f} tokens/s", flush=True)
+    if options.json and RANK == 0:
+        held = optimizer.metrics() if options.stage is not None else {}
+        took = {"losses": losses, "tokens_per_second": speeds, "process_bytes": peak_of_process() - of_libraries}
+        options.json.write_text(json.dumps({**took, "gpu_bytes": torch.cuda.max_memory_allocated(), "held": held}))
+
+
+if __name__ == "__main__":
+    main()
+    if torch.distributed.is_initialized():  # once the model is gone: the other way round, DDP's end may wait for ever
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,13 @@
+// Causal attention of one head of one sequence, on one CPU thread: queries a block at a time, each with the keys up to it.
+#pragma once
+
+#include "examples/gpt/heads.h"
+#include "examples/gpt/multiply.h"
+
+namespace ballast::gpt {
+
+void attend(const Multiplier& multiply, const HeadOf<ConstMatrix>& head, const Matrix& to);
+void attend_backward(const Multiplier& multiply, const HeadOf<ConstMatrix>& head, const ConstMatrix& gradient,
+                     const HeadOf<Matrix>& to);
+
+}  // namespace ballast::gpt

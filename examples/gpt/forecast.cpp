@@ -1,0 +1,68 @@
+#include "examples/gpt/forecast.h"
+
+#include <algorithm>
+
+#include "examples/gpt/gpt.h"
+#include "examples/gpt/rates.h"
+
+namespace ballast::gpt {
+namespace {
+
+constexpr std::size_t most_drive_bytes = std::size_t{2} << 30;
+
+// Of a GPT of one block, on this rank alone and without an optimizer's state: little memory, and the same arithmetic.
+std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator& world, Maths& maths) {
+  Shape shape = options.shape;
+  shape.layers = 1;
+  const auto alone = world.split(world.rank());
+  const optim::Rule resting = optim::Sgd{.lr = 0.0};
+  Training training(model_of(shape), *alone, {resting, resting},
+                    {.stage = 0, .keeps_timeline = true, .threads = options.training.threads});
+  MemoryAccounts accounts;
+  Gpt model(shape, options.batch, maths, accounts);
+  training.start(first_parameters(shape, options.seed));
+  world.barrier();  // the ranks compute at the same time, as they will
+  model.run(training, std::vector<std::uint8_t>(options.batch * (shape.context + 1)));
+  std::vector<UnitWork> work = training.timeline().work(shape.units());
+  training.step();
+  return work;
+}
+
+std::vector<UnitWork> work_of_units(const RunOptions& options, Communicator& world, Maths& maths) {
+  work_of_one_block(options, world, maths);  // the first one prepares
+  const std::vector<UnitWork> measured = work_of_one_block(options, world, maths);
+  std::vector<UnitWork> work(options.shape.units(), measured[1]);
+  work.front() = measured.front();
+  work.back() = measured.back();
+  return work;
+}
+
+double forward_share(std::span<const UnitWork> work) {
+  double forward = 0, both = 0;
+  for (const UnitWork& unit : work) {
+    forward += unit.forward_seconds;
+    both += unit.forward_seconds + unit.backward_seconds;
+  }
+  return forward / both;
+}
+
+}  // namespace
+
+Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths) {
+  require(!options.training.gpu, Code::unsupported,
+          [] { return Problem{.what = "a forecast was asked for of a training on a GPU", .needed = "a CPU's"}; });
+  RateOptions rates{.unit_elements = plan.layout().units[options.shape.blocks_begin()].elements(),
+                    .tile_elements = options.training.tile_elements,
+                    .format = options.training.format,
+                    .threads = options.training.threads};
+  if (plan.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
+  // Many drives are fast for some seconds only: the more a step moves, the longer they are measured.
+  const std::size_t on_drives = plan.tiles_on_drive() * plan.blocks().records().record;
+  rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
+  const Machine machine = measure_rates(world, rates);
+  const std::vector<UnitWork> work = work_of_units(options, world, maths);
+  return {machine, simulate({plan.program(), plan.placement(), machine, work, options.waits_for_updates}),
+          forward_share(work)};
+}
+
+}  // namespace ballast::gpt

@@ -1,0 +1,42 @@
+// Trains a GPT on Ballast: what a trainer of one's own looks like. Of the activations only each block's input is kept.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "examples/gpt/block.h"
+#include "zero/training.h"
+
+namespace ballast::gpt {
+
+class Gpt {
+ public:
+  // `maths` and `accounts` outlive it; its activations are booked there.
+  Gpt(const Shape& shape, std::size_t batch, Maths& maths, MemoryAccounts& accounts);
+  static std::size_t activation_bytes(const Shape& shape, std::size_t batch);
+
+  // A micro-step on `batch` sequences of context + 1 bytes, one after the other. Returns the mean loss.
+  double run(Training& training, std::span<const std::uint8_t> text);
+
+  // The forward pass alone, after which no other micro-step can begin.
+  double evaluate(Training& training, std::span<const std::uint8_t> text);
+
+ private:
+  void take_in(std::span<const std::uint8_t> text);
+  void forward(Training& training);
+  void head_forward(const Lease& lease);
+  void backward(Training& training);
+  void head_backward(const Lease& lease);
+  double loss();
+  View input_of(std::size_t layer) const;  // of a block, or of the head
+
+  Shape shape_;
+  std::size_t positions_;
+  Maths& maths_;
+  BlockMemory block_memory_;
+  Block block_;
+  std::vector<Buffer> buffers_{};
+  View inputs_{}, gradient_{}, logits_{}, logits_gradient_{}, losses_{}, bytes_{}, targets_{};
+};
+
+}  // namespace ballast::gpt

@@ -1,0 +1,85 @@
+// The arithmetic of a GPT's layers. One interface; the model is written over it once, for CPUs and GPUs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "examples/gpt/matrix.h"
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/device.h"
+
+namespace ballast::gpt {
+
+struct LayerNorm {
+  ConstView weight;
+  ConstView bias;
+};
+
+struct LayerNormGradients {
+  View weight;
+  View bias;
+  View input;
+};
+
+// Of a causal attention. A row of qkv holds a position's queries, keys and values, each of all heads.
+struct AttentionShape {
+  std::size_t batch = 0;
+  std::size_t context = 0;
+  std::size_t heads = 0;
+  std::size_t head_width = 0;
+
+  std::size_t width() const { return heads * head_width; }
+};
+
+template <class AnyView>
+struct Tables {
+  AnyView tokens{};     // a row for each byte
+  AnyView positions{};  // a row for each position
+};
+
+// What a position should have predicted, and where to put what came of it.
+struct Targets {
+  ConstView bytes;
+  View losses;    // of each position, in fp32
+  View gradient;  // of the mean loss
+};
+
+// Memory is fp32 or bf16, and tokens are bytes; sums are made in fp32. All gradients but those of whole activations are
+// added to what is there. Used by one thread. On a GPU calls return when their work is in the stream.
+class Maths {
+ public:
+  virtual ~Maths() = default;
+  virtual std::string library() const = 0;
+  virtual MemoryKind memory() const = 0;  // that it works on
+  virtual int gpu() const { return 0; }   // whose memory that is, if it is one's
+
+  virtual void multiply(const Product& product) = 0;
+  virtual void add_rows(const ConstMatrix& rows, const View& into) = 0;  // into += the sum of all rows
+  virtual void clear(const View& to) = 0;                                // zeros
+  virtual void copy(const ConstView& from, const View& to) = 0;
+  virtual void gelu(const ConstView& x, const View& to) = 0;
+  virtual void gelu_backward(const ConstView& x, const View& gradient) = 0;  // gradient *= gelu'(x)
+  virtual void layer_norm(const ConstView& x, const LayerNorm& norm, const View& to) = 0;
+  virtual void layer_norm_backward(const ConstView& x, const LayerNorm& norm, const ConstView& gradient,
+                                   const LayerNormGradients& into) = 0;
+  virtual void attention(const AttentionShape& shape, const ConstView& qkv, const View& to) = 0;
+  virtual void attention_backward(const AttentionShape& shape, const ConstView& qkv, const ConstView& gradient,
+                                  const View& qkv_gradient) = 0;
+  virtual void embed(const ConstView& bytes, const Tables<ConstView>& tables, const View& to) = 0;
+  virtual void embed_backward(const ConstView& bytes, const ConstView& gradient, const Tables<View>& into) = 0;
+  virtual void cross_entropy(const ConstView& logits, const Targets& targets) = 0;  // logits in fp32
+
+  virtual void upload(std::span<const std::byte> from, const View& to) = 0;
+  virtual void download(const ConstView& from, std::span<std::byte> to) = 0;  // waits for it
+  virtual void finish() = 0;                                                  // waits for all
+};
+
+// The bits of its results depend on no number of threads.
+std::unique_ptr<Maths> cpu_maths(int threads);
+
+// In a stream on a GPU, which outlives it. Refused (B2101) where this was built without CUDA or cuBLAS.
+std::unique_ptr<Maths> gpu_maths(StreamHandle stream, int gpu);
+
+}  // namespace ballast::gpt

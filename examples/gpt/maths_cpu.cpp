@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "examples/gpt/attention_cpu.h"
+#include "examples/gpt/maths.h"
+#include "examples/gpt/rows.h"
+#include "kernels/threads.h"
+
+namespace ballast::gpt {
+namespace {
+
+using rows::Row;
+using Floats = std::vector<float>;
+
+// What a thread does at a time. It depends on shapes alone, and so do the bits.
+constexpr std::size_t product_rows = 256;
+constexpr std::size_t product_columns = 384;
+constexpr std::size_t rows_at_once = 16;
+constexpr std::size_t columns_at_once = 64;
+constexpr std::size_t elements_at_once = 16 * 1024;
+
+Floats read(const ConstView& from) {
+  Floats to(from.count());
+  rows::read(from, 0, to);
+  return to;
+}
+
+class CpuMaths : public Maths {
+ public:
+  explicit CpuMaths(int threads) : threads_(threads) {}
+  std::string library() const override { return multiplier_.library(); }
+  MemoryKind memory() const override { return MemoryKind::pageable; }
+
+  void multiply(const Product& product) override {
+    const std::size_t across = (product.to.columns + product_columns - 1) / product_columns;
+    const std::size_t down = (product.to.rows + product_rows - 1) / product_rows;
+    threads_.each(down * across, [&](std::size_t part) {
+      const std::size_t row = part / across * product_rows, column = part % across * product_columns;
+      const std::size_t rows = std::min(product_rows, product.to.rows - row);
+      const std::size_t columns = std::min(product_columns, product.to.columns - column);
+      Product piece = product;
+      piece.a = product.a.part(row, rows, 0, product.a.columns);
+      piece.b = product.b.part(0, product.b.rows, column, columns);
+      piece.to = product.to.part(row, rows, column, columns);
+      if (product.bias.count() > 0) piece.bias = product.bias.part(column, columns);
+      multiplier_(piece);
+    });
+  }
+
+  void add_rows(const ConstMatrix& all, const View& into) override {
+    by_parts(all.columns, columns_at_once, [&](std::size_t first, std::size_t last) {
+      Floats sum(last - first), row(last - first);
+      for (std::size_t i = 0; i < all.rows; ++i) {
+        rows::read(all.memory, i * all.stride + first, row);
+        rows::add(sum, row);
+      }
+      rows::add_to(into, first, sum);
+    });
+  }
+
+  void clear(const View& to) override { std::memset(to.data(), 0, to.bytes()); }
+
+  void copy(const ConstView& from, const View& to) override {
+    by_parts(from.bytes(), elements_at_once, [&](std::size_t first, std::size_t last) {
+      std::memcpy(to.data() + first, from.data() + first, last - first);
+    });
+  }
+
+  void gelu(const ConstView& x, const View& to) override {
+    by_parts(x.count(), elements_at_once, [&](std::size_t first, std::size_t last) {
+      Floats numbers = read(x.part(first, last - first));
+      rows::gelu(numbers, numbers);
+      rows::write(numbers, to, first);
+    });
+  }
+
+  void gelu_backward(const ConstView& x, const View& gradient) override {
+    by_parts(x.count(), elements_at_once, [&](std::size_t first, std::size_t last) {
+      Floats slopes = read(gradient.part(first, last - first));
+      rows::gelu_backward(read(x.part(first, last - first)), slopes);
+      rows::write(slopes, gradient, first);
+    });
+  }
+
+  void layer_norm(const ConstView& x, const LayerNorm& norm, const View& to) override {
+    const Floats weight = read(norm.weight), bias = read(norm.bias);
+    const std::size_t width = weight.size();
+    by_parts(x.count() / width, rows_at_once, [&](std::size_t first, std::size_t last) {
+      Floats row(width);
+      for (std::size_t i = first; i < last; ++i) {
+        rows::read(x, i * width, row);
+        rows::normalise({row, rows::moments(row), weight}, bias, row);
+        rows::write(row, to, i * width);
+      }
+    });
+  }
+
+  void layer_norm_backward(const ConstView& x, const LayerNorm& norm, const ConstView& gradient,
+                           const LayerNormGradients& into) override {
+    const Floats weight = read(norm.weight);
+    const std::size_t width = weight.size(), count = x.count() / width;
+    const std::size_t parts = (count + rows_at_once - 1) / rows_at_once;
+    std::vector<Floats> weight_gradients(parts, Floats(width)), bias_gradients(parts, Floats(width));
+    by_parts(count, rows_at_once, [&](std::size_t first, std::size_t last) {
+      const std::size_t part = first / rows_at_once;
+      Floats row(width), slopes(width), sum(width);
+      for (std::size_t i = first; i < last; ++i) {
+        rows::read(x, i * width, row);
+        rows::read(gradient, i * width, slopes);
+        rows::read(into.input, i * width, sum);
+        rows::normalise_backward({row, rows::moments(row), weight}, slopes, sum, weight_gradients[part]);
+        rows::add(bias_gradients[part], slopes);
+        rows::write(sum, into.input, i * width);
+      }
+    });
+    add_all(weight_gradients, into.weight);
+    add_all(bias_gradients, into.bias);
+  }
+
+  void attention(const AttentionShape& shape, const ConstView& qkv, const View& to) override {
+    threads_.each(shape.batch * shape.heads, [&](std::size_t head) {
+      attend(multiplier_, head_of(shape, qkv, head), output_of_head(shape, to, head));
+    });
+  }
+
+  void attention_backward(const AttentionShape& shape, const ConstView& qkv, const ConstView& gradient,
+                          const View& qkv_gradient) override {
+    threads_.each(shape.batch * shape.heads, [&](std::size_t head) {
+      attend_backward(multiplier_, head_of(shape, qkv, head), output_of_head(shape, gradient, head),
+                      head_of(shape, qkv_gradient, head));
+    });
+  }
+
+  void embed(const ConstView& bytes, const Tables<ConstView>& tables, const View& to) override {
+    const auto tokens = bytes.as<std::uint8_t>();
+    const std::size_t width = to.count() / tokens.size(), context = tables.positions.count() / width;
+    by_parts(tokens.size(), rows_at_once, [&](std::size_t first, std::size_t last) {
+      Floats row(width), position(width);
+      for (std::size_t i = first; i < last; ++i) {
+        rows::read(tables.tokens, tokens[i] * width, row);
+        rows::read(tables.positions, i % context * width, position);
+        rows::add(row, position);
+        rows::write(row, to, i * width);
+      }
+    });
+  }
+
+  void embed_backward(const ConstView& bytes, const ConstView& gradient, const Tables<View>& into) override {
+    const auto tokens = bytes.as<std::uint8_t>();
+    const std::size_t width = gradient.count() / tokens.size(), context = into.positions.count() / width;
+    const auto add = [&](const View& table, auto row_of) {
+      const std::size_t count = table.count() / width;
+      by_parts(width, columns_at_once, [&](std::size_t first, std::size_t last) {
+        Floats sums(count * (last - first)), row(last - first);
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+          rows::read(gradient, i * width + first, row);
+          rows::add(Row(sums).subspan(row_of(i) * row.size(), row.size()), row);
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+          rows::add_to(table, i * width + first, Row(sums).subspan(i * row.size(), row.size()));
+        }
+      });
+    };
+    add(into.tokens, [&](std::size_t i) { return std::size_t{tokens[i]}; });
+    add(into.positions, [&](std::size_t i) { return i % context; });
+  }
+
+  void cross_entropy(const ConstView& logits, const Targets& targets) override {
+    const auto bytes = targets.bytes.as<std::uint8_t>();
+    const std::size_t width = logits.count() / bytes.size();
+    const float share = 1.0f / static_cast<float>(bytes.size());
+    by_parts(bytes.size(), rows_at_once, [&](std::size_t first, std::size_t last) {
+      Floats row(width);
+      for (std::size_t i = first; i < last; ++i) {
+        rows::read(logits, i * width, row);
+        targets.losses.as<float>()[i] = rows::cross_entropy(row, bytes[i], share);
+        rows::write(row, targets.gradient, i * width);
+      }
+    });
+  }
+
+  void upload(std::span<const std::byte> from, const View& to) override {
+    std::memcpy(to.data(), from.data(), from.size());
+  }
+  void download(const ConstView& from, std::span<std::byte> to) override {
+    std::memcpy(to.data(), from.data(), to.size());
+  }
+  void finish() override {}
+
+ private:
+  template <class Body>
+  void by_parts(std::size_t count, std::size_t at_once, const Body& body) const {
+    threads_.each((count + at_once - 1) / at_once,
+                  [&](std::size_t part) { body(part * at_once, std::min(count, (part + 1) * at_once)); });
+  }
+
+  static void add_all(const std::vector<Floats>& parts, const View& into) {
+    Floats sum(into.count());
+    for (const Floats& part : parts) {
+      rows::add(sum, part);
+    }
+    rows::add_to(into, 0, sum);
+  }
+
+  kernels::Threads threads_;
+  Multiplier multiplier_;
+};
+
+}  // namespace
+
+std::unique_ptr<Maths> cpu_maths(int threads) { return std::make_unique<CpuMaths>(threads); }
+
+}  // namespace ballast::gpt

@@ -1,0 +1,11 @@
+// How fast matrices can be multiplied at best.
+#pragma once
+
+#include "examples/gpt/maths.h"
+
+namespace ballast::gpt {
+
+// Operations a second: the fastest of square products of a few sizes in this format.
+double measure_matrix_rate(Maths& maths, DType dtype);
+
+}  // namespace ballast::gpt

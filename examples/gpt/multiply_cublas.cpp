@@ -1,0 +1,66 @@
+#include "examples/gpt/multiply_cublas.h"
+
+#include <cublas_v2.h>
+#include <fmt/format.h>
+
+#include "kernels/runtime/current_gpu.h"
+
+namespace ballast::gpt {
+namespace {
+
+void check(cublasStatus_t status, std::string_view what) {
+  require(status == CUBLAS_STATUS_SUCCESS, Code::cuda_call,
+          [&] { return Problem{.what = fmt::format("{} failed: {}", what, cublasGetStatusString(status))}; });
+}
+
+cudaDataType type_of(DType dtype) { return dtype == DType::fp32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+cublasOperation_t direction(const ConstMatrix& matrix) { return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+int whole(std::size_t count) {
+  require(count <= INT32_MAX, Code::wrong_size, [&] {
+    return Problem{.what = "a matrix is too large for cuBLAS",
+                   .needed = fmt::format("{} rows or columns", count),
+                   .available = std::to_string(INT32_MAX)};
+  });
+  return static_cast<int>(count);
+}
+
+long long step(std::size_t elements) { return static_cast<long long>(elements); }
+
+}  // namespace
+
+struct CublasMultiplier::Handle {
+  int gpu = 0;
+  cublasHandle_t cublas = nullptr;
+};
+
+CublasMultiplier::CublasMultiplier(StreamHandle stream, int gpu) : handle_(new Handle{gpu}) {
+  device::require_gpu(gpu);
+  const CurrentGpu current(gpu);
+  check(cublasCreate(&handle_->cublas), "starting cuBLAS");
+  check(cublasSetStream(handle_->cublas, stream), "giving cuBLAS a stream");
+}
+
+CublasMultiplier::~CublasMultiplier() { cublasDestroy(handle_->cublas); }
+
+std::string CublasMultiplier::library() const {
+  int version = 0;
+  check(cublasGetVersion(handle_->cublas, &version), "asking for cuBLAS's version");
+  return fmt::format("cuBLAS {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+// cuBLAS has matrices by columns. Ours by rows are theirs transposed, so it is asked for to^T = b^T a^T.
+void CublasMultiplier::operator()(const Product& product, const Steps& steps) const {
+  const auto& [a, b, to, bias, add] = product;
+  const CurrentGpu current(handle_->gpu);
+  const float one = 1.0f, begin = add ? 1.0f : 0.0f;
+  check(cublasGemmStridedBatchedEx(handle_->cublas, direction(b), direction(a), whole(to.columns), whole(to.rows),
+                                   whole(a.columns), &one, b.data(), type_of(b.dtype()), whole(b.stride), step(steps.b),
+                                   a.data(), type_of(a.dtype()), whole(a.stride), step(steps.a), &begin, to.data(),
+                                   type_of(to.dtype()), whole(to.stride), step(steps.to), whole(steps.count),
+                                   CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        "a product of matrices");
+}
+
+}  // namespace ballast::gpt

@@ -1,0 +1,78 @@
+#include "examples/gpt/multiply_portable.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "examples/gpt/number.h"
+
+namespace ballast::gpt {
+namespace {
+
+// A block of the result whose sums stay in registers: with AVX2 it takes 12 of the 16. Products and sums are rounded each,
+// so that every instruction set gives the same bits.
+constexpr std::size_t block_rows = 6;
+constexpr std::size_t block_columns = 16;
+using Lanes [[gnu::vector_size(block_columns * sizeof(float))]] = float;
+using Sums = std::array<std::array<float, block_columns>, block_rows>;
+
+// `a` holds block_rows numbers for each step of the sum, `b` block_columns.
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void sum_block(const float* a, const float* b,
+                                                                                     std::size_t steps, Sums& sums) {
+  Lanes now[block_rows] = {};
+  for (std::size_t step = 0; step < steps; ++step, a += block_rows, b += block_columns) {
+    Lanes row_of_b;
+    std::memcpy(&row_of_b, b, sizeof(row_of_b));
+    for (std::size_t row = 0; row < block_rows; ++row) {
+      now[row] += a[row] * row_of_b;
+    }
+  }
+  std::memcpy(&sums, now, sizeof(now));
+}
+
+// `width` rows side by side, so that each step of the sum finds its numbers in one place; zeros where rows end.
+void pack(const ConstMatrix& from, std::size_t first, std::size_t width, float* to) {
+  const std::size_t count = std::min(width, from.rows - first);
+  std::fill_n(to, width * from.columns, 0.0f);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t step = 0; step < from.columns; ++step) {
+      to[step * width + i] = number(from.memory, (first + i) * from.row_step() + step * from.column_step());
+    }
+  }
+}
+
+void store(const Sums& sums, const Product& product, std::size_t first_row, std::size_t first_column) {
+  const Matrix& to = product.to;
+  for (std::size_t row = 0; row < std::min(block_rows, to.rows - first_row); ++row) {
+    for (std::size_t column = 0; column < std::min(block_columns, to.columns - first_column); ++column) {
+      const std::size_t at = (first_row + row) * to.row_step() + (first_column + column) * to.column_step();
+      float value = sums[row][column];
+      if (product.bias.count() > 0) value += number(product.bias, first_column + column);
+      set_number(to.memory, at, product.add ? value + number(to.memory, at) : value);
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_portable(const Product& product) {
+  const std::size_t steps = product.a.columns;
+  const ConstMatrix columns_of_b = transposed(product.b);
+  const std::size_t row_blocks = (product.a.rows + block_rows - 1) / block_rows;
+  std::vector<float> a(row_blocks * block_rows * steps);
+  std::vector<float> b(block_columns * steps);
+  for (std::size_t block = 0; block < row_blocks; ++block) {
+    pack(product.a, block * block_rows, block_rows, a.data() + block * block_rows * steps);
+  }
+  for (std::size_t column = 0; column < product.to.columns; column += block_columns) {
+    pack(columns_of_b, column, block_columns, b.data());
+    for (std::size_t block = 0; block < row_blocks; ++block) {
+      Sums sums;
+      sum_block(a.data() + block * block_rows * steps, b.data(), steps, sums);
+      store(sums, product, block * block_rows, column);
+    }
+  }
+}
+
+}  // namespace ballast::gpt

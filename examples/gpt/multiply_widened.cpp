@@ -1,0 +1,54 @@
+#include "examples/gpt/multiply_widened.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "examples/gpt/rows.h"
+
+namespace ballast::gpt {
+namespace {
+
+using Floats = std::vector<float>;
+
+// Of the factors' numbers at a time, so that what a thread holds does not grow with the model. Bits depend on it.
+constexpr std::size_t depth_at_once = 1024;
+
+// Lies as the matrix does, without what is between its rows.
+class Widened {
+ public:
+  explicit Widened(const ConstMatrix& from) : from_(from), numbers_(from.rows * from.columns) {
+    for (std::size_t row = 0; row < numbers_.size() / width(); ++row) {
+      rows::read(from.memory, row * from.stride, rows::Row(numbers_).subspan(row * width(), width()));
+    }
+  }
+
+  ConstMatrix matrix() const {
+    return {ConstView(std::span(numbers_)), from_.rows, from_.columns, width(), from_.transposed};
+  }
+
+ private:
+  std::size_t width() const { return from_.transposed ? from_.rows : from_.columns; }  // in memory
+
+  ConstMatrix from_;
+  Floats numbers_;
+};
+
+}  // namespace
+
+void multiply_widened(const Product& product, const Multiplier& multiply) {
+  const Matrix& to = product.to;
+  Floats result(to.rows * to.columns), bias(to.columns);
+  for (std::size_t first = 0; first < product.a.columns; first += depth_at_once) {
+    const std::size_t depth = std::min(depth_at_once, product.a.columns - first);
+    const Widened a(product.a.part(0, to.rows, first, depth)), b(product.b.part(first, depth, 0, to.columns));
+    multiply({.a = a.matrix(), .b = b.matrix(), .to = matrix(View(std::span(result)), to.columns), .add = first > 0});
+  }
+  if (product.bias.count() > 0) rows::read(product.bias, 0, bias);
+  for (std::size_t i = 0; i < to.rows; ++i) {
+    const rows::Row row = rows::Row(result).subspan(i * to.columns, to.columns);
+    rows::add(row, bias);
+    product.add ? rows::add_to(to.memory, i * to.stride, row) : rows::write(row, to.memory, i * to.stride);
+  }
+}
+
+}  // namespace ballast::gpt

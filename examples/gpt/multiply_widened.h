@@ -1,0 +1,10 @@
+// A product of bf16 numbers by who can multiply fp32 ones only: for processors without bf16 arithmetic.
+#pragma once
+
+#include "examples/gpt/multiply.h"
+
+namespace ballast::gpt {
+
+void multiply_widened(const Product& product, const Multiplier& multiply);
+
+}  // namespace ballast::gpt

@@ -1,0 +1,74 @@
+#include "examples/gpt/needs.h"
+
+#include <fmt/format.h>
+
+#include "examples/gpt/gpt.h"
+#include "examples/gpt/run.h"
+#include "kernels/runtime/host_limits.h"
+#include "kernels/runtime/sizes.h"
+#include "offload/drive_space.h"
+
+namespace ballast::gpt {
+namespace {
+
+// Stacks of threads, and what oneDNN, TBB and malloc keep: what becomes resident of it, 7 to 8 MiB where it was measured, and
+// how much address space it takes.
+constexpr std::size_t resident_of_libraries = std::size_t{8} << 20;
+constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
+
+bool goes_on(const RecordOptions& drives) {
+  return !drives.run.empty();  // its files may be there already
+}
+
+}  // namespace
+
+Needs needs_of(const RunOptions& options, const Plan& plan) {
+  const TrainingOptions& training = options.training;
+  const TierBytes tiers = bytes_by_tier(ledger_of(plan.program(), plan.blocks().records()));
+  const auto in = [&](Tier tier) { return options.memory.ranks_here * tiers[static_cast<std::size_t>(tier)]; };
+  Needs needs{.reserved = in(Tier::host), .on_drives = in(Tier::nvme)};
+  if (!training.gpu) {
+    needs.reserved += in(Tier::device);
+    needs.activations = options.memory.ranks_here * Gpt::activation_bytes(options.shape, options.batch);
+    needs.libraries = resident_of_libraries;
+  }
+  if (needs.on_drives == 0) return needs;
+  for (const std::filesystem::path& directory : training.drives.directories) {
+    needs.drives.push_back({directory, std::filesystem::space(directory).available});
+  }
+  return needs;
+}
+
+void require_enough(const Needs& needs, const RunOptions& options, const Plan& plan) {
+  const std::optional<PrivateMemory> limit = read_host_limits().private_memory;
+  const std::size_t needed = needs.reserved + needs.activations + space_of_libraries;
+  require(!limit || needed <= limit->available_bytes(), Code::memory_budget, [&] {
+    return Problem{.what = "the run does not fit into the memory that this process may use",
+                   .needed = fmt::format("{}: {} to be reserved, {} for activations, {} for threads and libraries",
+                                         human_bytes(needed), human_bytes(needs.reserved),
+                                         human_bytes(needs.activations), human_bytes(space_of_libraries)),
+                   .available = human_bytes(limit->available_bytes()),
+                   .remedy =
+                       "raise --memory-limit; or lower --batch, --context, --tile, --staging or --prefetch; or keep "
+                       "parameters, gradients and state on drives, and update in backward"};
+  });
+  if (needs.on_drives == 0 || goes_on(options.training.drives)) return;
+  offload::require_space(plan.blocks().shape(plan.tiles_on_drive()), options.training.drives.directories,
+                         options.memory.ranks_here);
+}
+
+void require_kept(const ResidentMemory& resident, const MemoryOptions& options) {
+  require(!options.limit || resident.peak <= *options.limit, Code::memory_budget, [&] {
+    return Problem{.what = "more memory became resident than this process may use",
+                   .needed = human_bytes(resident.peak),
+                   .available = human_bytes(*options.limit)};
+  });
+}
+
+double excess(const ResidentMemory& resident, const Needs& needs, const MemoryOptions& options) {
+  const std::size_t before = options.before.now - options.before.of_files;
+  const auto own = static_cast<double>(resident.peak - resident.of_files) - static_cast<double>(before);
+  return own / static_cast<double>(needs.memory()) - 1.0;
+}
+
+}  // namespace ballast::gpt

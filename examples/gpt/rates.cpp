@@ -1,0 +1,226 @@
+#include "examples/gpt/rates.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "examples/gpt/median.h"
+#include "kernels/backend.h"
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/host_pages.h"
+#include "offload/record_store.h"
+
+namespace ballast::gpt {
+namespace {
+
+constexpr std::size_t rounds = 7;
+constexpr std::size_t slots = 8;  // records on their way, as the engine has them
+
+// A drive of a virtual machine gave between 1.6 and 3.4 GB/s from one half second to the next, and 2.8 to 3.0 in any two or
+// three: so what counts is the mean of all that was moved, not the median of short rounds. Reading alone is a small part of
+// a step's work.
+constexpr double seconds_of_reading = 1.0;
+constexpr double seconds_of_both = 2.5;
+constexpr std::size_t copied_bytes = std::size_t{64} << 20;  // more than caches hold
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+class Rates {
+ public:
+  Rates(Communicator& world, const RateOptions& options)
+      : world_(world),
+        options_(options),
+        backend_(kernels::cpu_backend({.threads = options.threads})),
+        plan_({.units = {{.name = "unit", .tensors = {{"weight", {options.unit_elements}}}}}},
+              {.tile_elements = options.tile_elements, .format = options.format, .names = optim::AdamW::state}) {}
+
+  Machine measure() {
+    Machine machine{.shares_cores = true};
+    machine.collective_latency = slowest([&] { gather(byte_size(DType::bf16)); });
+    const double others = static_cast<double>(world_.size() - 1) / static_cast<double>(world_.size());
+    const std::size_t unit_bytes = options_.unit_elements * byte_size(DType::bf16);
+    const double moved = others * static_cast<double>(unit_bytes);
+    // Of one rank nothing moves, and any rate will do.
+    const auto rate = [&](double seconds) {
+      return moved > 0 ? moved / std::max(1e-9, seconds - machine.collective_latency) : 1e12;
+    };
+    machine.gather = rate(slowest([&] { gather(unit_bytes); }));
+    machine.reduce = rate(slowest([&] { reduce(unit_bytes); }));
+    machine.upload = machine.download = rate_of_copies();
+    machine.host_memory = machine.device_memory = rate_of_updates();
+    if (!options_.directories.empty()) measure_drives(machine);
+    return machine;
+  }
+
+ private:
+  // The median of the rounds of the slowest rank.
+  double slowest(const std::function<void()>& work) {
+    std::vector<double> seconds;
+    for (std::size_t round = 0; round < rounds; ++round) {
+      world_.barrier();
+      const auto begin = Clock::now();
+      work();
+      seconds.push_back(seconds_since(begin));
+    }
+    return of_slowest(median(seconds));
+  }
+
+  // The mean of as many rounds as that takes, at least two, of the slowest rank.
+  double slowest_mean(double least_seconds, const std::function<void()>& work) {
+    world_.barrier();
+    const auto begin = Clock::now();
+    std::size_t round = 0;
+    for (; round < 2 || seconds_since(begin) < least_seconds; ++round) {
+      work();
+    }
+    return of_slowest(seconds_since(begin) / static_cast<double>(round));
+  }
+
+  double of_slowest(double seconds) {
+    std::vector<std::int64_t> nanoseconds(world_.size());
+    nanoseconds[world_.rank()] = static_cast<std::int64_t>(seconds * 1e9);
+    world_.all_reduce(nanoseconds);
+    return static_cast<double>(std::ranges::max(nanoseconds)) * 1e-9;
+  }
+
+  void gather(std::size_t bytes) {
+    const std::size_t mine = bytes / world_.size();
+    const View all(exchanged(mine * world_.size()), mine * world_.size(), DType::u8);
+    world_.all_gather(all.part(world_.rank() * mine, mine), all);
+  }
+
+  void reduce(std::size_t bytes) {
+    const std::size_t mine = bytes / byte_size(DType::bf16) / world_.size();
+    std::byte* const memory = exchanged(mine * (world_.size() * byte_size(DType::bf16) + sizeof(float)));
+    const View all(memory, mine * world_.size(), DType::bf16);
+    const View part(memory + all.bytes(), mine, DType::fp32);
+    world_.reduce_scatter(all, part);
+  }
+
+  double rate_of_copies() {
+    memory_of(2 * copied_bytes);
+    return static_cast<double>(copied_bytes) /
+           slowest([&] { std::memcpy(buffer_.get() + copied_bytes, buffer_.get(), copied_bytes); });
+  }
+
+  // Of all tiles of a unit, whose bytes are counted as the simulator counts them.
+  double rate_of_updates() {
+    const std::size_t state_bytes = plan_.blocks().of(0).state;
+    const std::vector<Range>& ranges = plan_.layout().units[0].tiles;
+    memory_of(options_.unit_elements * (byte_size(DType::bf16) + sizeof(float)) + ranges.size() * state_bytes);
+    std::byte* const parameters = buffer_.get() + ranges.size() * state_bytes;
+    std::byte* const gradients = parameters + options_.unit_elements * byte_size(DType::bf16);
+    std::size_t bytes = 0;
+    std::vector<kernels::UpdateTile> tiles;
+    for (const Range& range : ranges) {
+      kernels::UpdateTile& tile =
+          tiles.emplace_back(plan_.blocks().state(0).tile(buffer_.get() + tiles.size() * state_bytes));
+      tile.parameter = parameters + range.first * byte_size(DType::bf16);
+      tile.gradient = gradients + range.first * sizeof(float);
+      tile.gradient_dtype = DType::fp32;
+      tile.count = range.count;
+      tile.first_index = range.first;
+      bytes += range.count * (sizeof(float) + 2 * byte_size(DType::bf16)) + 2 * state_bytes;
+    }
+    const kernels::GroupStep group = optim::AdamW{}.at({.number = 1, .gradient_factor = 1.0});
+    return static_cast<double>(bytes) / slowest([&] {
+             for (const kernels::UpdateTile& tile : tiles) {
+               const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
+               backend_->update(tile, {&run, 1}, {&group, 1});
+             }
+           });
+  }
+
+  void measure_drives(Machine& machine) {
+    const std::size_t record = plan_.blocks().records().record;
+    const std::size_t tiles = std::max(slots, std::min(options_.drive_bytes, quarter_of_free_space()) / record);
+    world_.barrier();  // before one of them takes of that space
+    memory_of(slots * record);
+    std::minstd_rand noise;  // some drives make little of zeros
+    std::ranges::generate(std::span(reinterpret_cast<std::uint32_t*>(buffer_.get()), buffer_bytes_ / 4), noise);
+    std::vector<std::unique_ptr<offload::IoQueue>> queues;
+    std::vector<offload::Drive> drives;
+    for (const std::filesystem::path& directory : options_.directories) {
+      drives.push_back({directory, queues.emplace_back(offload::open_queue({.depth = 16})).get()});
+    }
+    auto store = offload::RecordStore::scratch(plan_.blocks().shape(tiles), drives);
+    const auto slot = [&](std::size_t tile) { return std::span(buffer_.get() + tile % slots * record, record); };
+    const auto bytes = static_cast<double>(tiles * record);
+    const double reading = slowest_mean(seconds_of_reading, [&] {
+      std::vector<offload::PendingRead> reads(slots);
+      for (std::size_t tile = 0; tile < tiles + slots; ++tile) {
+        if (tile >= slots) reads[tile % slots].payload();
+        if (tile < tiles) reads[tile % slots] = store.read(tile, slot(tile));
+      }
+    });
+    const double both = slowest_mean(seconds_of_both, [&] { rewrite(store, tiles, slot); });
+    const auto begin = Clock::now();
+    store.commit(1);
+    machine.commit_latency = of_slowest(seconds_since(begin));
+    // A drive does less of both at once than of one after the other, and a step wants both.
+    machine.read = bytes / reading;
+    machine.write = bytes / std::max(1e-9, both - reading);
+  }
+
+  // Of a rank's share of all directories, for its records have two places.
+  std::size_t quarter_of_free_space() const {
+    std::uintmax_t bytes = 0;
+    for (const std::filesystem::path& directory : options_.directories) {
+      bytes += std::filesystem::space(directory).available;
+    }
+    return static_cast<std::size_t>(bytes / 4 / world_.size());
+  }
+
+  // As the engine does it: half of the slots are read into while the others are written.
+  template <class Slot>
+  static void rewrite(offload::RecordStore& store, std::size_t tiles, const Slot& slot) {
+    std::vector<offload::PendingRead> reads(slots);
+    std::vector<offload::Completion> written(slots);
+    for (std::size_t tile = 0; tile < tiles + slots / 2; ++tile) {
+      if (tile < tiles) {
+        written[tile % slots].wait();
+        reads[tile % slots] = store.read(tile, slot(tile));
+      }
+      if (tile < slots / 2) continue;
+      const std::size_t ready = tile - slots / 2;
+      reads[ready % slots].payload();
+      written[ready % slots] = store.write(ready, slot(ready));
+    }
+    for (const offload::Completion& completion : written)
+      completion.wait();
+  }
+
+  // Where ranks share memory, the engine has what they exchange in that.
+  std::byte* exchanged(std::size_t bytes) {
+    if (exchanged_.bytes() < bytes) {
+      const BufferRequest request{.bytes = bytes, .owner = "exchanged", .allocator = world_.shared_memory()};
+      exchanged_ = allocate(accounts_, request);
+    }
+    return exchanged_.data();
+  }
+
+  void memory_of(std::size_t bytes) {
+    if (buffer_bytes_ >= bytes) return;
+    buffer_.reset();  // the two together may be more than there is
+    buffer_ = map_host_pages(bytes, "the rates");
+    buffer_bytes_ = bytes;
+  }
+
+  Communicator& world_;
+  const RateOptions& options_;
+  std::unique_ptr<kernels::Backend> backend_;
+  Plan plan_;
+  HostPages buffer_;
+  std::size_t buffer_bytes_ = 0;
+  MemoryAccounts accounts_;
+  Buffer exchanged_;
+};
+
+}  // namespace
+
+Machine measure_rates(Communicator& world, const RateOptions& options) { return Rates(world, options).measure(); }
+
+}  // namespace ballast::gpt

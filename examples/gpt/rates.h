@@ -1,0 +1,25 @@
+// How fast bytes move on this machine, for the simulator.
+#pragma once
+
+#include <filesystem>
+
+#include "zero/comm/communicator.h"
+#include "zero/plan/machine.h"
+#include "zero/plan/plan.h"
+
+namespace ballast::gpt {
+
+struct RateOptions {
+  std::size_t unit_elements = std::size_t{4} << 20;
+  std::size_t tile_elements = std::size_t{256} << 10;
+  kernels::StateFormat format = kernels::StateFormat::split;
+  int threads = 0;                                   // of this rank's updates
+  std::vector<std::filesystem::path> directories{};  // of the drives; none: they are not measured
+  std::size_t drive_bytes = std::size_t{256} << 20;  // of a rank's records there, at most
+};
+
+// Measured with what the engine moves them with, by all ranks at the same time, so that each gets its share of what they
+// share. The same on all ranks: that of the slowest.
+Machine measure_rates(Communicator& world, const RateOptions& options);
+
+}  // namespace ballast::gpt

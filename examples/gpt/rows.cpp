@@ -1,0 +1,245 @@
+#include "examples/gpt/rows.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "examples/gpt/layer_math.h"
+#include "examples/gpt/number.h"
+
+namespace ballast::gpt::rows {
+namespace {
+
+// Sums are made in as many lanes as the widest vectors have, whatever the machine's have.
+constexpr std::size_t lanes = 16;
+
+template <class Join>
+[[gnu::always_inline]] inline float fold(std::array<float, lanes>& lane, Join join) {
+  for (std::size_t width = lanes / 2; width > 0; width /= 2) {
+    for (std::size_t i = 0; i < width; ++i) {
+      lane[i] = join(lane[i], lane[i + width]);
+    }
+  }
+  return lane[0];
+}
+
+template <class Term>
+[[gnu::always_inline]] inline float sum(std::size_t count, Term term) {
+  std::array<float, lanes> lane{};
+  const std::size_t whole = count / lanes * lanes;
+  for (std::size_t i = 0; i < whole; i += lanes) {
+    for (std::size_t j = 0; j < lanes; ++j) {
+      lane[j] += term(i + j);
+    }
+  }
+  for (std::size_t i = whole; i < count; ++i) {
+    lane[i - whole] += term(i);
+  }
+  return fold(lane, [](float a, float b) { return a + b; });
+}
+
+[[gnu::always_inline]] inline float largest(const float* x, std::size_t count) {
+  std::array<float, lanes> lane;
+  lane.fill(x[0]);
+  const std::size_t whole = count / lanes * lanes;
+  for (std::size_t i = 0; i < whole; i += lanes) {
+    for (std::size_t j = 0; j < lanes; ++j) {
+      lane[j] = lane[j] > x[i + j] ? lane[j] : x[i + j];
+    }
+  }
+  for (std::size_t i = whole; i < count; ++i) {
+    lane[0] = lane[0] > x[i] ? lane[0] : x[i];
+  }
+  return fold(lane, [](float a, float b) { return a > b ? a : b; });
+}
+
+// 2^n times a polynomial on +-ln(2)/2, to 2 ULP; what would overflow or vanish stays at the ends of the range. Without a
+// branch or a call, so that loops over it become vectors.
+[[gnu::always_inline]] inline float exponential(float x) {
+  constexpr float whole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which then lies in the low bits
+  const float above = x > -87.0f ? x : -87.0f;
+  const float inside = above < 88.0f ? above : 88.0f;
+  const float shifted = inside * 1.44269504f + whole;
+  const float n = shifted - whole;
+  const float r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) + 127u) << 23);
+}
+
+[[gnu::always_inline]] inline float gelu_gate(float x) { return 1.0f / (1.0f + exponential(gelu_exponent(x))); }
+
+// The loops, each compiled for several instruction sets.
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void widen(const bf16* from, float* to,
+                                                                                 std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i] = std::bit_cast<float>(std::uint32_t{from[i].bits} << 16);
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void narrow(const float* from, bf16* to,
+                                                                                  std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(from[i]));
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void add_narrow(const float* more, bf16* to,
+                                                                                      std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const float sum = std::bit_cast<float>(std::uint32_t{to[i].bits} << 16) + more[i];
+    to[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(sum));
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void add_loop(const float* more, float* to,
+                                                                                    std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i] += more[i];
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void gelu_loop(const float* x, float* to,
+                                                                                     std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    to[i] = x[i] * gelu_gate(x[i]);
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void gelu_backward_loop(const float* x,
+                                                                                              float* gradient,
+                                                                                              std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    gradient[i] *= gelu_slope(x[i], gelu_gate(x[i]));
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] Moments moments_loop(const float* x,
+                                                                                           std::size_t count) {
+  const auto divisor = static_cast<float>(count);
+  const float mean = sum(count, [=](std::size_t i) { return x[i]; }) / divisor;
+  const float squares = sum(count, [=](std::size_t i) { return (x[i] - mean) * (x[i] - mean); });
+  return {mean, 1.0f / std::sqrt(squares / divisor + norm_epsilon)};
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void normalise_loop(const Normalised& row,
+                                                                                          const float* bias,
+                                                                                          float* to) {
+  const auto [mean, per_deviation] = row.moments;
+  const float* const x = row.x.data();
+  const float* const weight = row.weight.data();
+  for (std::size_t i = 0; i < row.x.size(); ++i) {
+    to[i] = (x[i] - mean) * per_deviation * weight[i] + bias[i];
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void normalise_backward_loop(
+    const Normalised& row, const float* dy, float* dx, float* dw) {
+  const float mean = row.moments.mean;
+  const float per_deviation = row.moments.per_deviation;
+  const float* const x = row.x.data();
+  const float* const weight = row.weight.data();
+  const std::size_t count = row.x.size();
+  const auto normal = [=](std::size_t i) { return (x[i] - mean) * per_deviation; };
+  const auto divisor = static_cast<float>(count);
+  const float share = sum(count, [=](std::size_t i) { return dy[i] * weight[i]; }) / divisor;
+  const float along = sum(count, [=](std::size_t i) { return dy[i] * weight[i] * normal(i); }) / divisor;
+  for (std::size_t i = 0; i < count; ++i) {
+    dx[i] += per_deviation * (dy[i] * weight[i] - share - normal(i) * along);
+    dw[i] += dy[i] * normal(i);
+  }
+}
+
+// Leaves exponentials of what each is below the largest, and returns their sum.
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] float exponentiate_loop(float* x,
+                                                                                              std::size_t count,
+                                                                                              float scale) {
+  const float most = largest(x, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    x[i] = exponential(scale * (x[i] - most));
+  }
+  return sum(count, [=](std::size_t i) { return x[i]; });
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void scale_loop(float* x, std::size_t count,
+                                                                                      float factor) {
+  for (std::size_t i = 0; i < count; ++i) {
+    x[i] *= factor;
+  }
+}
+
+[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void softmax_backward_loop(const float* p,
+                                                                                                 float* gradient,
+                                                                                                 std::size_t count,
+                                                                                                 float scale) {
+  const float along = sum(count, [=](std::size_t i) { return p[i] * gradient[i]; });
+  for (std::size_t i = 0; i < count; ++i) {
+    gradient[i] = scale * p[i] * (gradient[i] - along);
+  }
+}
+
+}  // namespace
+
+void read(const ConstView& from, std::size_t first, Row to) {
+  if (from.dtype() == DType::fp32) {
+    std::copy_n(from.as<float>().data() + first, to.size(), to.data());
+  } else {
+    widen(from.as<bf16>().data() + first, to.data(), to.size());
+  }
+}
+
+void write(ConstRow from, const View& to, std::size_t first) {
+  if (to.dtype() == DType::fp32) {
+    std::copy_n(from.data(), from.size(), to.as<float>().data() + first);
+  } else {
+    narrow(from.data(), to.as<bf16>().data() + first, from.size());
+  }
+}
+
+void add_to(const View& to, std::size_t first, ConstRow more) {
+  if (to.dtype() == DType::fp32) {
+    add_loop(more.data(), to.as<float>().data() + first, more.size());
+  } else {
+    add_narrow(more.data(), to.as<bf16>().data() + first, more.size());
+  }
+}
+
+void add(Row to, ConstRow more) { add_loop(more.data(), to.data(), to.size()); }
+
+void gelu(ConstRow x, Row to) { gelu_loop(x.data(), to.data(), to.size()); }
+
+void gelu_backward(ConstRow x, Row gradient) { gelu_backward_loop(x.data(), gradient.data(), gradient.size()); }
+
+Moments moments(ConstRow x) { return moments_loop(x.data(), x.size()); }
+
+void normalise(const Normalised& row, ConstRow bias, Row to) { normalise_loop(row, bias.data(), to.data()); }
+
+void normalise_backward(const Normalised& row, ConstRow gradient, Row x_gradient, Row weight_gradient) {
+  normalise_backward_loop(row, gradient.data(), x_gradient.data(), weight_gradient.data());
+}
+
+void softmax(Row x, float scale) {
+  const float total = exponentiate_loop(x.data(), x.size(), scale);
+  scale_loop(x.data(), x.size(), 1.0f / total);
+}
+
+void softmax_backward(ConstRow softmax, float scale, Row gradient) {
+  softmax_backward_loop(softmax.data(), gradient.data(), gradient.size(), scale);
+}
+
+float cross_entropy(Row x, std::size_t target, float scale) {
+  const float of_target = x[target] - *std::ranges::max_element(x);
+  const float total = exponentiate_loop(x.data(), x.size(), 1.0f);
+  scale_loop(x.data(), x.size(), scale / total);
+  x[target] -= scale;
+  return std::log(total) - of_target;
+}
+
+}  // namespace ballast::gpt::rows

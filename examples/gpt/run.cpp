@@ -1,0 +1,166 @@
+#include "examples/gpt/run.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
+#include "examples/gpt/forecast.h"
+#include "examples/gpt/gpt.h"
+#include "examples/gpt/matrix_rate.h"
+#include "examples/gpt/noise.h"
+#include "examples/gpt/number.h"
+#include "examples/gpt/text.h"
+
+namespace ballast::gpt {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+std::vector<optim::Rule> rules_of(const RunOptions& options) {
+  const optim::AdamW adamw{.lr = options.lr, .beta2 = 0.95, .weight_decay = options.weight_decay};
+  optim::AdamW without_decay = adamw;
+  without_decay.weight_decay = 0.0;
+  return {adamw, without_decay};
+}
+
+class Run {
+ public:
+  Run(const RunOptions& options, Communicator& world, Maths& maths, Observer& observer)
+      : options_(options), world_(world), maths_(maths), observer_(observer), text_(options.text) {
+    check(options.shape);
+    text_.draw({}, 1, options.shape.context + 1);  // long enough?
+    begin();
+    training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
+    model_.emplace(options.shape, options.batch, maths, accounts_);
+    training_->start(first_parameters(options.shape, options.seed, std::max(1, options.training.threads)));
+  }
+
+  void all_steps() {
+    last_step_ended_ = now();
+    for (std::uint64_t step = training_->steps(); step < options_.steps; ++step) {
+      observer_.step(one_step(step));
+    }
+    training_->engine().finish();
+  }
+
+  void end() {
+    End end;
+    if (options_.training.keeps_timeline) end.trace = training_->chrome_trace();
+    if (options_.hashes_parameters || options_.keeps_parameters) read_parameters(end);
+    observer_.end(end);
+  }
+
+ private:
+  void read_parameters(End& end) {
+    for (std::size_t unit = 0; unit < training_->model().units.size(); ++unit) {
+      const Lease lease = training_->forward(unit);
+      for (std::size_t tensor = 0; tensor < training_->model().units[unit].tensors.size(); ++tensor) {
+        add_to_end(lease.tensor(tensor), end);
+      }
+    }
+  }
+
+  void begin() {
+    const Plan plan(model_of(options_.shape), plan_options(options_.training, world_, rules_of(options_)));
+    Start start{.ranks = world_.size(),
+                .parameters = parameters_of(plan.model()),
+                .text_bytes = text_.bytes(),
+                .library = maths_.library(),
+                .ledger = ledger_of(plan.program(), plan.blocks().records()),
+                .needs = needs_of(options_, plan),
+                .drive_work = drive_work_of(plan)};
+    require_enough(start.needs, options_, plan);
+    world_.barrier();  // all ranks measure at once, as they compute later on
+    if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);
+    if (options_.forecasts) start.forecast = forecast(options_, plan, world_, maths_);
+    start.matrix_rate = mean_of_ranks(matrix_rate_) * static_cast<double>(world_.size());
+    start.most_resident = resident_memory().peak;
+    forget_peak();
+    world_.barrier();  // the ranks of a process have one peak
+    observer_.begin(start);
+  }
+
+  Step one_step(std::uint64_t number) {
+    const double begin = now();
+    double loss = 0;
+    for (std::uint64_t micro = 0; micro < options_.training.micro_steps; ++micro) {
+      const Draw which{options_.seed, number, micro, world_.rank()};
+      loss += model_->run(*training_, text_.draw(which, options_.batch, options_.shape.context + 1));
+    }
+    const double computed = now() - begin;
+    const StepResult result = training_->step();
+    if (options_.waits_for_updates) training_->engine().finish();
+    const double end = now();
+    Step step{.step = number + 1,
+              .loss = mean_of_ranks(loss / static_cast<double>(options_.training.micro_steps)),
+              .norm = result.norm,
+              .seconds = end - std::exchange(last_step_ended_, end),
+              .bytes = result.metrics.memory,
+              .metrics = result.metrics,
+              .resident = resident_memory(),
+              .skipped = result.reason};
+    step.bytes[static_cast<std::size_t>(Tier::device)] += accounts_.total(maths_.memory()).now;
+    require_kept(step.resident, options_.memory);
+    rate(step, computed);
+    return step;
+  }
+
+  // `computed`: seconds from the first forward to the last backward, with what was waited for there.
+  void rate(Step& step, double computed) const {
+    const auto tokens = static_cast<double>(options_.batch * options_.shape.context * options_.training.micro_steps);
+    step.tokens_per_second = tokens * static_cast<double>(world_.size()) / step.seconds;
+    if (matrix_rate_ == 0) return;
+    const double of_model = tokens * operations_of_token(options_.shape);
+    const double again = tokens * recomputed_operations_of_token(options_.shape);
+    const double alone = computed - step.metrics.exposed[static_cast<std::size_t>(Phase::forward)] -
+                         step.metrics.exposed[static_cast<std::size_t>(Phase::backward)];
+    step.mfu = of_model / step.seconds / matrix_rate_;
+    step.matrix_use = (of_model + again) / alone / matrix_rate_;
+  }
+
+  // Whole doubles travel, so that no bit is lost.
+  double mean_of_ranks(double mine) const {
+    std::vector<double> all(world_.size());
+    const auto bytes = std::as_writable_bytes(std::span(all));
+    const View to(bytes.data(), bytes.size(), DType::u8);
+    const ConstView from(reinterpret_cast<const std::byte*>(&mine), sizeof(mine), DType::u8);
+    world_.all_gather(from, to);
+    double sum = 0;
+    for (const double each : all) {
+      sum += each;
+    }
+    return sum / static_cast<double>(all.size());
+  }
+
+  void add_to_end(const ConstView& tensor, End& end) const {
+    std::vector<std::byte> bytes(tensor.bytes());
+    maths_.download(tensor, bytes);
+    const ConstView read(bytes.data(), tensor.count(), tensor.dtype());
+    for (std::size_t i = 0; i < read.count(); ++i) {
+      const float value = number(read, i);
+      end.parameters_hash = noise({end.parameters_hash, std::bit_cast<std::uint32_t>(value)});
+      if (options_.keeps_parameters) end.parameters.push_back(value);
+    }
+  }
+
+  const RunOptions& options_;
+  Communicator& world_;
+  Maths& maths_;
+  Observer& observer_;
+  Text text_;
+  MemoryAccounts accounts_;
+  std::optional<Training> training_{};
+  std::optional<Gpt> model_{};
+  double matrix_rate_ = 0;  // this rank's
+  double last_step_ended_ = 0;
+};
+
+}  // namespace
+
+void train(const RunOptions& options, Communicator& world, Maths& maths, Observer& observer) {
+  Run run(options, world, maths, observer);
+  run.all_steps();
+  run.end();
+}
+
+}  // namespace ballast::gpt
