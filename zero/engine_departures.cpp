@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/exact_sum_math.h"
 #include "zero/engine.h"
 
 namespace ballast {
@@ -103,11 +102,11 @@ bool Engine::change_program(const Trace& trace, bool sums_pass_by) {
   CompileInput input = input_;
   input.trace = trace;
   input.sums_pass_by = sums_pass_by;
-  const auto gathered = std::ranges::find(program().slots, "gathered", &Slot::name);
+  const auto gathered = std::ranges::find(program().slots, SlotRole::gathered, &Slot::role);
   if (gathered != program().slots.end()) input.schedule.gathered_bytes = gathered->bytes;
   auto changed = std::make_unique<const Program>(compile(input));
   const bool loses_sums = std::ranges::any_of(program().slots, [&](const Slot& slot) {
-    return slot.name.starts_with("reduced.") && std::ranges::find(changed->slots, slot) == changed->slots.end();
+    return slot.role == SlotRole::reduced && std::ranges::find(changed->slots, slot) == changed->slots.end();
   });
   if (loses_sums) return false;
   slots_.change_to(*changed);
@@ -129,13 +128,12 @@ std::string Engine::text(const Place& place) const {
 // leaves the order alone meets those that do not in calls of another kind, which communicators refuse.
 void Engine::meet(const Op& op, const Round& round) const {
   constexpr std::size_t words = std::tuple_size_v<Place>;
-  static_assert(kernels::exact_sum_words % words != 0, "a meeting must not be taken for an agreement");
   Communicator& shards = op.lane == Lane::gather ? *parts_.mesh.gather : *parts_.mesh.reduce;
   Communicator& group = op.ranks == Ranks::shard_group ? shards : *parts_.mesh.replicas;
   std::vector<std::int64_t> places(words * group.size());
   std::ranges::copy(round.place, places.begin() + static_cast<std::ptrdiff_t>(words * group.rank()));
   try {
-    group.all_reduce(places);
+    group.all_reduce(places, Purpose::off_plan);
   } catch (const Error& error) {
     if (error.code() != Code::wrong_size) throw;
     Problem problem = error.problem();

@@ -65,7 +65,7 @@ void Engine::run(const Issued& issued) {
     start = std::chrono::steady_clock::now();
     const bool uses_record = op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
     for (const OpProgress* other : after) {
-      if (uses_record && other->read) other->read->payload();  // checks it
+      if (uses_record && other->read) other->read->check();
     }
     progress.read.reset();
     progress.written = {};
@@ -177,7 +177,7 @@ StepNumbers Engine::numbers_of(const optim::Decision& decision) const {
 // Of what each has summed of its shards.
 void Engine::sum_over_shards(std::span<kernels::ExactSum> squares) const {
   parts_.mesh.reduce->all_reduce(
-      {reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words});
+      {reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words}, Purpose::agreement);
 }
 
 // The same, with what other ranks have of parts of the model that are not here.
@@ -185,7 +185,7 @@ kernels::ExactSum Engine::sum_over_model(const kernels::ExactSum& squares) const
   kernels::ExactSum sum = squares;
   sum_over_shards({&sum, 1});
   if (parts_.mesh.norm != nullptr) {
-    parts_.mesh.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
+    parts_.mesh.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words}, Purpose::agreement);
   }
   return sum;
 }
@@ -228,7 +228,7 @@ std::string Engine::first_wrong_parameter(const std::vector<Op>& list) const {
     found[2 * group.rank()] = static_cast<std::int64_t>(op.unit + 1);
     found[2 * group.rank() + 1] = at.empty() ? 0 : static_cast<std::int64_t>(at.front().tensor + 1);
   }
-  parts_.mesh.reduce->all_reduce(found);
+  parts_.mesh.reduce->all_reduce(found, Purpose::agreement);
   std::pair<std::int64_t, std::int64_t> first{std::numeric_limits<std::int64_t>::max(), 0};
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     if (found[2 * rank] > 0) first = std::min(first, {found[2 * rank], found[2 * rank + 1]});

@@ -150,7 +150,7 @@ void Engine::run_entry(bool with_records) {
   wait_all(entry_);
   count_on_gpu(entry_);
   for (std::size_t i = 0; i < entry_.ops.size(); ++i) {  // checks what stays; what was used has been checked
-    if ((*entry_.list)[i].kind == OpKind::read && entry_.ops[i].read) entry_.ops[i].read->payload();
+    if ((*entry_.list)[i].kind == OpKind::read && entry_.ops[i].read) entry_.ops[i].read->check();
   }
   for (Round& round : rounds_) {
     if (round.clock) round.clock->set();

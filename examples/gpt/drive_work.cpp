@@ -15,7 +15,7 @@ DriveWork drive_work_of(const Plan& plan) {
   }
   if (work.read_bytes + work.written_bytes == 0) return work;
   work.record_bytes = plan.blocks().records().record;
-  const auto staging = std::ranges::find(plan.program().slots, "staging", &Slot::name);
+  const auto staging = std::ranges::find(plan.program().slots, SlotRole::staging, &Slot::role);
   if (staging != plan.program().slots.end()) work.records = staging->bytes / work.record_bytes;
   return work;
 }

@@ -58,6 +58,20 @@ TEST_CASE("processes that cannot exchange a GPU's memory are told why, all of th
   }
 }
 
+TEST_CASE("sums of as many integers for different purposes are not the same call") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
+      std::int64_t values[] = {1, 2, 3};
+      ranks.all_reduce(values, ranks.rank() == 0 ? Purpose::agreement : Purpose::off_plan);
+    });
+    for (const std::string& failure : failures) {
+      CHECK_THAT(failure, Contains("all_reduce of integers for the decision of a step, 3 of them") &&
+                              Contains("all_reduce of integers for an off-plan use, 3 of them"));
+    }
+  }
+}
+
 TEST_CASE("an abort reaches the groups that were split off") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);

@@ -102,11 +102,11 @@ TEST_CASE("records on their way share memory of whole huge pages, and small ones
     setup.tile_elements = elements;
     setup.schedule.kept_records = 3;
     const Plan plan = plan_of(setup);
-    for (const auto& [name, records] : {std::pair{"staging", 4u}, {"kept", 3u}}) {
-      const auto slot = std::ranges::find(plan.program().slots, name, &Slot::name);
+    for (const auto& [role, records] : {std::pair{SlotRole::staging, 4u}, {SlotRole::kept, 3u}}) {
+      const auto slot = std::ranges::find(plan.program().slots, role, &Slot::role);
       REQUIRE(slot != plan.program().slots.end());
       const std::size_t needed = records * plan.blocks().records().record;
-      CAPTURE(name, needed);
+      CAPTURE(name(role), needed);
       if (needed < 2 * huge_page_bytes) {
         CHECK(slot->bytes == needed);
       } else {

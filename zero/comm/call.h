@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "kernels/runtime/dtype.h"
+#include "zero/comm/purpose.h"
 
 namespace ballast {
 
@@ -16,6 +17,7 @@ struct Call {
   DType dtype = DType::u8;
   std::uint32_t root = 0;
   std::uint64_t count = 0;
+  Purpose purpose = Purpose::values;
   bool operator==(const Call&) const = default;
 };
 

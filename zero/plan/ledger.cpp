@@ -27,7 +27,7 @@ void add(Ledger& ledger, Tier tier, std::string_view owner, std::size_t bytes) {
 Ledger ledger_of(const Program& program, const RecordSizes& records) {
   Ledger ledger;
   for (const Slot& slot : program.slots) {
-    add(ledger, slot.tier, std::string_view(slot.name).substr(0, slot.name.find('.')), slot.bytes);
+    add(ledger, slot.tier, name(slot.role), slot.bytes);
   }
   const auto tiles = static_cast<std::size_t>(std::ranges::count(program.homes, true, &Home::on_drive));
   add(ledger, Tier::nvme, "records", tiles * places_of_record * records.record);

@@ -10,7 +10,7 @@ namespace ballast {
 
 struct LedgerEntry {
   Tier tier = Tier::device;
-  std::string owner;  // "gathered", "reduced", "state": the slots' names without their numbers
+  std::string owner;  // "gathered", "reduced", "state": the names of slots' roles
   std::size_t bytes = 0;
 
   bool operator==(const LedgerEntry&) const = default;

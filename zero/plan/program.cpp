@@ -47,6 +47,13 @@ std::string_view name(Lane lane) {
   return names[static_cast<std::size_t>(lane)];
 }
 
+std::string_view name(SlotRole role) {
+  constexpr std::string_view names[] = {"parameters",     "frozen", "gradients", "reduced",  "state",  "blocks",
+                                        "gathered",       "norm",   "partial",   "arriving", "landed", "tile",
+                                        "tile_parameter", "first",  "staging",   "kept"};
+  return names[static_cast<std::size_t>(role)];
+}
+
 std::string_view name(Phase phase) {
   constexpr std::string_view names[] = {"forward", "backward", "step"};
   return names[static_cast<std::size_t>(phase)];

@@ -83,9 +83,32 @@ struct Op {
   std::vector<Wait> after{};  // beside those that its lane's order implies
 };
 
+// What a slot is for. All code that looks for slots asks for their role; their names are for people.
+enum class SlotRole : std::uint8_t {
+  parameters,       // of a unit: full, or this rank's shard of them
+  frozen,           // this rank's shard of a unit's frozen parameters, on the host
+  gradients,        // of a unit, of this rank alone
+  reduced,          // this rank's shard of a unit's summed gradients, in fp32
+  state,            // of a unit's tiles, on the device
+  blocks,           // parameters and state of a unit's tiles, on the host
+  gathered,         // full parameters of units that come and go
+  norm,             // the exact sum of squares of a tier's gradients
+  partial,          // gradients that are summed over the shard group, not yet over the replicas
+  arriving,         // summed gradients on their way to their tier
+  landed,           // the same, on the host
+  tile_gradients,   // of one tile, for an update on the host
+  tile_parameters,  // of one tile, the same
+  first_regions,    // of records
+  staging,          // records on their way to and from a drive
+  kept,             // records that stay in memory
+};
+
+std::string_view name(SlotRole role);
+
 // A buffer. Reusing one is a dependency in the list.
 struct Slot {
-  std::string name;  // "gradients.1": what it is for, and which of them
+  SlotRole role = SlotRole::parameters;
+  std::string name;  // "gradients.1": the role's, and which of them
   Tier tier = Tier::device;
   std::size_t bytes = 0;
 

@@ -32,16 +32,17 @@ StepSlots::StepSlots(const CompileInput& input, const Trace& trace, const Uses& 
   add_norms();
 }
 
-std::size_t StepSlots::add(std::string name, Tier tier, std::size_t bytes) {
-  all_.push_back({std::move(name), tier, bytes});
+std::size_t StepSlots::add(SlotRole role, Tier tier, std::size_t bytes, std::string_view which) {
+  all_.push_back(
+      {role, which.empty() ? std::string(name(role)) : fmt::format("{}.{}", name(role), which), tier, bytes});
   return all_.size() - 1;
 }
 
-Ring StepSlots::add_ring(std::string_view name, Tier tier, std::size_t slots, std::size_t bytes) {
+Ring StepSlots::add_ring(SlotRole role, Tier tier, std::size_t slots, std::size_t bytes) {
   if (slots * bytes == 0) return {};
   const std::size_t first = all_.size();
   for (std::size_t i = 0; i < slots; ++i) {
-    add(fmt::format("{}.{}", name, i), tier, bytes);
+    add(role, tier, bytes, std::to_string(i));
   }
   return {{first, 0, bytes}, slots};
 }
@@ -49,11 +50,11 @@ Ring StepSlots::add_ring(std::string_view name, Tier tier, std::size_t slots, st
 // All of them in one slot of whole huge pages. A record alone is often too small for those, and a drive takes a request of
 // 2 MiB from one, but 1 MiB at a time from small pages, and from all of a queue's memory that has some at its end: 1.5 GB/s
 // instead of 2.7 on the drive that this was seen on.
-Ring StepSlots::add_records(std::string_view name, std::size_t records, std::size_t bytes) {
+Ring StepSlots::add_records(SlotRole role, std::size_t records, std::size_t bytes) {
   if (records * bytes == 0) return {};
   const bool huge = records * bytes >= 2 * huge_page_bytes;
   const std::size_t together = round_up(records * bytes, huge ? huge_page_bytes : 1);
-  return {{add(std::string(name), Tier::host, together), 0, bytes}, records, true};
+  return {{add(role, Tier::host, together), 0, bytes}, records, true};
 }
 
 std::size_t StepSlots::whole_bytes(std::size_t unit) const {
@@ -68,30 +69,31 @@ void StepSlots::add_unit(std::size_t unit) {
   const UnitLayout& layout = in_.layout.units[unit];
   const std::size_t width = byte_size(in_.model.units[unit].dtype);
   const Tier parameters = residence_[unit].parameters;
+  const std::string number = std::to_string(unit);
   UnitSlots& slots = units_.emplace_back();
   if (parameters == Tier::device) {
     const std::size_t elements = comes_and_goes_[unit] ? layout.trained.shard + layout.frozen.shard : layout.elements();
-    slots.parameters = add(fmt::format("parameters.{}", unit), Tier::device, elements * width);
+    slots.parameters = add(SlotRole::parameters, Tier::device, elements * width, number);
   } else if (layout.frozen.shard > 0) {  // frozen parameters are in no record, so they stay on the host
-    slots.frozen = add(fmt::format("frozen.{}", unit), Tier::host, layout.frozen.shard * width);
+    slots.frozen = add(SlotRole::frozen, Tier::host, layout.frozen.shard * width, number);
   }
   if (layout.trained.shard == 0) return;
   if (in_.placement.reduction == Reduction::boundary) {
-    slots.gradients = add(fmt::format("gradients.{}", unit), Tier::device, layout.trained.count() * width);
+    slots.gradients = add(SlotRole::gradients, Tier::device, layout.trained.count() * width, number);
   }
   if (!in_.schedule.update_in_backward || sums_[unit] > 1) {
-    slots.reduced = add(fmt::format("reduced.{}", unit), residence_[unit].gradients, shard_bytes(unit));
+    slots.reduced = add(SlotRole::reduced, residence_[unit].gradients, shard_bytes(unit), number);
   }
 }
 
 void StepSlots::add_tiles(std::size_t unit) {
   const std::vector<Tier>& tiers = residence_[unit].state;
   const BlockSizes& sizes = in_.blocks.of(unit);
-  const auto place = [&](std::string_view name, Tier slot_tier, Tier tier, std::size_t bytes) {
+  const auto place = [&](SlotRole role, Tier slot_tier, Tier tier, std::size_t bytes) {
     std::vector<Piece> pieces(tiers.size());
     const auto tiles = static_cast<std::size_t>(std::ranges::count(tiers, tier));
     if (tiles * bytes == 0) return pieces;
-    const std::size_t slot = add(fmt::format("{}.{}", name, unit), slot_tier, tiles * bytes);
+    const std::size_t slot = add(role, slot_tier, tiles * bytes, std::to_string(unit));
     std::size_t begin = 0;
     for (std::size_t tile = 0; tile < tiers.size(); ++tile) {
       if (tiers[tile] != tier) continue;
@@ -101,9 +103,9 @@ void StepSlots::add_tiles(std::size_t unit) {
     return pieces;
   };
   const bool copied = residence_[unit].parameters == Tier::host;
-  units_[unit].state = place("state", Tier::device, Tier::device, sizes.state);
-  units_[unit].blocks = place("blocks", Tier::host, Tier::host, sizes.bytes());
-  units_[unit].copies = place("parameters", Tier::host, Tier::nvme, copied ? sizes.parameter : 0);
+  units_[unit].state = place(SlotRole::state, Tier::device, Tier::device, sizes.state);
+  units_[unit].blocks = place(SlotRole::blocks, Tier::host, Tier::host, sizes.bytes());
+  units_[unit].copies = place(SlotRole::parameters, Tier::host, Tier::nvme, copied ? sizes.parameter : 0);
 }
 
 // How many units' memory is held at once, at most: also if the trainer leaves the trace, for whichever unit.
@@ -151,7 +153,7 @@ std::size_t StepSlots::bytes_for_prefetch(const Trace& trace, const Uses& uses) 
 void StepSlots::add_gathered(const Trace& trace, const Uses& uses) {
   if (std::ranges::none_of(comes_and_goes_, [](bool yes) { return yes; })) return;
   const std::size_t asked = in_.schedule.gathered_bytes;
-  gathered_ = add("gathered", Tier::device, asked > 0 ? asked : bytes_for_prefetch(trace, uses));
+  gathered_ = add(SlotRole::gathered, Tier::device, asked > 0 ? asked : bytes_for_prefetch(trace, uses));
 }
 
 void StepSlots::add_norms() {
@@ -160,7 +162,7 @@ void StepSlots::add_norms() {
     Piece& norm = norms_[static_cast<std::size_t>(tier)];
     if (norm.exists() || shard_bytes(unit) == 0) continue;
     constexpr std::size_t bytes = sizeof(kernels::ExactSum);
-    norm = {add(fmt::format("norm.{}", name(tier)), tier, bytes), 0, bytes};
+    norm = {add(SlotRole::norm, tier, bytes, name(tier)), 0, bytes};
   }
 }
 
@@ -199,16 +201,18 @@ void StepSlots::add_rings(std::size_t held_together) {
   const std::size_t kept_records = std::min(in_.schedule.kept_records, needs.records);
   const std::size_t staged = std::min(in_.schedule.staging_slots, needs.records - kept_records);
   if (in_.placement.reduction == Reduction::each) {
-    gradients = add_ring("gradients", Tier::device, std::max(pieces_in_flight, held_together), needs.gradient_bytes);
+    gradients =
+        add_ring(SlotRole::gradients, Tier::device, std::max(pieces_in_flight, held_together), needs.gradient_bytes);
   }
-  if (mesh) partial = add_ring("partial", Tier::device, pieces_in_flight, needs.shard_bytes);
-  if (needs.arriving) arriving = add_ring("arriving", Tier::device, pieces_in_flight, needs.shard_bytes);
-  if (needs.landed) landed = add_ring("landed", Tier::host, pieces_in_flight, needs.shard_bytes);
-  tile_gradients = add_ring("tile", Tier::host, tiles_on_their_way, needs.tile_gradient_bytes);
-  tile_parameters = add_ring("tile_parameter", Tier::host, tiles_on_their_way, needs.tile_parameter_bytes);
-  if (needs.first_regions) first_regions = add_records("first", first_regions_ahead, records.first_record);
-  staging = add_records("staging", staged, records.record);
-  const Ring stay = add_records("kept", kept_records, records.record);
+  if (mesh) partial = add_ring(SlotRole::partial, Tier::device, pieces_in_flight, needs.shard_bytes);
+  if (needs.arriving) arriving = add_ring(SlotRole::arriving, Tier::device, pieces_in_flight, needs.shard_bytes);
+  if (needs.landed) landed = add_ring(SlotRole::landed, Tier::host, pieces_in_flight, needs.shard_bytes);
+  tile_gradients = add_ring(SlotRole::tile_gradients, Tier::host, tiles_on_their_way, needs.tile_gradient_bytes);
+  tile_parameters = add_ring(SlotRole::tile_parameters, Tier::host, tiles_on_their_way, needs.tile_parameter_bytes);
+  if (needs.first_regions)
+    first_regions = add_records(SlotRole::first_regions, first_regions_ahead, records.first_record);
+  staging = add_records(SlotRole::staging, staged, records.record);
+  const Ring stay = add_records(SlotRole::kept, kept_records, records.record);
   for (std::size_t i = 0; i < stay.slots(); ++i) {
     kept.push_back(stay.at(i));
   }

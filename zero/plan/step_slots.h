@@ -84,9 +84,9 @@ class StepSlots {
     bool first_regions = false;
   };
   Needs needs() const;
-  std::size_t add(std::string name, Tier tier, std::size_t bytes);
-  Ring add_ring(std::string_view name, Tier tier, std::size_t slots, std::size_t bytes);
-  Ring add_records(std::string_view name, std::size_t records, std::size_t bytes);
+  std::size_t add(SlotRole role, Tier tier, std::size_t bytes, std::string_view which = {});
+  Ring add_ring(SlotRole role, Tier tier, std::size_t slots, std::size_t bytes);
+  Ring add_records(SlotRole role, std::size_t records, std::size_t bytes);
   void add_unit(std::size_t unit);
   void add_tiles(std::size_t unit);
   void add_rings(std::size_t held_together);
