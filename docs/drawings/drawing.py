@@ -1,0 +1,50 @@
+"""What the drawings of this folder share: an SVG with text and boxes that is readable on light and on dark pages."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+# The reader's system chooses between the two. A drawing paints its own ground, so that a site which is switched by hand to the
+# other one still shows dark on light or light on dark.
+STYLE = """\
+  svg { --ground: #ffffff; --ink: #1f2933; --quiet: #5f6c7b; --line: #c3ccd6; --ours: #0f766e; --theirs: #9aa8b6; }
+  @media (prefers-color-scheme: dark) {
+    svg { --ground: #161b22; --ink: #e6edf3; --quiet: #9aa7b4; --line: #3d4855; --ours: #2dd4bf; --theirs: #667585; }
+  }
+  text { font: 14px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: var(--ink); }
+  .ground { fill: var(--ground); }
+  .title { font-size: 16px; font-weight: 600; }
+  .bold { font-weight: 600; }
+  .quiet { font-size: 13px; fill: var(--quiet); }
+  .code { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+  .ours { fill: var(--ours); }
+  .theirs { fill: var(--theirs); }
+  .for-a-time { fill: none; stroke: var(--ours); stroke-width: 2; stroke-dasharray: 6 4; }
+  .line { stroke: var(--line); fill: none; }
+  .on-ours { fill: var(--ground); font-weight: 600; }
+"""
+
+
+class Drawing:
+    """Collects shapes; coordinates are pixels from the upper left corner."""
+
+    def __init__(self, width: int, height: int, label: str):
+        self._width, self._height, self._label = width, height, label
+        self._shapes: list[str] = []
+
+    def text(self, x: float, y: float, words: str, style: str = "", anchor: str = "start") -> None:
+        self._shapes.append(f'<text x="{x:g}" y="{y:g}" class="{style}" text-anchor="{anchor}">{escape(words)}</text>')
+
+    def box(self, x: float, y: float, width: float, height: float, style: str) -> None:
+        place = f'x="{x:g}" y="{y:g}" width="{max(width, 1):.1f}" height="{height:g}"'
+        self._shapes.append(f'<rect {place} rx="4" class="{style}"/>')
+
+    def line(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        self._shapes.append(f'<path d="M{x:g} {y:g}L{to_x:g} {to_y:g}" class="line"/>')
+
+    def write(self, path: Path) -> None:
+        size = f'viewBox="0 0 {self._width} {self._height}" width="{self._width}" height="{self._height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(self._label)}">'
+        ground = f'<rect class="ground" width="{self._width}" height="{self._height}" rx="8"/>'
+        path.write_text("\n".join([head, f"<style>\n{STYLE}</style>", ground, *self._shapes, "</svg>\n"]))

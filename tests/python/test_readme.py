@@ -1,0 +1,94 @@
+"""README.md of the top: its code runs, its figures are those of the recorded run, its links lead somewhere."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+DRAWINGS = ROOT / "docs" / "drawings"
+ON_TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
+BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)")
+
+
+def programs() -> list[str]:
+    return [text for not_run, language, text in BLOCK.findall(README) if language == "python" and not not_run]
+
+
+def recorded() -> dict[str, list[dict]]:
+    """The lines of the recorded run, by case."""
+    lines: dict[str, list[dict]] = {}
+    for text in (ROOT / "benchmarks" / "results" / "peers-training.jsonl").read_text().splitlines()[1:]:
+        line = json.loads(text)
+        lines.setdefault(line["case"], []).append(line)
+    return lines
+
+
+def rows() -> list[list[str]]:
+    """The cells of each row of the table of figures that is in the recorded run."""
+    table = README[README.index("| two ranks, 303M") :].split("\n\n")[0]
+    cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return [row for row in cells if "between two hosts" not in row[0]]
+
+
+def relative_to_ddp(lines: list[dict]) -> float:
+    return next((line["ratio"] for line in lines if line["against"] == "DDP"), 1.0)
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_training_loop_trains(ranks: int, environment: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (program,) = programs()
+    (tmp_path / "train.py").write_text(program)
+    command = [sys.executable, *(ON_TWO_RANKS if ranks > 1 else []), "train.py"]
+    ended = subprocess.run(
+        command, env={**environment, "OMP_NUM_THREADS": "1"}, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", ended.stdout)]
+    assert len(losses) == 20 * ranks
+    assert losses[-1] < losses[0]
+
+
+def test_the_added_line_is_the_same_everywhere() -> None:
+    blocks = [text for _, language, text in BLOCK.findall(README) if language == "python"]
+    assert all("optimizer = ballast.wrap(optimizer, model, stage=3, offload=" in block for block in blocks)
+    assert len(blocks) == 2
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_a_figure_is_the_recorded_one(row: list[str]) -> None:
+    name, speed, speed_ratio, memory, memory_ratio = row
+    lines = recorded()[f"303M: {name}"]
+    mebibytes, of_ddp = (recorded()[f"303M: {system}, memory"][0]["value"] for system in (name, "DDP"))
+    assert speed == f"{lines[0]['value']:,.0f}"
+    assert speed_ratio == f"{relative_to_ddp(lines):.2f}"
+    assert memory == f"{mebibytes:,.0f}"
+    assert memory_ratio == f"{mebibytes / of_ddp:.2f}"
+
+
+@pytest.mark.parametrize("link", sorted({link for link in LINK.findall(README) if "://" not in link}))
+def test_a_link_leads_somewhere(link: str) -> None:
+    assert (ROOT / link).exists()
+
+
+@pytest.mark.parametrize(("script", "drawing"), [("where_bytes_live", "where-bytes-live.svg"), ("peers", "peers.svg")])
+def test_a_drawing_is_what_its_script_draws(script: str, drawing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DRAWINGS)  # for what the scripts share
+    spec = importlib.util.spec_from_file_location(f"drawing_{script}", DRAWINGS / f"{script}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    module.draw().write(tmp_path / drawing)
+    assert (tmp_path / drawing).read_text() == (DRAWINGS / drawing).read_text()
