@@ -38,7 +38,7 @@ View view(void* memory, std::size_t count, int dtype) {
 
 extern "C" {
 
-// The job that the environment tells of; `way` is a number of the enumeration. Null if that fails.
+// Joins the job that the environment names; `way` is a value of the enumeration Way. Returns null if that fails.
 void* ballast_comm_open(int way) {
   auto handle = std::make_unique<Handle>();
   try {
@@ -49,7 +49,7 @@ void* ballast_comm_open(int way) {
   }
 }
 
-// Memory that all ranks read in place; until the next call of this, or the end. Null if there is none.
+// Returns memory that all ranks read in place, until the next call or the end; null if there is none.
 void* ballast_comm_shared_memory(void* handle, std::size_t bytes) {
   auto& self = *static_cast<Handle*>(handle);
   self.shared = Buffer();
@@ -62,7 +62,7 @@ void* ballast_comm_shared_memory(void* handle, std::size_t bytes) {
 
 void ballast_comm_close(void* handle) { delete static_cast<Handle*>(handle); }
 
-// Counts are of a rank's part; dtypes are numbers of the enumeration DType. They return null, or what went wrong.
+// `count` is of a rank's shard; `dtype` is a value of the enumeration DType. Both return null, or the error's text.
 const char* ballast_comm_all_gather(void* handle, void* mine, void* all, std::size_t count, int dtype) {
   return guarded(handle, [&](Communicator& ranks) {
     ranks.all_gather(view(mine, count, dtype), view(all, ranks.size() * count, dtype));

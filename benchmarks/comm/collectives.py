@@ -1,8 +1,8 @@
-"""all_gather and reduce_scatter beside copying as many bytes, and beside torch's Gloo process group.
+"""Measure all_gather and reduce_scatter vs. copying the same number of bytes, and vs. torch's Gloo process group.
 
-The same processes run each in turn: Ballast, a memcpy in every process at once, torch. A size is that of the whole array:
-what an all_gather writes and what a reduce_scatter reads on each rank; "in place", it lies in memory that ranks share. The
-time is that of the slowest rank.
+The same processes run each in turn: Ballast, a memcpy in every process at once, torch. The size is that of the whole array,
+which an all_gather writes and a reduce_scatter reads on each rank. "In place" means that it is in memory that the ranks share.
+The time is that of the slowest rank.
 """
 
 import argparse
@@ -28,13 +28,13 @@ class Case(NamedTuple):
     dtype: torch.dtype
     mebibytes: int
     ranks: int
-    way: str
+    path: str
 
     @property
     def name(self) -> str:
         dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.dtype]
-        way = "" if self.way == "shared memory" else f", {self.way}"
-        return f"{self.collective} {dtype}, {self.mebibytes} MiB, {self.ranks} ranks{way}"
+        path = "" if self.path == "shared memory" else f", {self.path}"
+        return f"{self.collective} {dtype}, {self.mebibytes} MiB, {self.ranks} ranks{path}"
 
 
 CASES = [
@@ -44,20 +44,20 @@ CASES = [
     for dtype in (torch.bfloat16, torch.float32)
     for mebibytes in (1, 4, 16, 64, 256)
 ] + [
-    Case(collective, torch.bfloat16, 64, ranks, way)
-    for way in (IN_PLACE, "gloo")
+    Case(collective, torch.bfloat16, 64, ranks, path)
+    for path in (IN_PLACE, "gloo")
     for ranks in (2, 4)
     for collective in ("all_gather", "reduce_scatter")
 ]
 
 
 def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Callable]:
-    """What is timed, each on the same memory; checked to give the same where the additions allow it."""
+    """Return what is timed, each on the same memory, after a check that both sides compute the same, up to rounding."""
     elements = case.mebibytes * MIB // case.dtype.itemsize // case.ranks * case.ranks
     whole, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
     part = torch.randn(elements // case.ranks).to(case.dtype)
     into = torch.zeros(elements // case.ranks)
-    if case.way == IN_PLACE:
+    if case.path == IN_PLACE:
         whole = ours.shared(whole)
     if case.collective == "all_gather":
         run_ours = lambda: ours.all_gather(part, whole)
@@ -113,10 +113,10 @@ def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespa
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     library = Library(options.library)
-    for way in dict.fromkeys(case.way for case in cases):
-        ours = Communicator(library, way)
+    for path in dict.fromkeys(case.path for case in cases):
+        ours = Communicator(library, path)
         for case in cases:
-            if case.way != way:
+            if case.path != path:
                 continue
             for line in measure(case, library, ours, options.rounds):
                 if rank == 0:
@@ -128,7 +128,7 @@ def run_rank(rank: int, ranks: int, cases: list[Case], options: argparse.Namespa
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="comm", description=__doc__.split("\n")[0])
     parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=29400, help="where torch's ranks meet; Ballast's meet beside it")
+    parser.add_argument("--port", type=int, default=29400, help="the rendezvous of torch's ranks; Ballast uses the next one")
     parser.add_argument("--rounds", type=int, default=9)
     suite.add_choice(parser)
     return suite.choose(parser, CASES, lambda case: case.name)

@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 IN_PLACE = "in place"
-WAYS = {"shared memory": 1, IN_PLACE: 1, "gloo": 2}
+PATHS = {"shared memory": 1, IN_PLACE: 1, "gloo": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -27,20 +27,20 @@ class Library:
 
 
 class Communicator:
-    def __init__(self, library: Library, way: str):
+    def __init__(self, library: Library, path: str):
         self._calls = library.calls
-        self._handle = self._calls.ballast_comm_open(WAYS[way])
+        self._handle = self._calls.ballast_comm_open(PATHS[path])
         if not self._handle:
-            raise RuntimeError(f"no communicator by {way}")
+            raise RuntimeError(f"cannot open a communicator through {path}")
 
     def close(self) -> None:
         self._calls.ballast_comm_close(self._handle)
 
     def shared(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in memory that all ranks read in place, until the next call."""
+        """Return a copy in memory that all ranks read in place. It lasts until the next call."""
         memory = self._calls.ballast_comm_shared_memory(self._handle, tensor.nbytes)
         if not memory:
-            raise RuntimeError("no shared memory")
+            raise RuntimeError("cannot share memory: the communicator has none")
         bytes_there = torch.frombuffer((ctypes.c_uint8 * tensor.nbytes).from_address(memory), dtype=torch.uint8)
         return bytes_there.view(tensor.dtype).copy_(tensor)
 

@@ -1,4 +1,4 @@
-// A step through the engine, by a trainer who does nothing with what it is lent.
+// A step through the engine, by a trainer that does nothing with its leases.
 #pragma once
 
 #include "benchmarks/engine/model.h"

@@ -14,7 +14,7 @@ Subject steps_of(const Shape& shape, const Setting& setting) {
   return {.work = 1, .run = [step] { step->take(); }};
 }
 
-Case beside_arithmetic(const Shape& shape) {
+Case compared_with_arithmetic(const Shape& shape) {
   return {.name = fmt::format("step of {} units, {}", shape.units, name(shape.format)),
           .against = "the arithmetic alone",
           .make = [=](const Setting& setting) { return steps_of<EngineStep>(shape, setting); },
@@ -25,9 +25,10 @@ Case beside_arithmetic(const Shape& shape) {
 Suite engine_suite() {
   using enum kernels::StateFormat;
   return {.name = "engine",
-          .description = "Steps through the engine beside the same arithmetic alone",
+          .description = "Steps through the engine, compared with the same arithmetic alone",
           .most_bytes_of_an_element = 8,
-          .cases = {beside_arithmetic({8, split}), beside_arithmetic({64, split}), beside_arithmetic({8, fp32})}};
+          .cases = {compared_with_arithmetic({8, split}), compared_with_arithmetic({64, split}),
+                    compared_with_arithmetic({8, fp32})}};
 }
 
 }  // namespace

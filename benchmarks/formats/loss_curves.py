@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What the state formats cost in training: loss curves of a small transformer beside format fp32.
+"""Measure what the state formats cost in training: loss curves of a small transformer, vs. format fp32.
 
     build/venv/bin/python benchmarks/formats/loss_curves.py
 
-needs torch (.ci/bootstrap venv torch) and build/release (or BALLAST_BUILD). The model learns the bytes of this repository's
+It needs torch (.ci/bootstrap venv torch) and build/release (or BALLAST_BUILD). The model learns the bytes of this repository's
 own documents and sources; forward and backward run in bf16, as the parameters are. Each format trains from the same start on
 the same batches; the spread between seeds tells what a difference means. Format split is left out: it has fp32's bits.
 """

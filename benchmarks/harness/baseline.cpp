@@ -76,7 +76,7 @@ bool any_worse(std::span<const Finding> findings) {
 }
 
 std::string describe(const Finding& finding) {
-  std::string what = fmt::format("{} beside {}", finding.name, finding.against);
+  std::string what = fmt::format("{} vs. {}", finding.name, finding.against);
   switch (finding.kind) {
     case Finding::Kind::worse:
       return fmt::format("worse    {}: {:.2f}, recorded {:.2f}", what, finding.now, finding.recorded);

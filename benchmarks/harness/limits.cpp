@@ -40,23 +40,23 @@ constexpr std::size_t page_of_floats = 4096 / sizeof(float);
   for (std::size_t i = 0; i < count; ++i) {
     mixed ^= std::bit_cast<std::uint32_t>(data[i]);
   }
-  asm volatile("" : : "r"(mixed));  // a result that nobody uses would not be computed
+  asm volatile("" : : "r"(mixed));  // the compiler would drop a result without a use
 }
 
 void memcpy_floats(float* to, const float* from, std::size_t count) { std::memcpy(to, from, count * sizeof(float)); }
 
 using CopyFloats = void (*)(float*, const float*, std::size_t);
 
-CopyFloats function_of(Copy way) {
+CopyFloats function_of(Copy copy) {
   constexpr CopyFloats functions[] = {memcpy_floats, copy_loop, stream_copy};
-  return functions[static_cast<std::size_t>(way)];
+  return functions[static_cast<std::size_t>(copy)];
 }
 
 }  // namespace
 
-std::string_view name(Copy way) {
+std::string_view name(Copy copy) {
   constexpr std::string_view names[] = {"copy (memcpy)", "copy (loop)", "copy (streaming)"};
-  return names[static_cast<std::size_t>(way)];
+  return names[static_cast<std::size_t>(copy)];
 }
 
 Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threads) {
@@ -82,8 +82,8 @@ Subject Limits::walking(std::size_t bytes, std::size_t accesses, Walk walk) {
   return {.work = static_cast<double>(count * sizeof(float) * accesses) / 1e9, .run = run};
 }
 
-Subject Limits::copy(Copy way, std::size_t bytes) {
-  const CopyFloats function = function_of(way);
+Subject Limits::copy(Copy copy, std::size_t bytes) {
+  const CopyFloats function = function_of(copy);
   return walking(bytes, 2, [this, function](std::size_t first, std::size_t count) {
     function(data(0) + first, data(1) + first, count);
   });

@@ -1,5 +1,5 @@
-// What this machine's memory allows: the limits that kernels are measured beside, with the same threads and the same
-// kind of buffers.
+// What this machine's memory allows: the limits that kernels are compared with. They use the same threads and the
+// same kind of buffers.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,15 @@ namespace ballast::benchmarks {
 // Ways to copy; which is the fastest depends on the processor and on the version of libc.
 enum class Copy { memcpy, loop, streaming };
 inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming};
-std::string_view name(Copy way);
+std::string_view name(Copy kind);
 
-// One run of a subject moves `bytes`, read and written ones counted alike; its work is in gigabytes. The subjects share
-// the buffers of their Limits, must not outlive it, and cannot move more than it was made for.
+// One run of a subject moves `bytes`, the sum of those read and those written; its work is in gigabytes. The subjects share
+// the buffers of their Limits, must not outlive it, and cannot move more bytes than it was made for.
 class Limits {
  public:
   Limits(std::size_t most_bytes, const Threads& threads);
 
-  Subject copy(Copy way, std::size_t bytes);
+  Subject copy(Copy kind, std::size_t bytes);
   Subject triad(std::size_t bytes);  // a = b + s * c
   // a = s * a: the limit of an update in place. Every line written was wanted, where a copy may fetch lines to
   // overwrite them.

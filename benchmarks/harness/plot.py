@@ -1,6 +1,6 @@
 """Memory against throughput: a labelled point for each configuration, and the front of those that none beats in both.
 
-Reads what a suite has written with --details; what each of its lines has to have, says Row. Each model has a panel of its own.
+Reads what a suite has written with --details: each line is a Row. Each model has a panel of its own.
 """
 
 import argparse
@@ -19,12 +19,12 @@ CROWD = 150.0
 
 
 class Row(TypedDict):
-    """Of a line; it may have more."""
+    """The fields of a line that are used here; it may have more."""
 
     case: str
     model: str
     machine: str
-    group: str  # points of a group look alike
+    group: str  # points of a group have the same marker
     tokens_per_second: float
     plotted: str  # what the next one is
     plotted_bytes: float
@@ -57,7 +57,7 @@ def point_of(row: Row) -> Point:
 
 
 def front(points: list[Point]) -> list[Point]:
-    """Those of which no other one takes as little memory and is faster, from the smallest to the fastest."""
+    """Return the points that no other point beats in both memory and speed, from the smallest to the fastest."""
     best: list[Point] = []
     for point in sorted(points, key=lambda point: (point.mebibytes, -point.tokens_per_second)):
         if not best or point.tokens_per_second > best[-1].tokens_per_second:
@@ -68,9 +68,9 @@ def front(points: list[Point]) -> list[Point]:
 def place_labels(
     at: list[tuple[float, float]], sizes: list[tuple[float, float]], page: Box, taken: list[Box]
 ) -> list[Box]:
-    """A box of its size for each point, near it, on the page, over no point, no other label and nothing taken.
+    """Return a box for each label: near its point, on the page, over no point, no other label and nothing taken.
 
-    All in pixels. The most crowded points come first; one that finds no room is put above its point.
+    Everything is in pixels. The most crowded points come first; a label without room is put above its point.
     """
     placed = [*taken, *(Box(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in at)]
     boxes: dict[int, Box] = {}
@@ -85,7 +85,7 @@ def place_labels(
 
 
 def places(at: tuple[float, float], size: tuple[float, float]):
-    """Boxes around a point, in growing circles."""
+    """Yield boxes around a point, in growing circles."""
     (x, y), (width, height) = at, size
     for radius, turn in itertools.product(range(12, 400, 6), range(24)):
         angle = 2 * math.pi * turn / 24
@@ -119,7 +119,7 @@ def draw(rows: list[Row], to: Path) -> None:
 
 
 def draw_panel(axes, rows: list[Row]) -> list[Point]:
-    """Of one model, without the labels of its points."""
+    """Draw one model, without the labels of its points."""
     points = [point_of(row) for row in rows]
     groups = list(dict.fromkeys(point.group for point in points))
     for group, marker in zip(groups, itertools.cycle("osD^"), strict=False):

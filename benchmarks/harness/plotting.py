@@ -12,18 +12,18 @@ PLOT = Path(__file__).with_name("plot")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--details", type=Path, help="write the tables too, a line of JSON for each case")
+    parser.add_argument("--details", type=Path, help="also write the tables, one line of JSON for each case")
     parser.add_argument("--plot", type=Path, help="draw memory against throughput (.svg, .png, .pdf)")
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Installs what draws, before all measurements."""
+    """Install the plotting library before anything is measured."""
     if options.plot:
         subprocess.run([PLOT, "--help"], check=True, stdout=subprocess.DEVNULL)
 
 
 def keep(rows: Sequence[dict], options: argparse.Namespace) -> None:
-    """Writes and draws rows, as it was asked for."""
+    """Write and draw rows, as the options say."""
     if options.details:
         options.details.write_text(suite.lines(rows))
     if options.plot:

@@ -13,7 +13,7 @@ struct Record {
   std::string name{};  // "case" in JSON
   double value = 0;
   std::string unit{};
-  std::string against{};          // what it was measured beside, in turn; empty for the limits themselves
+  std::string against{};          // what it was measured in turn with; empty for the limits themselves
   std::optional<double> ratio{};  // how many times faster than `against`: above 1 is better, whatever the unit
   std::string machine{};
   std::string commit{};

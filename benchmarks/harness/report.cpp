@@ -29,9 +29,9 @@ struct Options {
 
 void describe(CLI::App& app, Options& options) {
   app.add_option("--json", options.json, "Write one line of JSON for each case");
-  app.add_option("--record", options.record, "The same below a line with the command and the date");
-  app.add_option("--compare", options.compare, "Say what is worse than in this file")->check(CLI::ExistingFile);
-  app.add_option("--tolerance", options.tolerance, "Part of a recorded ratio that may be lost")
+  app.add_option("--record", options.record, "The same, after a line with the command and the date: a baseline");
+  app.add_option("--compare", options.compare, "Report what is worse than in this baseline")->check(CLI::ExistingFile);
+  app.add_option("--tolerance", options.tolerance, "How much of a recorded ratio may be lost")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--commit", options.commit, "The commit that is measured");
@@ -71,8 +71,9 @@ void write(const std::string& file, const std::string& header, const std::vector
 int compare_with(const std::string& file, const std::vector<Record>& records, double tolerance) {
   std::ifstream in(file);
   const auto baseline = read_baseline(in, file);
-  fmt::print("\nBeside {} ({}{}), tolerance {:.0f} %:\n", file, baseline.date.empty() ? "no date" : baseline.date,
-             baseline.command.empty() ? "" : ", " + baseline.command, 100 * tolerance);
+  fmt::print("\nCompared with {} ({}{}), tolerance {:.0f} %:\n", file,
+             baseline.date.empty() ? "no date" : baseline.date, baseline.command.empty() ? "" : ", " + baseline.command,
+             100 * tolerance);
   if (!records.empty() && !baseline.records.empty() && records[0].machine != baseline.records[0].machine) {
     fmt::print("  recorded on another machine: {}\n", baseline.records[0].machine);
   }

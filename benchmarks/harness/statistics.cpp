@@ -11,7 +11,7 @@ namespace ballast::benchmarks {
 
 double quantile(std::span<const double> values, double q) {
   require(!values.empty() && q >= 0 && q <= 1, Code::bad_argument, [&] {
-    return Problem{.what = "a quantile was asked of nothing, or outside 0 to 1",
+    return Problem{.what = "cannot compute a quantile: there are no values, or it is outside 0 to 1",
                    .needed = "at least one value and 0 <= q <= 1",
                    .available = fmt::format("{} values, q = {}", values.size(), q)};
   });
@@ -39,7 +39,7 @@ std::vector<double> rates(const Runs& runs) {
 
 Summary summarise(const Runs& subject, const Runs& against) {
   require(subject.seconds.size() == against.seconds.size(), Code::wrong_size, [&] {
-    return Problem{.what = "a case and what it is measured beside had different numbers of rounds",
+    return Problem{.what = "cannot compare a case: it and what it is compared with have different numbers of rounds",
                    .needed = fmt::format("{} rounds", subject.seconds.size()),
                    .available = fmt::format("{} rounds", against.seconds.size())};
   });

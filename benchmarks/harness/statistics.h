@@ -22,12 +22,12 @@ struct Runs {
 
 struct Summary {
   double value;          // median rate of the case
-  double against_value;  // median rate of what it was measured beside
+  double against_value;  // median rate of what it is compared with
   double ratio;          // median of the ratios of each round; not the ratio of the medians, which drift apart
   double spread;         // of those ratios
 };
 
-// The two are as long as each other: run i of one stood beside run i of the other.
+// Both have the same number of runs: run i of one was measured in turn with run i of the other.
 Summary summarise(const Runs& subject, const Runs& against);
 
 std::vector<double> rates(const Runs& runs);

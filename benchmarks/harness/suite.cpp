@@ -43,9 +43,9 @@ void emit(const Measurement& measurement) {
 Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes, Rounds rounds) {
   std::vector<Subject> subjects;
   std::vector<std::string_view> names;
-  for (const Copy way : all_copies) {
-    subjects.push_back(limits.copy(way, bytes));
-    names.push_back(name(way));
+  for (const Copy copy : all_copies) {
+    subjects.push_back(limits.copy(copy, bytes));
+    names.push_back(name(copy));
   }
   subjects.push_back(limits.triad(bytes));
   names.push_back("triad");
@@ -81,7 +81,7 @@ Measurement measure(const std::string& suite, const Case& item, const Setting& s
           .spread = summary.spread};
 }
 
-std::string line(const Case& item) { return fmt::format("{}, beside {}", item.name, item.against); }
+std::string line(const Case& item) { return fmt::format("{}, vs. {}", item.name, item.against); }
 
 std::vector<Case> chosen(const Suite& suite, const std::string& part_of_line) {
   std::vector<Case> cases;

@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    of_text = "only the cases whose line in --list contains this text; of several, any"
+    of_text = "only the cases whose line in --list contains this text; if given several times, any of them"
     parser.add_argument("--only", action="append", metavar="TEXT", help=of_text)
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
 
 
 def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[..., str]) -> argparse.Namespace:
-    """The options, with the cases that were asked for; with --list it names them and ends the program."""
+    """Return the options with the chosen cases; with --list, name them and end the program."""
     options = parser.parse_args()
     options.cases = [case for case in cases if any(text in line(case) for text in options.only or [""])]
     if not options.cases:

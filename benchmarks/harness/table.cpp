@@ -18,7 +18,7 @@ constexpr std::size_t name_width = 34;
 constexpr std::size_t against_width = 30;
 constexpr std::size_t against_begins = name_width + 18;
 
-// A name that is longer than its column has a line of its own: what stands behind it goes on below, where it belongs.
+// A name that is longer than its column has a line of its own; the row continues below it, in the right columns.
 std::string in_column(const std::string& name, std::size_t begin, std::size_t width) {
   return name.size() <= width ? fmt::format("{:<{}}", name, width) : fmt::format("{}\n{:{}}", name, "", begin + width);
 }

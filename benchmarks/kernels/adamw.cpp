@@ -19,7 +19,7 @@ optim::StateLayout layout_of(const Shard& shard) {
   return {{.format = shard.format, .parameter = DType::bf16, .names = optim::AdamW::state}, shard.elements_of_tile};
 }
 
-// bf16 numbers of both signs from 2^exponent to twice that.
+// bf16 values of both signs from 2^exponent to twice that.
 void fill(std::span<bf16> values, int exponent, const Threads& threads) {
   for_slices(threads, values.size(), grain, [&](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {

@@ -28,7 +28,7 @@ class AdamWState {
   std::size_t steps_ = 0;
 };
 
-// Bytes that one step has to move for an element, read and written ones counted alike.
+// Bytes that one step has to move for an element, read and written together.
 double adamw_bytes_of_an_element(kernels::StateFormat format);
 
 // From memory, with all threads.

@@ -20,11 +20,11 @@ Subject scale_of_the_same_bytes(const Setting& setting, double gigabytes) {
   return setting.limits.scale(static_cast<std::size_t>(gigabytes * 1e9));
 }
 
-void beside_copy(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
+void versus_copy(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
   cases.push_back({std::move(name), "copy", std::move(make), copy_of_the_same_bytes});
 }
 
-void beside_scale(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
+void versus_scale(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
   cases.push_back({std::move(name), "scale in place", std::move(make), scale_of_the_same_bytes});
 }
 
@@ -32,7 +32,7 @@ Subject read_of_the_same_bytes(const Setting& setting, double gigabytes) {
   return setting.limits.read(static_cast<std::size_t>(gigabytes * 1e9));
 }
 
-void beside_read(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
+void versus_read(std::vector<Case>& cases, std::string name, std::function<Subject(const Setting&)> make) {
   cases.push_back({std::move(name), "read", std::move(make), read_of_the_same_bytes});
 }
 
@@ -43,30 +43,30 @@ auto in_format(Make make, StateFormat format) {
 // The tables: a new case is a line in one of them.
 void optimizer_steps(std::vector<Case>& all) {
   for (const StateFormat format : kernels::all_state_formats) {
-    beside_copy(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
-    beside_scale(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
-    beside_copy(all, fmt::format("adamw {}, 2^n elements", name(format)), in_format(adamw_power_of_two, format));
-    beside_copy(all, fmt::format("adamw {}, tiles", name(format)), in_format(adamw_tiles, format));
-    beside_copy(all, fmt::format("adamw {}, from cache", name(format)), in_format(adamw_from_cache, format));
+    versus_copy(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
+    versus_scale(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
+    versus_copy(all, fmt::format("adamw {}, 2^n elements", name(format)), in_format(adamw_power_of_two, format));
+    versus_copy(all, fmt::format("adamw {}, tiles", name(format)), in_format(adamw_tiles, format));
+    versus_copy(all, fmt::format("adamw {}, from cache", name(format)), in_format(adamw_from_cache, format));
   }
 }
 
 void elementwise(std::vector<Case>& all) {
   using kernels::CodeBits;
   using enum DType;
-  beside_copy(all, "cast fp32 to bf16", [](const Setting& s) { return cast(fp32, bf16, s); });
-  beside_copy(all, "cast bf16 to fp32", [](const Setting& s) { return cast(bf16, fp32, s); });
-  beside_copy(all, "cast fp32 to fp16", [](const Setting& s) { return cast(fp32, fp16, s); });
-  beside_copy(all, "accumulate bf16 into fp32", [](const Setting& s) { return accumulate(bf16, fp32, s); });
-  beside_copy(all, "accumulate bf16 into bf16", [](const Setting& s) { return accumulate(bf16, bf16, s); });
-  beside_copy(all, "fill fp32", [](const Setting& s) { return fill(fp32, s); });
-  beside_copy(all, "pack 300 pieces of bf16", [](const Setting& s) { return pack(300, s); });
-  beside_read(all, "sum of squares of fp32", [](const Setting& s) { return sum_of_squares(fp32, s); });
-  beside_read(all, "sum of squares of bf16", [](const Setting& s) { return sum_of_squares(bf16, s); });
-  beside_read(all, "first non-finite of bf16", [](const Setting& s) { return first_non_finite(bf16, s); });
-  beside_copy(all, "quantize bf16 to 8 bits", [](const Setting& s) { return quantize(bf16, CodeBits::eight, s); });
-  beside_copy(all, "quantize bf16 to 4 bits", [](const Setting& s) { return quantize(bf16, CodeBits::four, s); });
-  beside_copy(all, "dequantize 8 bits to bf16", [](const Setting& s) { return dequantize(CodeBits::eight, bf16, s); });
+  versus_copy(all, "cast fp32 to bf16", [](const Setting& s) { return cast(fp32, bf16, s); });
+  versus_copy(all, "cast bf16 to fp32", [](const Setting& s) { return cast(bf16, fp32, s); });
+  versus_copy(all, "cast fp32 to fp16", [](const Setting& s) { return cast(fp32, fp16, s); });
+  versus_copy(all, "accumulate bf16 into fp32", [](const Setting& s) { return accumulate(bf16, fp32, s); });
+  versus_copy(all, "accumulate bf16 into bf16", [](const Setting& s) { return accumulate(bf16, bf16, s); });
+  versus_copy(all, "fill fp32", [](const Setting& s) { return fill(fp32, s); });
+  versus_copy(all, "pack 300 pieces of bf16", [](const Setting& s) { return pack(300, s); });
+  versus_read(all, "sum of squares of fp32", [](const Setting& s) { return sum_of_squares(fp32, s); });
+  versus_read(all, "sum of squares of bf16", [](const Setting& s) { return sum_of_squares(bf16, s); });
+  versus_read(all, "first non-finite of bf16", [](const Setting& s) { return first_non_finite(bf16, s); });
+  versus_copy(all, "quantize bf16 to 8 bits", [](const Setting& s) { return quantize(bf16, CodeBits::eight, s); });
+  versus_copy(all, "quantize bf16 to 4 bits", [](const Setting& s) { return quantize(bf16, CodeBits::four, s); });
+  versus_copy(all, "dequantize 8 bits to bf16", [](const Setting& s) { return dequantize(CodeBits::eight, bf16, s); });
 }
 
 std::vector<Case> cases() {
@@ -80,7 +80,7 @@ std::vector<Case> cases() {
 
 Suite kernels_suite() {
   return {.name = "kernels",
-          .description = "Kernels on the CPU beside what the memory allows",
+          .description = "CPU kernels, compared with what the memory allows",
           .most_bytes_of_an_element = 28,
           .cases = cases()};
 }

@@ -5,7 +5,7 @@
 namespace ballast::benchmarks {
 namespace {
 
-// A buffer of numbers, filled with a value that every format represents.
+// A buffer, filled with a value that every format represents.
 class Array {
  public:
   Array(std::size_t count, DType dtype) : buffer_(count * byte_size(dtype)), count_(count), dtype_(dtype) {}

@@ -1,4 +1,4 @@
-// The kernels around the optimizer step, from memory, with all threads: what moves, sums, checks and packs numbers.
+// The kernels around the optimizer step, from memory, with all threads: those that move, sum, check and pack values.
 #pragma once
 
 #include "benchmarks/harness/suite.h"

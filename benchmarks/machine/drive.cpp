@@ -1,4 +1,4 @@
-// show_drive DIRECTORY: what the drive is fit for, and what training a model of 7 billion parameters would ask of it.
+// show_drive DIRECTORY: prints what the drive can do, and what training a model of 7 billion parameters needs of it.
 #include <fmt/format.h>
 
 #include "offload/preflight.h"

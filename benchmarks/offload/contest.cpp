@@ -12,7 +12,7 @@
 namespace ballast::benchmarks {
 namespace {
 
-constexpr std::size_t layouts = 4;  // of files; an even number, half of them each way round
+constexpr std::size_t layouts = 4;  // of files; an even number, so that half of them are in each order
 
 double cpu_seconds() {
   struct rusage used {};

@@ -26,12 +26,12 @@ struct Options {
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 constexpr std::size_t tiles_of_a_run = 256;  // at least
 
-// A comparison, made when its turn comes: only one holds space on the drive at a time.
+// A comparison. It is set up when it runs, so that only one takes space on the drive at a time.
 struct Case {
   std::string name;
   std::string against;
   std::function<void(const Options&)> run;
-  std::string line() const { return fmt::format("{}, beside {}", name, against); }
+  std::string line() const { return fmt::format("{}, vs. {}", name, against); }
 };
 
 struct Tiles {
@@ -46,14 +46,14 @@ struct Tiles {
   }
 };
 
-void beside_fio(const Tiles& tiles, const Options& options) {
+void versus_fio(const Tiles& tiles, const Options& options) {
   constexpr std::string_view directions[] = {"read", "write", "rw"};
   std::vector<std::filesystem::path> directories;
   for (std::size_t i = 0; i < tiles.directories; ++i) {
     directories.push_back(options.directory / fmt::format("ballast-benchmark-{}", i));
   }
   {
-    // Of large tiles more: the last requests of a run, and the start of fio's threads, would be much of a short one.
+    // Large tiles move more bytes: the last requests and the start of fio's threads would be much of a short run.
     Stretch stretch(directories, std::max(options.bytes, tiles_of_a_run * tiles.bytes), options.depth);
     const FioJob job{.files = stretch.files(),
                      .direction = std::string(directions[static_cast<std::size_t>(tiles.direction)]),
@@ -80,7 +80,7 @@ UpdateSetting setting(const Options& options) {
           .depth = 2 * options.depth};  // half of them read while the others are written
 }
 
-void beside_deepspeed(const Options& options) {
+void versus_deepspeed(const Options& options) {
   OffloadedUpdate update(setting(options));
   const TensorFiles files(options.directory / "ballast-benchmark-deepspeed", update.tiles(), update.tile_bytes());
   hold({.name = "tiles read and written",
@@ -91,7 +91,7 @@ void beside_deepspeed(const Options& options) {
        options.rounds);
 }
 
-void beside(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
+void versus(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
             void (OffloadedUpdate::*theirs)(), const Options& options) {
   UpdateSetting made = setting(options);
   made.tensor_files = theirs == &OffloadedUpdate::drained;
@@ -117,31 +117,32 @@ std::vector<Case> cases() {
                              Tiles{1 * mebibyte, write}, Tiles{4 * mebibyte, write}, Tiles{16 * mebibyte, write},
                              Tiles{4 * mebibyte, both}, Tiles{4 * mebibyte, read, 2}, Tiles{4 * mebibyte, write, 2},
                              Tiles{4 * mebibyte, read, 4}, Tiles{4 * mebibyte, write, 4}}) {
-    all.push_back({tiles.name(), "fio", [tiles](const Options& options) { beside_fio(tiles, options); }});
+    all.push_back({tiles.name(), "fio", [tiles](const Options& options) { versus_fio(tiles, options); }});
   }
   using Update = OffloadedUpdate;
   const auto add = [&](const std::string& name, const std::string& against, void (Update::*ours)(),
                        void (Update::*theirs)()) {
-    all.push_back({name, against, [=](const Options& options) { beside(name, against, ours, theirs, options); }});
+    all.push_back({name, against, [=](const Options& options) { versus(name, against, ours, theirs, options); }});
   };
   add("adamw split from the drive", "drive alone", &Update::pipeline, &Update::drive_alone);
   add("adamw split from the drive", "no checksums", &Update::pipeline, &Update::without_seals);
   add("adamw split from the drive", "drained queue", &Update::pipeline, &Update::drained);
-  all.push_back({"tiles read and written", "DeepSpeed async_io", beside_deepspeed});
+  all.push_back({"tiles read and written", "DeepSpeed async_io", versus_deepspeed});
   return all;
 }
 
 void describe(CLI::App& app, Options& options) {
-  app.add_option("--directory", options.directory, "Where to read and write; by default the build folder")
+  app.add_option("--directory", options.directory, "Directory on the drive to measure (the build folder)")
       ->check(CLI::ExistingDirectory)
       ->take_last();
-  app.add_option("--bytes", options.bytes, "Read or written by a run (1 GiB; of large tiles more)")
+  app.add_option("--bytes", options.bytes, "Bytes that a run reads or writes (1 GiB; more for large tiles)")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--depth", options.depth, "Requests at once, of each directory (16)")->check(CLI::Range(2, 1024));
+  app.add_option("--depth", options.depth, "Requests in flight for each directory (16)")->check(CLI::Range(2, 1024));
   app.add_option("--rounds", options.rounds, "Timed rounds of each case, a multiple of 4 (12)")
       ->check(CLI::Range(1, 10000));
   app.add_option("--only", options.only, "Only the cases whose line in --list contains this text");
-  app.add_option("--deepspeed", options.deepspeed, "How to start DeepSpeed's side; without it, it is left out");
+  app.add_option("--deepspeed", options.deepspeed,
+                 "Command that starts DeepSpeed's side; without it, that case is skipped");
   app.add_flag("--list", options.list, "Name the cases and stop");
 }
 
@@ -154,7 +155,7 @@ void run(const Options& options) {
     } else if (item.against == "fio" && !fio) {
       fmt::print(stderr, "offload: skipped {}: fio is not installed\n", item.line());
     } else if (item.against == "DeepSpeed async_io" && options.deepspeed.empty()) {
-      fmt::print(stderr, "offload: skipped {}: no --deepspeed\n", item.line());
+      fmt::print(stderr, "offload: skipped {}: --deepspeed is not given\n", item.line());
     } else {
       item.run(options);
     }
@@ -165,7 +166,7 @@ void run(const Options& options) {
 }  // namespace ballast::benchmarks
 
 int main(int argc, char** argv) {
-  CLI::App app{"The drive tier beside what the drive can do"};
+  CLI::App app{"The drive tier, compared with what the drive can do"};
   ballast::benchmarks::Options options;
   ballast::benchmarks::describe(app, options);
   return ballast::benchmarks::run_program(app, argc, argv, [&] { ballast::benchmarks::run(options); });

@@ -17,7 +17,7 @@ struct UpdateSetting {
   std::size_t state_bytes = 0;
   std::size_t elements_of_tile = 0;
   std::size_t depth = 0;
-  bool ours_is_second = false;  // of the two files that are made: which one the library's way gets
+  bool ours_is_second = false;  // of the two files that are made: which one the library's path gets
   bool tensor_files = false;    // those that drained() moves; all others leave them alone
 };
 

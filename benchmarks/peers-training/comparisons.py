@@ -1,4 +1,4 @@
-"""What is trained: each system at each of its stages, on two models, and what each is compared with."""
+"""The cases: each system at each of its stages, on two models, and what each case is compared with."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from systems import ALONE, DDP, SYSTEMS, System
 
 
 class Shape(NamedTuple):
-    """A GPT of examples/gpt.py, and what a step of all ranks together trains on."""
+    """A GPT of examples/gpt.py, and the sequences that a step of all ranks trains on."""
 
     name: str
     layers: int
@@ -25,8 +25,8 @@ LARGE = Shape("303M", layers=24, width=1024, context=64, sequences=4, steps=3)
 SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
 
 
-class Way(NamedTuple):
-    """How a model is trained, by all systems."""
+class Workload(NamedTuple):
+    """What all systems train in the same way: model, ranks, format, accumulation and clipping."""
 
     name: str
     shape: Shape
@@ -37,7 +37,7 @@ class Way(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """The tokens of a step, of all ranks."""
         return self.shape.tokens * self.micro_steps
 
     @property
@@ -49,51 +49,51 @@ class Way(NamedTuple):
         return title if self.max_norm is None else f"{title}, clipped"
 
 
-WAYS = [
-    Way("30M", SMALL),
-    Way("303M", LARGE),
-    Way("30M, accumulated and clipped", SMALL, micro_steps=4, max_norm=1.0),
-    Way("30M, fp32", SMALL, dtype="float32"),
-    Way("303M, fp32", LARGE, dtype="float32"),
-    Way("30M, 4 ranks", SMALL, ranks=4),
-    Way("303M, 4 ranks", LARGE, ranks=4),
-    Way("30M, fp32, 4 ranks", SMALL, ranks=4, dtype="float32"),
+WORKLOADS = [
+    Workload("30M", SMALL),
+    Workload("303M", LARGE),
+    Workload("30M, accumulated and clipped", SMALL, micro_steps=4, max_norm=1.0),
+    Workload("30M, fp32", SMALL, dtype="float32"),
+    Workload("303M, fp32", LARGE, dtype="float32"),
+    Workload("30M, 4 ranks", SMALL, ranks=4),
+    Workload("303M, 4 ranks", LARGE, ranks=4),
+    Workload("30M, fp32, 4 ranks", SMALL, ranks=4, dtype="float32"),
 ]
 
 
 class Case(NamedTuple):
-    way: Way
+    workload: Workload
     system: System
 
     @property
     def name(self) -> str:
-        return f"{self.way.name}: {self.system.name}"
+        return f"{self.workload.name}: {self.system.name}"
 
     @property
     def opponents(self) -> list["Case"]:
-        return [case for case in CASES if case.way == self.way and case.system.name in self.system.against]
+        return [case for case in CASES if case.workload == self.workload and case.system.name in self.system.against]
 
     @property
     def reference(self) -> "Case":
-        """Whose losses are the right ones."""
-        return self._beside(DDP)
+        """The case whose losses are the right ones."""
+        return self._of_system(DDP)
 
     @property
     def limit(self) -> "Case":
-        return self._beside(ALONE)
+        return self._of_system(ALONE)
 
-    def _beside(self, name: str) -> "Case":
-        return next(case for case in CASES if case.way == self.way and case.system.name == name)
+    def _of_system(self, name: str) -> "Case":
+        return next(case for case in CASES if case.workload == self.workload and case.system.name == name)
 
 
-def fits(way: Way, system: System) -> bool:
+def fits(workload: Workload, system: System) -> bool:
     return not (
-        (system.needs_bf16 and way.dtype != "bfloat16")
-        or (system.updates_in_backward and (way.micro_steps > 1 or way.max_norm is not None))
+        (system.needs_bf16 and workload.dtype != "bfloat16")
+        or (system.updates_in_backward and (workload.micro_steps > 1 or workload.max_norm is not None))
     )
 
 
-CASES = [Case(way, system) for way in WAYS for system in SYSTEMS if fits(way, system)]
+CASES = [Case(workload, system) for workload in WORKLOADS for system in SYSTEMS if fits(workload, system)]
 
 
 def with_their_opponents(chosen: list[Case]) -> list[Case]:

@@ -1,8 +1,8 @@
-"""One GPT in plain torch, trained on CPU ranks by Ballast and by its peers: tokens a second, and memory of a rank.
+"""Train one GPT in plain torch on CPU ranks with Ballast and its peers: tokens a second, and memory of a rank.
 
-Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or MiB at a
-rank's peak beyond what importing torch costs; its ratio is how many times faster, or smaller, than the system it is compared
-with. All should come to the same losses: a peer that does not is named, Ballast fails.
+Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or a
+rank's peak MiB without what importing torch takes; its ratio is how many times faster, or smaller, it is than the system it is
+compared with. All should come to the same losses: the suite names a peer that does not, and fails if Ballast does not.
 """
 
 import argparse
@@ -32,11 +32,11 @@ TOLERANCES = {"bfloat16": 0.1, "float32": 0.002}
 
 
 class Run(NamedTuple):
-    """What a system took once."""
+    """What a system took in one run."""
 
     seconds: float  # of a step, on the slowest rank
     resident_bytes: float  # at the peak, of the largest rank
-    beyond_torch_bytes: float  # the same, without what was resident once torch was imported
+    beyond_torch_bytes: float  # the same, without what was resident after torch was imported
     losses: list[float]  # of each step, the mean of all ranks
 
 
@@ -47,13 +47,13 @@ def free_port() -> int:
 
 
 def run_once(case: Case, directory: Path, text: Path) -> Run:
-    ranks = case.way.ranks
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    environment = {**os.environ, **{name: str(value) for name, value in meeting.items()}, "OMP_NUM_THREADS": "1"}
+    ranks = case.workload.ranks
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    environment = {**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="ballast-peers-", dir=directory) as folder:
         running = [
             subprocess.Popen(
-                [sys.executable, RANK, case.system.name, case.way.name, folder, text],
+                [sys.executable, RANK, case.system.name, case.workload.name, folder, text],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=(Path(folder) / f"rank{rank}.log").open("w"),
@@ -82,7 +82,7 @@ Runs = dict[Case, list[Run]]
 
 
 class Measure(NamedTuple):
-    """What is compared of two systems' runs: the less of it, the better."""
+    """A quantity of a run, by which systems are compared: less is better."""
 
     suffix: str  # of the case's name
     unit: str
@@ -91,8 +91,8 @@ class Measure(NamedTuple):
 
 
 def records(case: Case, runs: Runs) -> list[dict]:
-    """A line for each system that it is compared with, of speed and, but for limits, of memory."""
-    speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.way.tokens / seconds)
+    """Return a line of speed for each opponent, and a line of memory for each opponent that trains."""
+    speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.workload.tokens / seconds)
     memory = Measure(", memory", "MiB", lambda run: run.beyond_torch_bytes, lambda count: count / MEBIBYTE)
     rivals = [other for other in case.opponents if other.system.trains]
     return [
@@ -102,14 +102,14 @@ def records(case: Case, runs: Runs) -> list[dict]:
 
 
 def record(measure: Measure, case: Case, other: Case, runs: Runs) -> dict:
-    """Of a case beside another, or of one alone: beside itself, without a ratio."""
+    """Return the line of a case vs. another one; a case alone has no ratio."""
     fields = suite.comparison(*([measure.of(run) for run in runs[side]] for side in (case, other)), measure.in_unit)
-    beside = {"against": other.system.name} if other != case else {"against": "", "ratio": None}
-    return {"suite": "peers-training", "case": case.name + measure.suffix, "unit": measure.unit, **fields, **beside}
+    compared = {"against": other.system.name} if other != case else {"against": "", "ratio": None}
+    return {"suite": "peers-training", "case": case.name + measure.suffix, "unit": measure.unit, **fields, **compared}
 
 
 def apart(losses: list[float], others: list[float]) -> float:
-    """The largest difference; without end where one of them is no number."""
+    """Return the largest difference, or infinity where a loss is not finite."""
     differences = [abs(loss - other) for loss, other in zip(losses, others, strict=True)]
     return max(differences) if all(map(math.isfinite, differences)) else math.inf
 
@@ -119,35 +119,35 @@ def times_faster(ours: list[Run], theirs: list[Run]) -> float:
 
 
 def details(case: Case, runs: Runs) -> dict:
-    """For the table and the plot."""
+    """Return a row of the table and the plot."""
     ours, reference, limit = runs[case], runs[case.reference], runs[case.limit]
     median = lambda side, field: statistics.median(getattr(run, field) for run in side)
     return {
         "case": case.system.name,
-        "model": case.way.title,
+        "model": case.workload.title,
         "group": OURS if case.system.is_ballast else "peers",
         "trains": case.system.trains,
         "machine": suite.machine_name(),
-        "tokens_per_second": case.way.tokens / median(ours, "seconds"),
+        "tokens_per_second": case.workload.tokens / median(ours, "seconds"),
         "speed_ratio": times_faster(ours, reference),
         "limit_ratio": times_faster(ours, limit),
         "resident_bytes": median(ours, "resident_bytes"),
-        "plotted": "resident at the peak, beyond what importing torch costs",
+        "plotted": "resident at the peak, without what importing torch takes",
         "plotted_bytes": median(ours, "beyond_torch_bytes"),
         "memory_ratio": median(ours, "beyond_torch_bytes") / median(reference, "beyond_torch_bytes"),
         "losses": ours[0].losses,
         "losses_apart": max(apart(run.losses, other.losses) for run, other in zip(ours, reference, strict=True)),
-        "tolerance": TOLERANCES[case.way.dtype],
+        "tolerance": TOLERANCES[case.workload.dtype],
     }
 
 
 def table(rows: list[dict]) -> str:
-    text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; beyond what importing torch costs\n"
-    text += f"limit: {ALONE}\n"
-    text += f"losses: of the last step, and how far a step's is from {DDP}'s at most\n"
+    text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; net: without what importing torch takes\n"
+    text += f"vs. limit: relative to {ALONE}; vs. DDP: relative to DDP\n"
+    text += f"loss: of the last step; diff: the largest difference of a step's loss from {DDP}'s\n"
     for model in dict.fromkeys(row["model"] for row in rows):
-        text += f"\n{model}\n{'':<40}{'tok/s':>8}{'of limit':>10}{'of DDP':>8}{'resident':>10}{'beyond':>8}{'of DDP':>8}"
-        text += f"{'loss':>9}{'apart':>8}\n"
+        text += f"\n{model}\n{'':<40}{'tok/s':>8}{'vs. limit':>10}{'vs. DDP':>8}{'resident':>10}{'net':>8}{'vs. DDP':>8}"
+        text += f"{'loss':>9}{'diff':>8}\n"
         for row in (row for row in rows if row["model"] == model):
             text += f"{row['case']:<40}{row['tokens_per_second']:>8.0f}{row['limit_ratio']:>10.2f}{row['speed_ratio']:>8.2f}"
             if not row["trains"]:
@@ -159,13 +159,13 @@ def table(rows: list[dict]) -> str:
 
 
 def strayed(rows: list[dict]) -> list[dict]:
-    """Systems that have trained something else."""
+    """Return the rows of systems whose losses are not DDP's."""
     return [row for row in rows if row["losses_apart"] > row["tolerance"]]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="peers-training", description=__doc__.split("\n")[0])
-    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="on the drive that keeps state (here)")
+    parser.add_argument("--directory", type=Path, default=Path.cwd(), help="a directory on the drive that keeps state (here)")
     parser.add_argument("--rounds", type=int, default=3)
     plotting.add_options(parser)
     suite.add_choice(parser)
@@ -190,10 +190,10 @@ def main() -> None:
     plotting.keep(rows, options)
     others = strayed(rows)
     for row in others:
-        apart_by = f"losses are {row['losses_apart']:.3f} from {DDP}'s, allowed are {row['tolerance']}"
-        print(f"{row['case']}, {row['model']}: has trained something else: {apart_by}", file=sys.stderr)
+        apart_by = f"its losses differ by {row['losses_apart']:.3f} from {DDP}'s; {row['tolerance']} is allowed"
+        print(f"{row['case']}, {row['model']}: trained something else: {apart_by}", file=sys.stderr)
     if any(row["group"] == OURS for row in others):
-        sys.exit("peers-training: Ballast has trained something else")
+        sys.exit("peers-training: Ballast trained something else")
 
 
 if __name__ == "__main__":

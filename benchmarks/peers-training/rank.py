@@ -1,4 +1,4 @@
-"""One rank of one system: rank.py SYSTEM WAY DIRECTORY TEXT. What it took is written to standard output, in JSON."""
+"""Train one rank of one system: rank.py SYSTEM WORKLOAD DIRECTORY TEXT. Write times and memory to standard output, in JSON."""
 
 import json
 import os
@@ -10,7 +10,7 @@ WARM_UP = 3  # steps in which Ballast and DeepSpeed learn the order in which uni
 
 
 def memory(field: str) -> int:
-    """Bytes, of the line of that name in what the kernel says of this process."""
+    """Return the bytes in the line of this name in the kernel's status of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
@@ -22,33 +22,33 @@ def main() -> None:
     imported = memory("VmRSS")
     import gpt
     import trainers
-    from comparisons import WAYS
+    from comparisons import WORKLOADS
     from systems import SYSTEMS
 
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed and its compilers write to standard output
-    name_of_system, name_of_way, directory, kept = sys.argv[1:]
+    name_of_system, name_of_workload, directory, kept = sys.argv[1:]
     system = next(each for each in SYSTEMS if each.name == name_of_system)
-    way = next(each for each in WAYS if each.name == name_of_way)
+    workload = next(each for each in WORKLOADS if each.name == name_of_workload)
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     options = {key: of_run(value, directory) for key, value in system.options.items()}
 
     torch.manual_seed(0)
-    torch.set_default_dtype(getattr(torch, way.dtype))
-    shape = way.shape
+    torch.set_default_dtype(getattr(torch, workload.dtype))
+    shape = workload.shape
     model = gpt.GPT(shape.layers, shape.width, shape.width // 64, shape.context)
     torch.set_default_dtype(torch.float32)  # as DeepSpeed expects it
-    trainer = getattr(trainers, system.trainer)(model, way.micro_steps, way.max_norm, **options)
+    trainer = getattr(trainers, system.trainer)(model, workload.micro_steps, workload.max_norm, **options)
     keep_text(Path(kept))
     text = torch.frombuffer(bytearray(Path(kept).read_bytes()), dtype=torch.uint8)
 
     losses, seconds = [], []
     for step in range(WARM_UP + shape.steps):
         batches = [
-            gpt.batch(text, step * way.micro_steps + number, shape.sequences, shape.context)
-            for number in range(way.micro_steps)
+            gpt.batch(text, step * workload.micro_steps + number, shape.sequences, shape.context)
+            for number in range(workload.micro_steps)
         ]
         begin = time.perf_counter()
         losses.append(trainer.train(batches))
@@ -56,11 +56,11 @@ def main() -> None:
     took = {"seconds": seconds[WARM_UP:], "losses": losses, "imported_bytes": imported, "peak_bytes": memory("VmHWM")}
     print(json.dumps(took), file=output, flush=True)
     trainer.close()
-    os._exit(0)  # torch's groups end badly now and then, or not at all: those of DDP and DeepSpeed
+    os._exit(0)  # torch's groups under DDP and DeepSpeed sometimes fail at exit, or hang
 
 
 def keep_text(path: Path) -> None:
-    """That of the first run is the one of all, whatever is edited meanwhile."""
+    """Write the text once: all runs train on that of the first one, even if the documents change meanwhile."""
     import gpt
 
     if not path.exists():

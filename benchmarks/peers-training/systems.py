@@ -1,4 +1,4 @@
-"""What is compared, and with which options: those that each system's own documentation recommends on such machines."""
+"""The systems and their options: those that each system's own documentation recommends on such machines."""
 
 from typing import Any, NamedTuple
 
@@ -29,8 +29,8 @@ class System(NamedTuple):
         return hash(self.name)
 
 
-ALONE = "the model alone"  # forward and backward, no more: nobody can be faster
-UPDATED = "the model and its update"  # nor than this, with fp32 state
+ALONE = "the model alone"  # forward and backward alone: no system can be faster
+UPDATED = "the model and its update"  # the same limit for systems with fp32 state
 DDP = "DDP"
 FSDP = "FSDP2"
 
@@ -48,7 +48,7 @@ def deepspeed(stage: int, place: str = "", **options: Any) -> System:
 
 
 def ballast(stage: int, *what: str, place: str = "", **options: Any) -> System:
-    """Beside the limits, DDP, and those that partition as much."""
+    """Return a system that is compared with the limits, with DDP, and with the systems that partition as much."""
     name = ", ".join([f"Ballast stage {stage}", *([f"state on the {place}"] if place else []), *what])
     limits = (ALONE, UPDATED) if stage > 0 and "state_format" not in options else (ALONE,)
     peers = (DDP, FSDP, deepspeed_name(stage, place)) if stage > 0 else (DDP,)
@@ -83,9 +83,8 @@ SYSTEMS = [
 
 LEGEND = """\
 All train the same model on the same text, from the same parameters, with AdamW; one core and OMP_NUM_THREADS=1 for each rank.
-the model alone          forward and backward on every rank, which nobody can be faster than: no optimizer, no other ranks
-the model and its update the same, and torch's fused AdamW on as many fp32 numbers as are a rank's share: the gradients and
-                         parameters of others come and go for nothing
+the model alone          forward and backward on every rank, without optimizer and communication: the limit
+the model and its update the same, and torch's fused AdamW on a rank's share of fp32 values, without any communication
 DDP                      gradient_as_bucket_view=True; no_sync() while accumulating; AdamW(fused=True)
 ZeroRedundancyOptimizer  around DDP as above; parameters_as_bucket_view=True, AdamW(fused=True)
 FSDP2                    fully_shard() of each block, then of the model; gradients are reduced once a step; AdamW(fused=True)

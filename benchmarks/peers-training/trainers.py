@@ -1,4 +1,4 @@
-"""How each system is put around a plain model: each as its own documentation does it."""
+"""Each system around a plain model, set up as its own documentation does it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 class Trainer:
-    """A training step of plain torch, in as many passes as gradients are accumulated over."""
+    """A training step in plain torch, with one backward pass or several."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, passes: int, max_norm: float | None):
         self.model, self.optimizer = model, optimizer
         self.passes, self.max_norm = passes, max_norm
 
     def train(self, batches: list[Any]) -> float:
-        """A step; the mean loss of this rank."""
+        """Make a step; return the mean loss of this rank."""
         losses = []
         for number, batch in enumerate(batches):
             with self.alone(is_last=number == self.passes - 1):
@@ -36,7 +36,7 @@ class Trainer:
         return sum(losses) / len(losses)
 
     def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
-        """Where ranks need not talk before the last pass."""
+        """Return a context that keeps ranks from communicating before the last pass, where that is possible."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -49,12 +49,12 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def close(self) -> None:
-        dist.barrier()  # nobody leaves while another is at work
+        dist.barrier()  # no rank leaves while another one works
 
 
 class Alone(Trainer):
-    """Each rank for itself, and nothing is learnt; it may update a share of fp32 numbers of their own. The pages of a gradient
-    are the next one's."""
+    """A limit: no communication, and no update of the model. It may update a share of separate fp32 values. As with
+    Ballast, freed gradients stay with the process."""
 
     def __init__(self, model: torch.nn.Module, passes: int, max_norm: float | None, updates: bool = False):
         from ballast.wrapper.memory import keep_freed_memory
@@ -63,9 +63,9 @@ class Alone(Trainer):
         super().__init__(model, adamw(model), passes, max_norm)
         ranks = int(os.environ["WORLD_SIZE"])
         share = sum(parameter.numel() for parameter in model.parameters()) // ranks if updates else 0
-        numbers = torch.nn.Parameter(torch.zeros(share))
-        numbers.grad = torch.full((share,), 1e-3)
-        self.updated = torch.optim.AdamW([numbers], lr=LEARNING_RATE, fused=True)
+        values = torch.nn.Parameter(torch.zeros(share))
+        values.grad = torch.full((share,), 1e-3)
+        self.updated = torch.optim.AdamW([values], lr=LEARNING_RATE, fused=True)
 
     def step(self) -> None:
         self.updated.step()

@@ -1,6 +1,6 @@
-"""AdamW beside its peers, in one process, in turn, on the same elements with the same threads.
+"""Measure AdamW vs. its peers in one process, in turn, on the same number of elements with the same threads.
 
-Writes one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
+Write one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
 times faster Ballast is.
 """
 
@@ -24,7 +24,7 @@ class Case(NamedTuple):
     dtype: torch.dtype  # of parameters and gradients
     against: str
     peer: Callable  # of a parameter and a gradient
-    same_numbers: bool = True  # the peer computes what we compute, to rounding
+    same_values: bool = True  # the peer computes what we compute, to rounding
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -49,7 +49,7 @@ CASES = [
 
 
 def make(case: Case, library: Library, elements: int) -> tuple:
-    """The two sides, each with parameters and gradients of its own, equal in value."""
+    """Return the two sides, each with its own parameters and gradients of equal value."""
     torch.manual_seed(0)
     parameter = torch.randn(elements, dtype=case.dtype)
     gradient = torch.randn(elements, dtype=case.dtype)
@@ -58,7 +58,7 @@ def make(case: Case, library: Library, elements: int) -> tuple:
 
 
 def check(case: Case, library: Library) -> None:
-    """A comparison of speed is worth nothing if the two do not do the same."""
+    """Check that both sides compute the same: otherwise their speeds cannot be compared."""
     ours, theirs = make(case, library, 1003)
     for _ in range(3):
         ours.step()
@@ -86,7 +86,7 @@ def measure(case: Case, library: Library, options: argparse.Namespace) -> dict:
 
 
 def line(case: Case) -> str:
-    return f"{case.name}, beside {case.against}"
+    return f"{case.name}, vs. {case.against}"
 
 
 def arguments() -> argparse.Namespace:
@@ -111,9 +111,9 @@ def main() -> None:
         try:
             case.peer(torch.zeros(1, dtype=case.dtype), torch.zeros(1, dtype=case.dtype))
         except Exception as reason:  # whatever a peer's installation can fail with
-            print(f"peers: skipped {case.name} beside {case.against}: {reason}", file=sys.stderr)
+            print(f"peers: skipped {case.name} vs. {case.against}: {reason}", file=sys.stderr)
             continue
-        if case.same_numbers:
+        if case.same_values:
             check(case, library)
         print(json.dumps(measure(case, library, options)), file=records, flush=True)
 

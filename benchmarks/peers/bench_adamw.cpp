@@ -19,7 +19,7 @@ struct Handle {
 
 extern "C" {
 
-// Plain numbers in the order of the enumerations StateFormat and DType.
+// Integers in the order of the enumerations StateFormat and DType.
 struct BallastBenchTile {
   int format;
   int parameter_dtype;

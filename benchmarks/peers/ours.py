@@ -44,7 +44,7 @@ class Ballast:
         groups = -(-count // library.group_size)
         self.parameter = parameter
         self._library = library
-        self._numbers = itertools.count(1)
+        self._steps = itertools.count(1)
         state = {"momentum": torch.zeros(count, dtype=MOMENTS[format])}
         state["variance"] = torch.zeros(count, dtype=MOMENTS[format])
         if parameter.dtype != torch.float32:  # an fp32 parameter is its own master
@@ -63,4 +63,4 @@ class Ballast:
         )
 
     def step(self) -> None:
-        self._library.adamw(self._tile, next(self._numbers))
+        self._library.adamw(self._tile, next(self._steps))

@@ -1,4 +1,4 @@
-"""The optimizers that Ballast's AdamW is measured beside."""
+"""The optimizers that Ballast's AdamW is compared with."""
 
 import torch
 

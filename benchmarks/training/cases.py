@@ -1,4 +1,4 @@
-"""What is trained: every stage and tier, and what prefetching and overlapping are worth."""
+"""The cases: every stage and tier, and the effect of prefetching and overlapping."""
 
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ class Case(NamedTuple):
         return "nvme" in self.options
 
     @property
-    def works_beside(self) -> str:
-        """The part of a step beside which a drive can work: updates come after the backward pass, or in it, and the next
-        forward after them. Parameters are read at any time."""
+    def overlaps_with(self) -> str:
+        """The part of a step during which the drive can work. Updates come after the backward pass, or in it, and before the
+        next forward pass. Parameters are read at any time."""
         if "--parameters" in self.options:
             return "all"
         if "--wait-for-updates" in self.options:

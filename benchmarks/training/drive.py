@@ -1,4 +1,4 @@
-"""What a drive allows: fio with a step's reads and writes, and the floor that this sets to the step's seconds."""
+"""The limit that a drive sets: fio with the reads and writes of a step, and the shortest step that this allows."""
 
 import json
 import os
@@ -14,12 +14,12 @@ MILLISECONDS = 2000
 
 
 class Work(NamedTuple):
-    """Of one rank, in a step."""
+    """What one rank moves in a step."""
 
     read_bytes: int
     written_bytes: int
     record_bytes: int  # read or written at a time
-    records: int  # in memory at once, on their way
+    records: int  # in flight at once
 
     @property
     def bytes(self) -> int:
@@ -27,26 +27,26 @@ class Work(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """What a step takes no less than."""
+    """The shortest time of a step."""
 
     drive_seconds: float
     without_drive_seconds: float
-    beside_seconds: float  # of those without, beside which the drive can work
+    overlappable_seconds: float  # of a step without a drive: the part that can overlap with it
 
     @property
     def overlapped_seconds(self) -> float:
-        """If all of the two could overlap."""
+        """If everything could overlap."""
         return max(self.drive_seconds, self.without_drive_seconds)
 
     @property
     def seconds(self) -> float:
-        """In the order that updates have to come in."""
-        return self.without_drive_seconds - self.beside_seconds + max(self.drive_seconds, self.beside_seconds)
+        """With the order that updates need."""
+        return self.without_drive_seconds - self.overlappable_seconds + max(self.drive_seconds, self.overlappable_seconds)
 
 
-def floor(work: Work, ranks: int, bytes_per_second: float, without_drive_seconds: float, share_beside: float) -> Floor:
+def floor(work: Work, ranks: int, bytes_per_second: float, without_drive_seconds: float, overlappable_share: float) -> Floor:
     drive_seconds = ranks * work.bytes / bytes_per_second
-    return Floor(drive_seconds, without_drive_seconds, share_beside * without_drive_seconds)
+    return Floor(drive_seconds, without_drive_seconds, overlappable_share * without_drive_seconds)
 
 
 def has_fio() -> bool:
@@ -54,13 +54,13 @@ def has_fio() -> bool:
 
 
 def measure(work: Work, ranks: int, directory: Path) -> float:
-    """Bytes a second that fio reads and writes as the ranks do, with the engine that is the faster one just now."""
+    """Return the bytes a second of fio, which reads and writes as the ranks do, with the faster of its two engines."""
     with tempfile.TemporaryDirectory(prefix="ballast-fio-", dir=directory) as folder:
         return max(bytes_per_second(run_fio(fio_command(work, ranks, engine, folder))) for engine in ENGINES)
 
 
 def fio_command(work: Work, ranks: int, engine: list[str], folder: str) -> list[str]:
-    """Each rank has a file, in which each of its records has two places, and all records that it has on their way."""
+    """Return the command: each rank has a file with two places for each record, and as many records in flight as the engine."""
     size = 2 * max(work.written_bytes // work.record_bytes, work.records) * work.record_bytes
     return [
         *("fio", "--name=rank", f"--directory={folder}", "--filename_format=$jobnum", f"--numjobs={ranks}"),
@@ -82,6 +82,6 @@ def run_fio(command: list[str]) -> str:
 
 
 def bytes_per_second(report: str) -> float:
-    """Of fio's report, before which warnings may stand."""
+    """Return the sum of both directions in fio's report, which may begin with warnings."""
     job = json.loads(report[report.index("{") :])["jobs"][0]
     return job["read"]["bw_bytes"] + job["write"]["bw_bytes"]

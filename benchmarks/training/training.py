@@ -1,8 +1,8 @@
-"""Memory against throughput: one GPT, all stages and tiers, each run beside the configuration it is compared with.
+"""Measure memory and throughput: one GPT, all stages and tiers, each run in turn with the configuration it is compared with.
 
 Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its
-ratio that of the seconds of a step. The table at the end adds memory, what the trainer waited for, and the forecast of
-the step; a second one says how near those with state on the drive come to what drive and arithmetic allow.
+ratio is of the seconds of a step. The table at the end adds memory, the time that the trainer waited, and the forecast of
+the step. A second table compares configurations with state on the drive with what the drive and the arithmetic allow.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from cases import CASES, Case
 
 
 class Run(NamedTuple):
-    """What a configuration took once: medians of its steps, on rank 0."""
+    """What a configuration took in one run: medians of its steps, on rank 0."""
 
     seconds: float
     tokens_per_second: float
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     resident_bytes: int  # at the peak, of the largest process
     parameters: int
     work: drive.Work | None  # on the drive
-    drive_rate: float  # bytes a second that fio moves for this, just after
+    drive_rate: float  # bytes a second of fio with the same work, just after
 
 
 def free_port() -> int:
@@ -46,21 +46,21 @@ def free_port() -> int:
 def command(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     shape = ["--layers", "--width", "--heads", "--context", "--batch", "--steps"]
     values = [options.layers, options.width, options.heads, options.context, options.batch, options.steps]
-    numbers = [text for name, value in zip(shape, values, strict=True) for text in (name, str(value))]
+    values_of_shape = [text for name, value in zip(shape, values, strict=True) for text in (name, str(value))]
     threads = max(1, len(os.sched_getaffinity(0)) // case.ranks)
     on_drive = ["--drive", str(folder)] if case.on_drive else []
-    return [options.program, *numbers, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
+    return [options.program, *values_of_shape, *case.options, *on_drive, "--threads", str(threads), "--forecast"]
 
 
 def run_once(case: Case, options: argparse.Namespace) -> Run:
     with tempfile.TemporaryDirectory(prefix="ballast-training-", dir=options.directory) as folder:
         lines = Path(folder) / "steps.jsonl"
         start = command(case, options, Path(folder))
-        meeting = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        rendezvous = {"WORLD_SIZE": case.ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         ranks = [
             subprocess.Popen(
                 [*start, "--json", str(lines)] if rank == 0 else start,
-                env={**os.environ, **{name: str(value) for name, value in meeting.items()}, "RANK": str(rank)},
+                env={**os.environ, **{name: str(value) for name, value in rendezvous.items()}, "RANK": str(rank)},
                 stdout=subprocess.DEVNULL,
             )
             for rank in range(case.ranks)
@@ -76,7 +76,7 @@ def wait(rank: subprocess.Popen, case: Case) -> int:
     _, status, usage = os.wait4(rank.pid, 0)
     rank.returncode = os.waitstatus_to_exitcode(status)
     if rank.returncode != 0:
-        raise SystemExit(f"training: a rank of '{case.name}' failed; what it said is above")
+        raise SystemExit(f"training: a rank of '{case.name}' failed; its error is above")
     return usage.ru_maxrss * 1024
 
 
@@ -110,7 +110,7 @@ def record(case: Case, runs: dict[str, list[Run]]) -> dict:
 
 
 def without_drive(case: Case) -> Case:
-    """The configuration that is the nearest one, of those that need no drive."""
+    """Return the nearest configuration without a drive."""
     by_name = {each.name: each for each in CASES}
     while case.on_drive:
         case = by_name[case.against]
@@ -123,7 +123,7 @@ def model_name(options: argparse.Namespace, parameters: int) -> str:
 
 
 def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace) -> dict:
-    """For the tables and the plot: what a line of the suite has no field for."""
+    """Return a row of the tables and the plot."""
     ours = runs[case.name]
     median = lambda field: statistics.median(getattr(run, field) for run in ours)
     row = {
@@ -139,7 +139,7 @@ def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace)
         },
         "group": f"{case.ranks} {'rank' if case.ranks == 1 else 'ranks'}",
         "bytes": ours[0].bytes,
-        "plotted": "reserved and activations, without what is on the drive",
+        "plotted": "reserved and activations, without the drive",
         "plotted_bytes": ours[0].bytes["device"] + ours[0].bytes["host"],
         "resident_bytes": median("resident_bytes"),
     }
@@ -149,14 +149,14 @@ def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace)
 
 
 def share_of(part: str, run: Run) -> float:
-    """Of a step's seconds."""
+    """Return the share of a step's seconds."""
     return {"nothing": 0.0, "forward": run.forward_share, "backward": 1 - run.forward_share, "all": 1.0}[part]
 
 
 def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
     ours, against = runs[case.name], without_drive(case)
     floors = [
-        drive.floor(run.work, case.ranks, run.drive_rate, other.seconds, share_of(case.works_beside, other))
+        drive.floor(run.work, case.ranks, run.drive_rate, other.seconds, share_of(case.overlaps_with, other))
         for run, other in zip(ours, runs[against.name], strict=True)
     ]
     return {
@@ -166,16 +166,16 @@ def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
         "without_drive": against.name,
         "without_drive_seconds": statistics.median(floor.without_drive_seconds for floor in floors),
         "overlapped_seconds": statistics.median(floor.overlapped_seconds for floor in floors),
-        "beside": case.works_beside,
-        "beside_seconds": statistics.median(floor.beside_seconds for floor in floors),
+        "overlaps_with": case.overlaps_with,
+        "overlappable_seconds": statistics.median(floor.overlappable_seconds for floor in floors),
         "floor_seconds": statistics.median(floor.seconds for floor in floors),
         "floor_ratio": statistics.median(floor.seconds / run.seconds for floor, run in zip(floors, ours, strict=True)),
     }
 
 
 def table(rows: list[dict]) -> str:
-    text = "\nMiB of a rank: reserved in each tier, with activations; resident, of the process. "
-    text += "exposed: forward + backward + step\n"
+    text = "\nMiB of a rank: reserved in each tier, with activations; resident: of the process. "
+    text += "forecast: relative to the measured step. exposed: what the trainer waited in forward + backward + step\n"
     text += f"{'configuration':<52}{'tok/s':>7}{'forecast':>9}{'exposed ms':>15}"
     text += f"{'device':>8}{'host':>7}{'drive':>7}{'resident':>9}\n"
     mebibytes = lambda count: f"{count / 2**20:.0f}"
@@ -188,22 +188,22 @@ def table(rows: list[dict]) -> str:
 
 
 def floor_table(rows: list[dict]) -> str:
-    """Of the rows with state on the drive; nothing where there are none, or no fio."""
+    """Return the table of rows with state on the drive; empty if there are none, or no fio."""
     rows = [row for row in rows if "drive" in row]
     if not rows:
         return ""
-    text = "seconds of a step, beside the least that it can take (floor). fio: it moves the step's bytes, in records of\n"
-    text += "the same size with as many on their way. beside: the part of a step without a drive that the drive can work\n"
-    text += "beside, as updates come after the backward pass (or in it) and before the next forward. overlapped: if it\n"
-    text += "could work beside all of it\n"
-    text += f"{'configuration':<52}{'MiB read':>9}{'written':>8}{'fio GB/s':>9}{'fio':>7}{'no drive':>9}{'beside':>17}"
+    text = "seconds of a step, and the shortest that it can be (floor). fio: the time in which fio moves the step's bytes, in\n"
+    text += "records of the same size with as many in flight. overlap: the part of a step without a drive during which the\n"
+    text += "drive can work: updates come after the backward pass (or in it) and before the next forward. overlapped: the\n"
+    text += "step if the drive could work during all of it\n"
+    text += f"{'configuration':<52}{'MiB read':>9}{'written':>8}{'fio GB/s':>9}{'fio':>7}{'no drive':>9}{'overlap':>17}"
     text += f"{'overlapped':>11}{'floor':>7}{'step':>7}{'floor/step':>11}\n"
     for row in rows:
         of = row["drive"]
         text += f"{row['case']:<52}{row['ranks'] * of['read_bytes'] / 2**20:>9.0f}"
         text += f"{row['ranks'] * of['written_bytes'] / 2**20:>8.0f}{of['fio_bytes_per_second'] / 1e9:>9.2f}"
         text += f"{of['drive_seconds']:>7.3f}{of['without_drive_seconds']:>9.3f}"
-        text += f"{of['beside_seconds']:>8.3f} {of['beside']:<8}"
+        text += f"{of['overlappable_seconds']:>8.3f} {of['overlaps_with']:<8}"
         text += f"{of['overlapped_seconds']:>11.3f}{of['floor_seconds']:>7.3f}"
         text += f"{row['seconds']:>7.3f}{of['floor_ratio']:>11.2f}\n"
     return text
@@ -211,7 +211,7 @@ def floor_table(rows: list[dict]) -> str:
 
 def with_their_opponents(chosen: list[Case]) -> list[Case]:
     names = {case.name for case in chosen}
-    for case in reversed(CASES):  # who is compared with comes earlier in the list
+    for case in reversed(CASES):  # an opponent comes earlier in the list
         if case.name in names:
             names.add(case.against)
     return [case for case in CASES if case.name in names]
@@ -220,12 +220,12 @@ def with_their_opponents(chosen: list[Case]) -> list[Case]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="training", description=__doc__.split("\n")[0])
     parser.add_argument("--program", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--directory", default=Path.cwd(), help="on the drive that keeps state (here)")
+    parser.add_argument("--directory", default=Path.cwd(), help="a directory on the drive that keeps state (here)")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=2, help="sequences of a rank's step")
+    parser.add_argument("--batch", type=int, default=2, help="sequences of a rank in a step")
     parser.add_argument("--steps", type=int, default=6, help="of a run; the first one is not counted")
     parser.add_argument("--rounds", type=int, default=5)
     plotting.add_options(parser)
@@ -237,7 +237,7 @@ def main() -> None:
     options = arguments()
     plotting.prepare(options)
     if not drive.has_fio():
-        print("training: no floors of drive rows: fio is not installed", file=sys.stderr)
+        print("training: fio is not installed, so there are no floors of rows with a drive", file=sys.stderr)
     cases = with_their_opponents(options.cases)
     runs: dict[str, list[Run]] = {case.name: [] for case in cases}
     for _ in range(options.rounds):

@@ -29,7 +29,7 @@ TEST_CASE("only what is worse beyond the tolerance is worse") {
   REQUIRE(findings.size() == 1);
   CHECK(findings[0].kind == Finding::Kind::worse);
   CHECK(any_worse(findings));
-  CHECK(describe(findings[0]) == "worse    a beside copy: 0.94, recorded 1.00");
+  CHECK(describe(findings[0]) == "worse    a vs. copy: 0.94, recorded 1.00");
   CHECK(compare(recorded, now, 0.07).empty());
 }
 
@@ -44,9 +44,9 @@ TEST_CASE("missing and new cases are said and do not count as worse") {
   const std::vector now{item("a", 1.0, "scale"), item("a", 1.0, "copy"), item("new", 0.9)};
   const auto findings = compare(recorded, now, 0.05);
   REQUIRE(findings.size() == 3);
-  CHECK(describe(findings[0]) == "missing  gone beside copy: recorded 0.50, not measured now");
-  CHECK(describe(findings[1]) == "new      a beside scale: 1.00, not in the record");
-  CHECK(describe(findings[2]) == "new      new beside copy: 0.90, not in the record");
+  CHECK(describe(findings[0]) == "missing  gone vs. copy: recorded 0.50, not measured now");
+  CHECK(describe(findings[1]) == "new      a vs. scale: 1.00, not in the record");
+  CHECK(describe(findings[2]) == "new      new vs. copy: 0.90, not in the record");
   CHECK_FALSE(any_worse(findings));
 }
 

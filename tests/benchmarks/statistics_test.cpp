@@ -23,13 +23,13 @@ TEST_CASE("quantiles reach from the smallest to the largest value") {
   CHECK_THROWS_AS(quantile(values, 1.01), UsageError);
 }
 
-TEST_CASE("the spread is half the distance of the quartiles beside the median") {
+TEST_CASE("the spread is half the distance of the quartiles relative to the median") {
   CHECK(spread(std::vector{10.0, 20.0, 30.0, 40.0, 50.0}) == Approx(10.0 / 30.0));
   CHECK(spread(std::vector{7.0, 7.0, 7.0}) == 0.0);
 }
 
 TEST_CASE("the ratio is the median of the rounds' ratios, not the ratio of the medians") {
-  // The machine is three times slower in some rounds, for both alike; in one round something disturbed only the case.
+  // The machine is three times slower in some rounds, for both; in one round something disturbed the case alone.
   const Runs subject{.work = 2, .seconds = {1, 3, 30, 1, 3}};
   const Runs against{.work = 1, .seconds = {1, 3, 3, 1, 3}};
   const auto summary = summarise(subject, against);

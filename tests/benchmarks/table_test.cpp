@@ -15,7 +15,7 @@ TEST_CASE("numbers keep three digits") {
   CHECK(number(-46.123) == "-46.1");
 }
 
-TEST_CASE("a row shows the case, what it stood beside, and the ratio with its spread") {
+TEST_CASE("a row shows the case, what it is compared with, and the ratio with its spread") {
   const Measurement measurement{
       .record = {.name = "adamw split", .value = 46.1, .unit = "GB/s", .against = "copy", .ratio = 0.97},
       .against_value = 47.5,

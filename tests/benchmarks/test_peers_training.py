@@ -7,7 +7,7 @@ import pytest
 import systems
 
 LIMIT, DDP, OURS = (
-    next(case for case in comparisons.CASES if case.way.name == "30M" and case.system.name == name)
+    next(case for case in comparisons.CASES if case.workload.name == "30M" and case.system.name == name)
     for name in (systems.ALONE, systems.DDP, "Ballast stage 3")
 )
 
@@ -24,17 +24,17 @@ def test_systems_are_compared_with_systems_that_are_there():
         assert system.against or not system.trains
 
 
-def test_each_case_has_its_opponents_in_its_own_way():
+def test_each_case_has_opponents_with_the_same_workload():
     assert len({case.name for case in comparisons.CASES}) == len(comparisons.CASES)
     for case in comparisons.CASES:
         assert {other.system.name for other in case.opponents} == set(case.system.against)
-        assert {other.way for other in [case.limit, case.reference, *case.opponents]} == {case.way}
+        assert {other.workload for other in [case.limit, case.reference, *case.opponents]} == {case.workload}
         assert {case, case.limit, case.reference, *case.opponents} == set(comparisons.with_their_opponents([case]))
 
 
 def test_ranks_of_a_case_have_as_many_sequences_each():
-    for way in comparisons.WAYS:
-        assert way.shape.sequences % way.ranks == 0
+    for workload in comparisons.WORKLOADS:
+        assert workload.shape.sequences % workload.ranks == 0
 
 
 def test_the_slowest_and_the_largest_rank_count_and_losses_are_the_mean():
@@ -62,10 +62,10 @@ def test_details_can_be_drawn():
     details = peers_training.details(OURS, runs)
     assert plot.Row.__required_keys__ <= details.keys()
     assert (details["speed_ratio"], details["limit_ratio"]) == (0.5, 0.75)
-    assert plot.point_of(details) == ("Ballast stage 3", "Ballast", 300, OURS.way.tokens / 2)
+    assert plot.point_of(details) == ("Ballast stage 3", "Ballast", 300, OURS.workload.tokens / 2)
 
 
-def test_who_trains_something_else_is_found():
+def test_a_system_that_trains_something_else_is_found():
     runs = {LIMIT: [run_of(1.0, 100, [9.0, 9.0])], DDP: [run_of(1.0, 400, [4.0, 3.0])], OURS: [run_of(1.0, 400, [4.0, 3.01])]}
     near = peers_training.details(OURS, runs)
     assert near["losses_apart"] == pytest.approx(0.01)

@@ -13,13 +13,13 @@ def choose(monkeypatch: pytest.MonkeyPatch, *options: str) -> argparse.Namespace
     monkeypatch.setattr("sys.argv", ["suite", *options])
     parser = argparse.ArgumentParser()
     suite.add_choice(parser)
-    return suite.choose(parser, CASES, lambda case: f"{case}, beside copy")
+    return suite.choose(parser, CASES, lambda case: f"{case}, vs. copy")
 
 
 def test_all_cases_are_chosen_or_those_whose_line_has_the_text(monkeypatch):
     assert choose(monkeypatch).cases == CASES
     assert choose(monkeypatch, "--only", "adamw").cases == CASES[:2]
-    assert choose(monkeypatch, "--only", "beside").cases == CASES
+    assert choose(monkeypatch, "--only", "vs.").cases == CASES
     assert choose(monkeypatch, "--only", "lamb", "--only", "adamw").cases == CASES[:2]
 
 
@@ -34,7 +34,7 @@ def test_list_names_what_is_chosen_and_stops(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         choose(monkeypatch, "--list", "--only", "compact")
     assert ended.value.code == 0
-    assert capsys.readouterr().out == "adamw compact, beside copy\n"
+    assert capsys.readouterr().out == "adamw compact, vs. copy\n"
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios_and_above_one_is_better():

@@ -36,12 +36,12 @@ def test_what_a_case_would_be_without_a_drive_needs_none_and_is_measured_with_it
         assert case.on_drive or other == case
 
 
-def test_the_floor_is_what_takes_longer_the_drive_or_what_it_can_work_beside():
-    slow_drive = drive.floor(WORK, 2, 4000 * 4096, 0.8, share_beside=0.25)
+def test_the_floor_is_the_longer_of_the_drive_and_what_overlaps_with_it():
+    slow_drive = drive.floor(WORK, 2, 4000 * 4096, 0.8, overlappable_share=0.25)
     assert slow_drive.drive_seconds == 2.0
     assert slow_drive.seconds == pytest.approx(0.6 + 2.0)
     assert slow_drive.overlapped_seconds == 2.0
-    fast_drive = drive.floor(WORK, 2, 40000 * 4096, 0.8, share_beside=0.25)
+    fast_drive = drive.floor(WORK, 2, 40000 * 4096, 0.8, overlappable_share=0.25)
     assert fast_drive.drive_seconds == pytest.approx(0.2)
     assert fast_drive.seconds == fast_drive.overlapped_seconds == pytest.approx(0.8)
 
@@ -54,7 +54,7 @@ def test_a_drive_works_where_updates_are_made():
         f"{cases.STATE_ON_DRIVE}, steps waited for": "nothing",
         cases.ALL_ON_DRIVE: "all",
     }
-    assert {name: by_name[name].works_beside for name in parts} == parts
+    assert {name: by_name[name].overlaps_with for name in parts} == parts
     assert [training.share_of(part, run_of(1.0)) for part in parts.values()] == [0.25, 0.75, 0.0, 1.0]
 
 
@@ -63,7 +63,7 @@ def run_of(seconds: float, drive_rate: float = 0.0) -> training.Run:
     return training.Run(seconds, 1 / seconds, seconds, 0.25, {"device": 1, "host": 0, "nvme": 0}, {}, 1, 1, work, drive_rate)
 
 
-def test_a_floor_stands_beside_the_steps_of_its_own_round():
+def test_a_floor_is_compared_with_the_steps_of_its_own_round():
     case = next(case for case in cases.CASES if case.name == cases.STATE_ON_DRIVE)
     runs = {
         case.name: [run_of(1.0, 8000 * 4096), run_of(4.0, 4000 * 4096), run_of(2.0, 8000 * 4096)],
@@ -102,7 +102,7 @@ def test_the_front_has_who_is_not_beaten_in_both_from_the_smallest_on():
     assert plot.front([]) == []
 
 
-def test_nobody_beats_the_front_and_it_beats_all_others():
+def test_no_point_beats_the_front_and_it_beats_all_others():
     some = points(*((math.sin(7 * i) + 2, math.cos(11 * i) + 2) for i in range(40)))
     best = plot.front(some)
 
