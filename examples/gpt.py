@@ -1,9 +1,9 @@
-"""A small GPT in plain torch, trained on this project's own text, byte by byte. Ballast is one line of it.
+"""Train a small GPT in plain PyTorch on the text of this project, byte by byte. Ballast is one line of it.
 
-    python gpt.py                                                    plain torch, one process
-    torchrun --nproc-per-node 2 gpt.py                               two ranks, DistributedDataParallel
-    torchrun --nproc-per-node 2 gpt.py --stage 3                     two ranks, each keeps half of everything
-    torchrun --nproc-per-node 2 gpt.py --stage 3 --offload nvme:.    and the optimizer's state is on this drive
+python gpt.py                                                    plain PyTorch, one process
+torchrun --nproc-per-node 2 gpt.py                               two ranks, DistributedDataParallel
+torchrun --nproc-per-node 2 gpt.py --stage 3                     two ranks, each with half of everything
+torchrun --nproc-per-node 2 gpt.py --stage 3 --offload nvme:.    and the optimizer state on this drive
 """
 
 import argparse
@@ -50,7 +50,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, 256, bias=False)
 
     def forward(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        """The mean loss of guessing which byte follows."""
+        """Return the mean loss of predicting the following byte."""
         x = self.bytes(text) + self.positions(torch.arange(text.shape[1], device=text.device))
         for block in self.blocks:
             x = block(x)
@@ -64,7 +64,7 @@ def text_of_this_project() -> torch.Tensor:
 
 
 def batch(text: torch.Tensor, number: int, sequences: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's part of it: all ranks together train on the same sequences, however many ranks there are."""
+    """Return the part of this rank: all ranks together train on the same sequences, for any number of ranks."""
     chance = torch.Generator().manual_seed(number)
     begins = torch.randint(len(text) - context, (sequences,), generator=chance).tolist()
     rows = torch.stack([text[begin : begin + context + 1].long() for begin in begins[RANK::RANKS]])
@@ -79,21 +79,21 @@ def choose_device() -> torch.device:
 
 
 def peak_of_process() -> int:
-    """Bytes of memory, of the host."""
+    """Return the peak of this process in host memory, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def options_of_command() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=640, help="64 times the heads")
-    parser.add_argument("--context", type=int, default=256, help="bytes of a sequence")
-    parser.add_argument("--sequences", type=int, default=4, help="of a step, all ranks together")
+    parser.add_argument("--width", type=int, default=640, help="width; there is a head for each 64")
+    parser.add_argument("--context", type=int, default=256, help="bytes in a sequence")
+    parser.add_argument("--sequences", type=int, default=4, help="sequences in a step of all ranks")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--stage", type=int, help="of Ballast; without it, torch trains alone")
-    parser.add_argument("--offload", help="host, or nvme:DIRECTORY: where Ballast keeps the optimizer's state")
-    parser.add_argument("--json", type=Path, help="write losses, speed and memory of rank 0")
+    parser.add_argument("--stage", type=int, help="ZeRO stage of Ballast (default: plain PyTorch)")
+    parser.add_argument("--offload", help="tier of the optimizer state: host, or nvme:DIRECTORY")
+    parser.add_argument("--json", type=Path, help="write losses, speed and memory of rank 0 to this file")
     return parser.parse_args()
 
 
@@ -132,5 +132,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    if torch.distributed.is_initialized():  # once the model is gone: the other way round, DDP's end may wait for ever
+    if torch.distributed.is_initialized():  # after the model is gone: otherwise DDP may never end
         torch.distributed.destroy_process_group()

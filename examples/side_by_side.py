@@ -1,7 +1,8 @@
-"""Trains gpt.py twice on the same ranks: in plain torch, then with the one line that Ballast adds. ./quickstart calls it.
+"""Train gpt.py twice on the same ranks: in plain PyTorch, then with the one added line. ./quickstart calls it.
 
-It shows both loss curves, tokens a second, and what a rank holds in memory and on the drive. In fp32, where both compute the
-same; it ends with 1 if the losses differ by more than the order of sums explains. Options that it does not know are gpt.py's.
+It shows both loss curves, tokens a second, and what a rank keeps in memory and on the drive. It trains in fp32, where both
+compute the same, and ends with 1 if the losses differ by more than the order of sums explains. It passes other options on to
+gpt.py.
 """
 
 import argparse
@@ -28,22 +29,22 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_machine() -> Ranks:
-    """On GPUs, if Ballast can use them: two of them, or one for each rank that there is one for."""
+    """Return two ranks on GPUs if Ballast can use them, one rank if there is only one GPU, or else two ranks on CPUs."""
     found = ballast.this_machine()
     if not found["gpus"]:
         return Ranks(2, "2 ranks, each a process on this machine's CPUs", {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     if len(found["gpus"]) > 1 and found["nccl"]:
         return Ranks(2, "2 ranks, each with a GPU", {**os.environ})
-    return Ranks(1, "1 rank with a GPU: two need two GPUs, and NCCL", {**os.environ})
+    return Ranks(1, "1 rank with a GPU (two ranks need two GPUs and NCCL)", {**os.environ})
 
 
-def train(ranks: Ranks, options: list[str], way: list[str], folder: str) -> dict:
+def train(ranks: Ranks, options: list[str], added: list[str], folder: str) -> dict:
     results = Path(folder) / "results.json"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks.count)]
-    command = [*launch, SCRIPT, *MODEL, *options, *way, "--json", results]
+    command = [*launch, SCRIPT, *MODEL, *options, *added, "--json", results]
     run = subprocess.run(command, env=ranks.environment, capture_output=True, text=True)
     if run.returncode != 0:
-        raise SystemExit(f"side_by_side: {' '.join(way) or 'plain torch'} failed:\n{run.stdout}{run.stderr}")
+        raise SystemExit(f"side_by_side: {' '.join(added) or 'plain PyTorch'} failed:\n{run.stdout}{run.stderr}")
     return json.loads(results.read_text())
 
 
@@ -56,35 +57,35 @@ def mebibytes(count: float) -> str:
 
 
 def table(ranks: Ranks, runs: list[dict]) -> str:
-    plainly = "(DDP)" if ranks.count > 1 else "(alone)"
-    lines = [row("", ["plain torch", "with the line"]), row("", [plainly, "(stage 3, NVMe)"])]
+    alone = "(DDP)" if ranks.count > 1 else "(alone)"
+    lines = [row("", ["PyTorch", "with the line"]), row("", [alone, "(stage 3, NVMe)"])]
     for number, losses in enumerate(zip(*(run["losses"] for run in runs))):
         lines.append(row(f"loss of step {number + 1}", [f"{loss:.6f}" for loss in losses]))
     lines.append(row("tokens a second", [f"{median(run['tokens_per_second'][1:]):.0f}" for run in runs]))
-    lines.append("memory of a rank, at its peak")
+    lines.append("peak memory of a rank")
     if any(run["gpu_bytes"] for run in runs):
-        lines.append(row("  on the GPU", [mebibytes(run["gpu_bytes"]) for run in runs]))
-    lines.append(row("  of the process, beyond torch", [mebibytes(run["process_bytes"]) for run in runs]))
-    for tier, name in (("device", "to compute with"), ("host", "on the way"), ("nvme", "on the drive")):
+        lines.append(row("  GPU", [mebibytes(run["gpu_bytes"]) for run in runs]))
+    lines.append(row("  process, without torch", [mebibytes(run["process_bytes"]) for run in runs]))
+    for tier, name in (("device", "device tier"), ("host", "host tier"), ("nvme", "drive")):
         lines.append(row(f"  Ballast: {name}", ["", mebibytes(runs[1]["held"][f"memory_bytes/{tier}"])]))
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="side_by_side.py", description=__doc__.split("\n")[0])
-    parser.add_argument("--directory", default=Path.cwd(), help="on the drive that keeps the state (here)")
+    parser.add_argument("--directory", default=Path.cwd(), help="a directory on the drive that keeps the state (here)")
     options, of_model = parser.parse_known_args()
     ranks = ranks_of_machine()
     with tempfile.TemporaryDirectory(prefix="ballast-side-by-side-", dir=options.directory) as folder:
-        runs = [train(ranks, of_model, way, folder) for way in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
+        runs = [train(ranks, of_model, added, folder) for added in ([], ["--stage", "3", "--offload", f"nvme:{folder}"])]
     print('    optimizer = ballast.wrap(optimizer, model, stage=3, offload="nvme:...")    # the one added line\n')
     print(f"    {ranks.where}\n")
     print(table(ranks, runs))
     difference = max(abs(a - b) for a, b in zip(*(run["losses"] for run in runs)))
     if difference > TOLERANCE:
-        print(f"\nTHE LOSSES DIFFER by {difference:.1e}: they were to be equal. Please report this.")
+        print(f"\nTHE LOSSES DIFFER by {difference:.1e}, but they must be equal. Please report this.")
         return 1
-    print(f"\nThe losses are equal to {difference:.0e}: only sums are made in another order.")
+    print(f"\nThe losses are equal to {difference:.0e}; only the order of sums differs.")
     return 0
 
 

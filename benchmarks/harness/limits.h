@@ -17,8 +17,8 @@ enum class Copy { memcpy, loop, streaming };
 inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming};
 std::string_view name(Copy kind);
 
-// One run of a subject moves `bytes`, the sum of those read and those written; its work is in gigabytes. The subjects share
-// the buffers of their Limits, must not outlive it, and cannot move more bytes than it was made for.
+// One run of a subject moves `bytes`, the sum of those read and those written; its work is in gigabytes. The subjects
+// share the buffers of their Limits, must not outlive it, and cannot move more bytes than it was made for.
 class Limits {
  public:
   Limits(std::size_t most_bytes, const Threads& threads);

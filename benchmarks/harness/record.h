@@ -19,7 +19,8 @@ struct Record {
   std::string commit{};
 };
 
-// What a suite hands to the report: a record before the machine and the commit are known, and what only the table shows.
+// What a suite hands to the report: a record before the machine and the commit are known, and what only the table
+// shows.
 struct Measurement {
   Record record{};
   double against_value = 0;

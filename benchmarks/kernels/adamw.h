@@ -41,7 +41,8 @@ Subject adamw_power_of_two(kernels::StateFormat format, const Setting& setting);
 // In tiles, as the engine updates: each with its state in one stretch of memory.
 Subject adamw_tiles(kernels::StateFormat format, const Setting& setting);
 
-// The same arithmetic on as many elements, but each thread stays in its cache: what it would reach if memory cost nothing.
+// The same arithmetic on as many elements, but each thread stays in its cache: what it would reach if memory cost
+// nothing.
 Subject adamw_from_cache(kernels::StateFormat format, const Setting& setting);
 
 }  // namespace ballast::benchmarks

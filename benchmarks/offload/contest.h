@@ -26,8 +26,8 @@ struct Contest {
   Contender ours;
   Contender theirs;
   bool compares_cpu = false;  // a second line, with what a second of processor time moves
-  // Called three times between rounds: where a file happens to lie on the drive makes a tenth of its speed, so files are
-  // made anew, and those of the two contenders change places.
+  // Called three times between rounds: where a file happens to lie on the drive makes a tenth of its speed, so files
+  // are made anew, and those of the two contenders change places.
   std::function<void()> renew{};
 };
 

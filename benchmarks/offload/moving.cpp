@@ -41,8 +41,8 @@ std::vector<std::filesystem::path> Stretch::files() const {
   return paths;
 }
 
-// Tiles go to the files in turn. When all places in memory are in use, the older half is waited for: the drive stays busy
-// with the other, and threads wake each other once for many tiles.
+// Tiles go to the files in turn. When all places in memory are in use, the older half is waited for: the drive stays
+// busy with the other, and threads wake each other once for many tiles.
 void Stretch::move(Direction direction, std::size_t tile_bytes) {
   const std::size_t places = depth_ * files_.size();
   std::deque<offload::Completion> under_way;

@@ -1,5 +1,5 @@
-// Ballast's AdamW behind a C interface, so that a Python script can run it in turn with others in one process, on memory
-// that torch owns. For measuring only; the Python package is another thing.
+// Ballast's AdamW behind a C interface, so that a Python script can run it in turn with others in one process, on
+// memory that torch owns. For measuring only; the Python package is another thing.
 #include <string>
 
 #include "kernels/backend.h"

@@ -9,9 +9,9 @@
 namespace ballast::gpt {
 namespace {
 
-constexpr std::size_t block = 128;  // queries; of the keys, what no query of a block may see is left out
+constexpr std::size_t block = 128;  // queries; keys that no query of a block may see are skipped
 
-// Numbers of one format, in memory that is used again for block after block.
+// Values of one format, in memory that every block reuses.
 class Scratch {
  public:
   Scratch(std::size_t count, DType dtype) : bytes_(count * byte_size(dtype)), dtype_(dtype) {}
@@ -28,8 +28,8 @@ ConstMatrix readable(const Matrix& matrix) {
   return {matrix.memory, matrix.rows, matrix.columns, matrix.stride, matrix.transposed};
 }
 
-rows::Row row_of(const Matrix& numbers, std::size_t row) {
-  return numbers.memory.as<float>().subspan(row * numbers.stride, numbers.columns);
+rows::Row row_of(const Matrix& values, std::size_t row) {
+  return values.memory.as<float>().subspan(row * values.stride, values.columns);
 }
 
 void write_row(rows::ConstRow row, const Matrix& to, std::size_t number) {
@@ -90,7 +90,7 @@ class Attention {
  private:
   std::size_t width() const { return head_.key.columns; }
 
-  // What each query takes of each key's value; of later keys nothing. The scores become the same, in fp32.
+  // The weight of each key's value for each query, zero for later keys. The scores become the same weights, in fp32.
   Matrix weigh(std::size_t first, const Matrix& scores) {
     multiply_({.a = head_.query.part(first, scores.rows, 0, width()),
                .b = transposed(head_.key.part(0, scores.columns, 0, width())),

@@ -1,4 +1,5 @@
-// Causal attention of one head of one sequence, on one CPU thread: queries a block at a time, each with the keys up to it.
+// Causal attention of one head of one sequence, on one CPU thread. It takes a block of queries at a time, with the keys
+// up to it.
 #pragma once
 
 #include "examples/gpt/heads.h"

@@ -1,4 +1,5 @@
-// A transformer block, forward and backward: x + projection(attention(norm(x))), and that + narrow(gelu(widen(norm(it)))).
+// A transformer block, forward and backward: x + projection(attention(norm(x))), and that +
+// narrow(gelu(widen(norm(it)))).
 #pragma once
 
 #include "examples/gpt/maths.h"
@@ -6,7 +7,7 @@
 
 namespace ballast::gpt {
 
-// Memory for a batch's activations on their way through one block: there is one of it, for all blocks in turn.
+// Memory for the activations of a batch inside one block. All blocks use the same memory, in turn.
 class BlockMemory {
  public:
   BlockMemory(const Shape& shape, std::size_t batch, const Maths& maths, MemoryAccounts& accounts);
@@ -26,11 +27,11 @@ class Block {
 
   void forward(const Lease& lease, const ConstView& input, const View& output) const;
 
-  // Computes the block anew from its input. `gradient` is that of the output, and becomes that of the input.
+  // Computes the block again from its input. `gradient` is that of the output, and becomes that of the input.
   void backward(const Lease& lease, const ConstView& input, const View& gradient) const;
 
  private:
-  void recompute(const Lease& lease, const ConstView& input) const;  // up to what the last product reads
+  void recompute(const Lease& lease, const ConstView& input) const;  // up to the input of the last product
 
   AttentionShape attention_;
   Maths& maths_;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t most_drive_bytes = std::size_t{2} << 30;
 
-// Of a GPT of one block, on this rank alone and without an optimizer's state: little memory, and the same arithmetic.
+// Measures a GPT of one block, on this rank alone and without optimizer state: little memory, and the same arithmetic.
 std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator& world, Maths& maths) {
   Shape shape = options.shape;
   shape.layers = 1;
@@ -21,7 +21,7 @@ std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator&
   MemoryAccounts accounts;
   Gpt model(shape, options.batch, maths, accounts);
   training.start(first_parameters(shape, options.seed));
-  world.barrier();  // the ranks compute at the same time, as they will
+  world.barrier();  // the ranks compute at the same time, as in the training
   model.run(training, std::vector<std::uint8_t>(options.batch * (shape.context + 1)));
   std::vector<UnitWork> work = training.timeline().work(shape.units());
   training.step();
@@ -29,7 +29,7 @@ std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator&
 }
 
 std::vector<UnitWork> work_of_units(const RunOptions& options, Communicator& world, Maths& maths) {
-  work_of_one_block(options, world, maths);  // the first one prepares
+  work_of_one_block(options, world, maths);  // the first one warms up
   const std::vector<UnitWork> measured = work_of_one_block(options, world, maths);
   std::vector<UnitWork> work(options.shape.units(), measured[1]);
   work.front() = measured.front();
@@ -50,13 +50,13 @@ double forward_share(std::span<const UnitWork> work) {
 
 Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths) {
   require(!options.training.gpu, Code::unsupported,
-          [] { return Problem{.what = "a forecast was asked for of a training on a GPU", .needed = "a CPU's"}; });
+          [] { return Problem{.what = "cannot forecast a training on a GPU", .needed = "a training on CPUs"}; });
   RateOptions rates{.unit_elements = plan.layout().units[options.shape.blocks_begin()].elements(),
                     .tile_elements = options.training.tile_elements,
                     .format = options.training.format,
                     .threads = options.training.threads};
   if (plan.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
-  // Many drives are fast for some seconds only: the more a step moves, the longer they are measured.
+  // Many drives are fast for some seconds only, so a step that moves more is measured longer.
   const std::size_t on_drives = plan.tiles_on_drive() * plan.blocks().records().record;
   rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
   const Machine machine = measure_rates(world, rates);

@@ -1,12 +1,12 @@
-// What a step will take, told before it is trained: by the simulator, from this machine's rates and the time that a block's
-// arithmetic takes.
+// Forecasts the time of a step with the simulator, from the rates of this machine and the time of one block's
+// arithmetic.
 #pragma once
 
 #include "examples/gpt/run.h"
 
 namespace ballast::gpt {
 
-// All ranks together, each with the plan of its training. On CPUs.
+// All ranks call it together, each with the plan of its training. For CPUs only.
 Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths);
 
 }  // namespace ballast::gpt

@@ -72,7 +72,7 @@ double Gpt::evaluate(Training& training, std::span<const std::uint8_t> text) {
 void Gpt::take_in(std::span<const std::uint8_t> text) {
   const std::size_t sequence = shape_.context + 1;
   require(text.size() / sequence * shape_.context == positions_, Code::wrong_size, [&] {
-    return Problem{.what = fmt::format("{} bytes of text", text.size()),
+    return Problem{.what = fmt::format("cannot train on {} bytes of text", text.size()),
                    .needed = fmt::format("sequences of {} bytes for {} positions", sequence, positions_)};
   });
   std::vector<std::uint8_t> bytes, targets;
@@ -107,7 +107,8 @@ void Gpt::backward(Training& training) {
   maths_.embed_backward(bytes_, gradient_, {lease.gradient(embedding::tokens), lease.gradient(embedding::positions)});
 }
 
-// Leaves the gradient of the logits, and what the last product read, for the backward pass, which begins with the head.
+// Leaves the gradient of the logits and the input of the last product for the backward pass, which begins with the
+// head.
 void Gpt::head_forward(const Lease& lease) {
   const ConstView weight = shape_.tied ? lease.tied(0) : lease.tensor(head::weight);
   Norm{maths_, lease, head::norm_weight}.forward(input_of(shape_.layers), block_memory_.normed);

@@ -1,4 +1,4 @@
-// Trains a GPT on Ballast: what a trainer of one's own looks like. Of the activations only each block's input is kept.
+// Trains a GPT with Ballast: an example of a trainer. Of the activations it keeps only the input of each block.
 #pragma once
 
 #include <span>
@@ -11,14 +11,14 @@ namespace ballast::gpt {
 
 class Gpt {
  public:
-  // `maths` and `accounts` outlive it; its activations are booked there.
+  // `maths` and `accounts` outlive it; its activations are in these accounts.
   Gpt(const Shape& shape, std::size_t batch, Maths& maths, MemoryAccounts& accounts);
   static std::size_t activation_bytes(const Shape& shape, std::size_t batch);
 
   // A micro-step on `batch` sequences of context + 1 bytes, one after the other. Returns the mean loss.
   double run(Training& training, std::span<const std::uint8_t> text);
 
-  // The forward pass alone, after which no other micro-step can begin.
+  // Runs the forward pass only. No other micro-step can begin after it.
   double evaluate(Training& training, std::span<const std::uint8_t> text);
 
  private:

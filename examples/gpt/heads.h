@@ -1,4 +1,4 @@
-// Where the heads of an attention lie in memory.
+// Where the heads of an attention are in memory.
 #pragma once
 
 #include "examples/gpt/maths.h"

@@ -1,4 +1,4 @@
-// The layers that have parameters, over a lease: each has a weight of a number, and a bias of the next one.
+// The layers with parameters, over a lease. Each has the index of its weight; its bias has the next index.
 #pragma once
 
 #include "examples/gpt/maths.h"

@@ -35,7 +35,7 @@ struct Max {
   __device__ float operator()(float a, float b) const { return a > b ? a : b; }
 };
 
-// Over the block, in an order that never changes; all threads get it.
+// Sums over the block in a fixed order; all threads get the sum.
 template <class Join>
 __device__ float join_block(float mine, Join join) {
   __shared__ float all[threads];
@@ -57,7 +57,7 @@ __device__ float sum_of(std::size_t count, Term term) {
   return join_block(sum, Add());
 }
 
-// body(i) for each element of an array, a block's threads side by side.
+// Calls body(i) for each element of an array; neighbouring threads take neighbouring elements.
 template <class Body>
 __device__ void each_element(std::size_t count, Body body) {
   each_chunk((count + threads - 1) / threads, [&](std::size_t chunk) {
@@ -75,7 +75,7 @@ __global__ void begin_rows_kernel(ConstNumbers bias, Numbers to, bool add_to_it)
   });
 }
 
-// A block sums 32 columns: eight threads each, which take turns in the rows.
+// A block sums 32 columns, with eight threads for each column that take the rows in turn.
 constexpr unsigned columns = 32;
 constexpr unsigned per_column = threads / columns;
 
@@ -160,7 +160,7 @@ __global__ void norm_weight_kernel(Norm norm, ConstNumbers gradient, Numbers int
   });
 }
 
-// Exponentials of a row in place of its numbers; returns their sum.
+// Replaces a row by its exponentials; returns their sum.
 __device__ float exponentiate(float* row, std::size_t count, float scale) {
   float most = row[0];
   for (std::size_t i = threadIdx.x; i < count; i += threads)
@@ -201,7 +201,7 @@ __global__ void embed_kernel(Text text, ConstNumbers tokens, ConstNumbers positi
   });
 }
 
-// A table's every number asks all positions: in order, and without two that write at once.
+// Each value of a table looks at all positions, in order, so that no two threads write the same value.
 __global__ void embed_tokens_kernel(Text text, ConstNumbers gradient, Numbers tokens) {
   each_element(tokens.count, [&](std::size_t i) {
     float sum = 0;

@@ -31,7 +31,8 @@ struct NormGradients {
 void layer_norm(const Cuda& cuda, const Norm& norm, const Numbers& to);
 void layer_norm_backward(const Cuda& cuda, const Norm& norm, const ConstNumbers& gradient, const NormGradients& into);
 
-// Scores of heads, each of context x context: softmaxes up to the diagonal and zeros behind it, in place and in `weights`.
+// Scores of heads, each of context x context: softmaxes up to the diagonal and zeros after it, in place and in
+// `weights`.
 struct Scores {
   float* scores;
   std::size_t heads;
@@ -52,7 +53,7 @@ void embed(const Cuda& cuda, const Text& text, const ConstNumbers& tokens, const
 void embed_backward(const Cuda& cuda, const Text& text, const ConstNumbers& gradient, const Numbers& tokens,
                     const Numbers& positions);
 
-// `text` is what was to be predicted, its width that of the logits.
+// `text` holds the targets; its width is that of the logits.
 void cross_entropy(const Cuda& cuda, const Text& text, const float* logits, float* losses, const Numbers& gradient);
 
 }  // namespace ballast::gpt::cuda

@@ -16,7 +16,7 @@
 namespace ballast::gpt {
 namespace {
 
-// Rank 0's: what it sees goes to the terminal and into files.
+// Writes what rank 0 observes to the terminal and into files.
 class Printer : public Observer {
  public:
   explicit Printer(const ProgramOptions& options) : options_(options) {
@@ -57,7 +57,7 @@ class Printer : public Observer {
     if (path.empty()) return;
     file.open(path, std::ios::binary);
     require(file.is_open(), Code::bad_argument,
-            [&] { return Problem{.what = fmt::format("{} cannot be written", path.string())}; });
+            [&] { return Problem{.what = fmt::format("cannot write {}", path.string())}; });
   }
 
   const ProgramOptions& options_;
@@ -66,7 +66,7 @@ class Printer : public Observer {
   std::ofstream losses_, json_, timeline_, saved_;
 };
 
-// A rank with all that is its own; `ranks` share this machine's cores.
+// A rank with its own device and threads; `ranks` share the cores of this machine.
 class Rank {
  public:
   Rank(const ProgramOptions& options, std::size_t ranks_here) : run_(options.run) {
@@ -125,8 +125,8 @@ void train_on_threads(const ProgramOptions& options) {
 
 void train_launched(ProgramOptions options, const Launch& launch) {
   require(options.ranks == 1, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("--ranks was given to a process that {} started", launch.launcher),
-                   .remedy = "leave it out, or start one process only"};
+    return Problem{.what = fmt::format("cannot use --ranks in a process that {} started", launch.launcher),
+                   .remedy = "leave --ranks out, or start only one process"};
   });
   if (options.run.training.gpu) options.run.training.gpu = static_cast<int>(launch.local_rank);
   Rank own(options, launch.size);
@@ -138,8 +138,7 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   own.train(*world, printer ? *printer : silent);
 }
 
-// Else glibc keeps more and more of what was freed, the larger it was, and that for each thread: megabytes that nobody
-// announced.
+// By default glibc keeps more and more of the freed memory, in each thread: megabytes that no ledger has.
 void give_freed_memory_back() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 19);
@@ -170,7 +169,7 @@ int main(int argc, char** argv) {
     return app.exit(problem) == 0 ? 0 : 2;
   } catch (const std::bad_alloc&) {  // malloc says no more than that
     fmt::print(stderr, "{}\n",
-               ballast::Error(ballast::Code::host_memory, {.what = "malloc got no more memory"}, ballast::Site::here())
+               ballast::Error(ballast::Code::host_memory, {.what = "malloc has no more memory"}, ballast::Site::here())
                    .what());
     return 2;
   } catch (const std::exception& problem) {

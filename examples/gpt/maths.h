@@ -23,7 +23,7 @@ struct LayerNormGradients {
   View input;
 };
 
-// Of a causal attention. A row of qkv holds a position's queries, keys and values, each of all heads.
+// A causal attention. A row of qkv holds the queries, keys and values of a position, each for all heads.
 struct AttentionShape {
   std::size_t batch = 0;
   std::size_t context = 0;
@@ -39,21 +39,21 @@ struct Tables {
   AnyView positions{};  // a row for each position
 };
 
-// What a position should have predicted, and where to put what came of it.
+// The targets of the predictions, and where losses and gradients go.
 struct Targets {
   ConstView bytes;
   View losses;    // of each position, in fp32
   View gradient;  // of the mean loss
 };
 
-// Memory is fp32 or bf16, and tokens are bytes; sums are made in fp32. All gradients but those of whole activations are
-// added to what is there. Used by one thread. On a GPU calls return when their work is in the stream.
+// Memory is fp32 or bf16, tokens are bytes, and sums are in fp32. Gradients are added to the existing values, except
+// those of whole activations. One thread uses it. On a GPU a call returns when its work is in the stream.
 class Maths {
  public:
   virtual ~Maths() = default;
   virtual std::string library() const = 0;
-  virtual MemoryKind memory() const = 0;  // that it works on
-  virtual int gpu() const { return 0; }   // whose memory that is, if it is one's
+  virtual MemoryKind memory() const = 0;  // that it computes on
+  virtual int gpu() const { return 0; }   // that owns this memory, if a GPU does
 
   virtual void multiply(const Product& product) = 0;
   virtual void add_rows(const ConstMatrix& rows, const View& into) = 0;  // into += the sum of all rows
@@ -76,10 +76,10 @@ class Maths {
   virtual void finish() = 0;                                                  // waits for all
 };
 
-// The bits of its results depend on no number of threads.
+// The bits of its results do not depend on the number of threads.
 std::unique_ptr<Maths> cpu_maths(int threads);
 
-// In a stream on a GPU, which outlives it. Refused (B2101) where this was built without CUDA or cuBLAS.
+// Works in a stream of a GPU; the stream outlives it. Refused (B2101) in a build without CUDA or cuBLAS.
 std::unique_ptr<Maths> gpu_maths(StreamHandle stream, int gpu);
 
 }  // namespace ballast::gpt

@@ -69,9 +69,9 @@ class CpuMaths : public Maths {
 
   void gelu(const ConstView& x, const View& to) override {
     by_parts(x.count(), elements_at_once, [&](std::size_t first, std::size_t last) {
-      Floats numbers = read(x.part(first, last - first));
-      rows::gelu(numbers, numbers);
-      rows::write(numbers, to, first);
+      Floats values = read(x.part(first, last - first));
+      rows::gelu(values, values);
+      rows::write(values, to, first);
     });
   }
 

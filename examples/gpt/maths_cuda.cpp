@@ -25,7 +25,7 @@ class GpuMaths : public Maths {
 
   void multiply(const Product& product) override {
     require(product.bias.count() == 0 || product.to.stride == product.bias.count(), Code::unsupported, [] {
-      return Problem{.what = "a bias for rows with something between them", .needed = "rows that follow each other"};
+      return Problem{.what = "cannot add a bias to rows with gaps between them", .needed = "contiguous rows"};
     });
     cuda::begin_rows(cuda_, numbers(product.bias), numbers(product.to.memory), product.add);
     Product onto_bias = product;
@@ -115,7 +115,7 @@ class GpuMaths : public Maths {
   void finish() override { stream_.synchronize(); }
 
  private:
-  // What the heads of one sequence attend to, one context x context after the other.
+  // Attention of the heads of one sequence, one context x context matrix after the other.
   struct Heads {
     Matrix scores{}, slopes{}, weights{};  // of the first head
     cuda::Scores kernel{};
@@ -155,7 +155,7 @@ class GpuMaths : public Maths {
 
   static float* floats(const View& view) { return reinterpret_cast<float*>(view.data()); }
 
-  // For one call, until the next one of any.
+  // Scratch memory of one call, until the next call.
   View scratch(std::size_t bytes) {
     if (scratch_.bytes() < bytes) {
       scratch_ = {};

@@ -3,7 +3,7 @@
 namespace ballast::gpt {
 
 std::unique_ptr<Maths> gpu_maths(StreamHandle, int) {
-  fail(Code::no_cuda_build, {.what = "the GPT trainer was built without CUDA or cuBLAS, so it computes on CPUs only"});
+  fail(Code::no_cuda_build, {.what = "cannot compute on a GPU: the GPT trainer was built without CUDA or cuBLAS"});
 }
 
 }  // namespace ballast::gpt

@@ -1,11 +1,11 @@
-// Matrices in anybody's memory, and what is asked of those who multiply them.
+// Matrices in memory that the caller owns, and their product.
 #pragma once
 
 #include "kernels/runtime/view.h"
 
 namespace ballast::gpt {
 
-// By rows, which begin `stride` elements apart. Transposed: a row of the matrix is a column of the memory.
+// Stored by rows, which begin `stride` elements apart. If transposed, a row of the matrix is a column of the memory.
 template <class AnyView>
 struct BasicMatrix {
   AnyView memory{};
@@ -19,7 +19,7 @@ struct BasicMatrix {
   std::size_t column_step() const { return transposed ? stride : 1; }
   auto* data() const { return memory.data(); }
 
-  // The elements from the first to the last one, which need not fill the rows' strides.
+  // The elements from the first to the last one; rows need not fill their stride.
   BasicMatrix part(std::size_t row, std::size_t row_count, std::size_t column, std::size_t column_count) const {
     const std::size_t first = row * row_step() + column * column_step();
     const std::size_t last = (row_count - 1) * row_step() + (column_count - 1) * column_step();
@@ -38,7 +38,7 @@ inline Matrix matrix(const View& memory, std::size_t columns) {
   return {memory, memory.count() / columns, columns, columns};
 }
 
-// matrix(memory, columns), turned around: it has `columns` rows.
+// matrix(memory, columns), transposed: it has `columns` rows.
 inline ConstMatrix transposed(const ConstView& memory, std::size_t columns) {
   return {memory, columns, memory.count() / columns, columns, true};
 }
@@ -52,7 +52,7 @@ struct Product {
   ConstMatrix a;
   ConstMatrix b;
   Matrix to;
-  ConstView bias{};  // a number for each column, in the factors' format; none: zeros
+  ConstView bias{};  // a value for each column, in the format of the factors; empty: zeros
   bool add = false;
 
   double operations() const {

@@ -14,7 +14,7 @@ double fastest_square(Maths& maths, const View& memory, std::size_t edge) {
     return matrix(ConstView(memory).part(number * edge * edge, edge * edge), edge);
   };
   const Product product{.a = readable(0), .b = readable(1), .to = square(2)};
-  maths.multiply(product);  // the first one prepares
+  maths.multiply(product);  // the first one warms up
   maths.finish();
   double best = 0;
   for (double total = 0; total < long_enough;) {

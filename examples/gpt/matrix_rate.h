@@ -1,4 +1,4 @@
-// How fast matrices can be multiplied at best.
+// Measures how fast this machine multiplies matrices at best.
 #pragma once
 
 #include "examples/gpt/maths.h"

@@ -1,4 +1,4 @@
-// The middle of what was measured: one slow step or round does not count.
+// The median of measured values: one slow step or round does not change it.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace ballast::gpt {
 
-// Of at least one value; of an even number of them, the mean of the two in the middle.
+// Takes at least one value. Of an even number of values, returns the mean of the two in the middle.
 inline double median(std::vector<double> values) {
   std::ranges::sort(values);
   const std::size_t above = values.size() / 2;

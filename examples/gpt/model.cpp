@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t decays = 0;
 constexpr std::size_t stays = 1;
 
-constexpr std::size_t elements_at_once = 64 * 1024;  // of first parameters
+constexpr std::size_t elements_at_once = 64 * 1024;  // of initial values
 
 Unit block_unit(const Shape& shape, std::size_t number) {
   const std::size_t width = shape.width;
@@ -47,7 +47,7 @@ Unit head_unit(const Shape& shape) {
   return unit;
 }
 
-// Twelve uniform numbers of 16 bits make a normal one, nearly.
+// The sum of twelve uniform 16-bit values is nearly normal.
 float normal(std::uint64_t noise_of_element) {
   double sum = -6.0;
   for (std::uint64_t part = 0; part < 3; ++part) {
@@ -68,14 +68,16 @@ void fill(const View& to, float value) {
 }  // namespace
 
 void check(const Shape& shape) {
-  require(shape.layers > 0 && shape.width > 0 && shape.heads > 0 && shape.context > 0, Code::bad_argument,
-          [] { return Problem{.what = "a model without layers, width, heads or context", .needed = "at least 1"}; });
+  require(shape.layers > 0 && shape.width > 0 && shape.heads > 0 && shape.context > 0, Code::bad_argument, [] {
+    return Problem{.what = "cannot make a model without layers, width, heads or context", .needed = "at least 1"};
+  });
   require(shape.width % shape.heads == 0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("a width of {} cannot be shared by {} heads", shape.width, shape.heads),
+    return Problem{.what = fmt::format("cannot divide a width of {} among {} heads", shape.width, shape.heads),
                    .needed = "a multiple of the number of heads"};
   });
-  require(shape.dtype == DType::bf16 || shape.dtype == DType::fp32, Code::wrong_dtype,
-          [&] { return Problem{.what = fmt::format("a model in {}", name(shape.dtype)), .needed = "bf16 or fp32"}; });
+  require(shape.dtype == DType::bf16 || shape.dtype == DType::fp32, Code::wrong_dtype, [&] {
+    return Problem{.what = fmt::format("cannot make a model in {}", name(shape.dtype)), .needed = "bf16 or fp32"};
+  });
 }
 
 Model model_of(const Shape& shape) {
@@ -103,12 +105,12 @@ std::size_t parameters_of(const Model& model) {
 
 double operations_of_token(const Shape& shape) {
   const auto width = static_cast<double>(shape.width), context = static_cast<double>(shape.context);
-  const double block = 12 * width * width + context * width;  // of attention half, for it is causal
+  const double block = 12 * width * width + context * width;  // half of the attention, because it is causal
   const double head = Shape::vocabulary * width;
   return 6 * (static_cast<double>(shape.layers) * block + head);
 }
 
-// A block's products but the last one, whose result nobody needs.
+// The products of a block except the last one, whose result is not needed.
 double recomputed_operations_of_token(const Shape& shape) {
   const auto width = static_cast<double>(shape.width), context = static_cast<double>(shape.context);
   return 2 * static_cast<double>(shape.layers) * (8 * width * width + context * width);

@@ -1,4 +1,4 @@
-// A GPT's units and tensors, and the values that they begin with.
+// The units and tensors of a GPT, and their initial values.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Shape {
 
 void check(const Shape& shape);
 
-// The tensors of each unit, by their numbers.
+// The indices of the tensors in each unit.
 namespace embedding {
 enum Tensors : std::size_t { tokens, positions };
 }
@@ -45,18 +45,19 @@ enum Tensors : std::size_t {
 };
 }
 namespace head {
-enum Tensors : std::size_t { norm_weight, norm_bias, weight };  // the weight where it is not tied
+enum Tensors : std::size_t { norm_weight, norm_bias, weight };  // the weight only if it is not tied
 }
 
-// Matrices and tables are of parameter group 0, biases and norms of group 1, which does not decay.
+// Matrices and tables are in parameter group 0, biases and norms in group 1, which has no weight decay.
 Model model_of(const Shape& shape);
 std::size_t parameters_of(const Model& model);
 
-// Operations on matrices for a token, forward and backward, without what recomputing adds: the "model's" in MFU.
+// Matrix operations for a token, forward and backward, without recomputation: the model FLOPs of MFU.
 double operations_of_token(const Shape& shape);
 double recomputed_operations_of_token(const Shape& shape);
 
-// GPT-2's: deviations of 0.02, those that end in the residual stream smaller. A function of the seed and the place alone.
+// As GPT-2: standard deviations of 0.02, smaller for products into the residual stream. A function of seed and index
+// only.
 ParameterSource first_parameters(const Shape& shape, std::uint64_t seed, int threads = 1);
 
 }  // namespace ballast::gpt

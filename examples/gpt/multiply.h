@@ -1,5 +1,5 @@
-// Products of matrices on one CPU thread, by the library that this was built with. A product's bits depend on its shape
-// only: not on threads, and not on what ran before.
+// Products of matrices on one CPU thread, with the library of this build. The bits of a product depend on its shape
+// only, neither on threads nor on earlier products.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ballast::gpt {
 
-// Any number of threads may call at once.
+// Any number of threads may call it at once.
 class Multiplier {
  public:
   Multiplier();

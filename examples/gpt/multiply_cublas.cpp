@@ -19,7 +19,7 @@ cublasOperation_t direction(const ConstMatrix& matrix) { return matrix.transpose
 
 int whole(std::size_t count) {
   require(count <= INT32_MAX, Code::wrong_size, [&] {
-    return Problem{.what = "a matrix is too large for cuBLAS",
+    return Problem{.what = "cannot multiply with cuBLAS: a matrix is too large",
                    .needed = fmt::format("{} rows or columns", count),
                    .available = std::to_string(INT32_MAX)};
   });
@@ -50,7 +50,7 @@ std::string CublasMultiplier::library() const {
   return fmt::format("cuBLAS {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-// cuBLAS has matrices by columns. Ours by rows are theirs transposed, so it is asked for to^T = b^T a^T.
+// cuBLAS stores matrices by columns. Ours are by rows, so they are its transposes: it computes to^T = b^T a^T.
 void CublasMultiplier::operator()(const Product& product, const Steps& steps) const {
   const auto& [a, b, to, bias, add] = product;
   const CurrentGpu current(handle_->gpu);

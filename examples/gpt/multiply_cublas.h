@@ -9,7 +9,7 @@
 
 namespace ballast::gpt {
 
-// How far apart the matrices of several products of one shape begin, in elements.
+// The distance between the matrices of several products of one shape, in elements.
 struct Steps {
   std::size_t count = 1;
   std::size_t a = 0;
@@ -17,7 +17,7 @@ struct Steps {
   std::size_t to = 0;
 };
 
-// Work goes into the stream, which outlives it. A product's bias is left out.
+// Work goes into the stream, which outlives it. It ignores the bias of a product.
 class CublasMultiplier {
  public:
   CublasMultiplier(StreamHandle stream, int gpu);

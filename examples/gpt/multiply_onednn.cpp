@@ -12,7 +12,7 @@
 #include "examples/gpt/multiply_portable.h"
 #include "examples/gpt/multiply_widened.h"
 
-// Of the OpenMP library that oneDNN brought with it; null if it brought none.
+// From the OpenMP library that oneDNN links; null if it links none.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int count);
 
 namespace ballast::gpt {
@@ -21,7 +21,7 @@ namespace {
 using dnnl::matmul;
 using dnnl::memory;
 
-// What a compiled product depends on.
+// Everything that a compiled product depends on.
 using Key = std::array<std::size_t, 12>;
 
 Key key_of(const Product& p) {
@@ -69,7 +69,7 @@ dnnl::primitive_attr attributes(const Product& product) {
   return attributes;
 }
 
-// oneDNN 3 dropped what oneDNN 2 describes a product with.
+// oneDNN 3 has no descriptors, with which oneDNN 2 describes a product.
 template <class Matmul = matmul, class Description = typename Matmul::primitive_desc>
 Description describe(const Product& p, const dnnl::engine& engine) {
   const memory::desc a = describe(p.a), b = describe(p.b), bias = describe_bias(p), to = describe(p.to);
@@ -90,8 +90,8 @@ struct Compiled {
 struct Multiplier::Parts {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   std::mutex mutex;
-  std::map<Key, std::optional<Compiled>> compiled;  // nothing: oneDNN has no fast way
-  std::vector<std::vector<std::byte>> scratch;      // not in use just now
+  std::map<Key, std::optional<Compiled>> compiled;  // empty: oneDNN has no fast implementation
+  std::vector<std::vector<std::byte>> scratch;      // currently unused
 
   const std::optional<Compiled>& of(const Product& product) {
     const std::lock_guard lock(mutex);
@@ -100,7 +100,7 @@ struct Multiplier::Parts {
     return entry->second;
   }
 
-  // Processors without bf16 arithmetic have none, or one that is only there to be compared with.
+  // Without bf16 arithmetic oneDNN has no implementation, or only its slow reference.
   std::optional<Compiled> compile(const Product& product) const {
     try {
       const matmul::primitive_desc description = describe(product, engine);

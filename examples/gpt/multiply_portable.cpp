@@ -10,14 +10,14 @@
 namespace ballast::gpt {
 namespace {
 
-// A block of the result whose sums stay in registers: with AVX2 it takes 12 of the 16. Products and sums are rounded each,
-// so that every instruction set gives the same bits.
+// A block of the result whose sums stay in registers: 12 of 16 with AVX2. Products and sums are rounded separately, so
+// that every instruction set gives the same bits.
 constexpr std::size_t block_rows = 6;
 constexpr std::size_t block_columns = 16;
 using Lanes [[gnu::vector_size(block_columns * sizeof(float))]] = float;
 using Sums = std::array<std::array<float, block_columns>, block_rows>;
 
-// `a` holds block_rows numbers for each step of the sum, `b` block_columns.
+// `a` holds block_rows values for each step of the sum, `b` holds block_columns.
 [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void sum_block(const float* a, const float* b,
                                                                                      std::size_t steps, Sums& sums) {
   Lanes now[block_rows] = {};
@@ -31,7 +31,7 @@ using Sums = std::array<std::array<float, block_columns>, block_rows>;
   std::memcpy(&sums, now, sizeof(now));
 }
 
-// `width` rows side by side, so that each step of the sum finds its numbers in one place; zeros where rows end.
+// Interleaves `width` rows, so that each step of the sum reads consecutive values; pads with zeros.
 void pack(const ConstMatrix& from, std::size_t first, std::size_t width, float* to) {
   const std::size_t count = std::min(width, from.rows - first);
   std::fill_n(to, width * from.columns, 0.0f);

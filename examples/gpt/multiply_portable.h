@@ -1,5 +1,5 @@
-// A product in plain C++, blocked so that it runs from caches: for machines without a library for matrices, and for what a
-// library does not know.
+// A product in plain C++, blocked for caches: for machines without a matrix library, and for products that the library
+// does not support.
 #pragma once
 
 #include "examples/gpt/matrix.h"

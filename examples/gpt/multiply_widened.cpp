@@ -10,27 +10,27 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Of the factors' numbers at a time, so that what a thread holds does not grow with the model. Bits depend on it.
+// Elements of the factors at a time, so that the memory of a thread does not grow with the model. Bits depend on it.
 constexpr std::size_t depth_at_once = 1024;
 
-// Lies as the matrix does, without what is between its rows.
+// Has the order of the matrix, without gaps between its rows.
 class Widened {
  public:
-  explicit Widened(const ConstMatrix& from) : from_(from), numbers_(from.rows * from.columns) {
-    for (std::size_t row = 0; row < numbers_.size() / width(); ++row) {
-      rows::read(from.memory, row * from.stride, rows::Row(numbers_).subspan(row * width(), width()));
+  explicit Widened(const ConstMatrix& from) : from_(from), values_(from.rows * from.columns) {
+    for (std::size_t row = 0; row < values_.size() / width(); ++row) {
+      rows::read(from.memory, row * from.stride, rows::Row(values_).subspan(row * width(), width()));
     }
   }
 
   ConstMatrix matrix() const {
-    return {ConstView(std::span(numbers_)), from_.rows, from_.columns, width(), from_.transposed};
+    return {ConstView(std::span(values_)), from_.rows, from_.columns, width(), from_.transposed};
   }
 
  private:
   std::size_t width() const { return from_.transposed ? from_.rows : from_.columns; }  // in memory
 
   ConstMatrix from_;
-  Floats numbers_;
+  Floats values_;
 };
 
 }  // namespace

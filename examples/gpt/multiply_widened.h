@@ -1,4 +1,4 @@
-// A product of bf16 numbers by who can multiply fp32 ones only: for processors without bf16 arithmetic.
+// A product of bf16 factors with fp32 arithmetic: for processors without bf16 arithmetic.
 #pragma once
 
 #include "examples/gpt/multiply.h"

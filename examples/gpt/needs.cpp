@@ -11,8 +11,8 @@
 namespace ballast::gpt {
 namespace {
 
-// Stacks of threads, and what oneDNN, TBB and malloc keep: what becomes resident of it, 7 to 8 MiB where it was measured, and
-// how much address space it takes.
+// Stacks of threads, and memory that oneDNN, TBB and malloc keep: how much of it is resident (7 to 8 MiB were
+// measured), and how much address space it takes.
 constexpr std::size_t resident_of_libraries = std::size_t{8} << 20;
 constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
 
@@ -43,8 +43,8 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
   const std::optional<PrivateMemory> limit = read_host_limits().private_memory;
   const std::size_t needed = needs.reserved + needs.activations + space_of_libraries;
   require(!limit || needed <= limit->available_bytes(), Code::memory_budget, [&] {
-    return Problem{.what = "the run does not fit into the memory that this process may use",
-                   .needed = fmt::format("{}: {} to be reserved, {} for activations, {} for threads and libraries",
+    return Problem{.what = "cannot train: the run does not fit into the memory of this process",
+                   .needed = fmt::format("{}: {} to reserve, {} for activations, {} for threads and libraries",
                                          human_bytes(needed), human_bytes(needs.reserved),
                                          human_bytes(needs.activations), human_bytes(space_of_libraries)),
                    .available = human_bytes(limit->available_bytes()),
@@ -59,7 +59,7 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
 
 void require_kept(const ResidentMemory& resident, const MemoryOptions& options) {
   require(!options.limit || resident.peak <= *options.limit, Code::memory_budget, [&] {
-    return Problem{.what = "more memory became resident than this process may use",
+    return Problem{.what = "cannot continue: more memory is resident than the limit allows",
                    .needed = human_bytes(resident.peak),
                    .available = human_bytes(*options.limit)};
   });

@@ -1,4 +1,5 @@
-// What a run asks of this process's memory and of its drives: told, and refused, before anything is reserved.
+// What a run needs of the memory of this process and of its drives. It is reported and checked before anything is
+// reserved.
 #pragma once
 
 #include <filesystem>
@@ -12,10 +13,10 @@ namespace ballast::gpt {
 
 struct RunOptions;
 
-// This process's, which may be several ranks.
+// Of this process, which may hold several ranks.
 struct MemoryOptions {
   std::size_t ranks_here = 1;          // as threads
-  std::optional<std::size_t> limit{};  // that the process was given: it cannot hold more
+  std::optional<std::size_t> limit{};  // that the kernel enforces
   ResidentMemory before{};             // when the program began
 };
 
@@ -25,9 +26,9 @@ struct Needs {
     std::size_t available = 0;
   };
 
-  std::size_t reserved = 0;  // of memory: what the ledgers of its ranks say
+  std::size_t reserved = 0;  // memory in the ledgers of its ranks
   std::size_t activations = 0;
-  std::size_t libraries = 0;  // what they, stacks and malloc keep, whatever the run: measured, not counted
+  std::size_t libraries = 0;  // memory of libraries, stacks and malloc, the same for every run: a measured constant
   std::size_t on_drives = 0;
   std::vector<Drive> drives{};
 
@@ -36,13 +37,14 @@ struct Needs {
 
 Needs needs_of(const RunOptions& options, const Plan& plan);
 
-// B2004 where the memory, B2202 where the drives are too small.
+// Throws B2004 if the memory is too small, B2202 if a drive is.
 void require_enough(const Needs& needs, const RunOptions& options, const Plan& plan);
 
-// B2004 where more has become resident than was allowed.
+// Throws B2004 if more is resident than the limit allows.
 void require_kept(const ResidentMemory& resident, const MemoryOptions& options);
 
-// What was taken beyond the memory that was announced, as a part of that: neither libraries' code nor what was there before.
+// Returns how much more memory became resident than was announced, relative to that. Libraries' code and what was
+// resident before do not count.
 double excess(const ResidentMemory& resident, const Needs& needs, const MemoryOptions& options);
 
 }  // namespace ballast::gpt

@@ -1,4 +1,4 @@
-// Numbers without any order in them that are functions of what they are for: the same on every rank, and after a restart.
+// Pseudo-random values that are functions of their keys only: the same on every rank, and after a restart.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace ballast::gpt {
 
-// Of what `before` is the noise of, and one number more. SplitMix64's last step.
+// The noise of the keys of `before` and one more key. SplitMix64's last step.
 constexpr std::uint64_t more_noise(std::uint64_t before, std::uint64_t number) {
   std::uint64_t x = before + number + 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

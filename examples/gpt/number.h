@@ -1,4 +1,4 @@
-// One number in a view of either format that the trainer computes with.
+// Reads and writes one value of a view, in either format of the trainer.
 #pragma once
 
 #include "kernels/number_math.h"

@@ -1,4 +1,4 @@
-// What the program can be asked for.
+// The command line of the program.
 #pragma once
 
 #include <CLI/CLI.hpp>

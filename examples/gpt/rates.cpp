@@ -16,14 +16,14 @@ namespace ballast::gpt {
 namespace {
 
 constexpr std::size_t rounds = 7;
-constexpr std::size_t slots = 8;  // records on their way, as the engine has them
+constexpr std::size_t slots = 8;  // records in flight, as in the engine
 
-// A drive of a virtual machine gave between 1.6 and 3.4 GB/s from one half second to the next, and 2.8 to 3.0 in any two or
-// three: so what counts is the mean of all that was moved, not the median of short rounds. Reading alone is a small part of
-// a step's work.
+// A drive of a virtual machine gave between 1.6 and 3.4 GB/s from one half second to the next, and 2.8 to 3.0 in any
+// two or three: so the mean of everything that was moved counts, not the median of short rounds. Reading alone is a
+// small part of a step's work.
 constexpr double seconds_of_reading = 1.0;
 constexpr double seconds_of_both = 2.5;
-constexpr std::size_t copied_bytes = std::size_t{64} << 20;  // more than caches hold
+constexpr std::size_t copied_bytes = std::size_t{64} << 20;  // more than the caches hold
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -43,7 +43,7 @@ class Rates {
     const double others = static_cast<double>(world_.size() - 1) / static_cast<double>(world_.size());
     const std::size_t unit_bytes = options_.unit_elements * byte_size(DType::bf16);
     const double moved = others * static_cast<double>(unit_bytes);
-    // Of one rank nothing moves, and any rate will do.
+    // With one rank nothing moves, and any rate will do.
     const auto rate = [&](double seconds) {
       return moved > 0 ? moved / std::max(1e-9, seconds - machine.collective_latency) : 1e12;
     };
@@ -56,7 +56,7 @@ class Rates {
   }
 
  private:
-  // The median of the rounds of the slowest rank.
+  // Returns the median of the rounds, on the slowest rank.
   double slowest(const std::function<void()>& work) {
     std::vector<double> seconds;
     for (std::size_t round = 0; round < rounds; ++round) {
@@ -68,7 +68,7 @@ class Rates {
     return of_slowest(median(seconds));
   }
 
-  // The mean of as many rounds as that takes, at least two, of the slowest rank.
+  // Returns the mean of at least two rounds and this many seconds, on the slowest rank.
   double slowest_mean(double least_seconds, const std::function<void()>& work) {
     world_.barrier();
     const auto begin = Clock::now();
@@ -106,7 +106,7 @@ class Rates {
            slowest([&] { std::memcpy(buffer_.get() + copied_bytes, buffer_.get(), copied_bytes); });
   }
 
-  // Of all tiles of a unit, whose bytes are counted as the simulator counts them.
+  // Updates all tiles of a unit; counts bytes as the simulator does.
   double rate_of_updates() {
     const std::size_t state_bytes = plan_.blocks().of(0).state;
     const std::vector<Range>& ranges = plan_.layout().units[0].tiles;
@@ -137,9 +137,9 @@ class Rates {
   void measure_drives(Machine& machine) {
     const std::size_t record = plan_.blocks().records().record;
     const std::size_t tiles = std::max(slots, std::min(options_.drive_bytes, quarter_of_free_space()) / record);
-    world_.barrier();  // before one of them takes of that space
+    world_.barrier();  // before a rank takes some of that space
     memory_of(slots * record);
-    std::minstd_rand noise;  // some drives make little of zeros
+    std::minstd_rand noise;  // some drives compress zeros
     std::ranges::generate(std::span(reinterpret_cast<std::uint32_t*>(buffer_.get()), buffer_bytes_ / 4), noise);
     std::vector<std::unique_ptr<offload::IoQueue>> queues;
     std::vector<offload::Drive> drives;
@@ -160,12 +160,12 @@ class Rates {
     const auto begin = Clock::now();
     store.commit(1);
     machine.commit_latency = of_slowest(seconds_since(begin));
-    // A drive does less of both at once than of one after the other, and a step wants both.
+    // A drive is slower at both together than at one after the other, and a step does both.
     machine.read = bytes / reading;
     machine.write = bytes / std::max(1e-9, both - reading);
   }
 
-  // Of a rank's share of all directories, for its records have two places.
+  // A quarter of a rank's share of all directories, because records have two places.
   std::size_t quarter_of_free_space() const {
     std::uintmax_t bytes = 0;
     for (const std::filesystem::path& directory : options_.directories) {
@@ -174,7 +174,7 @@ class Rates {
     return static_cast<std::size_t>(bytes / 4 / world_.size());
   }
 
-  // As the engine does it: half of the slots are read into while the others are written.
+  // As in the engine: half of the slots are being read into while the others are written.
   template <class Slot>
   static void rewrite(offload::RecordStore& store, std::size_t tiles, const Slot& slot) {
     std::vector<offload::PendingRead> reads(slots);
@@ -193,7 +193,7 @@ class Rates {
       completion.wait();
   }
 
-  // Where ranks share memory, the engine has what they exchange in that.
+  // If ranks share memory, the engine keeps exchanged bytes there.
   std::byte* exchanged(std::size_t bytes) {
     if (exchanged_.bytes() < bytes) {
       const BufferRequest request{.bytes = bytes, .owner = "exchanged", .allocator = world_.shared_memory()};
@@ -204,7 +204,7 @@ class Rates {
 
   void memory_of(std::size_t bytes) {
     if (buffer_bytes_ >= bytes) return;
-    buffer_.reset();  // the two together may be more than there is
+    buffer_.reset();  // old and new memory together may not fit
     buffer_ = map_host_pages(bytes, "the rates");
     buffer_bytes_ = bytes;
   }

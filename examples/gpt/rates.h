@@ -1,4 +1,4 @@
-// How fast bytes move on this machine, for the simulator.
+// Measures how fast bytes move on this machine, for the simulator.
 #pragma once
 
 #include <filesystem>
@@ -14,12 +14,12 @@ struct RateOptions {
   std::size_t tile_elements = std::size_t{256} << 10;
   kernels::StateFormat format = kernels::StateFormat::split;
   int threads = 0;                                   // of this rank's updates
-  std::vector<std::filesystem::path> directories{};  // of the drives; none: they are not measured
-  std::size_t drive_bytes = std::size_t{256} << 20;  // of a rank's records there, at most
+  std::vector<std::filesystem::path> directories{};  // of the drives; empty: they are not measured
+  std::size_t drive_bytes = std::size_t{256} << 20;  // at most, of a rank's records there
 };
 
-// Measured with what the engine moves them with, by all ranks at the same time, so that each gets its share of what they
-// share. The same on all ranks: that of the slowest.
+// Uses the code of the engine. All ranks measure at the same time, so that each gets its share of what they share.
+// Returns the same on all ranks: the rate of the slowest.
 Machine measure_rates(Communicator& world, const RateOptions& options);
 
 }  // namespace ballast::gpt

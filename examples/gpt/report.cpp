@@ -30,7 +30,7 @@ std::string tiers(const TierBytes& bytes) {
   return text;
 }
 
-// The first step prepares; it counts only where it is the only one.
+// The first step warms up; it counts only if it is the only one.
 double typical(std::span<const Step> steps, double Step::*field) {
   std::vector<double> values;
   for (const Step& step : steps.subspan(steps.size() > 1 ? 1 : 0)) {
@@ -47,29 +47,29 @@ std::string forecast_text(const Forecast& forecast) {
                   machine.reduce / 1e9, machine.upload / 1e9, machine.host_memory / 1e9);
   if (machine.read > 0)
     text += fmt::format(", drives {:.1f} to read and {:.1f} to write", machine.read / 1e9, machine.write / 1e9);
-  text += fmt::format(" GB/s, of each rank\nforecast  a step takes {:.3f} s, of which {:.3f} s are waited",
+  text += fmt::format(" GB/s for each rank\nforecast  a step takes {:.3f} s, including {:.3f} s of waiting",
                       step.seconds, sum(step.exposed));
   if (const std::size_t moved = of_drives(step.bytes); moved > 0) {
-    text += fmt::format("; {} go from and to drives", human_bytes(moved));
+    text += fmt::format("; drives move {}", human_bytes(moved));
   }
   return text;
 }
 
 std::string needs_text(const RunOptions& options, const Needs& needs) {
   std::string text =
-      fmt::format("\nprocess   {} will be resident, {} of them for activations and {} for libraries",
+      fmt::format("\nprocess   {} will be resident, including {} for activations and {} for libraries",
                   human_bytes(needs.memory()), human_bytes(needs.activations), human_bytes(needs.libraries));
   if (options.memory.limit) {
-    text += fmt::format("; the kernel keeps it below {}, libraries and all", human_bytes(*options.memory.limit));
+    text += fmt::format("; the kernel enforces a limit of {}, libraries included", human_bytes(*options.memory.limit));
   }
   for (const Needs::Drive& drive : needs.drives) {
-    text += fmt::format("\ndrive     {}: {} are free, {} of all drives will be taken", drive.directory.string(),
+    text += fmt::format("\ndrive     {}: {} are free; the run takes {} on all drives", drive.directory.string(),
                         human_bytes(drive.available), human_bytes(needs.on_drives));
   }
   return text;
 }
 
-// Beside what the drives did alone, when they were measured with as many bytes to read and to write.
+// Compares with the drives alone, as they were measured with the same bytes to read and to write.
 std::string drive_text(const Simulation& forecast, std::span<const Step> steps) {
   const double seconds = typical(steps, &Step::seconds);
   const auto bytes = static_cast<double>(of_drives(steps.back().metrics.bytes));
@@ -82,7 +82,7 @@ std::string resident_text(const Step& last, const RunOptions& options, const Sta
   const double more = excess(last.resident, start.needs, options.memory) * 100;
   const std::size_t peak = std::max(start.most_resident, last.resident.peak);
   return fmt::format(
-      "\nresident  {} at most, {} of them libraries' code; beside that and what the program began with, {:.1f} % {} "
+      "\nresident  {} at the peak, including {} of libraries' code; without that and the memory at the start, {:.1f} % {} "
       "than announced\n",
       human_bytes(peak), human_bytes(last.resident.of_files), std::abs(more), more < 0 ? "less" : "more");
 }
@@ -95,7 +95,7 @@ std::string beginning(const RunOptions& options, const Start& start) {
   std::string text = fmt::format("model     {} layers, width {}, {} heads, context {}, {}: {:.2f} million parameters\n",
                                  shape.layers, shape.width, shape.heads, shape.context, name(shape.dtype),
                                  static_cast<double>(start.parameters) / 1e6);
-  text += fmt::format("step      {} ranks x {} micro-steps x {} sequences = {} tokens, of a text of {} bytes\n",
+  text += fmt::format("step      {} ranks x {} micro-steps x {} sequences = {} tokens, from a text of {} bytes\n",
                       start.ranks, micro_steps, options.batch,
                       start.ranks * micro_steps * options.batch * shape.context, start.text_bytes);
   text += fmt::format("matrices  {}", start.library);
@@ -104,7 +104,7 @@ std::string beginning(const RunOptions& options, const Start& start) {
   }
   if (start.forecast) text += forecast_text(*start.forecast);
   text += needs_text(options, start.needs);
-  text += fmt::format("\nmemory that this rank of stage {} will reserve, without activations:\n{}",
+  text += fmt::format("\nmemory that this rank will reserve in stage {}, without activations:\n{}",
                       options.training.stage, to_text(start.ledger));
   return text;
 }
@@ -123,7 +123,7 @@ std::string step_line(const Step& step) {
 }
 
 std::string ending(std::span<const Step> steps, const RunOptions& options, const Start& start) {
-  if (steps.empty()) return "no steps were left to make\n";
+  if (steps.empty()) return "there are no steps left\n";
   std::string text = fmt::format("median of {} steps: {:.0f} tokens/s", steps.size() > 1 ? steps.size() - 1 : 1,
                                  typical(steps, &Step::tokens_per_second));
   if (start.matrix_rate > 0) {
@@ -132,8 +132,8 @@ std::string ending(std::span<const Step> steps, const RunOptions& options, const
   }
   if (start.forecast) {
     const double seconds = typical(steps, &Step::seconds);
-    text +=
-        fmt::format("\na step took {:.3f} s, {:.2f} of the forecast", seconds, seconds / start.forecast->step.seconds);
+    text += fmt::format("\na step took {:.3f} s, {:.2f} times the forecast", seconds,
+                        seconds / start.forecast->step.seconds);
     if (!start.needs.drives.empty()) text += drive_text(start.forecast->step, steps);
   }
   text += fmt::format("\nheld      {}", tiers(steps.back().bytes));

@@ -1,4 +1,4 @@
-// What the program says, as text. Pure.
+// The output of the program, as text. Pure.
 #pragma once
 
 #include <span>

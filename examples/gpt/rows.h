@@ -1,5 +1,5 @@
-// What the trainer does with a row of numbers, in fp32: the formulas of its layers. Sums have one order, so a row has the
-// same bits from every instruction set.
+// The formulas of the layers on a row of values, in fp32. Sums have one order, so every instruction set gives the same
+// bits.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ using ConstRow = std::span<const float>;
 // Between fp32 and the format of a view, from its element `first` on; rounded to nearest, a tie to even.
 void read(const ConstView& from, std::size_t first, Row to);
 void write(ConstRow from, const View& to, std::size_t first);
-void add_to(const View& to, std::size_t first, ConstRow more);  // summed in fp32, and rounded once
+void add_to(const View& to, std::size_t first, ConstRow more);  // sums in fp32 and rounds once
 
 void add(Row to, ConstRow more);
 
@@ -35,7 +35,7 @@ struct Normalised {
 };
 void normalise(const Normalised& row, ConstRow bias, Row to);
 
-// Adds the gradients of x and of the weight to what is there.
+// Adds to the gradients of x and of the weight.
 void normalise_backward(const Normalised& row, ConstRow gradient, Row x_gradient, Row weight_gradient);
 
 // exp(scale x) / sum exp(scale x), in place.

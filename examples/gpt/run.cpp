@@ -28,7 +28,7 @@ class Run {
   Run(const RunOptions& options, Communicator& world, Maths& maths, Observer& observer)
       : options_(options), world_(world), maths_(maths), observer_(observer), text_(options.text) {
     check(options.shape);
-    text_.draw({}, 1, options.shape.context + 1);  // long enough?
+    text_.draw({}, 1, options.shape.context + 1);  // throws if the text is too short
     begin();
     training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
     model_.emplace(options.shape, options.batch, maths, accounts_);
@@ -70,7 +70,7 @@ class Run {
                 .needs = needs_of(options_, plan),
                 .drive_work = drive_work_of(plan)};
     require_enough(start.needs, options_, plan);
-    world_.barrier();  // all ranks measure at once, as they compute later on
+    world_.barrier();  // all ranks measure at the same time, as they compute later
     if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);
     if (options_.forecasts) start.forecast = forecast(options_, plan, world_, maths_);
     start.matrix_rate = mean_of_ranks(matrix_rate_) * static_cast<double>(world_.size());
@@ -105,7 +105,7 @@ class Run {
     return step;
   }
 
-  // `computed`: seconds from the first forward to the last backward, with what was waited for there.
+  // `computed`: seconds from the first forward to the last backward, including waiting.
   void rate(Step& step, double computed) const {
     const auto tokens = static_cast<double>(options_.batch * options_.shape.context * options_.training.micro_steps);
     step.tokens_per_second = tokens * static_cast<double>(world_.size()) / step.seconds;
@@ -118,7 +118,7 @@ class Run {
     step.matrix_use = (of_model + again) / alone / matrix_rate_;
   }
 
-  // Whole doubles travel, so that no bit is lost.
+  // The exchange is of doubles, so that no bit is lost.
   double mean_of_ranks(double mine) const {
     std::vector<double> all(world_.size());
     const auto bytes = std::as_writable_bytes(std::span(all));
@@ -151,7 +151,7 @@ class Run {
   MemoryAccounts accounts_;
   std::optional<Training> training_{};
   std::optional<Gpt> model_{};
-  double matrix_rate_ = 0;  // this rank's
+  double matrix_rate_ = 0;  // of this rank
   double last_step_ended_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// A rank's training from its first step to its last one, and what can be seen of it meanwhile.
+// The training of a rank from its first step to its last, and what an observer sees of it.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace ballast::gpt {
 
 struct RunOptions {
   Shape shape{};
-  std::size_t batch = 8;  // sequences of a rank's micro-step
+  std::size_t batch = 8;  // sequences in a micro-step of a rank
   std::size_t steps = 20;
   double lr = 1e-4;
   double weight_decay = 0.1;
@@ -25,55 +25,55 @@ struct RunOptions {
   TrainingOptions training{};
   bool measures_rate = true;
   bool forecasts = false;
-  bool waits_for_updates = false;  // instead of letting them go on beside the next forward pass
-  bool hashes_parameters = true;   // for the end, which reads all of them
-  bool keeps_parameters = false;   // the same
+  bool waits_for_updates = false;  // instead of overlapping them with the next forward pass
+  bool hashes_parameters = true;   // at the end, which reads all of them
+  bool keeps_parameters = false;   // at the end too
   MemoryOptions memory{};
 };
 
-// Of a step, made before the first one.
+// The forecast of a step, made before the first one.
 struct Forecast {
   Machine machine{};
   Simulation step{};
   double forward_share = 0;  // of the arithmetic, without updates
 };
 
-// Of this rank, before it reserves anything.
+// What this rank knows before it reserves anything.
 struct Start {
   std::size_t ranks = 1;
   std::size_t parameters = 0;
   std::size_t text_bytes = 0;
   std::string library{};
-  double matrix_rate = 0;  // operations a second that square products in the model's format reach; 0: not measured
+  double matrix_rate = 0;  // operations a second of square products in the model's format; 0: not measured
   Ledger ledger{};
   Needs needs{};
-  std::size_t most_resident = 0;  // so far: what measuring took is given back
+  std::size_t most_resident = 0;  // so far; memory of measurements is freed by now
   DriveWork drive_work{};
   std::optional<Forecast> forecast{};
 };
 
-// Of all ranks, but for memory, which is this rank's.
+// A step of all ranks; memory is of this rank.
 struct Step {
   std::uint64_t step = 0;
   double loss = 0;
   double norm = 0;
   double seconds = 0;
   double tokens_per_second = 0;
-  double mfu = 0;             // of the matrix rate, without what is computed twice
-  double matrix_use = 0;      // the same while the trainer computes, and with what is computed twice
-  TierBytes bytes{};          // held: what the training reserves, and activations
-  Metrics metrics{};          // this rank's
-  ResidentMemory resident{};  // of this process, its peak since the first step was prepared
-  std::string skipped{};      // why
+  double mfu = 0;             // relative to the matrix rate, without recomputation
+  double matrix_use = 0;      // the same while the trainer computes, with recomputation
+  TierBytes bytes{};          // what the training reserves, and activations
+  Metrics metrics{};          // of this rank
+  ResidentMemory resident{};  // of this process; the peak since the first step
+  std::string skipped{};      // the reason, or empty
 };
 
 struct End {
-  std::string trace{};                // of a training that keeps a timeline
-  std::uint64_t parameters_hash = 0;  // the same for the same bits
+  std::string trace{};                // if the training keeps a timeline
+  std::uint64_t parameters_hash = 0;  // equal for equal bits
   std::vector<float> parameters{};    // in the order of units and tensors
 };
 
-// Used on the rank's thread.
+// Called on the thread of the rank.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -82,7 +82,7 @@ class Observer {
   virtual void end(const End&) {}
 };
 
-// Begins, or goes on where the run of this name was; `maths` and the ranks are the caller's.
+// Begins, or resumes the run of this name. The caller owns `maths` and the communicator.
 void train(const RunOptions& options, Communicator& world, Maths& maths, Observer& observer);
 
 }  // namespace ballast::gpt

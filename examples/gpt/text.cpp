@@ -14,7 +14,7 @@
 namespace ballast::gpt {
 namespace {
 
-// Words in an order that can be guessed, a little: enough to see a loss fall.
+// Words in a somewhat predictable order, so that a loss falls.
 std::vector<std::uint8_t> made_up() {
   constexpr std::string_view words[] = {"a ship", "the sea", "takes on", "drops", "ballast", "in a storm", "at night"};
   std::vector<std::uint8_t> bytes;
@@ -32,7 +32,7 @@ Text::Text(const std::vector<std::filesystem::path>& files) {
   for (const std::filesystem::path& path : files) {
     std::ifstream file(path, std::ios::binary);
     require(file.good(), Code::bad_argument,
-            [&] { return Problem{.what = fmt::format("{} cannot be read: {}", path.string(), std::strerror(errno))}; });
+            [&] { return Problem{.what = fmt::format("cannot read {}: {}", path.string(), std::strerror(errno))}; });
     bytes_.insert(bytes_.end(), std::istreambuf_iterator<char>(file), {});
   }
   if (files.empty()) bytes_ = made_up();
@@ -40,7 +40,7 @@ Text::Text(const std::vector<std::filesystem::path>& files) {
 
 std::vector<std::uint8_t> Text::draw(const Draw& which, std::size_t count, std::size_t length) const {
   require(length <= bytes_.size(), Code::bad_argument, [&] {
-    return Problem{.what = "the text is shorter than a sequence",
+    return Problem{.what = "cannot train: the text is shorter than a sequence",
                    .needed = fmt::format("{} bytes", length),
                    .available = fmt::format("{} bytes", bytes_.size()),
                    .remedy = "name more files, or choose a shorter context"};

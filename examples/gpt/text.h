@@ -1,4 +1,4 @@
-// What a model learns from: any files, as bytes.
+// The text to learn from: any files, as bytes.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace ballast::gpt {
 
-// Which sequences: the same ones are drawn for it always, also after a restart.
+// Names the sequences of a draw: the same key always draws the same ones, also after a restart.
 struct Draw {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
@@ -17,11 +17,12 @@ struct Draw {
 
 class Text {
  public:
-  explicit Text(const std::vector<std::filesystem::path>& files);  // one after the other; none: made-up sentences
+  explicit Text(
+      const std::vector<std::filesystem::path>& files);  // one after the other; without files: made-up sentences
 
   std::size_t bytes() const { return bytes_.size(); }
 
-  // `count` sequences of `length` bytes from anywhere in the text.
+  // Returns `count` sequences of `length` bytes from random places of the text.
   std::vector<std::uint8_t> draw(const Draw& which, std::size_t count, std::size_t length) const;
 
  private:

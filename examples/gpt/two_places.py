@@ -1,8 +1,8 @@
-"""Trains a small GPT twice with two ranks: in memory, then with parts on the drive, and shows that only the places differ.
+"""Train a small GPT twice on two ranks: in memory, then with its state on the drive, and show that the results are equal.
 
-The first run keeps everything in each rank's memory (stage 0), the second one shares it between the ranks and keeps the
-optimizer's state on the drive (stage 3). Both have to come to the same losses, norms and parameters, bit by bit: it ends with
-1 if they do not. ./quickstart calls it.
+The first run keeps everything in the memory of each rank (stage 0). The second run partitions it over the ranks and keeps the
+optimizer state on the drive (stage 3). Both must come to the same losses, norms and parameters, bit for bit; otherwise the exit
+code is 1. ./quickstart calls it.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 RANKS = 2
 MODEL = "--layers 4 --width 512 --heads 8 --context 256 --batch 4 --lr 1e-3 --max-norm 1 --steps 8".split()
-WAYS = {"all in memory": ["--stage", "0"], "state on the drive": ["--stage", "3", "--state", "nvme"]}
+CONFIGURATIONS = {"all in memory": ["--stage", "0"], "state on the drive": ["--stage", "3", "--state", "nvme"]}
 
 
 class Run(NamedTuple):
     steps: list[dict]  # as the trainer writes them with --json
-    exactly: str  # losses and norms with all their bits, and a hash of the last parameters
+    exactly: str  # losses and norms with all their bits, and a hash of the final parameters
 
 
 def has_gpu() -> bool:
@@ -31,11 +31,11 @@ def has_gpu() -> bool:
     return listed.returncode == 0 and "GPU 0" in listed.stdout
 
 
-def train(program: Path, way: list[str], text: list[Path], drive: Path) -> Run:
+def train(program: Path, options: list[str], text: list[Path], drive: Path) -> Run:
     steps, losses = drive / "steps.jsonl", drive / "losses"
     gpu = ["--gpu", "0"] if has_gpu() else []
     files = ["--text", *map(str, text), "--drive", str(drive), "--json", str(steps), "--losses", str(losses)]
-    command = [str(program), "--ranks", str(RANKS), *MODEL, *way, *gpu, *files]
+    command = [str(program), "--ranks", str(RANKS), *MODEL, *options, *gpu, *files]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return Run([json.loads(line) for line in steps.read_text().splitlines()], losses.read_text())
 
@@ -50,14 +50,14 @@ def mebibytes(run: Run, tier: str) -> str:
 
 
 def table(runs: list[Run]) -> str:
-    lines = [row("", list(WAYS)), row("", ["(stage 0)", "(stage 3)"])]
+    lines = [row("", list(CONFIGURATIONS)), row("", ["(stage 0)", "(stage 3)"])]
     for steps in zip(*(run.steps for run in runs)):
         lines.append(row(f"loss of step {steps[0]['step']}", [f"{step['loss']:.6f}" for step in steps]))
     lines.append(row("tokens a second", [f"{median(s['tokens_per_second'] for s in run.steps[1:]):.0f}" for run in runs]))
-    device = "on the GPU" if has_gpu() else "in memory, to compute with"
-    places = ((device, "device"), ("in memory, on the way", "host"), ("on the drive", "nvme"))
-    lines.append("a rank holds")
-    lines += [row(f"  {name}", [mebibytes(run, tier) for run in runs]) for name, tier in places]
+    device = "GPU memory" if has_gpu() else "memory, device tier"
+    tiers = ((device, "device"), ("memory, host tier", "host"), ("drive", "nvme"))
+    lines.append("a rank keeps")
+    lines += [row(f"  {name}", [mebibytes(run, tier) for run in runs]) for name, tier in tiers]
     return "\n".join(lines)
 
 
@@ -65,17 +65,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="two_places.py", description=__doc__.split("\n")[0])
     parser.add_argument("program", type=Path, help="the trainer, gpt")
     parser.add_argument("text", type=Path, nargs="+", help="files to learn from")
-    parser.add_argument("--directory", default=Path.cwd(), help="on the drive that keeps the state (here)")
+    parser.add_argument("--directory", default=Path.cwd(), help="a directory on the drive that keeps the state (here)")
     options = parser.parse_args()
     runs = []
-    for way in WAYS.values():
+    for configuration in CONFIGURATIONS.values():
         with tempfile.TemporaryDirectory(prefix="ballast-two-places-", dir=options.directory) as drive:
-            runs.append(train(options.program, way, options.text, Path(drive)))
+            runs.append(train(options.program, configuration, options.text, Path(drive)))
     print(table(runs))
     if len({run.exactly for run in runs}) > 1:
-        print("\nTHE TWO RUNS DIFFER: they were to be equal bit by bit. Please report this.")
+        print("\nTHE TWO RUNS DIFFER, but they must be equal bit for bit. Please report this.")
         return 1
-    print(f"\nAll {len(runs[0].steps)} losses, all gradient norms and the last parameters are equal, bit by bit.")
+    print(f"\nAll {len(runs[0].steps)} losses, all gradient norms and the final parameters are equal, bit for bit.")
     return 0
 
 

@@ -1,4 +1,4 @@
-// Gradients beside what a function really does when its arguments change a little.
+// Compares gradients with finite differences of a function.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +35,8 @@ inline double weighed(std::span<const float> numbers, std::span<const float> wei
   return sum;
 }
 
-// `value` is computed from `x`, and `gradient` is said to be its gradient. Numbers are fp32, so 1/500 of the largest slope
-// is allowed: rounding, and what is not straight between the two values.
+// `value` is computed from `x`, and `gradient` is said to be its gradient. Numbers are fp32, so 1/500 of the largest
+// slope is allowed: rounding, and what is not straight between the two values.
 inline void check_gradient(const std::function<double()>& value, Floats& x, const Floats& gradient) {
   constexpr float distance = 1e-2f;
   REQUIRE(x.size() == gradient.size());

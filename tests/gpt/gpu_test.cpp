@@ -1,4 +1,4 @@
-// The layers on a GPU beside those on the CPU, and a training on each.
+// Compares the layers on a GPU with those on the CPU, and a training on each.
 #include "examples/gpt/number.h"
 #include "kernels/runtime/stream.h"
 #include "tests/gpt/differences.h"
@@ -147,7 +147,7 @@ std::vector<NamedLayer> layers() {
            }}};
 }
 
-// Sums go in another order, and in bf16 a sum that rounds the other way goes on from there.
+// Sums have another order, and in bf16 a sum that rounds the other way changes what follows.
 void check_near(const Floats& found, const Floats& expected, DType dtype) {
   REQUIRE(found.size() == expected.size());
   float largest = 0, worst = 0;

@@ -1,4 +1,5 @@
-// The whole model's gradients beside finite differences, through Ballast: an SGD step with a rate of 1 shows them.
+// The gradients of the whole model through Ballast, compared with finite differences: an SGD step with a rate of 1 shows
+// them.
 #include "tests/gpt/model_rig.h"
 
 using namespace ballast;

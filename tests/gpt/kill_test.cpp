@@ -1,4 +1,4 @@
-// A GPT whose ranks are killed goes on from its drives to the bits of one that nobody killed.
+// A GPT whose ranks are killed resumes from its drives and ends with the bits of an undisturbed one.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <fstream>
@@ -29,7 +29,8 @@ class Witness : public gpt::Observer {
  public:
   Witness(std::filesystem::path file, int progress) : file_(std::move(file)), progress_(progress) {}
   void step(const gpt::Step&) override {
-    if (progress_ >= 0 && ::write(progress_, "s", 1) != 1) throw std::runtime_error("nobody reads the progress");
+    if (progress_ >= 0 && ::write(progress_, "s", 1) != 1)
+      throw std::runtime_error("cannot report progress: the reader is gone");
   }
   void end(const gpt::End& end) override { std::ofstream(file_) << end.parameters_hash; }
 
@@ -86,7 +87,7 @@ struct DriveJob {
 }  // namespace
 
 // Processes are forked before this one has threads of its own.
-TEST_CASE("a GPT whose ranks were killed, each and all, ends with the bits of one that nobody killed") {
+TEST_CASE("a GPT whose ranks were killed, one or all, ends with the bits of an undisturbed one") {
   const TemporaryDirectory killed, left_alone;
   std::mt19937 random(5);
   for (const std::vector<std::size_t>& victims : std::vector<std::vector<std::size_t>>{{0}, {1}, {2}, {0, 1, 2}}) {

@@ -1,4 +1,4 @@
-// Each of the layers' formulas beside finite differences.
+// Each formula of the layers, compared with finite differences.
 #include "examples/gpt/maths.h"
 #include "tests/gpt/differences.h"
 

@@ -1,4 +1,4 @@
-// What a training really holds, beside what it said that it would: of the whole program, as a process of its own.
+// Compares the memory that the whole program takes, in its own process, with what it announced.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -46,7 +46,7 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 
 // From 300 MiB on: what libraries, stacks and malloc keep is a few MiB more or less.
 TEST_CASE("a training holds what it announced, 3 % more or less") {
-  if (testing::sanitized) return skip("a sanitizer keeps memory of its own");
+  if (testing::sanitized) return skip("a sanitizer keeps its own memory");
   for (const char* where : {
            "--stage 0",
            "--stage 3 --ranks 2 --threads 1 --gradients host --state host",

@@ -1,4 +1,4 @@
-// Products of matrices: beside sums in double, and with the same bits from any number of threads.
+// Products of matrices: compared with sums in double, and with the same bits from any number of threads.
 #include "examples/gpt/multiply.h"
 #include "examples/gpt/maths.h"
 #include "examples/gpt/multiply_portable.h"
@@ -11,7 +11,7 @@ using namespace ballast::testing;
 
 namespace {
 
-// A matrix of random numbers in memory of its own, whose rows have some room behind them.
+// A matrix of random values in its own memory, with gaps between its rows.
 struct Random {
   Random(std::size_t rows, std::size_t columns, DType dtype, bool transposed, std::uint64_t seed)
       : bytes((transposed ? columns : rows) * ((transposed ? rows : columns) + 3) * byte_size(dtype)) {
@@ -68,7 +68,7 @@ void check_product(const Multiply& multiply, std::size_t rows, std::size_t colum
                              std::abs(at(result.matrix, row, column) - expected(product, before.matrix, row, column)));
           }
         }
-        // Of numbers up to 1: a rounding of the result, twice where a sum is rounded first, and of fp32's sums.
+        // For values up to 1: the rounding of the result (twice where a sum is rounded first) and of the fp32 sums.
         CHECK(worst <= (to == DType::bf16 ? 0.008 : 1e-6) * std::sqrt(static_cast<double>(steps)) * 2);
       }
     }
@@ -86,7 +86,7 @@ TEST_CASE("products are sums of products, of all shapes, formats and directions"
   }
 }
 
-TEST_CASE("a product has the same bits from any number of threads, and wherever its numbers lie") {
+TEST_CASE("a product has the same bits from any number of threads, and anywhere in memory") {
   for (const DType dtype : {DType::fp32, DType::bf16}) {
     const std::size_t rows = 300, columns = 1100, steps = 400;
     const Random a(rows, steps, dtype, false, 1), b(steps, columns, dtype, true, 2);

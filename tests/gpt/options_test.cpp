@@ -1,4 +1,4 @@
-// What gpt's command line becomes, and what is refused of it.
+// How gpt reads its command line, and what it refuses.
 #include "examples/gpt/options.h"
 
 #include <catch2/catch.hpp>
@@ -27,15 +27,17 @@ TEST_CASE("words of gpt's command line name formats and tiers") {
   CHECK(options.run.training.gradients == all_in(Tier::host));
 }
 
-TEST_CASE("gpt takes the last of an option that is given twice: a script's, then one's own") {
+TEST_CASE("gpt uses the last value of an option that is given twice, as after a script's options") {
   CHECK(parsed("--stage 1 --stage 3").run.training.stage == 3);
   CHECK(parsed("--format fp32 --format bf16").run.training.format == kernels::StateFormat::bf16);
 }
 
-TEST_CASE("gpt refuses words that it does not know, and says which it knows") {
+TEST_CASE("gpt refuses an unknown word and names the known ones") {
   CHECK_THROWS_WITH(parsed("--format fp8"),
-                    Contains("--format cannot be \"fp8\"") && Contains("one of bf16, compact, fp32, split"));
-  CHECK_THROWS_WITH(parsed("--dtype half"), Contains("--dtype cannot be \"half\"") && Contains("one of bf16, fp32"));
-  CHECK_THROWS_WITH(parsed("--state disk"), Contains("\"disk\" is no tier") && Contains("device, host or nvme"));
-  CHECK_THROWS_WITH(parsed("--state host=much"), Contains("\"host=much\" is no fraction") && Contains("host=0.5"));
+                    Contains("cannot set --format to \"fp8\"") && Contains("one of bf16, compact, fp32, split"));
+  CHECK_THROWS_WITH(parsed("--dtype half"),
+                    Contains("cannot set --dtype to \"half\"") && Contains("one of bf16, fp32"));
+  CHECK_THROWS_WITH(parsed("--state disk"), Contains("there is no tier \"disk\"") && Contains("device, host or nvme"));
+  CHECK_THROWS_WITH(parsed("--state host=much"),
+                    Contains("cannot read \"host=much\" as a fraction") && Contains("host=0.5"));
 }

@@ -1,7 +1,6 @@
-"""The GPT trainer beside the same model in PyTorch: same first parameters, same text, AdamW; losses, norms, parameters.
+"""Compare the GPT trainer with the same model in PyTorch: same initial values, same text, AdamW; losses, norms, parameters.
 
-Both compute in fp32, in another order: 1/20,000 of a loss is allowed, and 1/200 of what the rate would let a parameter
-move.
+Both compute in fp32, in different orders: 1/20,000 of a loss is allowed, and 1/200 of what the rate lets a parameter move.
 """
 
 import os
