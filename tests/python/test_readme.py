@@ -77,6 +77,16 @@ def test_a_figure_is_the_recorded_one(row: list[str]) -> None:
     assert memory_ratio == f"{mebibytes / of_ddp:.2f}"
 
 
+def test_the_speeds_of_the_first_screen_are_the_recorded_ones() -> None:
+    text = " ".join(README.split())
+    found = re.search(r"([\d.]+) times as fast as with DDP, ([\d.]+) times as fast as with FSDP2 and ([\d.]+) times", text)
+    assert found is not None
+    ratios = {line["against"]: line["ratio"] for line in recorded()["303M: Ballast stage 3"]}
+    assert found[1] == f"{ratios['DDP']:.2f}"
+    assert found[2] == f"{ratios['FSDP2']:.1f}"
+    assert found[3] == f"{ratios['DeepSpeed ZeRO 3']:.1f}"
+
+
 @pytest.mark.parametrize("link", sorted({link for link in LINK.findall(README) if "://" not in link}))
 def test_a_link_leads_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
