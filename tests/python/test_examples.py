@@ -1,4 +1,4 @@
-"""The scripts of examples, as ./quickstart runs them, and as a user does who reads every warning."""
+"""Run the scripts of examples/ as ./quickstart does, and as a user who reads every warning."""
 
 from pathlib import Path
 
