@@ -31,24 +31,31 @@ OffloadedUpdate::OffloadedUpdate(const UpdateSetting& setting)
       drive_{setting.directory, queue_.get()},
       store_(make_two_and_open_one()),
       plain_(file_of(names[setting.ours_is_second ? 0 : 1])),
-      pool_(accounts_, "staging", {.slots = setting.depth + 2, .slot_bytes = store_.record_bytes()}, {queue_.get()}),
+      memory_(allocate(
+          accounts_,
+          {.kind = MemoryKind::pinned, .bytes = (setting.depth + 2) * store_.record_bytes(), .owner = "staging"})),
       gradients_(tiles_ * 2 * setting.elements_of_tile),
       backend_(kernels::cpu_backend({.threads = 1})),  // one is enough for a drive, and its neighbour serves the ring
       tensors_(setting.directory / "ballast-benchmark-tensors", tiles_, store_.record_bytes()) {
   queue_->remember(plain_);
+  queue_->remember({memory_.data(), memory_.bytes()});
   if (!setting.tensor_files) return;
   tensors_.create();
-  const auto zeros = pool_.take("first");
   for (std::size_t tile = 0; tile < tiles_; ++tile) {
-    tensors_.move(IoKind::write, tile, zeros.bytes(), *queue_);
+    tensors_.move(IoKind::write, tile, slot(0), *queue_);
   }
 }
 
 OffloadedUpdate::~OffloadedUpdate() {
+  queue_->forget({memory_.data(), memory_.bytes()});
   for (const char* name : names) {
     std::error_code gone_already;
     std::filesystem::remove(file_of(name), gone_already);
   }
+}
+
+std::span<std::byte> OffloadedUpdate::slot(std::size_t number) const {
+  return {memory_.data() + number * store_.record_bytes(), store_.record_bytes()};
 }
 
 std::filesystem::path OffloadedUpdate::file_of(const char* name) const {
@@ -81,32 +88,37 @@ void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
 // One thread. Half of the slots are being read into, the rest is updated or written.
 void OffloadedUpdate::run(const Way& way) {
   struct Reading {
-    offload::Staging slot;
+    std::span<std::byte> slot;
     Payload payload;
   };
   struct Writing {
     offload::Completion done;
-    offload::Staging slot;
+    std::span<std::byte> slot;
   };
   ++steps_;
   std::deque<Reading> reading;
   std::deque<Writing> writing;
+  std::vector<std::span<std::byte>> free;
+  for (std::size_t number = setting_.depth + 2; number > 0; --number) {
+    free.push_back(slot(number - 1));
+  }
   const std::size_t ahead = setting_.depth / 2;
   std::size_t next = 0;
   for (std::size_t tile = 0; tile < tiles_; ++tile) {
     for (; next < tiles_ && next < tile + ahead; ++next) {
-      while (pool_.free_slots() == 0) {
+      if (free.empty()) {
         writing.front().done.wait();
+        free.push_back(writing.front().slot);
         writing.pop_front();
       }
-      auto slot = pool_.take("read");
-      Payload payload = way.read(next, slot.bytes());
-      reading.push_back({std::move(slot), std::move(payload)});
+      const std::span<std::byte> into = free.back();
+      free.pop_back();
+      reading.push_back({into, way.read(next, into)});
     }
     Reading& current = reading.front();
     const auto payload = current.payload();
     if (way.updates) update(tile, payload);
-    writing.push_back({way.write(tile, current.slot.bytes()), std::move(current.slot)});
+    writing.push_back({way.write(tile, current.slot), current.slot});
     reading.pop_front();
   }
   for (const Writing& last : writing) {
@@ -149,9 +161,8 @@ void OffloadedUpdate::flush() { queue_->submit({IoKind::flush, &plain_, 0, {}}).
 void OffloadedUpdate::without_seals() {
   run(unchecked(true));
   flush();
-  const auto commit = pool_.take("commit");
   const std::uint64_t offset = offload::RecordPlaces::commit_offset(steps_);
-  queue_->submit({IoKind::write, &plain_, offset, commit.bytes().first(offload::commit_bytes)}).wait();
+  queue_->submit({IoKind::write, &plain_, offset, slot(0).first(offload::commit_bytes)}).wait();
   flush();
 }
 
@@ -162,11 +173,11 @@ void OffloadedUpdate::drive_alone() {
 
 void OffloadedUpdate::drained() {
   ++steps_;
-  const auto slot = pool_.take("drained");
+  const std::span<std::byte> memory = slot(0);
   for (std::size_t tile = 0; tile < tiles_; ++tile) {
-    tensors_.move(IoKind::read, tile, slot.bytes(), *queue_);
-    update(tile, store_.payload(slot.bytes()));
-    tensors_.move(IoKind::write, tile, slot.bytes(), *queue_);
+    tensors_.move(IoKind::read, tile, memory, *queue_);
+    update(tile, store_.payload(memory));
+    tensors_.move(IoKind::write, tile, memory, *queue_);
   }
 }
 

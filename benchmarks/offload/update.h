@@ -2,12 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "benchmarks/harness/buffer.h"
 #include "benchmarks/offload/tensor_files.h"
 #include "kernels/backend.h"
+#include "kernels/runtime/buffer.h"
 #include "offload/record_store.h"
-#include "offload/staging_pool.h"
 #include "optim/state_layout.h"
 
 namespace ballast::benchmarks {
@@ -53,6 +54,7 @@ class OffloadedUpdate {
   offload::RecordStore make_two_and_open_one() const;
   std::uint64_t place(std::size_t tile, bool other) const;
   void flush();
+  std::span<std::byte> slot(std::size_t number) const;
 
   UpdateSetting setting_;
   optim::StateLayout layout_;
@@ -63,7 +65,7 @@ class OffloadedUpdate {
   offload::RecordStore store_;
   offload::File plain_;  // the other one's, for what is done without records
   MemoryAccounts accounts_;
-  offload::StagingPool pool_;
+  ballast::Buffer memory_;  // pinned and known to the queue: slots of one record each
   Buffer gradients_;
   std::unique_ptr<kernels::Backend> backend_;
   TensorFiles tensors_;

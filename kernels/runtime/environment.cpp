@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -57,27 +56,6 @@ std::optional<std::size_t> Environment::bytes(const std::string& name) const {
   } catch (const UsageError&) {
     refuse(name, *value, "a size such as 512MiB, 40GB or 1e9");
   }
-}
-
-std::optional<bool> Environment::flag(const std::string& name) const {
-  constexpr std::array<std::pair<std::string_view, bool>, 8> words{{{"1", true},
-                                                                    {"true", true},
-                                                                    {"yes", true},
-                                                                    {"on", true},
-                                                                    {"0", false},
-                                                                    {"false", false},
-                                                                    {"no", false},
-                                                                    {"off", false}}};
-  const std::optional<std::string> value = text(name);
-  if (!value) {
-    return std::nullopt;
-  }
-  for (const auto& [word, meaning] : words) {
-    if (*value == word) {
-      return meaning;
-    }
-  }
-  refuse(name, *value, "1 or 0, true or false, yes or no, on or off");
 }
 
 }  // namespace ballast

@@ -22,7 +22,6 @@ class Environment {
   std::optional<std::string> text(const std::string& name) const;
   std::optional<std::int64_t> integer(const std::string& name) const;
   std::optional<std::size_t> bytes(const std::string& name) const;  // "512MiB"
-  std::optional<bool> flag(const std::string& name) const;          // 1/0, true/false, yes/no, on/off
 
  private:
   Lookup lookup_;

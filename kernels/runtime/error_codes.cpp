@@ -40,7 +40,7 @@ constexpr std::array codes{
     CodeInfo{Code::host_memory, "host_memory", "The host has not enough memory.",
              "Lower the memory budget, choose a smaller state format or a lower tier, or raise the container's limit."},
     CodeInfo{Code::pinned_memory, "pinned_memory", "Host memory could not be pinned for the GPU.",
-             "Raise the memlock limit (`ulimit -l`), or let Ballast use its bounded pinned ring."},
+             "Raise the memlock limit (`ulimit -l`; of a container: docker --ulimit memlock=-1)."},
     CodeInfo{Code::device_memory, "device_memory", "The GPU has not enough memory.",
              "Move state to a lower tier, raise the stage, or lower the prefetch limit."},
     CodeInfo{Code::memory_budget, "memory_budget", "A memory budget that was set for this run is used up.",

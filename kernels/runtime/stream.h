@@ -57,7 +57,7 @@ class Event {
 };
 
 // Issued into the stream, in any direction between device and host; both ends must live until it is done. Host memory
-// that is not pinned makes CUDA wait in here, so it goes through a PinnedRing.
+// that is not pinned makes CUDA wait in here.
 void copy(void* to, const void* from, std::size_t bytes, const Stream& stream);
 void fill(void* to, unsigned char value, std::size_t bytes, const Stream& stream);
 

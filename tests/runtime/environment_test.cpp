@@ -21,14 +21,11 @@ Environment made_of(std::map<std::string, std::string> variables) {
 }  // namespace
 
 TEST_CASE("variables are read with their types") {
-  const Environment environment =
-      made_of({{"RANK", "3"}, {"LOW", "-7"}, {"HOST", "node7"}, {"RING", "512MiB"}, {"ON", "1"}, {"OFF", "no"}});
+  const Environment environment = made_of({{"RANK", "3"}, {"LOW", "-7"}, {"HOST", "node7"}, {"BUDGET", "512MiB"}});
   CHECK(environment.integer("RANK") == 3);
   CHECK(environment.integer("LOW") == -7);
   CHECK(environment.text("HOST") == "node7");
-  CHECK(environment.bytes("RING") == std::size_t{512} << 20);
-  CHECK(environment.flag("ON") == true);
-  CHECK(environment.flag("OFF") == false);
+  CHECK(environment.bytes("BUDGET") == std::size_t{512} << 20);
 }
 
 TEST_CASE("an empty variable counts as unset") {
@@ -37,7 +34,6 @@ TEST_CASE("an empty variable counts as unset") {
     CHECK_FALSE(environment.text(name));
     CHECK_FALSE(environment.integer(name));
     CHECK_FALSE(environment.bytes(name));
-    CHECK_FALSE(environment.flag(name));
   }
 }
 
@@ -46,7 +42,6 @@ TEST_CASE("a variable that cannot be read is an error that names it") {
   CHECK_THROWS_WITH(environment.integer("X"), Catch::Contains("B1006") && Catch::Contains("X=\"3 apples\""));
   CHECK_THROWS_AS(environment.integer("HUGE"), UsageError);
   CHECK_THROWS_WITH(environment.bytes("X"), Catch::Contains("B1006"));
-  CHECK_THROWS_WITH(environment.flag("X"), Catch::Contains("on or off"));
 }
 
 TEST_CASE("the process's own environment is the default") {

@@ -20,7 +20,7 @@ std::string text_of(const char* file) {
 
 TEST_CASE("an error says what, where, needed, available, remedy and call site") {
   try {
-    fail(Code::host_memory, {.what = "the pinned ring does not fit",
+    fail(Code::host_memory, {.what = "the staging buffer does not fit",
                              .where = "rank 3, unit h.7",
                              .needed = "12 GiB",
                              .available = "9 GiB",
@@ -29,7 +29,7 @@ TEST_CASE("an error says what, where, needed, available, remedy and call site") 
   } catch (const ResourceError& error) {
     const std::string text = error.what();
     CHECK(error.code() == Code::host_memory);
-    for (const char* part : {"B2001", "the pinned ring does not fit", "rank 3, unit h.7", "12 GiB", "9 GiB",
+    for (const char* part : {"B2001", "the staging buffer does not fit", "rank 3, unit h.7", "12 GiB", "9 GiB",
                              "lower prefetch to 2 units", "error_test.cpp:"}) {
       CHECK(text.find(part) != std::string::npos);
     }
