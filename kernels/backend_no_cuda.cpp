@@ -4,7 +4,7 @@
 namespace ballast::kernels {
 
 std::unique_ptr<Backend> cuda_backend(StreamHandle, int) {
-  fail(Code::no_cuda_build, {.what = "the CUDA kernels were asked for, but this build has none"});
+  fail(Code::no_cuda_build, {.what = "cannot use the CUDA kernels: this build has none"});
 }
 
 }  // namespace ballast::kernels

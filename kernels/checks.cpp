@@ -8,9 +8,10 @@ namespace {
 
 void check_counts(const ConstView& from, const ConstView& to, std::string_view operation) {
   require(from.count() == to.count(), Code::wrong_size, [&] {
-    return Problem{.what = fmt::format("{} needs as many elements in its source as in its target", operation),
-                   .needed = fmt::format("{} elements", to.count()),
-                   .available = fmt::format("{} elements", from.count())};
+    return Problem{
+        .what = fmt::format("cannot start {}: source and target have different numbers of elements", operation),
+        .needed = fmt::format("{} elements", to.count()),
+        .available = fmt::format("{} elements", from.count())};
   });
 }
 
@@ -20,7 +21,7 @@ void check_apart(const ConstView& from, const ConstView& to, std::string_view op
   const bool in_place = from.data() == to.data() && byte_size(from.dtype()) == byte_size(to.dtype());
   const bool apart = !before(from.data(), to.data() + to.bytes()) || !before(to.data(), from.data() + from.bytes());
   require(in_place || apart, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("the source and the target of {} overlap", operation),
+    return Problem{.what = fmt::format("cannot start {}: source and target overlap", operation),
                    .needed = "memory apart, or in place with elements of the same size",
                    .available = fmt::format("a target that starts {} bytes after its source", to.data() - from.data())};
   });
@@ -28,7 +29,7 @@ void check_apart(const ConstView& from, const ConstView& to, std::string_view op
 
 void check_copy(const ConstView& from, const View& to, std::string_view operation) {
   require((from.dtype() == DType::u8) == (to.dtype() == DType::u8), Code::wrong_dtype, [&] {
-    return Problem{.what = fmt::format("{} cannot turn {} into {}", operation, name(from.dtype()), name(to.dtype())),
+    return Problem{.what = fmt::format("{} cannot convert {} to {}", operation, name(from.dtype()), name(to.dtype())),
                    .needed = "fp32, bf16 or fp16 on both sides, or u8 on both"};
   });
   check_memory(from, fmt::format("the source of {}", operation));
@@ -45,8 +46,7 @@ void check_fill(const View& to, float value) {
   check_memory(to, "the target of a fill");
   const bool is_byte = value >= 0.0f && value <= 255.0f && value == std::floor(value);
   require(to.dtype() != DType::u8 || is_byte, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("bytes cannot be filled with {}", value),
-                   .needed = "a whole number from 0 to 255"};
+    return Problem{.what = fmt::format("cannot fill bytes with {}", value), .needed = "a whole number from 0 to 255"};
   });
 }
 

@@ -12,7 +12,7 @@ constexpr std::size_t blocks_per_multiprocessor = 16;
 
 Cuda cuda_on(StreamHandle stream, int gpu) {
   int multiprocessors = 0;
-  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "asking for a GPU's size");
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "reading a GPU's size");
   return {.stream = stream, .gpu = gpu, .multiprocessors = static_cast<unsigned>(multiprocessors)};
 }
 

@@ -16,7 +16,7 @@ void check_quantize(const ConstView& from, const Quantized& to, const CodeRoundi
   check_floating(from, "the source of a quantization");
   check_memory({to.bits, to.codes, to.scales}, from.count());
   require(!rounding.stochastic || rounding.first_index % group_size == 0, Code::unaligned, [&] {
-    return Problem{.what = "stochastic codes must begin at a group of elements",
+    return Problem{.what = "cannot round stochastically: the first element does not begin a group",
                    .needed = fmt::format("a first index that is a multiple of {}", group_size),
                    .available = std::to_string(rounding.first_index)};
   });

@@ -30,10 +30,10 @@ Stored stored(const UpdateTile& tile, Moment moment, std::size_t numbers) {
   const Stored found{is_first ? tile.momentum : tile.variance, is_first ? tile.momentum_scales : tile.variance_scales};
   require(found.bytes != nullptr, Code::bad_argument, [&] {
     return Problem{
-        .what = fmt::format("the {} moment was asked for of a rule that keeps none", is_first ? "first" : "second")};
+        .what = fmt::format("cannot read the {} moment: the update rule keeps none", is_first ? "first" : "second")};
   });
   require(numbers == tile.count, Code::wrong_size, [&] {
-    return Problem{.what = "a moment was asked for in memory of another size",
+    return Problem{.what = "cannot read or write a moment: the memory has another size",
                    .needed = fmt::format("{} elements", tile.count),
                    .available = fmt::format("{} elements", numbers)};
   });
@@ -144,7 +144,7 @@ void copy_moment(const UpdateTile& from, const UpdateTile& to, Moment moment) {
 
 void copy_state(const UpdateTile& from, const UpdateTile& to) {
   require(from.count == to.count, Code::wrong_size, [&] {
-    return Problem{.what = "state was to be copied to a tile of another size",
+    return Problem{.what = "cannot copy the state: the tiles have different sizes",
                    .needed = fmt::format("{} elements", to.count),
                    .available = fmt::format("{} elements", from.count)};
   });

@@ -10,11 +10,11 @@ namespace {
 
 void need(const void* pointer, std::size_t element_bytes, std::string_view part, StateFormat format) {
   require(pointer != nullptr, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("an update got no {}", part),
+    return Problem{.what = fmt::format("cannot update: there is no memory for the {}", part),
                    .needed = fmt::format("memory for the {} in format {}", part, name(format))};
   });
   require(reinterpret_cast<std::uintptr_t>(pointer) % element_bytes == 0, Code::unaligned, [&] {
-    return Problem{.what = fmt::format("the {} of an update begins inside an element", part),
+    return Problem{.what = fmt::format("cannot update: the {} begins inside an element", part),
                    .needed = fmt::format("an address that is a multiple of {}", element_bytes),
                    .available = fmt::format("{}", pointer)};
   });

@@ -39,7 +39,7 @@ void settle(const std::vector<Completion>& completions) {
 
 ChunkWriter::ChunkWriter(const std::filesystem::path& path, IoQueue& queue, const Memory& memory)
     : memory_(memory),
-      pages_(map_host_pages(memory.buffers * memory.buffer_bytes, "a checkpoint on its way to the drive")),
+      pages_(map_host_pages(memory.buffers * memory.buffer_bytes, "a checkpoint that is being written")),
       file_(path, {.create = true, .allow_network = true}),
       queue_(queue),
       written_(memory.buffers) {}
@@ -93,7 +93,7 @@ ChunkReader::ChunkReader(const std::vector<std::filesystem::path>& files, std::v
     files_.push_back(std::make_unique<File>(file, FileOptions{.allow_network = true, .writable = false}));
   }
   require_whole();
-  pages_ = map_host_pages(slots_ * slot_bytes_, "a checkpoint on its way from the drive");
+  pages_ = map_host_pages(slots_ * slot_bytes_, "a checkpoint that is being read");
   read_.resize(slots_);
   read_ahead();
 }
@@ -108,7 +108,7 @@ void ChunkReader::require_whole() const {
   }
   for (std::size_t i = 0; i < files_.size(); ++i) {
     require(files_[i]->bytes() >= needed[i], Code::bad_record, [&] {
-      return Problem{.what = "the file was cut off",
+      return Problem{.what = "the file is cut off",
                      .where = files_[i]->path().string(),
                      .needed = fmt::format("{} bytes", needed[i]),
                      .available = fmt::format("{} bytes", files_[i]->bytes())};
@@ -133,7 +133,7 @@ void ChunkReader::read_ahead() {
 
 std::span<const std::byte> ChunkReader::next() {
   require(given_ < in_order_.size(), Code::internal,
-          [] { return Problem{.what = "more chunks were asked for than were announced"}; });
+          [] { return Problem{.what = "cannot read another chunk: all announced chunks have been read"}; });
   const std::size_t number = given_++;
   read_ahead();
   const ChunkPlace& place = in_order_[number];
@@ -141,7 +141,7 @@ std::span<const std::byte> ChunkReader::next() {
   read_[number % slots_].wait();
   const auto bytes = slot(number).subspan(chunk.offset - in_blocks(chunk).offset, chunk.bytes);
   require(checksum(bytes) == chunk.seal, Code::bad_record, [&] {
-    return Problem{.what = "bytes were read that were not written",
+    return Problem{.what = "cannot use a chunk: its bytes differ from those that were written",
                    .where = fmt::format("{}, bytes {} to {}", files_[place.file]->path().string(), chunk.offset,
                                         chunk.offset + chunk.bytes)};
   });

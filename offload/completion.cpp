@@ -82,7 +82,7 @@ Promise::~Promise() {
   if (state_->done) return;
   state_->done = true;
   state_->error = std::make_exception_ptr(
-      Error(Code::internal, {.what = "something that others wait for was given up without a result"}, Site::here()));
+      Error(Code::internal, {.what = "an operation ended without a result: its promise was dropped"}, Site::here()));
   state_->ended.notify_all();
 }
 
@@ -94,7 +94,7 @@ Completion Promise::completion() const {
 
 void Promise::end(std::exception_ptr error) {
   const std::lock_guard lock(state_->mutex);
-  require(!state_->done, Code::internal, [] { return Problem{.what = "a completion was completed twice"}; });
+  require(!state_->done, Code::internal, [] { return Problem{.what = "cannot end an operation twice"}; });
   state_->done = true;
   state_->error = std::move(error);
   state_->ended.notify_all();  // with the lock held: the last waiter may free the state as soon as it has it

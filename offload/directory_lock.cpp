@@ -31,19 +31,20 @@ std::string holder_of(int file) {
   const ssize_t read = ::pread(file, text.data(), text.size(), 0);
   std::string_view said(text.data(), read > 0 ? static_cast<std::size_t>(read) : 0);
   if (said.ends_with('\n')) said.remove_suffix(1);
-  return said.empty() ? "a process that has not said who it is" : std::string(said);
+  return said.empty() ? "a process that has not written its name" : std::string(said);
 }
 
 [[noreturn]] void fail_to_lock(int file, const std::filesystem::path& directory, int error) {
   switch (error) {
     case EWOULDBLOCK:
       fail(Code::directory_in_use,
-           {.what = fmt::format("the directory is in use by {}", holder_of(file)), .where = directory.string()});
+           {.what = fmt::format("cannot lock the directory: it is in use by {}", holder_of(file)),
+            .where = directory.string()});
     case ENOLCK:
     case ENOSYS:
     case EOPNOTSUPP:
       fail(Code::no_file_locks,
-           {.what = fmt::format("the directory cannot be locked: {}", std::generic_category().message(error)),
+           {.what = fmt::format("cannot lock the directory: {}", std::generic_category().message(error)),
             .where = directory.string()});
     default: fail_file("flock", directory / lock_name, 0, error);
   }

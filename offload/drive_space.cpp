@@ -23,7 +23,7 @@ void require_allowed(std::uint64_t file_bytes, const std::filesystem::path& dire
   struct rlimit limit {};
   ::getrlimit(RLIMIT_FSIZE, &limit);
   require(limit.rlim_cur == RLIM_INFINITY || file_bytes <= limit.rlim_cur, Code::drive_full, [&] {
-    return Problem{.what = "the limit on the size of files is lower than the state needs",
+    return Problem{.what = "cannot make the state's files: the limit on the size of files is too low",
                    .where = directory.string(),
                    .needed = human_bytes(file_bytes),
                    .available = human_bytes(limit.rlim_cur),
@@ -42,7 +42,7 @@ void require_space(const RecordShape& shape, std::span<const std::filesystem::pa
     require_allowed(places.file_bytes(i), directories[i]);
     const std::uint64_t available = std::filesystem::space(directories[i]).available;
     require(of_drive <= available, Code::drive_full, [&] {
-      return Problem{.what = "the state does not fit on the drive",
+      return Problem{.what = "cannot make the state's files: the drive has too little space",
                      .where = directories[i].string(),
                      .needed = human_bytes(of_drive),
                      .available = human_bytes(available)};

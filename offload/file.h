@@ -43,7 +43,7 @@ class File {
 
   std::filesystem::path path_;
   int descriptor_ = -1;
-  std::string buffered_because_ = "it was asked for";
+  std::string buffered_because_ = "it is requested";
 };
 
 // A new or removed name is on the drive when this returns.

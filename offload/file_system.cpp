@@ -55,7 +55,7 @@ FileSystem file_system_of(const std::filesystem::path& path) {
 
 void require_local(const FileSystem& found, const std::filesystem::path& directory) {
   require(!found.network, Code::network_drive, [&] {
-    return Problem{.what = fmt::format("the directory lies on a network file system ({})", found.name),
+    return Problem{.what = fmt::format("cannot use the directory: it lies on a network file system ({})", found.name),
                    .where = directory.string(),
                    .needed = "a drive of this machine"};
   });

@@ -8,7 +8,7 @@ namespace ballast::offload {
 
 const IoOptions& checked(const IoOptions& options) {
   require(options.depth >= 1 && options.depth <= 4096, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("a queue of {} requests was asked for", options.depth), .needed = "1 to 4096"};
+    return Problem{.what = fmt::format("cannot open a queue of {} requests", options.depth), .needed = "1 to 4096"};
   });
   return options;
 }

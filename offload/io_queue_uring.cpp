@@ -159,7 +159,7 @@ class UringQueue : public IoQueue {
     }
     if (is_descriptor_limit(-result)) fail_limit("cannot make an io_uring", -result);
     require(result == 0, Code::no_io_uring, [&] {
-      return Problem{.what = "the kernel gives this process no io_uring", .available = text_of(-result)};
+      return Problem{.what = "cannot use io_uring: the kernel refuses it", .available = text_of(-result)};
     });
     has_ring_ = true;
     keep_from_children();
@@ -182,7 +182,7 @@ class UringQueue : public IoQueue {
       io_uring_unregister_files(&ring_);
       const int result = io_uring_register_files(&ring_, &files.back(), 1);
       require(result == 0, Code::no_io_uring, [&] {
-        return Problem{.what = "the kernel registers no file with an io_uring", .available = text_of(-result)};
+        return Problem{.what = "cannot use io_uring: the kernel cannot register files", .available = text_of(-result)};
       });
     }
     end_.registered();

@@ -148,7 +148,7 @@ std::string check_record(const RecordShape& shape, RecordName name, const Seals&
                          std::span<std::byte> record) {
   const HeadCheck head = check_head(shape, name, record.first(block_bytes));
   if (!head.problem.empty()) return head.problem;
-  if (head.seals != expected) return "it is whole, but not what was written last";
+  if (head.seals != expected) return "it is intact, but not the newest that was written";
   const auto first = record.subspan(block_bytes, shape.first_bytes);
   if (region_seal(shape, name, 0, first) != expected.first) return "its first region is damaged";
   if (record.size() < block_bytes + shape.payload_bytes) return {};
@@ -192,18 +192,19 @@ void write_identity(const RecordShape& shape, FileName name, std::span<std::byte
 // The version comes before the seal, which another version may make in another way.
 Identity read_identity(std::span<const std::byte> block, const std::filesystem::path& path) {
   const auto found = get<IdentityBlock>(block);
-  if (found.head.magic != magic) refuse(Code::bad_record, path, "this is not a record file of Ballast");
+  if (found.head.magic != magic)
+    refuse(Code::bad_record, path, "cannot open the file: it is no record file of Ballast");
   if (found.head.version != format_version) {
     const bool newer = found.head.version > format_version;
     fail(newer ? Code::newer_format : Code::older_format,
-         {.what = fmt::format("the record file is in {} format than this version of Ballast reads",
+         {.what = fmt::format("cannot open the record file: it has {} format than this version of Ballast reads",
                               newer ? "a newer" : "an older"),
           .where = path.string(),
           .needed = fmt::format("format {}", newer ? found.head.version : format_version),
           .available = fmt::format("format {}", newer ? format_version : found.head.version)});
   }
   if (!is_sealed(block, found.head, Kind::identity))
-    refuse(Code::bad_record, path, "the file's first block is damaged");
+    refuse(Code::bad_record, path, "cannot open the record file: its first block is damaged");
   return {.shape = {.run_id = found.head.run_id,
                     .rank = found.head.rank,
                     .tiles = found.tiles,
@@ -216,7 +217,7 @@ Identity read_identity(std::span<const std::byte> block, const std::filesystem::
 void check_name(const Identity& found, FileName name, const std::filesystem::path& path) {
   if (found.name.file == name.file && found.name.files == name.files) return;
   refuse(Code::run_mismatch, path,
-         fmt::format("this is file {} of {}, where file {} of {} should be: were directories swapped?",
+         fmt::format("cannot open the record file: it is file {} of {}, not file {} of {}: are directories swapped?",
                      found.name.file + 1, found.name.files, name.file + 1, name.files));
 }
 
@@ -227,20 +228,20 @@ void check_identity(const RecordShape& shape, FileName name, std::span<const std
     if (!is_own) refuse(Code::run_mismatch, path, what());
   };
   require_own(found.shape.run_id == shape.run_id && found.shape.rank == shape.rank, [&] {
-    return fmt::format("the file belongs to {}, not to {}", owner(found.shape.run_id, found.shape.rank),
-                       owner(shape.run_id, shape.rank));
+    return fmt::format("cannot open the record file: it belongs to {}, not to {}",
+                       owner(found.shape.run_id, found.shape.rank), owner(shape.run_id, shape.rank));
   });
   check_name(found, name, path);
   require_own(found.shape.tiles == shape.tiles && found.shape.payload_bytes == shape.payload_bytes &&
                   found.shape.first_bytes == shape.first_bytes,
               [&] {
                 return fmt::format(
-                    "the file holds {} tiles of {} bytes (first region {}), where {} of {} ({}) were expected",
+                    "cannot open the record file: it has {} tiles of {} bytes (first region {}), not {} of {} ({})",
                     found.shape.tiles, found.shape.payload_bytes, found.shape.first_bytes, shape.tiles,
                     shape.payload_bytes, shape.first_bytes);
               });
   require_own(found.shape.content_digest == shape.content_digest,
-              [] { return "the file's tiles hold something else than expected"; });
+              [] { return "cannot open the record file: its tiles hold other data than expected"; });
 }
 
 }  // namespace ballast::offload

@@ -57,9 +57,8 @@ void PendingRead::check() const {
   };
   wait_watched(completion_, log_, [&] { return fmt::format("the read of {}", name()); });
   const std::string problem = check_record(shape_, name_, expected_, record_);
-  require(problem.empty(), Code::bad_record, [&] {
-    return Problem{.what = fmt::format("a record is not what was written: {}", problem), .where = name()};
-  });
+  require(problem.empty(), Code::bad_record,
+          [&] { return Problem{.what = fmt::format("cannot use a record: {}", problem), .where = name()}; });
 }
 
 std::span<std::byte> PendingRead::payload() const {
@@ -77,7 +76,7 @@ RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives
       next_(shape.tiles),
       written_(shape.tiles) {
   require(!drives.empty() && shape.tiles > 0 && shape.first_bytes <= shape.payload_bytes, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("records of {} tiles with {} bytes of {} first, on {} drives, cannot be",
+    return Problem{.what = fmt::format("cannot make records of {} tiles with {} bytes, {} of them first, on {} drives",
                                        shape.tiles, shape.first_bytes, shape.payload_bytes, drives.size())};
   });
 }
@@ -108,9 +107,9 @@ RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive>
   for (const Drive& drive : drives) {
     paths.push_back(options.path_in(drive.directory));
     require(!std::filesystem::exists(paths.back()), Code::file_call, [&] {
-      return Problem{.what = "there are records already, and they are not overwritten",
+      return Problem{.what = "cannot make the records: there are some already, which are not overwritten",
                      .where = paths.back().string(),
-                     .remedy = "open them to go on with them; otherwise remove them, or name another directory"};
+                     .remedy = "open them to resume; otherwise remove them, or name another directory"};
     });
   }
   const Unfinished cleanup(paths);
@@ -170,7 +169,7 @@ void RecordStore::fill_with_zeros() {
 void RecordStore::check(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const {
   const bool aligned = reinterpret_cast<std::uintptr_t>(record.data()) % block_bytes == 0;
   require(tile < shape_.tiles && record.size() >= bytes && aligned, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("tile {} was to be read or written with {} bytes at {}", tile, record.size(),
+    return Problem{.what = fmt::format("cannot read or write tile {} with {} bytes at {}", tile, record.size(),
                                        static_cast<const void*>(record.data())),
                    .where = stripes_.front()->file.path().string(),
                    .needed = fmt::format("one of {} tiles, and {} bytes that begin at a multiple of {}", shape_.tiles,
@@ -231,7 +230,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   require_known_state();
   for (std::size_t tile = 0; tile < shape_.tiles; ++tile) {
     require(written_[tile].started, Code::out_of_order, [&] {
-      return Problem{.what = "a generation was to be committed before all of its tiles were written",
+      return Problem{.what = "cannot commit: not all tiles of the generation are written",
                      .where = stripes_.front()->file.path().string(),
                      .needed = fmt::format("tile {}", tile)};
     });
@@ -243,7 +242,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
                     .point = {point_.incarnation, point_.number + 1},
                     .user = user};
   require(user.size() <= most_user_bytes, Code::wrong_size, [&] {
-    return Problem{.what = "a commit was given more of the user's bytes than its record holds",
+    return Problem{.what = "cannot commit: the user's bytes do not fit into the commit record",
                    .needed = human_bytes(user.size()),
                    .available = human_bytes(most_user_bytes),
                    .remedy = "Keep them in a file of their own, and commit its name."};
@@ -289,7 +288,7 @@ void RecordStore::abandon() {
 // places that this object takes for free, would mix the two.
 void RecordStore::require_known_state() const {
   require(!commit_failed_, Code::file_call, [&] {
-    return Problem{.what = "a commit has failed before: which generation the drive holds is not known",
+    return Problem{.what = "cannot use the store: a commit has failed, and the drive may hold either generation",
                    .where = stripes_.front()->file.path().string(),
                    .remedy = "open the store again: that finds its newest committed generation"};
   });

@@ -11,8 +11,9 @@ namespace {
 
 // Into the beginning of `control`.
 std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std::byte> control) {
-  require(file.bytes() >= block_bytes, Code::bad_record,
-          [&] { return Problem{.what = "this is not a record file of Ballast", .where = file.path().string()}; });
+  require(file.bytes() >= block_bytes, Code::bad_record, [&] {
+    return Problem{.what = "cannot open the file: it is no record file of Ballast", .where = file.path().string()};
+  });
   const std::span<std::byte> block = control.first(block_bytes);
   queue.submit({IoKind::read, &file, 0, block}).wait();
   return block;
@@ -48,7 +49,7 @@ RecordStore RecordStore::open(const RecordShape& shape, std::span<const Drive> d
     check_identity(shape, {i, drives.size()}, first_block(stripe.file, *stripe.queue, store.control()),
                    stripe.file.path());
     require(stripe.file.bytes() >= store.places_.file_bytes(i), Code::bad_record, [&] {
-      return Problem{.what = "the file was cut off",
+      return Problem{.what = "the file is cut off",
                      .where = stripe.file.path().string(),
                      .needed = fmt::format("{} bytes", store.places_.file_bytes(i)),
                      .available = fmt::format("{} bytes", stripe.file.bytes())};
@@ -83,8 +84,8 @@ void RecordStore::find_generation() {
   const Stripe& first = *stripes_.front();
   const auto sealed = sealed_commits(shape_, first.file, *first.queue, control());
   if (std::ranges::any_of(sealed, [&](const SealedCommit& each) { return make_current(each.commit); })) return;
-  fail(Code::bad_record, {.what = sealed.empty() ? "the file holds no committed generation"
-                                                 : "no generation is there with all its records",
+  fail(Code::bad_record, {.what = sealed.empty() ? "cannot open the record file: it holds no committed generation"
+                                                 : "cannot open the record file: no generation has all its records",
                           .where = first.file.path().string()});
 }
 
@@ -130,7 +131,7 @@ bool RecordStore::load(const Commit& commit) {
     }
   }
   if (hash_of(next_) == commit.seals_hash) return true;
-  say_unusable(commit, "its records are whole, but not all of them are those that were committed");
+  say_unusable(commit, "its records are intact, but not all of them belong to the commit");
   return false;
 }
 

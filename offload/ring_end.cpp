@@ -36,8 +36,7 @@ void RingEnd::wait(Log* log) const {
   for (int result = -1; result <= 0;) {
     result = ::poll(&closed, 1, patience_ms);
     if (result == 0 && log != nullptr) {
-      log->warning(
-          "the kernel has not ended an io_uring that was given up: a drive hangs, or a child process holds it");
+      log->warning("the kernel has not ended an abandoned io_uring: a drive hangs, or a child process holds it");
     }
   }
 }

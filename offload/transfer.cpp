@@ -57,12 +57,12 @@ std::exception_ptr Transfer::error() const {
 }
 
 std::exception_ptr Transfer::lost_flush(const std::string& reason) const {
-  return std::make_exception_ptr(FailureError(
-      Code::file_call,
-      {.what = "the answer to a flush is lost: " + reason,
-       .where = request_.file->path().string(),
-       .remedy = "Begin again from the last state that was committed; look for what refuses io_uring_enter."},
-      Site::here()));
+  return std::make_exception_ptr(
+      FailureError(Code::file_call,
+                   {.what = "cannot finish a flush: its answer is lost: " + reason,
+                    .where = request_.file->path().string(),
+                    .remedy = "Resume from the last committed state, and find out what refuses io_uring_enter."},
+                   Site::here()));
 }
 
 }  // namespace ballast::offload

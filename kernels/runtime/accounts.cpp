@@ -98,7 +98,7 @@ void MemoryAccounts::refuse(MemoryKind kind, std::size_t bytes, const std::strin
   }
   const std::size_t left = *booked.limit - std::min(*booked.limit, booked.total.now);
   fail(Code::memory_budget,
-       {.what = fmt::format("the budget of {} memory does not reach", name(kind)),
+       {.what = fmt::format("cannot reserve {} memory: the budget is too small", name(kind)),
         .where = owner,
         .needed = human_bytes(bytes),
         .available = fmt::format("{} of {}{}", human_bytes(left), human_bytes(*booked.limit), held)});

@@ -25,7 +25,7 @@ void FreeMemory::operator()(std::byte* memory) const noexcept {
 
 View Buffer::view(DType dtype) const {
   require(bytes() % byte_size(dtype) == 0, Code::wrong_size, [&] {
-    return Problem{.what = "a buffer does not hold a whole number of elements",
+    return Problem{.what = "cannot view a buffer: it does not hold a whole number of elements",
                    .where = owner(),
                    .needed = fmt::format("a multiple of {} bytes", byte_size(dtype)),
                    .available = fmt::format("{} bytes", bytes())};

@@ -1,18 +1,23 @@
-// The backend of a build without CUDA: there is no GPU, and whoever asks for one is told why.
+// The device of a build without CUDA: there is no GPU, and each call that needs one throws B2101.
 #include "kernels/runtime/device.h"
+
+#include <fmt/format.h>
+
 #include "kernels/runtime/error.h"
 
 namespace ballast::device {
+
+std::string absence() { return "this build has no CUDA backend"; }
+
 namespace {
 
-[[noreturn]] void refuse(std::string_view asked) {
-  fail(Code::no_cuda_build, {.what = std::string(asked) + " was asked for, but this build has no CUDA backend"});
+[[noreturn]] void refuse(std::string_view object) {
+  fail(Code::no_cuda_build, {.what = fmt::format("cannot use {}: {}", object, absence())});
 }
 
 }  // namespace
 
 std::vector<Gpu> list() { return {}; }
-std::string absence() { return "this build has no CUDA backend"; }
 void require_gpu(int) { refuse("a GPU"); }
 void choose_gpu(int) { refuse("a GPU"); }
 

@@ -19,7 +19,7 @@ void cuda_failed(cudaError_t status, std::string_view what, Site site) {
 }
 
 CurrentGpu::CurrentGpu(int gpu) {
-  check_cuda(cudaGetDevice(&former_), "asking for the current GPU");
+  check_cuda(cudaGetDevice(&former_), "reading the current GPU");
   changed_ = former_ != gpu;
   if (changed_) check_cuda(cudaSetDevice(gpu), "choosing a GPU");
 }
@@ -70,9 +70,9 @@ std::vector<Gpu> list() {
   const int found = count().gpus;
   for (int ordinal = 0; ordinal < found; ++ordinal) {
     cudaDeviceProp properties{};
-    check_cuda(cudaGetDeviceProperties(&properties, ordinal), "asking what a GPU is");
+    check_cuda(cudaGetDeviceProperties(&properties, ordinal), "reading a GPU's properties");
     std::array<char, 32> pci{};
-    check_cuda(cudaDeviceGetPCIBusId(pci.data(), static_cast<int>(pci.size()), ordinal), "asking where a GPU is");
+    check_cuda(cudaDeviceGetPCIBusId(pci.data(), static_cast<int>(pci.size()), ordinal), "reading a GPU's PCI address");
     gpus.push_back({.name = properties.name,
                     .pci = pci.data(),
                     .memory_bytes = properties.totalGlobalMem,
@@ -87,7 +87,7 @@ std::string absence() { return count().absence; }
 void require_gpu(int gpu) {
   const Count found = count();
   require(gpu >= 0 && gpu < found.gpus, Code::no_cuda_device, [&] {
-    return Problem{.what = fmt::format("GPU {} was asked for", gpu),
+    return Problem{.what = fmt::format("cannot use GPU {}: there is no such GPU", gpu),
                    .available = found.gpus == 0 ? "none: " + found.absence : fmt::format("0 to {}", found.gpus - 1)};
   });
 }
@@ -100,7 +100,7 @@ std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner) {
   const cudaError_t status = cudaMalloc(&memory, bytes);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    fail(Code::device_memory, {.what = fmt::format("GPU {} has not enough memory", gpu),
+    fail(Code::device_memory, {.what = fmt::format("cannot allocate memory of GPU {}: too little is free", gpu),
                                .where = std::string(owner),
                                .needed = human_bytes(bytes),
                                .available = human_bytes(available_bytes(gpu))});
@@ -115,7 +115,7 @@ std::size_t available_bytes(int gpu) {
   const CurrentGpu current(existing(gpu));
   std::size_t available = 0;
   std::size_t total = 0;
-  check_cuda(cudaMemGetInfo(&available, &total), "asking for free GPU memory");
+  check_cuda(cudaMemGetInfo(&available, &total), "reading the free GPU memory");
   return available;
 }
 
@@ -150,7 +150,7 @@ StreamHandle create_stream(int gpu) {
 
 void destroy(StreamHandle stream) noexcept { ignore(cudaStreamDestroy(stream)); }
 void synchronize(StreamHandle stream) { check_cuda(cudaStreamSynchronize(stream), "waiting for a stream"); }
-bool is_done(StreamHandle stream) { return done(cudaStreamQuery(stream), "asking for a stream"); }
+bool is_done(StreamHandle stream) { return done(cudaStreamQuery(stream), "querying a stream"); }
 
 void wait(StreamHandle stream, EventHandle event) {
   check_cuda(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault), "making a stream wait for an event");
@@ -177,11 +177,11 @@ void record(EventHandle event, StreamHandle stream) {
   check_cuda(cudaEventRecord(event, stream), "recording an event");
 }
 void synchronize(EventHandle event) { check_cuda(cudaEventSynchronize(event), "waiting for an event"); }
-bool is_done(EventHandle event) { return done(cudaEventQuery(event), "asking for an event"); }
+bool is_done(EventHandle event) { return done(cudaEventQuery(event), "querying an event"); }
 
 double seconds_between(EventHandle start, EventHandle stop) {
   float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, start, stop), "asking for the time between events");
+  check_cuda(cudaEventElapsedTime(&milliseconds, start, stop), "reading the time between events");
   return 1e-3 * static_cast<double>(milliseconds);
 }
 

@@ -20,7 +20,7 @@ std::optional<std::string> of_this_process(const std::string& name) {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& value, std::string_view needed) {
   fail(Code::bad_environment,
-       {.what = fmt::format("{}=\"{}\" cannot be read", name, value), .needed = std::string(needed)});
+       {.what = fmt::format("cannot read {}=\"{}\"", name, value), .needed = std::string(needed)});
 }
 
 }  // namespace

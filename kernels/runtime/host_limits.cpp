@@ -30,7 +30,7 @@ HostLimits read_host_limits(const std::filesystem::path& root) {
   const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
   const std::optional<std::size_t> total = kibibytes_after(meminfo, "MemTotal:");
   require(total.has_value(), Code::internal, [&] {
-    return Problem{.what = "the kernel does not say how much memory there is",
+    return Problem{.what = "cannot read the size of the host's memory: the kernel does not report it",
                    .where = (root / "proc/meminfo").string()};
   });
   return {.total_bytes = *total,
@@ -50,20 +50,20 @@ void require_host_memory(std::size_t bytes, std::string_view owner, const HostLi
                              .remedy = std::move(remedy)});
   };
   if (const auto& cgroup = limits.cgroup; cgroup && bytes > cgroup->available_bytes()) {
-    refuse("the container's memory limit would be exceeded, and the process killed",
+    refuse("cannot allocate host memory: the container's limit would be exceeded, and the process killed",
            fmt::format("{} of {} ({})", human_bytes(cgroup->available_bytes()), human_bytes(cgroup->limit_bytes),
                        cgroup->file.string()),
            "Raise the container's memory limit (docker --memory, resources.limits.memory, sbatch --mem), or lower the "
            "memory budget.");
   }
   if (const auto& own = limits.private_memory; own && bytes > own->available_bytes()) {
-    refuse("the limit on this process's private memory would be exceeded",
+    refuse("cannot allocate host memory: the limit on this process's private memory would be exceeded",
            fmt::format("{} of {} (RLIMIT_DATA, `ulimit -d`)", human_bytes(own->available_bytes()),
                        human_bytes(own->limit_bytes)),
-           "Raise the limit that was set, or let the run need less: a lower tier, a smaller state format.");
+           "Raise the limit, or choose a lower tier or a smaller state format.");
   }
   if (bytes > limits.available_bytes) {
-    refuse("the host has not enough free memory",
+    refuse("cannot allocate host memory: the host has too little free memory",
            fmt::format("{} of {} (MemAvailable in /proc/meminfo)", human_bytes(limits.available_bytes),
                        human_bytes(limits.total_bytes)),
            "");

@@ -27,7 +27,7 @@ std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)
   const std::string address_space = limits.address_space_bytes ? fmt::format("; RLIMIT_AS is {} (`ulimit -v`)",
                                                                              human_bytes(*limits.address_space_bytes))
                                                                : "";
-  fail(Code::host_memory, {.what = fmt::format("the kernel did not give the memory: {}", reason),
+  fail(Code::host_memory, {.what = fmt::format("cannot allocate host memory: {}", reason),
                            .where = std::string(owner),
                            .needed = human_bytes(bytes),
                            .available = human_bytes(limits.available_bytes) + address_space});
@@ -89,7 +89,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   if (nodes.empty()) {
     place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have
   } else if (!place_on_nodes(pages.get(), mapped_bytes, nodes)) {
-    fail(Code::host_memory, {.what = "the kernel does not let this process choose memory nodes",
+    fail(Code::host_memory, {.what = "cannot place memory on NUMA nodes: the kernel does not permit it",
                              .where = std::string(owner),
                              .remedy = "name no nodes, or allow mbind (Docker: --cap-add SYS_NICE)"});
   }

@@ -49,7 +49,7 @@ bool place_on_nodes(std::byte* pages, std::size_t bytes, std::span<const int> no
   constexpr std::size_t most_nodes = word_bits * mask.size();  // the kernel's own limit
   for (const int node : nodes) {
     require(node >= 0 && static_cast<std::size_t>(node) < most_nodes, Code::bad_argument, [&] {
-      return Problem{.what = fmt::format("memory was asked for on NUMA node {}", node),
+      return Problem{.what = fmt::format("cannot place memory on NUMA node {}: there is no such node", node),
                      .needed = fmt::format("a node from 0 to {}", most_nodes - 1)};
     });
     const auto bit = static_cast<std::size_t>(node);

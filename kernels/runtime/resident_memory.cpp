@@ -33,16 +33,17 @@ void limit_own_memory(std::size_t bytes) {
   const std::size_t mapped = kibibytes_after(status, "VmSize:").value_or(0);
   const std::size_t own = kibibytes_after(status, "VmData:").value_or(0);
   require(bytes > mapped, Code::host_memory, [&] {
-    return Problem{.what = "a limit was asked for that this process is past already",
+    return Problem{.what = "cannot limit this process's memory: it already holds more",
                    .needed = fmt::format("more than {}", human_bytes(mapped)),
                    .available = human_bytes(bytes)};
   });
   const rlim_t limit = bytes - (mapped - own);
   const rlimit both{limit, limit};
   require(setrlimit(RLIMIT_DATA, &both) == 0, Code::host_memory, [&] {
-    return Problem{.what = fmt::format("the kernel did not set a limit: {}", std::generic_category().message(errno)),
-                   .where = "RLIMIT_DATA",
-                   .needed = human_bytes(limit)};
+    return Problem{
+        .what = fmt::format("cannot limit this process's memory: {}", std::generic_category().message(errno)),
+        .where = "RLIMIT_DATA",
+        .needed = human_bytes(limit)};
   });
 }
 

@@ -40,7 +40,7 @@ std::string lower(std::string_view text) {
 
 [[noreturn]] void refuse(std::string_view text, std::string_view why) {
   fail(Code::bad_argument,
-       {.what = fmt::format("the size \"{}\" {}", text, why),
+       {.what = fmt::format("cannot read the size \"{}\": it {}", text, why),
         .remedy = "Write a number and a unit: 512MiB, 1.5GiB (powers of 1024), 40GB, 1e9 (of 1000)."});
 }
 

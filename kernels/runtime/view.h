@@ -41,7 +41,7 @@ class BasicView {
   template <class T>
   std::span<Element<T>> as() const {
     require(dtype_ == dtype_of<T>, Code::wrong_dtype, [&] {
-      return Problem{.what = "a view was read in the wrong number format",
+      return Problem{.what = "cannot read a view: it has another number format",
                      .needed = std::string(name(dtype_of<T>)),
                      .available = std::string(name(dtype_))};
     });
@@ -50,7 +50,7 @@ class BasicView {
 
   BasicView part(std::size_t first, std::size_t count) const {
     require(first <= count_ && count <= count_ - first, Code::wrong_size, [&] {
-      return Problem{.what = "a part reaches past the end of its view",
+      return Problem{.what = "cannot take a part of a view: it reaches past the end",
                      .needed = fmt::format("{} + {} elements", first, count),
                      .available = std::to_string(count_)};
     });

@@ -70,7 +70,7 @@ TEST_CASE("a rank that was told another world size is refused, and the others sa
   const std::uint16_t port = free_port();
   Processes processes(2, [&](std::size_t rank) { meet(at(port, rank, 2 + rank), brief); });
   CHECK_THAT(processes.failure(1), Contains("B3303") && Contains("world size of 2, rank 1 with 3"));
-  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 did not come within 1.5 s") &&
+  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 did not connect within 1.5 s") &&
                                        Contains("world size of 2, rank 1 with 3"));
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("the second of two processes with one number is refused") {
     if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     meet(at(port, process == 0 ? 0 : 1, 3), brief);
   });
-  CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("there is such a rank already: rank 1 ("));
+  CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("has this rank already"));
   CHECK_THAT(processes.failure(0), Contains("rank 2 did not come"));
 }
 
@@ -95,7 +95,8 @@ TEST_CASE("a second job on the same port is told, and the first goes on") {
     });
   });
   CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("is in use") && Contains("BALLAST_PORT"));
-  CHECK_THAT(processes.failure(3), Contains("B3303") && Contains("job \"first\" meets here, not job \"second\""));
+  CHECK_THAT(processes.failure(3),
+             Contains("B3303") && Contains("job \"first\" uses this address, not job \"second\""));
   CHECK(processes.failure(0).empty());
   CHECK(processes.failure(1).empty());
 }
@@ -103,9 +104,9 @@ TEST_CASE("a second job on the same port is told, and the first goes on") {
 TEST_CASE("ranks that do not come are named when time is up") {
   const std::uint16_t port = free_port();
   Processes processes(1, [&](std::size_t) { meet(at(port, 0, 3), std::chrono::milliseconds(300)); });
-  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1, 2 did not come within 0.3 s"));
+  CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1, 2 did not connect within 0.3 s"));
   CHECK_THROWS_WITH(meet(at(port, 1, 3), std::chrono::milliseconds(300)),
-                    Contains("B3303") && Contains("rank 0 did not come") && Contains(std::to_string(port)));
+                    Contains("B3303") && Contains("cannot reach rank 0") && Contains(std::to_string(port)));
 }
 
 TEST_CASE("a rank that dies before all have come is named at once") {

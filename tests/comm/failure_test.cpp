@@ -136,7 +136,7 @@ TEST_CASE("a rank that does not come is named when time is up") {
       if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
     });
     for (const std::size_t rank : {0u, 2u}) {
-      CHECK_THAT(failures[rank], Contains("B330") && Contains("rank 1") && Contains("did not come within 0.3 s"));
+      CHECK_THAT(failures[rank], Contains("B330") && Contains("rank 1") && Contains("did not arrive within 0.3 s"));
     }
     CHECK_THAT(failures[0] + failures[2], Contains("B3302"));
   }

@@ -116,8 +116,8 @@ TEST_CASE("processes of one machine have memory that they share, and one that gi
     ranks.all_reduce(ranks.rank() == 0 ? shared.view() : own.view(), sum.view());
   });
   for (const std::string& failure : failures) {
-    CHECK_THAT(failure, (Contains("rank 1") && Contains("gives a collective memory of its own")) ||
-                            (Contains("rank 0") && Contains("gives a collective memory that ranks share")));
+    CHECK_THAT(failure, (Contains("rank 1") && Contains("gives a collective private memory")) ||
+                            (Contains("rank 0") && Contains("gives a collective shared memory")));
     CHECK_THAT(failure, Contains("Communicator::shared_memory()"));
   }
 }

@@ -56,7 +56,7 @@ TEST_CASE("who does not belong is refused, and the others go on") {
   rig.meeting.ended(2);  // they are not missed
   CHECK_FALSE(rig.meeting.failed());
   rig.meeting.time_is_up("3 s");
-  CHECK_THAT(rig.last(), Contains("rank 1, 2 did not come within 3 s") && Contains("world size of 3"));
+  CHECK_THAT(rig.last(), Contains("rank 1, 2 did not connect within 3 s") && Contains("world size of 3"));
 }
 
 TEST_CASE("a value reaches those who asked before it was set, and after") {
@@ -117,7 +117,7 @@ TEST_CASE("of those who are late, the one that waits for nobody is named") {
   chain.late(0, 1);
   chain.late(1, 2);
   chain.meeting.judge("5 s");
-  CHECK(chain.last() == "rank 2 (node, pid 102) did not come within 5 s");
+  CHECK(chain.last() == "rank 2 (node, pid 102) did not arrive within 5 s");
   Rig circle;
   circle.all_come();
   circle.late(0, 1);

@@ -28,5 +28,5 @@ TEST_CASE("shared memory that cannot be reached says why") {
   CHECK_THROWS_WITH(SharedMemory::open("x" + invitation),
                     Contains("B2301") && Contains("not all ranks are on one machine"));
   made.close_door();
-  CHECK_THROWS_WITH(SharedMemory::open(invitation), Contains("B2301") && Contains("cannot be shared"));
+  CHECK_THROWS_WITH(SharedMemory::open(invitation), Contains("B2301") && Contains("cannot share the memory"));
 }

@@ -173,7 +173,7 @@ bool is_done(EventHandle event) {
 double seconds_between(EventHandle start, EventHandle stop) {
   for (const EventHandle event : {start, stop}) {
     require(event->newest() != nullptr && is_done(event), Code::internal,
-            [] { return Problem{.what = "the time between events was asked for before they came"}; });
+            [] { return Problem{.what = "cannot read the time between events: they have not passed"}; });
   }
   return std::chrono::duration<double>(stop->newest()->time - start->newest()->time).count();
 }

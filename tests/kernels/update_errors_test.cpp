@@ -54,19 +54,25 @@ TEST_CASE("an update without one of its arrays says which, and for which format"
     refused(request, Code::bad_argument, text);
   };
   without(
-      StateFormat::fp32, [](UpdateTile& t) { t.parameter = nullptr; }, "an update got no parameter");
+      StateFormat::fp32, [](UpdateTile& t) { t.parameter = nullptr; },
+      "cannot update: there is no memory for the parameter");
   without(
-      StateFormat::fp32, [](UpdateTile& t) { t.gradient = nullptr; }, "an update got no gradient");
+      StateFormat::fp32, [](UpdateTile& t) { t.gradient = nullptr; },
+      "cannot update: there is no memory for the gradient");
   without(
       StateFormat::split, [](UpdateTile& t) { t.master = nullptr; }, "memory for the master in format split");
   without(
-      StateFormat::bf16, [](UpdateTile& t) { t.momentum = nullptr; }, "an update got no momentum");
+      StateFormat::bf16, [](UpdateTile& t) { t.momentum = nullptr; },
+      "cannot update: there is no memory for the momentum");
   without(
-      StateFormat::bf16, [](UpdateTile& t) { t.variance = nullptr; }, "an update got no variance");
+      StateFormat::bf16, [](UpdateTile& t) { t.variance = nullptr; },
+      "cannot update: there is no memory for the variance");
   without(
-      StateFormat::compact, [](UpdateTile& t) { t.momentum_scales = nullptr; }, "an update got no momentum scales");
+      StateFormat::compact, [](UpdateTile& t) { t.momentum_scales = nullptr; },
+      "cannot update: there is no memory for the momentum scales");
   without(
-      StateFormat::compact, [](UpdateTile& t) { t.variance_scales = nullptr; }, "an update got no variance scales");
+      StateFormat::compact, [](UpdateTile& t) { t.variance_scales = nullptr; },
+      "cannot update: there is no memory for the variance scales");
 }
 
 TEST_CASE("a rule needs only the arrays that it has") {

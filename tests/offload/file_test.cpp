@@ -40,7 +40,7 @@ TEST_CASE("buffered files say why") {
   const TemporaryDirectory directory;
   const File file(directory.path() / "file", {.create = true, .direct = false});
   CHECK_FALSE(file.direct());
-  CHECK(file.buffered_because() == "it was asked for");
+  CHECK(file.buffered_because() == "it is requested");
 }
 
 TEST_CASE("file systems without direct I/O are found out and named") {

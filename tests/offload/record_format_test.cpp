@@ -104,7 +104,7 @@ TEST_CASE("whole records in the wrong place, or from another time or run, are na
   Sealed rewritten;
   fill_pattern(payload_of(shape, rewritten.record), 2);
   seal_record(shape, name_of_tile, rewritten.record);
-  CHECK(rewritten.check() == "it is whole, but not what was written last");
+  CHECK(rewritten.check() == "it is intact, but not the newest that was written");
 }
 
 TEST_CASE("seals differ by run, rank, tile, generation and region") {
@@ -161,8 +161,8 @@ TEST_CASE("files of others, of other shapes, swapped, damaged, newer or older on
   CHECK_THAT(refusal(shape, {0, 1}), Catch::Contains("not a record file of Ballast") && Catch::Contains("B3202"));
   write_identity(shape, {1, 2}, block);
   CHECK(refusal(shape, {1, 2}).empty());
-  CHECK_THAT(refusal(shape, {0, 2}), Catch::Contains("B1009") && Catch::Contains("file 2 of 2, where file 1 of 2") &&
-                                         Catch::Contains("swapped"));
+  CHECK_THAT(refusal(shape, {0, 2}),
+             Catch::Contains("B1009") && Catch::Contains("file 2 of 2, not file 1 of 2") && Catch::Contains("swapped"));
   const auto refusal_of = [&](auto&& change) {
     RecordShape other = shape;
     change(other);

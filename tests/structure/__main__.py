@@ -1,4 +1,8 @@
-"""`python3 tests/structure` prints what breaks the rules of the tree it stands in."""
+"""`python3 tests/structure` prints what breaks the rules of the tree it stands in.
+
+`python3 tests/structure messages [folder ...]` prints all messages of the folders, to be read in one go; without a
+folder those of all sources.
+"""
 
 import sys
 from pathlib import Path
@@ -6,8 +10,21 @@ from pathlib import Path
 root = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(root / "tests"))
 
-from structure import rules  # noqa: E402 (found only now)
+from structure import house, rules  # noqa: E402 (found only now)
 
-found = rules.violations(root)
-print("\n".join(map(str, found)) or "the structure is as tests/structure/house.py says")
-sys.exit(1 if found else 0)
+
+def show_messages(folders: list[str]) -> None:
+    for path, message in rules.all_messages(rules.Tree(root), folders or house.SOURCES_WITH_MESSAGES):
+        print(f"{path}:{message.line}: {message.text}")
+
+
+def show_violations() -> int:
+    found = rules.violations(root)
+    print("\n".join(map(str, found)) or "the structure is as tests/structure/house.py says")
+    return 1 if found else 0
+
+
+if sys.argv[1:2] == ["messages"]:
+    show_messages(sys.argv[2:])
+else:
+    sys.exit(show_violations())

@@ -79,6 +79,31 @@ HOMES = [
     ),
 ]
 
+# The folders whose messages keep the forms below. A folder is added when its messages have been rewritten.
+CHECKED_MESSAGES = ["kernels", "offload", "zero/comm"]
+# The folders that have messages which users read.
+SOURCES_WITH_MESSAGES = ["kernels", "offload", "optim", "zero", "python", "examples"]
+
+# The opening of a message: its subject, and directly after it a verb in the past.
+_SUBJECT = r"^(?:an?|the|this|that|some|no|all|\{\}|\w+ \{\})"
+_PAST_OPENING = _SUBJECT + r"(?: (?!is\b|are\b|has\b|have\b|that\b|what\b|which\b|than\b)[\w{}-]+){0,4}? (?:was|were)\b"
+
+# What a message may not say, as a regular expression, and what it says instead. A message has the form "cannot VERB
+# OBJECT: REASON", in the present tense, with the subject first.
+OLD_FORMS = {
+    r"\b(was|were|is|are) to (be|have)\b": 'the present tense: "cannot reload: ..."',
+    r"\bask(s|ed)? for\b": '"request", or the call that is made',
+    r"\bwho\b": '"a rank that", "the process that"',
+    r"\bwhoever\b": '"the caller", "the user", "a rank"',
+    r"\bnobody\b": '"no rank", "no process"',
+    r"\beverybody\b": '"all ranks"',
+    r"\bbeside\b": '"next to", "as well as", "relative to"',
+    r"\balike\b": '"the same", "both"',
+    r"\bas ever\b": '"as before"',
+    r"\b(go|goes|going|went) on\b": '"continues", "resumes"',
+    _PAST_OPENING: "the present tense",
+}
+
 FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 6

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from structure import house, source
+from structure.messages import Message, messages
 
 
 class Violation(NamedTuple):
@@ -219,3 +220,17 @@ def no_paths_of_one_machine(tree: Tree):
     for path, text in tree.files.items():
         for found in re.finditer(house.DEVELOPER_PATH, text):
             yield path, source.line_of(text, found.start()), "a path that exists on one machine only"
+
+
+def all_messages(tree: Tree, folders: list[str]) -> Iterator[tuple[str, Message]]:
+    for path, text in tree.with_suffix(house.CODE_SUFFIXES | {".py"}):
+        if any(path.startswith(folder.rstrip("/") + "/") for folder in folders):
+            yield from ((path, message) for message in messages(path, text))
+
+
+@rule("message")
+def messages_are_in_plain_english(tree: Tree):
+    for path, message in all_messages(tree, house.CHECKED_MESSAGES):
+        for form, instead in house.OLD_FORMS.items():
+            if found := re.search(form, message.text, re.IGNORECASE):
+                yield path, message.line, f'"{found[0]}": write {instead} in "{message.text}"'

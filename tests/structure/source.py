@@ -27,6 +27,21 @@ def without_comments_and_strings(text: str) -> str:
     return _TOKEN.sub(lambda m: _spaces(m[0]) if m["comment"] else m[0][0] + _spaces(m[0][1:-1]) + m[0][-1], text)
 
 
+class Literal(NamedTuple):
+    begin: int
+    end: int
+    text: str  # between the quotes, as it is written
+
+
+def strings(text: str) -> Iterator[Literal]:
+    for found in _TOKEN.finditer(text):
+        quoted = found["string"] or found["raw"]
+        if quoted:
+            opening, closing = ("(", ")") if found["raw"] else ('"', '"')
+            inner = quoted[quoted.index(opening) + 1 : quoted.rindex(closing)]
+            yield Literal(found.start(), found.end(), inner)
+
+
 def line_of(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 

@@ -80,6 +80,17 @@ PLANTED = [
     ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the one in deep/ is named
     ("unused-name", "zero/plan.cpp", 2, "int b;\nusing ::ballast::testing::b;\nint bb; // b\n"),
     ("unused-name", "zero/plan.cpp", 1, "namespace fs =\n    std::filesystem;\n"),
+    ("message", "kernels/fill.cpp", 2, '\nrequire(ok, [] { return Problem{.what = "a fill was asked for"}; });\n'),
+    ("message", "kernels/fill.cpp", 1, 'fail(Code::x, {.what = fmt::format("tile {} was to "  // why\n "be read", 1)});\n'),
+    ("message", "offload/file.h", 1, 'auto why = R"(it goes on as ever)";\n'),
+    ("message", "offload/file.cpp", 1, 'throw Error("the file was cut off");\n'),
+    ("message", "zero/comm/hub.cpp", 1, 'log->warning("rank 1, who waits");\n'),
+    (
+        "message",
+        "kernels/fill.py",
+        3,
+        'def f():\n    """Nobody reads this."""\n    raise ValueError(f"{x} is to be " "read")\n',
+    ),
     ("developer-path", "README.md", 2, "# Ballast\nSee /" + "home/ann/ballast.\n"),
     ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
 ]
@@ -99,6 +110,10 @@ const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullpt
     "zero/values.h": "constexpr int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8};\nauto made = make(1, 2, 3, 4, 5, 6, 7, 8);\n",
     "tests/zero/engine_test.cpp": 'TEMPLATE_TEST_CASE("x", "[y]", int, long, short, char, float, double) {}\n',
     "tests/CMakeLists.txt": "# zero knows: ballast_tests(zero SOURCES nothing.cpp)\n" + CLEAN["tests/CMakeLists.txt"],
+    "kernels/fill.cpp": """// It was asked for, nobody knows who goes on beside it.
+auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the record holds what was written";
+""",
+    "optim/unchecked.cpp": 'auto a = "a tile was asked for";\n',
     "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 

@@ -184,7 +184,7 @@ TEST_CASE("a run on two drives knows which is the first") {
   KeptRun run{.directory = first.path(), .second = second.path()};
   REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
   std::swap(run.directory, run.second);
-  check_refused(run, Contains("B1009") && Contains("file 2 of 2, where file 1 of 2") && Contains("swapped"));
+  check_refused(run, Contains("B1009") && Contains("file 2 of 2, not file 1 of 2") && Contains("swapped"));
   std::swap(run.directory, run.second);
   CHECK(train(run, 1).began_at == std::vector<std::uint64_t>{2, 2});
 }

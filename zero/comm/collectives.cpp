@@ -16,7 +16,7 @@ constexpr std::size_t small_bytes = 64 * 1024;
 
 void require_counts(std::size_t count, std::size_t needed) {
   require(count == needed, Code::wrong_size, [&] {
-    return Problem{.what = "the sizes of a collective do not belong together",
+    return Problem{.what = "cannot start a collective: its sizes do not match",
                    .needed = fmt::format("{} elements", needed),
                    .available = fmt::format("{} elements", count)};
   });
@@ -24,7 +24,7 @@ void require_counts(std::size_t count, std::size_t needed) {
 
 void require_dtype(DType dtype, DType needed) {
   require(dtype == needed, Code::wrong_dtype, [&] {
-    return Problem{.what = "a collective writes another number format",
+    return Problem{.what = "cannot start a collective: source and target have different number formats",
                    .needed = std::string(name(needed)),
                    .available = std::string(name(dtype))};
   });
@@ -115,7 +115,7 @@ class Collectives : public Communicator {
   void broadcast(View values, std::size_t root) override {
     together([&] {
       require(root < size(), Code::bad_argument, [&] {
-        return Problem{.what = fmt::format("a broadcast from rank {} was asked for", root),
+        return Problem{.what = fmt::format("cannot broadcast from rank {}: there is no such rank", root),
                        .needed = fmt::format("a rank below {}", size())};
       });
       const Call call{Collective::broadcast, values.dtype(), static_cast<std::uint32_t>(root), values.count()};

@@ -42,7 +42,7 @@ std::unique_ptr<Transport> transport_of_host(const ProcessGroup& group, const Co
   } catch (const Error& error) {
     if (options.way != Way::fastest || error.code() != Code::no_transport) throw;
     if (options.log != nullptr) {
-      options.log->write_once(Level::info, "Gloo", "ranks exchange through Gloo: " + error.problem().what);
+      options.log->write_once(Level::info, "Gloo", "ranks exchange data through Gloo: " + error.problem().what);
     }
     return gloo_transport(group, options.accounts, make);
   }

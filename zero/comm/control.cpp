@@ -44,7 +44,7 @@ Control::Control(const ControlOptions& options, FirstError& error) : options_(op
   while (members_.empty()) {
     require(Clock::now() < end, Code::no_meeting, [&] {
       return Problem{
-          .what = "rank 0 did not come", .where = place(), .available = "waited for " + seconds(options.timeout)};
+          .what = "cannot reach rank 0", .where = place(), .available = "waited for " + seconds(options.timeout)};
     });
     Descriptor socket = try_connect(options.hub, options.timeout);
     if (socket) connection_ = std::make_unique<Connection>(std::move(socket));
@@ -64,8 +64,9 @@ bool Control::meet() {
     const bool open = connection_->receive(between_attempts);
     answer = connection_->next();
     if (!answer && !open) return false;
-    require(answer || Clock::now() < end, Code::no_meeting,
-            [&] { return Problem{.what = "who answers where rank 0 should be says nothing", .where = place()}; });
+    require(answer || Clock::now() < end, Code::no_meeting, [&] {
+      return Problem{.what = "cannot connect to rank 0: the process at its address does not answer", .where = place()};
+    });
   }
   if (answer->kind == Message::Kind::later) return false;
   require(answer->kind == Message::Kind::welcome, Code::no_meeting,

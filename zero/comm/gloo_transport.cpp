@@ -72,7 +72,7 @@ std::shared_ptr<gloo::transport::Device> make_device(const gloo::transport::tcp:
     fail_limit("cannot start a thread for Gloo", refused.code().value());
   } catch (const std::exception& failed) {
     require_descriptors(failed.what());
-    fail(Code::no_transport, {.what = "Gloo cannot begin", .available = failed.what()});
+    fail(Code::no_transport, {.what = "cannot start Gloo", .available = failed.what()});
   }
 }
 
@@ -238,7 +238,7 @@ class GlooTransport : public ProcessTransport {
     if (patience.is_over()) group().give_up_on(peer);
     group().learn_of(peer);
     fail(Code::peer_failed,
-         {.what = fmt::format("the connection to {} broke", group().member(peer)), .available = gloo_says});
+         {.what = fmt::format("lost the connection to {}", group().member(peer)), .available = gloo_says});
   }
 
   struct Sending {

@@ -6,8 +6,8 @@ namespace ballast {
 bool has_gloo() { return false; }
 
 std::unique_ptr<Transport> gloo_transport(const ProcessGroup&, MemoryAccounts&, const MakeTransport&) {
-  fail(Code::no_transport,
-       {.what = "this build of Ballast has no Gloo", .available = "libgloo-dev was not there when it was built"});
+  fail(Code::no_transport, {.what = "cannot use Gloo: this build of Ballast has none",
+                            .available = "libgloo-dev was missing when it was built"});
 }
 
 }  // namespace ballast

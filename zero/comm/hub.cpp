@@ -102,7 +102,7 @@ void Hub::wait() {
   if (waiting[0].revents != 0) accept();
   if (waiting[1].revents != 0) {
     leaving_ = true;
-    if (!meeting_.complete()) meeting_.fail("rank 0 ended before all ranks had come");
+    if (!meeting_.complete()) meeting_.fail("rank 0 ended before all ranks had connected");
     end_ = Clock::now() + options_.timeout;
   }
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -122,7 +122,7 @@ void Hub::accept() {
 // It would wait in vain until its time is up, and so would all the others.
 void Hub::turn_away(int error) {
   const std::string reason =
-      fmt::format("rank 0 cannot take more than {} connections of {} ranks: {}; {}: raise it where rank 0 runs",
+      fmt::format("rank 0 cannot accept more than {} connections of {} ranks: {}; {}: raise it where rank 0 runs",
                   connections_.size(), options_.size, std::generic_category().message(error), limits_behind(error));
   if (!meeting_.complete()) meeting_.fail(reason);
   spare_ = Descriptor();

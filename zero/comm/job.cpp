@@ -18,8 +18,9 @@ void leave_word(KeyValueStore& store, const Endpoint& hub) {
 Endpoint find_word(KeyValueStore& store) {
   const std::string word = store.get(key_of_hub);
   const std::size_t space = word.find(' ');
-  require(space != std::string::npos, Code::no_meeting,
-          [&] { return Problem{.what = fmt::format("{} is \"{}\" in the store", key_of_hub, word)}; });
+  require(space != std::string::npos, Code::no_meeting, [&] {
+    return Problem{.what = fmt::format("cannot find rank 0: {} is \"{}\" in the store", key_of_hub, word)};
+  });
   return {word.substr(space + 1), static_cast<std::uint16_t>(std::stoi(word))};
 }
 

@@ -59,7 +59,7 @@ class Reader {
                   .size = number(names_.size),
                   .local_rank = static_cast<std::size_t>(integer(names_.local_rank).value_or(0))};
     require(launch.rank < launch.size, Code::bad_environment, [&] {
-      return Problem{.what = fmt::format("{}={} in a world of {}", names_.rank, launch.rank, launch.size),
+      return Problem{.what = fmt::format("cannot use {}={} in a world of {}", names_.rank, launch.rank, launch.size),
                      .needed = fmt::format("a rank below {}={}", names_.size, launch.size)};
     });
     launch.job = job();
@@ -77,7 +77,8 @@ class Reader {
 
   std::size_t number(std::string_view name) const {
     const auto value = integer(name);
-    if (!value) refuse(fmt::format("{} is not set", name), fmt::format("{}, as {} is", name, names_.sign));
+    if (!value)
+      refuse(fmt::format("cannot connect: {} is not set", name), fmt::format("{}, as {} is", name, names_.sign));
     if (*value < 0) refuse(fmt::format("{}={}", name, *value), "a number from 0 on");
     return static_cast<std::size_t>(*value);
   }
@@ -96,7 +97,8 @@ class Reader {
     if (const auto given = text("MASTER_ADDR")) return *given;
     if (size == on_this_machine() || names_.launcher == "RANK") return std::string(loopback);
     if (names_.launcher == "Slurm") return first_host();
-    refuse("MASTER_ADDR is not set, and not all ranks are on one machine", "the address of the machine of rank 0");
+    refuse("cannot connect: MASTER_ADDR is not set, and not all ranks are on one machine",
+           "the address of the machine of rank 0");
   }
 
   std::size_t on_this_machine() const {
@@ -110,7 +112,7 @@ class Reader {
   // "node[07-12,3],other" is a list that begins with node07, where Slurm puts the first rank.
   std::string first_host() const {
     const auto list = text("SLURM_STEP_NODELIST");
-    if (!list) refuse("SLURM_STEP_NODELIST is not set", "it, or MASTER_ADDR");
+    if (!list) refuse("cannot connect: SLURM_STEP_NODELIST is not set", "it, or MASTER_ADDR");
     const std::size_t end = list->find_first_of(",[");
     std::string host = list->substr(0, end);
     if (end == std::string::npos || (*list)[end] == ',') return host;

@@ -52,14 +52,14 @@ void Meeting::leave(std::size_t connection, const Message& goodbye) {
 }
 
 std::optional<std::string> Meeting::objection(const Message& hello, const Member& member) const {
-  if (hello.key != job_) return fmt::format("job \"{}\" meets here, not job \"{}\"", job_, hello.key);
+  if (hello.key != job_) return fmt::format("job \"{}\" uses this address, not job \"{}\"", job_, hello.key);
   if (member.size != size_) {
-    return fmt::format("rank 0 was started with a world size of {}, rank {} with {}", size_, member.rank, member.size);
+    return fmt::format("rank 0 has a world size of {}, but rank {} one of {}", size_, member.rank, member.size);
   }
-  if (member.rank >= size_) return fmt::format("rank {} in a world of {}", member.rank, size_);
+  if (member.rank >= size_) return fmt::format("there is no rank {} in a world of {}", member.rank, size_);
   const auto same = std::ranges::find(members_, member.rank, [](const auto& entry) { return entry.second.rank; });
   if (same == members_.end()) return std::nullopt;
-  return fmt::format("there is such a rank already: {}; two processes have the same number, or two jobs the same port",
+  return fmt::format("{} has this rank already: two processes have the same rank, or two jobs the same port",
                      text(same->second));
 }
 
@@ -95,7 +95,7 @@ void Meeting::time_is_up(const std::string& after) {
     }
   }
   if (missing.empty()) return;
-  fail(fmt::format("rank {} did not come within {}{}", fmt::join(missing, ", "), after,
+  fail(fmt::format("rank {} did not connect within {}{}", fmt::join(missing, ", "), after,
                    refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))));
 }
 
@@ -116,7 +116,7 @@ void Meeting::judge(const std::string& after) {
   for (const std::size_t rank : named) {
     names.push_back(text(member(rank)));
   }
-  fail(fmt::format("{} did not come within {}", fmt::join(names, ", "), after));
+  fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after));
 }
 
 const Member& Meeting::member(std::size_t rank) const {

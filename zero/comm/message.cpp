@@ -31,9 +31,13 @@ std::optional<Message> Inbox::next() {
   Header header{};
   if (bytes_.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes_.data(), sizeof header);
-  require(header.magic == magic && header.kind <= static_cast<std::uint32_t>(Message::Kind::goodbye) &&
-              header.key_bytes <= most_bytes && header.value_bytes <= most_bytes,
-          Code::no_meeting, [] { return Problem{.what = "who answers is no Ballast job, or one of another version"}; });
+  require(
+      header.magic == magic && header.kind <= static_cast<std::uint32_t>(Message::Kind::goodbye) &&
+          header.key_bytes <= most_bytes && header.value_bytes <= most_bytes,
+      Code::no_meeting, [] {
+        return Problem{
+            .what = "cannot connect to rank 0: the process at its address is no Ballast job, or has another version"};
+      });
   const std::size_t end = sizeof header + header.key_bytes + header.value_bytes;
   if (bytes_.size() < end) return std::nullopt;
   Message message{static_cast<Message::Kind>(header.kind), bytes_.substr(sizeof header, header.key_bytes),

@@ -38,7 +38,7 @@ class Watch {
       : error_(error),
         timeout_(timeout),
         stream_(Stream::wrap(place.stream, place.gpu)),
-        thread_(start_thread("the watch over an NCCL communicator", [this] { watch(); })) {}
+        thread_(start_thread("watching an NCCL communicator", [this] { watch(); })) {}
   ~Watch() {
     {
       const std::lock_guard lock(mutex_);

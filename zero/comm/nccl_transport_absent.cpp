@@ -8,8 +8,8 @@ bool has_nccl() { return false; }
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport>, const ProcessGroup&, const GpuPlace&,
                                           MemoryAccounts&, const MakeTransport&) {
   fail(Code::no_transport,
-       {.what = "the memory of GPUs was to be exchanged between processes, and this build of Ballast has no NCCL",
-        .available = "CUDA or NCCL was not there when it was built",
+       {.what = "cannot exchange GPU memory between processes: this build of Ballast has no NCCL",
+        .available = "CUDA or NCCL was missing when it was built",
         .remedy = "Build it where both are (nvidia-nccl-cu13 of PyPI will do), or train on one GPU."});
 }
 

@@ -11,7 +11,7 @@ std::string seconds(std::chrono::milliseconds time) {
 }
 
 std::string late(std::string_view missing, std::chrono::milliseconds timeout) {
-  return fmt::format("{} did not come within {}", missing, seconds(timeout));
+  return fmt::format("{} did not arrive within {}", missing, seconds(timeout));
 }
 
 void Patience::blame(std::string_view missing) const {

@@ -13,7 +13,7 @@ namespace ballast {
 inline constexpr std::chrono::milliseconds default_timeout = std::chrono::minutes(5);
 
 std::string seconds(std::chrono::milliseconds time);                            // "0.3 s"
-std::string late(std::string_view missing, std::chrono::milliseconds timeout);  // "rank 1 did not come within 0.3 s"
+std::string late(std::string_view missing, std::chrono::milliseconds timeout);  // "rank 1 did not arrive within 0.3 s"
 
 // Of one wait: made when it begins.
 class Patience {

@@ -21,6 +21,6 @@ class Progress {
   std::atomic<std::uint32_t> count_ = 0;
   std::atomic<std::uint32_t> sleepers_ = 0;  // so that nobody is woken for nothing. One that was killed stays in it
 };
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "what processes share must not need a lock of one");
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "atomics in shared memory must be lock-free");
 
 }  // namespace ballast

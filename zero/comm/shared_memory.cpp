@@ -53,11 +53,11 @@ SharedMemory::SharedMemory(pid_t maker, Descriptor file, HostPages memory)
 
 SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
   Descriptor file(::memfd_create("ballast", MFD_CLOEXEC));
-  if (!file && is_descriptor_limit(errno)) fail_limit("cannot make memory that ranks share", errno);
+  if (!file && is_descriptor_limit(errno)) fail_limit("cannot make shared memory", errno);
   HostPages memory;
   if (file && take_pages(file.get(), bytes)) memory = map(file.get(), bytes, PROT_READ | PROT_WRITE, MAP_POPULATE);
   require(memory != nullptr, Code::host_memory, [&] {
-    return Problem{.what = "no shared memory could be had",
+    return Problem{.what = "cannot get shared memory",
                    .where = owner,
                    .needed = fmt::format("{} bytes", bytes),
                    .available = reason()};
@@ -87,14 +87,14 @@ SharedMemory SharedMemory::open_beside(int file) const { return open(maker_, fil
 SharedMemory SharedMemory::open(pid_t maker, int file, int protection) {
   const int access = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;
   Descriptor opened(::open(fmt::format("/proc/{}/fd/{}", maker, file).c_str(), access | O_CLOEXEC));
-  if (!opened && is_descriptor_limit(errno)) fail_limit("cannot open the memory of another rank", errno);
+  if (!opened && is_descriptor_limit(errno)) fail_limit("cannot open the shared memory of another rank", errno);
   struct stat status {};
   HostPages memory;
   if (opened && ::fstat(opened.get(), &status) == 0) {
     memory = map(opened.get(), static_cast<std::size_t>(status.st_size), protection, 0);
   }
   require(memory != nullptr, Code::no_transport, [&] {
-    return Problem{.what = fmt::format("the memory of process {} cannot be shared", maker), .available = reason()};
+    return Problem{.what = fmt::format("cannot share the memory of process {}", maker), .available = reason()};
   });
   return {maker, Descriptor(), std::move(memory)};
 }

@@ -137,7 +137,8 @@ class SharedMemoryTransport : public ProcessTransport {
 
   SharedPlace place_of(const Round& given) const {
     const auto place = pages_->find(given.all(size()));
-    require(place.has_value(), Code::internal, [] { return Problem{.what = "too much was given for a box"}; });
+    require(place.has_value(), Code::internal,
+            [] { return Problem{.what = "cannot send a chunk: it is larger than a box"}; });
     return *place;
   }
 
@@ -165,7 +166,7 @@ class SharedMemoryTransport : public ProcessTransport {
     const Announcement& theirs = desk(peer).announced[turn()];
     require_same(call, theirs.call, group().member(peer));
     require((theirs.place.file >= 0) == in_place, Code::bad_argument, [&] {
-      const std::string_view where[] = {"memory of its own", "memory that ranks share"};
+      const std::string_view where[] = {"private memory", "shared memory"};
       return Problem{.what = fmt::format("{} gives a collective {}", group().member(peer), where[!in_place]),
                      .needed = fmt::format("{}, as this rank does", where[in_place]),
                      .remedy = "Give it memory of Communicator::shared_memory() on all ranks, or on none."};

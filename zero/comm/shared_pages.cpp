@@ -8,7 +8,7 @@
 namespace ballast {
 
 std::byte* SharedPages::allocate(std::size_t bytes) {
-  const std::string owner = "memory that ranks read in place";
+  const std::string owner = "shared memory of ranks";
   require_host_memory(bytes, owner, read_host_limits());
   SharedMemory memory = SharedMemory::make(bytes, owner);
   std::byte* const data = memory.data();

@@ -32,7 +32,7 @@ Addresses addresses_of(const Endpoint& endpoint, int flags) {
   const int result = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (result == EAI_SYSTEM && is_descriptor_limit(errno)) fail_limit("cannot look up " + endpoint.host, errno);
   require(result == 0, Code::no_meeting, [&] {
-    return Problem{.what = fmt::format("the address {} is not known here", endpoint.host),
+    return Problem{.what = fmt::format("cannot look up the address {}", endpoint.host),
                    .available = ::gai_strerror(result),
                    .remedy = "Correct MASTER_ADDR."};
   });
@@ -65,13 +65,13 @@ bool is_self(const Descriptor& socket, const Endpoint& called) {
 [[noreturn]] void refuse_to_listen(const Endpoint& endpoint, int error) {
   if (error == EADDRINUSE) {
     fail(Code::no_meeting,
-         {.what = fmt::format("the port {} is in use", text(endpoint)),
-          .where = "rank 0, where the ranks meet",
+         {.what = fmt::format("cannot listen at {}: the port is in use", text(endpoint)),
+          .where = "rank 0, the rendezvous",
           .remedy = "Another job may run there: give each a MASTER_PORT (or BALLAST_PORT) of its own."});
   }
-  fail(Code::no_meeting, {.what = fmt::format("rank 0 cannot listen at {}", text(endpoint)),
+  fail(Code::no_meeting, {.what = fmt::format("cannot listen at {}", text(endpoint)),
                           .available = reason(error),
-                          .remedy = "MASTER_ADDR has to be an address of the machine that rank 0 runs on."});
+                          .remedy = "MASTER_ADDR must be an address of the machine that rank 0 runs on."});
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ Endpoint local_endpoint(const Descriptor& socket) {
   const bool known = ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &bytes) == 0 &&
                      ::getnameinfo(reinterpret_cast<sockaddr*>(&address), bytes, host.data(), host.size(), port.data(),
                                    port.size(), NI_NUMERICHOST | NI_NUMERICSERV) == 0;
-  require(known, Code::no_meeting, [] { return Problem{.what = "a socket has no address"}; });
+  require(known, Code::no_meeting, [] { return Problem{.what = "cannot read the address of a socket"}; });
   return {host.data(), static_cast<std::uint16_t>(std::stoi(port.data()))};
 }
 

@@ -213,7 +213,7 @@ class ThreadTransport : public Transport {
 
 std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_t rank, kernels::Backend& backend) {
   require(rank < group.size(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("rank {} was asked for", rank),
+    return Problem{.what = fmt::format("cannot make a communicator for rank {}", rank),
                    .needed = fmt::format("a rank below {}", group.size())};
   });
   return make_collectives(std::make_unique<ThreadTransport>(group, rank), backend);

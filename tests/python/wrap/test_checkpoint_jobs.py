@@ -92,7 +92,7 @@ def problem():
 
 
 def no_locks(**options):
-    checks.fail("no_file_locks", ballast._core.Problem(what="the directory cannot be locked: No locks available"))
+    checks.fail("no_file_locks", ballast._core.Problem(what="cannot lock the directory: No locks available"))
 
 
 @pytest.mark.parametrize("moment", jobs.MOMENTS)

@@ -1,0 +1,56 @@
+"""The messages of the sources: every string of more than one word, with a placeholder `{}` where a value is put in.
+
+Strings are taken wherever they are, and not only between the brackets of `require()` or `refuse()`: many messages are
+composed of parts that other functions return.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from structure import source
+
+
+class Message(NamedTuple):
+    line: int
+    text: str
+
+
+def messages(path: str, text: str) -> list[Message]:
+    strings = _python_strings(text) if path.endswith(".py") else _cpp_strings(text)
+    return [message for message in strings if re.search(r"[^\W\d_][^\s]* +\S", message.text)]
+
+
+def _cpp_strings(text: str) -> Iterator[Message]:
+    """The string literals; those with nothing between them but space and comments are one."""
+    code = source.without_comments_and_strings(text)
+    begin, joined, end = 0, "", 0
+    for literal in source.strings(text):
+        if code[end : literal.begin].strip():
+            yield Message(source.line_of(text, begin), joined)
+            begin, joined = literal.begin, ""
+        joined += literal.text
+        end = literal.end
+    yield Message(source.line_of(text, begin), joined)
+
+
+def _python_strings(text: str) -> Iterator[Message]:
+    """The string constants and f-strings, without docstrings and comments."""
+    yield from _strings_in(ast.parse(text))
+
+
+def _strings_in(node: ast.AST) -> Iterator[Message]:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return  # a docstring
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield Message(node.lineno, node.value)
+        return
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+        yield Message(node.lineno, "".join(map(str, parts)))
+        inside = (part for part in node.values if isinstance(part, ast.FormattedValue))
+    else:
+        inside = ast.iter_child_nodes(node)
+    for child in inside:
+        yield from _strings_in(child)
