@@ -103,6 +103,10 @@ OLD_FORMS = {
     r"\b(go|goes|going|went) on\b": '"continues", "resumes"',
     _PAST_OPENING: "the present tense",
 }
+# Where the package uses what is private to torch: names below torch that begin with an underscore, and these of its objects.
+TORCH_COMPAT = "python/ballast/_torch_compat.py"
+PRIVATE_TO_TORCH = {"_cdata", "_schema", "_make_wrapper_subclass", "_get_active_ddp_module", "_get_default_store"}
+PRIVATE_TO_TORCH |= {"_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
 
 FILE_LINES = 400
 FUNCTION_LINES = 60

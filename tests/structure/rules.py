@@ -1,5 +1,6 @@
 """The rules. Each looks at a tree of sources and yields what breaks it."""
 
+import ast
 import fnmatch
 import os
 import re
@@ -213,6 +214,36 @@ def short_names_are_used(tree: Tree):
             name = found[1] or found[2]
             if not re.search(rf"\b{name}\b", code[found.end() :]):
                 yield path, source.line_of(code, found.start()), f"{name} is not used in this file"
+
+
+def _is_private(name: str) -> bool:
+    return any(word.startswith("_") and not word.startswith("__") for word in name.split("."))
+
+
+def _private_to_torch(node: ast.AST) -> str | None:
+    """What this node names, if it is private to torch."""
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+        return next((f"{node.module}.{each.name}" for each in node.names if _is_private(f"{node.module}.{each.name}")), None)
+    if isinstance(node, ast.Import):
+        return next((each.name for each in node.names if each.name.startswith("torch.") and _is_private(each.name)), None)
+    if isinstance(node, ast.Attribute):
+        name = ast.unparse(node)
+        if node.attr in house.PRIVATE_TO_TORCH or (name.startswith("torch.") and _is_private(node.attr)):
+            return name
+    if isinstance(node, ast.Constant) and node.value in house.PRIVATE_TO_TORCH:  # getattr(parameter, "...")
+        return str(node.value)
+    return None
+
+
+@rule("private-torch")
+def private_torch_has_one_home(tree: Tree):
+    for path, text in tree.with_suffix({".py"}):
+        if not path.startswith("python/ballast/") or path == house.TORCH_COMPAT:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            name = _private_to_torch(node)
+            if name is not None:
+                yield path, node.lineno, f"{name} is private to torch, and belongs in {house.TORCH_COMPAT}"
 
 
 @rule("developer-path")

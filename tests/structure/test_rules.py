@@ -91,6 +91,12 @@ PLANTED = [
         3,
         'def f():\n    """Nobody reads this."""\n    raise ValueError(f"{x} is to be " "read")\n',
     ),
+    ("private-torch", "python/ballast/hooks.py", 2, "import torch\ntorch._C._autograd._pop_saved_tensors_default_hooks()\n"),
+    ("private-torch", "python/ballast/hooks.py", 1, "from torch.utils._pytree import tree_map\n"),
+    ("private-torch", "python/ballast/hooks.py", 1, "from torch.optim.optimizer import _default_to_fused_or_foreach\n"),
+    ("private-torch", "python/ballast/hooks.py", 1, "import torch.utils._pytree\n"),
+    ("private-torch", "python/ballast/hooks.py", 2, "def f(tensor):\n    return tensor.untyped_storage()._cdata\n"),
+    ("private-torch", "python/ballast/hooks.py", 1, 'hooks = getattr(parameter, "_post_accumulate_grad_hooks")\n'),
     ("developer-path", "README.md", 2, "# Ballast\nSee /" + "home/ann/ballast.\n"),
     ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
 ]
@@ -114,6 +120,8 @@ const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullpt
 auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the record holds what was written";
 """,
     "optim/unchecked.cpp": 'auto a = "a tile was asked for";\n',
+    "python/ballast/_torch_compat.py": "from torch.utils._pytree import tree_map\ntorch._foreach_copy_([], [])\n",
+    "python/ballast/plain.py": "import torch\nfrom torch import nn\nfrom ballast import _core\nself._torch = torch.nn.Linear\n",
     "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 

@@ -8,6 +8,14 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from ballast import _core
+from ballast._torch_compat import (
+    COPY_AS,
+    MULTIPLY_EACH_BY_NUMBER,
+    MULTIPLY_EACH_BY_TENSOR,
+    NORM_OF_EACH,
+    UNSCALE_EACH,
+    make_wrapper_tensor,
+)
 from ballast.checks import fail, refuse_order
 from ballast.wrapper.casting import refuse_cast
 
@@ -39,9 +47,8 @@ class TakenGradient(torch.Tensor):
     def __new__(
         cls, parameter: torch.Tensor, taker: Taker, member: int, fresh: torch.Tensor | None = None
     ) -> TakenGradient:
-        gradient: TakenGradient = torch.Tensor._make_wrapper_subclass(
-            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device
-        )
+        made: Any = make_wrapper_tensor(cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        gradient: TakenGradient = made
         gradient.taker = taker
         gradient.member = member
         gradient.fresh = fresh
@@ -161,12 +168,12 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     aten.div_.Tensor: _div,
     aten.div_.Scalar: _div,
     aten.zero_.default: _zero,
-    aten._to_copy.default: _cast,
+    COPY_AS: _cast,
     aten.detach.default: lambda gradient: gradient,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.norm.Scalar: _vector_norm,
-    aten._foreach_norm.Scalar: _foreach_norm,
-    aten._foreach_mul_.Scalar: _foreach_mul,
-    aten._foreach_mul_.Tensor: _foreach_mul,
-    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+    NORM_OF_EACH: _foreach_norm,
+    MULTIPLY_EACH_BY_NUMBER: _foreach_mul,
+    MULTIPLY_EACH_BY_TENSOR: _foreach_mul,
+    UNSCALE_EACH: _unscale,
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ballast._torch_compat import gradient_hooks_of
 from ballast.leaving import begin_exit
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class OnGradient:
 
 def session_of(parameter: torch.Tensor) -> Session | None:
     """That trains it, if one does."""
-    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    hooks = gradient_hooks_of(parameter)
     return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
 
 

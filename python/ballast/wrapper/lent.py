@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from ballast._torch_compat import storage_address, users_of_storage
 from ballast.wrapper.units import Member
 
 log = logging.getLogger("ballast")
@@ -18,8 +19,8 @@ class LentTensors:
     def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
         self._members = members
-        self._storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-        self._users = [torch._C._storage_Use_Count(storage) for storage in self._storages]  # these tensors
+        self._storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
+        self._users = [users_of_storage(storage) for storage in self._storages]  # these tensors
 
     def warn_of_views(self, said: set[Member]) -> None:
         """That are still there when parameters are put away: whoever goes on with one computes with other numbers. It may be
@@ -36,5 +37,5 @@ class LentTensors:
 
     def _viewed(self) -> Iterator[Member]:
         for member, storage, users in zip(self._members, self._storages, self._users):
-            if torch._C._storage_Use_Count(storage) > users:
+            if users_of_storage(storage) > users:
                 yield member

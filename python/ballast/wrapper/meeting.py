@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ballast import _core
+from ballast._torch_compat import default_store
 from ballast.checks import refuse
 from ballast.connecting import Group, connect
 from ballast.wrapper.options import WrapOptions
@@ -66,7 +67,7 @@ def group_of(process_group: Any, timeout: float | None) -> Group:
         refuse("this process is not in the process_group that was given")
     if size == 1:
         return connect(rank=0, size=1, timeout=timeout)
-    store = distributed.distributed_c10d._get_default_store()
+    store = default_store()
     name = ranks.group_name
     # All ranks of a group wrap in the same order, so the same count means the same optimizer.
     count = store.add(f"ballast/{name}/{rank}", 1)

@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from ballast import _core
+from ballast._torch_compat import count_step, leave_uncounted
 from ballast.checks import fail
 from ballast.wrapper.session import Session
 from ballast.wrapper.state import PART, require_own_part, warn_of_own_part
@@ -30,7 +31,7 @@ class WrappedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all ranks with the gradients since the last one."""
         self._ballast.require_open("call step()")
-        self._opt_called = True  # what torch's learning rate schedulers look at
+        count_step(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -183,6 +184,6 @@ def class_for(kind: type[Optimizer]) -> type[WrappedOptimizer]:
     made: Any = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     made.step = Optimizer.profile_hook_step(WrappedOptimizer.step)  # with the hooks before and after a step
     made.step.hooked = True
-    made.step._wrapped_by_lr_sched = True  # schedulers need not wrap it once more
+    leave_uncounted(made.step)
     wrapped: type[WrappedOptimizer] = made
     return wrapped

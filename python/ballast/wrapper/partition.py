@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 
 from ballast import _core
+from ballast._torch_compat import copy_each
 from ballast.checks import fail, refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
@@ -156,7 +157,7 @@ class Partition(KeptNumbers):
             into.append(view)
             gradients.append((fresh.to_dense() if fresh.is_sparse else fresh).reshape(member.parameter.shape))
         if into:
-            torch._foreach_copy_(into, gradients)
+            copy_each(into, gradients)
 
     # --- What is asked of taken gradients ---
 

@@ -7,6 +7,7 @@ import weakref
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ballast._torch_compat import active_data_parallel
 from ballast.wrapper.hooks import OfOneModule
 
 
@@ -19,7 +20,7 @@ class QuietDataParallel:
         self._hook = model.register_forward_pre_hook(OfOneModule(self._before_forward))
 
     def _before_forward(self, model: torch.nn.Module) -> None:
-        for around in (model, DistributedDataParallel._get_active_ddp_module()):
+        for around in (model, active_data_parallel()):
             if isinstance(around, DistributedDataParallel) and model in (around, around.module):
                 around.require_backward_grad_sync = False
                 self._quiet.add(around)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ballast._torch_compat import TorchDispatchMode, arguments_of, storage_address, tree_leaves, tree_map
 from ballast.checks import refuse
 from ballast.wrapper.memory import return_freed_memory
 
@@ -217,7 +216,7 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
     into = {}
     for seen in map(_seen, written):
         memory = torch.zeros(seen.storage.nbytes(), dtype=torch.uint8, device=operation.device)
-        into[seen.storage._cdata] = (memory.untyped_storage(), seen.writes)
+        into[storage_address(seen.storage)] = (memory.untyped_storage(), seen.writes)
         del memory
     state, operation.generator_state = operation.generator_state, None  # the generator goes on
     operation.run(into)
@@ -228,7 +227,7 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
 
 def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
     """As it was when it was seen."""
-    address = seen.storage._cdata
+    address = storage_address(seen.storage)
     made, writes = being_made.get(address, (None, 0))
     if made is not None and writes == seen.writes:
         return made
@@ -252,7 +251,7 @@ def _tensors_in(what: Any) -> list[torch.Tensor]:
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    for number, argument in enumerate(func._schema.arguments):
+    for number, argument in enumerate(arguments_of(func)):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[number] if number < len(args) else kwargs.get(argument.name)
             yield from _tensors_in(value)

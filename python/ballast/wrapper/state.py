@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ballast import _core
+from ballast._torch_compat import COPY_AS, make_wrapper_tensor, tree_map, writes_to_arguments
 from ballast.checks import fail
 from ballast.connecting import Group
 
@@ -28,12 +28,11 @@ class LazyState(torch.Tensor):
     def __new__(
         cls, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None
     ) -> LazyState:
-        moment: LazyState = torch.Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=torch.float32, device=device or torch.device("cpu")
-        )
+        moment: Any = make_wrapper_tensor(cls, shape, dtype=torch.float32, device=device or torch.device("cpu"))
         moment.read_now = read
         moment.place = name
-        return moment
+        lazy: LazyState = moment
+        return lazy
 
     def __init__(
         self, shape: Sequence[int], name: str, read: Callable[[], torch.Tensor], device: torch.device | None = None
@@ -49,10 +48,10 @@ class LazyState(torch.Tensor):
     ) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        if func is torch.ops.aten._to_copy.default and _only_moves(kwargs or {}):
+        if func is COPY_AS and _only_moves(kwargs or {}):
             lazy: Any = args[0]
             return LazyState(lazy.shape, lazy.place, lazy.read_now, (kwargs or {})["device"])
-        if func._schema.is_mutable and isinstance(args[0], LazyState):
+        if writes_to_arguments(func) and isinstance(args[0], LazyState):
             fail(
                 "unsupported",
                 _core.Problem(

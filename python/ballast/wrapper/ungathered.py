@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ballast._torch_compat import without_torch_function
+
 # What can be asked of a parameter without its numbers.
 _HARMLESS = {
     "__get__",
@@ -48,14 +50,14 @@ class Ungathered(torch.nn.Parameter):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _is_harmless(func):
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return func(*args, **(kwargs or {}))
         used = [each for each in _flat(args, (kwargs or {}).values()) if hasattr(each, "ballast_window")]
         with ExitStack() as gathered:
             for window in dict.fromkeys(each.ballast_window for each in used):
                 mine = [each for each in used if each.ballast_window is window]
                 gathered.enter_context(window.gathering(mine, _name_of(func)))
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return func(*args, **(kwargs or {}))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from ballast._torch_compat import swap_tensors_in_place
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
@@ -149,7 +150,7 @@ def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parame
             origin = torch.empty_like(parameter, device="meta")
         del parameter.ballast_window
         parameter.__class__ = torch.nn.Parameter
-        torch._C._swap_tensor_impl(parameter, torch.nn.Parameter(origin, parameter.requires_grad))
+        swap_tensors_in_place(parameter, torch.nn.Parameter(origin, parameter.requires_grad))
 
 
 def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -177,7 +178,7 @@ def let_wait(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
     """It leaves the meta device, with its shape and without memory. It stays the same object."""
     origin = parameter.data
     stand_in = torch.nn.Parameter(nothing_like(parameter, device_of(parameter)), parameter.requires_grad)
-    torch._C._swap_tensor_impl(parameter, stand_in)  # not swap_tensors: torch's RNNs have weak references to parameters
+    swap_tensors_in_place(parameter, stand_in)  # not swap_tensors: torch's RNNs have weak references to parameters
     parameter.ballast_window = waiting
     if history_of(origin) is not None and not hasattr(parameter, "ballast_origin"):
         parameter.ballast_origin = origin

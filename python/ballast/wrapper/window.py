@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from ballast import _core
+from ballast._torch_compat import pop_saved_tensor_hooks, push_saved_tensor_hooks, top_saved_tensor_hooks
 from ballast.checks import fail, refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
@@ -186,8 +187,8 @@ class Window:
         if unit is not None:
             self.open(unit)
         self._depth += 1
-        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))
+        outer = top_saved_tensor_hooks()
+        push_saved_tensor_hooks(*self._savers(outer))
 
     def _end_call(self, _: torch.nn.Module) -> None:
         if self._depth > 0:  # else refused before it began
@@ -195,7 +196,7 @@ class Window:
 
     def _leave_call(self) -> None:
         self._depth -= 1
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        pop_saved_tensor_hooks()
 
     def _leave_calls(self) -> None:
         """There are none: what began and is there was interrupted, from the keyboard, say, which torch calls no hooks for."""
@@ -258,8 +259,8 @@ class Window:
             member.parameter.data = values
         snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
         self._whole |= set(units)
-        outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        torch._C._autograd._push_saved_tensors_default_hooks(*self._savers(outer))  # backward may come later
+        outer = top_saved_tensor_hooks()
+        push_saved_tensor_hooks(*self._savers(outer))  # backward may come later
         has_failed = False
         try:
             yield
@@ -267,7 +268,7 @@ class Window:
             has_failed = True
             raise
         finally:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+            pop_saved_tensor_hooks()
             try:
                 if keeps_writes and self._agree_to_keep(has_failed):
                     self._keep_writes(snapshots, slots)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from ballast import _core
+from ballast._torch_compat import storage_address, users_of_storage
 from ballast.agreement import Agreement
 from ballast.checks import fail, refuse
 from ballast.connecting import Group
@@ -64,7 +65,7 @@ def checksum_on_device(flat: torch.Tensor) -> int:
 
 def users_of(tensor: torch.Tensor) -> int:
     """Return how many tensors have this one's memory."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    return users_of_storage(storage_address(tensor.untyped_storage()))
 
 
 def agree_on_writes(

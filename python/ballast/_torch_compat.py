@@ -1,0 +1,132 @@
+"""Private parts of torch, each under a name that says what Ballast uses it for. No other file of the package uses them.
+
+Ballast supports torch 2.9 and later. tests/python/test_torch_compat.py checks that each part does what is needed here,
+so that the test finds a torch that has changed one, and not a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+
+SavedTensorHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+# Operators that reach __torch_dispatch__, whose names begin with an underscore.
+COPY_AS = torch.ops.aten._to_copy.default  # .to(), .cpu(), .float()
+NORM_OF_EACH = torch.ops.aten._foreach_norm.Scalar
+MULTIPLY_EACH_BY_NUMBER = torch.ops.aten._foreach_mul_.Scalar
+MULTIPLY_EACH_BY_TENSOR = torch.ops.aten._foreach_mul_.Tensor
+UNSCALE_EACH = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+# --- Autograd ---
+
+
+def top_saved_tensor_hooks() -> SavedTensorHooks | None:
+    """Return the hooks that pack and unpack what autograd saves now, such as those of activation checkpointing. Hooks
+    that are pushed on top have to call them, and torch.autograd.graph.saved_tensors_hooks cannot say which they are."""
+    hooks: SavedTensorHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks
+
+
+def push_saved_tensor_hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
+    """Let these hooks pack and unpack what autograd saves, until they are popped. A module's forward hooks push and pop
+    them, before and after its call, where there can be no `with` block."""
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def pop_saved_tensor_hooks() -> None:
+    """Remove the hooks that were pushed last."""
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
+    """Return what register_post_accumulate_grad_hook() has registered: by its own hook a session finds its parameters."""
+    return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+
+
+# --- Tensors ---
+
+
+def swap_tensors_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Swap what two tensors are, while each stays the same Python object: a parameter leaves the meta device this way,
+    and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which RNNs make."""
+    torch._C._swap_tensor_impl(one, other)
+
+
+def without_torch_function() -> AbstractContextManager[None]:
+    """Let functions treat a subclass of Tensor as a plain tensor in the block: __torch_function__ calls them there."""
+    disabled: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return disabled
+
+
+def make_wrapper_tensor(
+    kind: type[torch.Tensor], shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return a tensor of this class with a shape and no memory: every use of it reaches the class's __torch_dispatch__."""
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(kind, tuple(shape), dtype=dtype, device=device)
+    return made
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """Return a number that is this storage's as long as it lives, also where it has no memory (the meta device)."""
+    return int(storage._cdata)
+
+
+def users_of_storage(storage_address: int) -> int:
+    """Return how many tensors have the storage with this address: whether a view of it is still there."""
+    return int(torch._C._storage_Use_Count(storage_address))
+
+
+def copy_each(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copy each of the values into its place, on a GPU in few kernels for all of them."""
+    torch._foreach_copy_(into, values)
+
+
+# --- Operators ---
+
+
+def arguments_of(operator: Any) -> Sequence[Any]:
+    """Return the arguments of an operator as its schema describes them: which of them it writes to."""
+    arguments: Sequence[Any] = operator._schema.arguments
+    return arguments
+
+
+def writes_to_arguments(operator: Any) -> bool:
+    """Return whether an operator changes what it is given."""
+    return bool(operator._schema.is_mutable)
+
+
+# --- torch.distributed ---
+
+
+def default_store() -> Any:
+    """Return the store that init_process_group() has connected: ranks find each other through it, without a new port."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def active_data_parallel() -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel whose forward is running on this thread: a model cannot tell who has called it."""
+    return DistributedDataParallel._get_active_ddp_module()
+
+
+# --- Optimizers ---
+
+
+def count_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tell learning rate schedulers that the optimizer has made a step: they warn where they are called before it."""
+    optimizer._opt_called = True
+
+
+def leave_uncounted(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step() method, marked so that schedulers do not wrap it to count its calls: it calls count_step()."""
+    marked: Any = step
+    marked._wrapped_by_lr_sched = True
+    return step

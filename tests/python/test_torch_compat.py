@@ -1,0 +1,196 @@
+"""Each private part of torch that the package uses does what the package needs of it."""
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ballast import _torch_compat as compat  # noqa: E402 (needs torch)
+
+
+@pytest.fixture
+def no_hooks():
+    assert compat.top_saved_tensor_hooks() is None
+    yield
+    assert compat.top_saved_tensor_hooks() is None
+
+
+def test_pushed_hooks_pack_and_unpack_what_autograd_saves(no_hooks):
+    packed, unpacked = [], []
+
+    def pack(tensor):
+        packed.append(tensor)
+        return len(packed) - 1
+
+    def unpack(number):
+        unpacked.append(number)
+        return packed[number]
+
+    weight = torch.ones(3, requires_grad=True)
+    compat.push_saved_tensor_hooks(pack, unpack)
+    try:
+        loss = (weight * weight).sum()
+    finally:
+        compat.pop_saved_tensor_hooks()
+    loss.backward()
+    assert len(packed) == len(unpacked) == 2
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))
+
+
+def test_the_hooks_on_top_are_those_that_were_pushed_last(no_hooks):
+    hooks = (lambda tensor: tensor, lambda saved: saved)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        assert compat.top_saved_tensor_hooks() == hooks
+        compat.push_saved_tensor_hooks(str, hooks[1])
+        assert compat.top_saved_tensor_hooks() == (str, hooks[1])
+        compat.pop_saved_tensor_hooks()
+        assert compat.top_saved_tensor_hooks() == hooks
+
+
+def test_gradient_hooks_of_a_parameter_are_found():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert not compat.gradient_hooks_of(parameter)
+    handle = parameter.register_post_accumulate_grad_hook(print)
+    assert [*compat.gradient_hooks_of(parameter).values()] == [print]
+    handle.remove()
+    assert not compat.gradient_hooks_of(parameter)
+
+
+def test_a_parameter_that_has_weak_references_leaves_the_meta_device_and_stays_the_same_object():
+    parameter = torch.nn.Parameter(torch.empty(3, device="meta"))
+    parameter.mark = "kept"
+    known = weakref.ref(parameter)
+    compat.swap_tensors_in_place(parameter, torch.nn.Parameter(torch.ones(3)))
+    assert known() is parameter and parameter.mark == "kept"
+    assert torch.equal(parameter, torch.ones(3)) and parameter.requires_grad
+    parameter.sum().backward()
+    assert torch.equal(parameter.grad, torch.ones(3))
+
+
+class Counted(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls += 1
+        with compat.without_torch_function():
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_subclass_is_a_plain_tensor_where_its_torch_function_is_off():
+    tensor = torch.ones(2).as_subclass(Counted)
+    before = Counted.calls
+    doubled = tensor * 2
+    assert Counted.calls == before + 1
+    assert type(doubled) is torch.Tensor
+
+
+class Empty(torch.Tensor):
+    used = []
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.used.append(func)
+        return args[0]
+
+
+def test_a_wrapper_tensor_has_a_shape_and_every_use_of_it_is_dispatched():
+    made = compat.make_wrapper_tensor(Empty, (3, 2), dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert type(made) is Empty and made.shape == (3, 2) and made.dtype == torch.bfloat16
+    made.mul_(2)
+    assert Empty.used == [torch.ops.aten.mul_.Tensor]
+
+
+def test_operators_reach_dispatch_under_these_names():
+    seen = []
+
+    class Watch(compat.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    values = [torch.ones(2)]
+    with Watch():
+        values[0].to(torch.float64)
+        torch._foreach_norm(values)
+        torch._foreach_mul_(values, 2.0)
+        torch._foreach_mul_(values, torch.tensor(2.0))
+        torch._amp_foreach_non_finite_check_and_unscale_(values, torch.zeros(1), torch.ones(1))
+    assert {
+        compat.COPY_AS,
+        compat.NORM_OF_EACH,
+        compat.MULTIPLY_EACH_BY_NUMBER,
+        compat.MULTIPLY_EACH_BY_TENSOR,
+        compat.UNSCALE_EACH,
+    } <= set(seen)
+
+
+def test_the_schema_of_an_operator_says_what_it_writes_to():
+    add = torch.ops.aten.add_.Tensor
+    assert compat.writes_to_arguments(add) and not compat.writes_to_arguments(torch.ops.aten.add.Tensor)
+    written = [each.name for each in compat.arguments_of(add) if each.alias_info is not None and each.alias_info.is_write]
+    assert written == ["self"]
+
+
+def test_a_view_is_a_user_of_the_storage():
+    tensor = torch.ones(4)
+    storage = compat.storage_address(tensor.untyped_storage())
+    alone = compat.users_of_storage(storage)
+    view = tensor[1:]
+    assert compat.users_of_storage(storage) == alone + 1
+    del view
+    gc.collect()
+    assert compat.users_of_storage(storage) == alone
+
+
+def test_storages_without_memory_have_addresses_of_their_own():
+    first, second = (torch.empty(4, device="meta").untyped_storage() for _ in range(2))
+    assert compat.storage_address(first) != compat.storage_address(second)
+
+
+def test_values_are_copied_into_their_places():
+    into = [torch.zeros(2), torch.zeros(3, dtype=torch.bfloat16)]
+    compat.copy_each(into, [torch.ones(2), torch.full((3,), 2.0)])
+    assert torch.equal(into[0], torch.ones(2)) and torch.equal(into[1], torch.full((3,), 2.0, dtype=torch.bfloat16))
+
+
+def test_trees_are_mapped_and_their_leaves_listed():
+    tree = (1, [2, {"three": 3}])
+    assert compat.tree_map(lambda leaf: leaf * 2, tree) == (2, [4, {"three": 6}])
+    assert compat.tree_leaves(tree) == [1, 2, 3]
+
+
+def test_the_default_store_and_the_active_data_parallel_are_found(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        compat.default_store().set("key", "value")
+        assert compat.default_store().get("key") == b"value"
+        found = []
+        model = torch.nn.Linear(2, 1)
+        model.register_forward_pre_hook(lambda *_: found.append(compat.active_data_parallel()))
+        around = torch.nn.parallel.DistributedDataParallel(model)
+        around(torch.ones(2))
+        assert found == [around]
+        assert compat.active_data_parallel() is None
+        around.require_backward_grad_sync = False  # as its no_sync() does
+        with around.no_sync():
+            assert around.require_backward_grad_sync is False
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_schedulers_neither_wrap_a_marked_step_nor_warn_after_a_counted_one(recwarn):
+    class Ours(torch.optim.SGD):
+        @compat.leave_uncounted
+        def step(self, closure=None):
+            compat.count_step(self)
+
+    optimizer = Ours([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    step = optimizer.step
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert optimizer.step == step
+    optimizer.step()
+    scheduler.step()
+    assert not [each for each in recwarn if "lr_scheduler.step()" in str(each.message)]
