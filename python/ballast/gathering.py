@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+    from ballast.wrapper.hooks import Trainer
 
 
 @contextmanager
@@ -24,44 +26,40 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
     ...     layer.weight.shape
     torch.Size([1, 2])
     """
+    from ballast.wrapper.managed_parameter import by_owner
+
     wanted = _parameters_of(what)
-    for window, _ in by_window(wanted):
-        window.begin()  # by which others may be partitioned too
+    for owner, _ in by_owner(wanted):
+        owner.begin()  # by which others may be partitioned too
     with ExitStack() as stack:
-        for window, parameters in by_window(wanted):
-            stack.enter_context(window.gathered(parameters))
-        for session, parameters in _by_session(wanted):
-            stack.enter_context(session.gathered(parameters))
+        for owner, parameters in by_owner(wanted):
+            stack.enter_context(owner.gathered(parameters))
+        for trainer, parameters in _by_trainer(wanted):
+            stack.enter_context(trainer.gathered(parameters))
         yield
 
 
 @contextmanager
 def gather_to_read(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Hold parameters whole as `gather()` does, for who writes nothing: nothing is looked for at the end."""
+    from ballast.wrapper.managed_parameter import by_owner
+
     with ExitStack() as stack:
-        for window, of_window in by_window(parameters):
-            stack.enter_context(window.gathered(of_window, keeps_writes=False))
+        for owner, owned in by_owner(parameters):
+            stack.enter_context(owner.gathered(owned, keeps_writes=False))
         yield
 
 
-def by_window(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Any, list[torch.nn.Parameter]]]:
-    """Of those that are not simply there, what gathers them."""
-    return _by_owner((getattr(parameter, "ballast_window", None), parameter) for parameter in parameters)
+def _by_trainer(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Trainer, list[torch.nn.Parameter]]]:
+    """Return the parameters that torch has, and that are trained, with what trains them."""
+    from ballast.wrapper.hooks import trainer_of
+    from ballast.wrapper.managed_parameter import owner_of
 
-
-def _by_session(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Any, list[torch.nn.Parameter]]]:
-    """Of those that are whole and trained, what trains them."""
-    from ballast.wrapper.hooks import session_of
-
-    whole = (parameter for parameter in parameters if not hasattr(parameter, "ballast_window"))
-    return _by_owner((session_of(parameter), parameter) for parameter in whole)
-
-
-def _by_owner(pairs: Iterable[tuple[Any, torch.nn.Parameter]]) -> list[tuple[Any, list[torch.nn.Parameter]]]:
-    found: dict[int, tuple[Any, list[torch.nn.Parameter]]] = {}
-    for owner, parameter in pairs:
-        if owner is not None:
-            found.setdefault(id(owner), (owner, []))[1].append(parameter)
+    found: dict[int, tuple[Trainer, list[torch.nn.Parameter]]] = {}
+    for parameter in parameters:
+        trainer = trainer_of(parameter) if owner_of(parameter) is None else None
+        if trainer is not None:
+            found.setdefault(id(trainer), (trainer, []))[1].append(parameter)
     return list(found.values())
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -15,9 +14,10 @@ from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.holdings import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.checks import refuse
-from ballast.gathering import by_window, gather_to_read
+from ballast.gathering import gather_to_read
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
-from ballast.wrapper.hooks import session_of
+from ballast.wrapper.hooks import trainer_of
+from ballast.wrapper.managed_parameter import by_owner, managed, owner_of
 from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.plain import named_parameters
@@ -42,8 +42,8 @@ class Export:
             refuse(f"a model was to be exported to {path.name}", needed=f"a name that ends with {SUFFIX}")
         self._folder, self._stem = path.parent, path.name.removesuffix(SUFFIX)
         self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
-        for window, _ in by_window(model.parameters()):
-            window.begin()
+        for owner, _ in by_owner(model.parameters()):
+            owner.begin()
         self._group = group_of(self._tensors.values())
         items = [item_of(name, tensor) for name, tensor in self._tensors.items()]
         self._tensor_bytes = sum(item.bytes for item in items)
@@ -76,8 +76,8 @@ class Export:
         """What is gathered together."""
         units: dict[tuple[int, int | str], dict[str, torch.Tensor]] = {}
         for name, tensor in self._tensors.items():
-            window = getattr(tensor, "ballast_window", None)
-            key: tuple[int, int | str] = (0, name) if window is None else (id(window), window.unit_of(tensor))
+            found = managed(tensor)
+            key: tuple[int, int | str] = (0, name) if found is None or found.unit is None else (id(found.owner), found.unit)
             units.setdefault(key, {})[name] = tensor
         return list(units.values())
 
@@ -136,11 +136,9 @@ class Export:
 def group_of(tensors: Iterable[torch.Tensor]) -> Ranks | None:
     """The ranks that train them; none where another rank exports what nobody trains."""
     for tensor in tensors:
-        if hasattr(tensor, "ballast_window"):
-            return cast(Ranks, tensor.ballast_window.group)
-        session = session_of(tensor)
-        if session is not None:
-            return session.group
+        owner = owner_of(tensor) or trainer_of(tensor)
+        if owner is not None:
+            return owner.group
     return OneRank() if rank_in_job() == 0 else None
 
 

@@ -10,9 +10,9 @@ import torch
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.everybody import agree_on_first_numbers
-from ballast.wrapper.hooks import session_of
+from ballast.wrapper.hooks import trainer_of
+from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.plain import named_parameters
-from ballast.wrapper.waiting import waits
 
 
 def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor], stage: int | None) -> None:
@@ -22,8 +22,8 @@ def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor
 
     def of_others() -> str | None:
         for name, parameter in named_parameters(model) if model is not None else ():
-            other = session_of(parameter)
-            if other is not None and (id(parameter) in ids or 3 in (stage, other.options.stage)):
+            other = trainer_of(parameter)
+            if other is not None and (id(parameter) in ids or 3 in (stage, other.stage)):
                 return name
         return None
 
@@ -50,7 +50,7 @@ def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torc
     """With rank 0's numbers of what is trained, and of all else that the model has: each once. All ranks call it together."""
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
-    agree_on_first_numbers(group, (each for each in known.values() if not (waits(each) or each.is_meta)))
+    agree_on_first_numbers(group, (each for each in known.values() if not (is_without_values(each) or each.is_meta)))
 
 
 def require_open(what: str, *, is_closed: bool) -> None:

@@ -5,18 +5,32 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from ballast._torch_compat import gradient_hooks_of
+from ballast.connecting import Group
 from ballast.leaving import begin_exit
 
-if TYPE_CHECKING:
-    from ballast.wrapper.session import Session
 
-Known = weakref.ref["Session"]
+class Trainer(Protocol):
+    """What hooks call, and what is found by them: the session that trains a parameter."""
+
+    @property
+    def group(self) -> Group: ...
+    @property
+    def stage(self) -> int | None: ...
+    def arrived(self, parameter: torch.nn.Parameter) -> None: ...
+    def before_forward(self, module: torch.nn.Module) -> None: ...
+    def before_module(self, module: torch.nn.Module) -> None: ...
+    def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
+    def close(self, *, together: bool) -> None: ...
+
+
+Known = weakref.ref[Trainer]
 
 
 class OnGradient:
@@ -31,7 +45,7 @@ class OnGradient:
             live.arrived(parameter)
 
 
-def session_of(parameter: torch.Tensor) -> Session | None:
+def trainer_of(parameter: torch.Tensor) -> Trainer | None:
     """That trains it, if one does."""
     hooks = gradient_hooks_of(parameter)
     return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)

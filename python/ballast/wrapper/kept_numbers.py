@@ -13,12 +13,13 @@ from ballast import _core
 from ballast.connecting import Group
 from ballast.wrapper.everybody import agree_on_room
 from ballast.wrapper.gpu import in_stream, require_stream, return_cached_memory
+from ballast.wrapper.managed_parameter import is_without_values, lacks_values
 from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import keep_freed_memory
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
-from ballast.wrapper.waiting import FirstNumbers, end_waiting, lacks_numbers, refuse_to_begin, waits
+from ballast.wrapper.waiting import FirstNumbers, refuse_to_begin
 from ballast.wrapper.writes import agree_on_writes, require_same_values
 
 log = logging.getLogger("ballast")
@@ -94,10 +95,10 @@ class KeptNumbers:
         members = [member for unit in self._units for member in unit.members]
         for member in members:
             is_kept = self._core.found and member.group is not None
-            if not is_kept and lacks_numbers(member.parameter):
+            if not is_kept and lacks_values(member.parameter):
                 refuse_to_begin(member.name)
         if not self._core.found:
-            there = [member for member in members if not waits(member.parameter)]
+            there = [member for member in members if not is_without_values(member.parameter)]
             require_same_values(self._group, there, "cannot begin to train")
         numbers = FirstNumbers()
 
@@ -107,8 +108,6 @@ class KeptNumbers:
             return True
 
         self._core.start(fill)
-        for member in members:
-            end_waiting(member.parameter)
         self._free(len(self._units))
 
     def _free(self, units: int) -> None:

@@ -11,10 +11,11 @@ import torch
 from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper.everybody import sum_in_fp32
+from ballast.wrapper.managed_parameter import is_without_values, managed
 from ballast.wrapper.memory import return_freed_memory
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
-from ballast.wrapper.waiting import Waiting, comes, end_waiting, let_come, lose, waits
+from ballast.wrapper.waiting import Waiting, is_pending, lose, suspend
 
 Kind = _core.Moment | None  # None: the parameter itself
 
@@ -108,13 +109,13 @@ class OwnParts:
         """Their partition is gone, or the next one could not be made."""
         for taken in self._of.values():
             if self._awaited is not None and None in taken.kinds:
-                let_come(taken.parameter, self._awaited)
+                suspend(taken.parameter, self._awaited)
             taken.version = taken.parameter._version
 
     def _is_written(self, taken: Taken) -> bool:
         """Since then, or read from files, which counts."""
         if self._awaited is not None:
-            return not comes(taken.parameter)
+            return not is_pending(taken.parameter)
         return bool(taken.parameter._version != taken.version)
 
     def forget_moments(self) -> None:
@@ -191,7 +192,7 @@ class OwnParts:
 
     def _lose(self, partitioned: list[torch.nn.Parameter]) -> None:
         if self._awaited is not None:
-            left = [taken.parameter for taken in self._of.values() if waits(taken.parameter)]
+            left = [taken.parameter for taken in self._of.values() if is_without_values(taken.parameter)]
             for parameter in partitioned + left:
                 lose(parameter, self._awaited)
 
@@ -204,8 +205,9 @@ class OwnParts:
                 continue
             parameter = taken.parameter
             whole = self._whole(taken, None).to(parameter.device, parameter.dtype)
-            end_waiting(parameter)
-            parameter.data = whole
+            found = managed(parameter)
+            assert found is not None
+            found.release(whole)
         self._of = {}
 
     def _whole(self, taken: Taken, kind: Kind) -> torch.Tensor:

@@ -9,10 +9,10 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail, refuse
-from ballast.gathering import by_window
+from ballast.wrapper.managed_parameter import by_owner
 from ballast.wrapper.plain import named_buffers, own_names, plain, plain_name
 from ballast.wrapper.stored import Files, Stored, tensors_in
-from ballast.wrapper.waiting import device_of
+from ballast.wrapper.waiting import begin_with_file, device_of
 
 
 def restore(model: torch.nn.Module, files: Files) -> None:
@@ -26,13 +26,12 @@ def restore(model: torch.nn.Module, files: Files) -> None:
     for tensor, each, name in found:
         require_same(tensor, each, name)
     parameters = {tensor: each for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
-    windows = by_window(parameters)
-    for window, gathered in windows:
-        window.write({parameter: parameters.pop(parameter) for parameter in gathered})
+    for owner, owned in by_owner(parameters):
+        owner.write({parameter: parameters.pop(parameter) for parameter in owned})
     with torch.no_grad():
         for parameter, each in parameters.items():
             if parameter.is_meta:
-                parameter.ballast_origin = each
+                begin_with_file(parameter, each)
             else:
                 parameter.copy_(each.read_whole())
         restore_buffers(model, {id(tensor): each for tensor, each, _ in found})

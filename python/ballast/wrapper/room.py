@@ -16,9 +16,9 @@ from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, 
 from ballast.machine import this_machine
 from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.gpu import return_cached_memory
+from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.units import Member, gpu_of
-from ballast.wrapper.waiting import waits
 
 # Of what is free. The rest is for activations and for what CUDA and others take: nobody knows those before they come.
 KEPT = 0.75
@@ -57,7 +57,7 @@ def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
     if device is None and gpu is not None:  # where torch holds parameters until all is reserved: those do not count
         return_cached_memory(gpu)
         device = int(KEPT * torch.cuda.mem_get_info(gpu)[0])
-    held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not waits(each.parameter))
+    held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not is_without_values(each.parameter))
     by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return Offered(

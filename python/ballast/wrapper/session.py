@@ -27,7 +27,7 @@ from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.state import is_what_is_there, read_of
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, names_of, units_of
 from ballast.wrapper.updates import State, Updates, merged, steps_in
-from ballast.wrapper.waiting import Waiting, begin_waiting, defer_again, lose_what_comes, make_the_rest
+from ballast.wrapper.waiting import Waiting, defer, defer_again, drop_pending, make_the_rest
 from ballast.wrapper.whole import WholeParameters
 from ballast.wrapper.window import Window
 from ballast.wrapper.writes import keeping_writes
@@ -73,7 +73,7 @@ class Session:
         model = self.model if self.options.stage == 3 else self._model()
         mine = [each for _, each in self.parameters()]
         entering.require_untrained(model, mine, self.options.stage)
-        begin_waiting(model, mine, self.group, self._waiting)
+        defer(model, mine, self.group, self._waiting)
         self.watch()
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_parameters_whole)
         entering.begin_alike(self.group, model, mine)
@@ -108,6 +108,10 @@ class Session:
 
     def names(self) -> dict[int, str]:
         return names_of(self.optimizer.param_groups, self._model())
+
+    @property
+    def stage(self) -> int | None:
+        return self.options.stage
 
     # --- The partition ---
 
@@ -224,7 +228,7 @@ class Session:
             make_the_rest(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
-        reside: Any = WholeParameters if is_whole else partial(Window, self.model, self.group, options)
+        reside: Any = partial(WholeParameters, self.group) if is_whole else partial(Window, self.model, self.group, options)
         self._outside = outside_of(units, members)
         partition = Partition(units, self._ranks, self.numbers, options, reside)
         with ExitStack() as undoing:
@@ -396,5 +400,5 @@ class Session:
         elif together or self.group.size == 1:
             self._own_parts.give_back()
         if (model := self._model()) is not None:
-            lose_what_comes(model, self._waiting)
+            drop_pending(model, self._waiting)
         self._ranks.leave()

@@ -1,16 +1,16 @@
-"""What a parameter is while its numbers are elsewhere: it has the shape, and gathers itself when it is used."""
+"""The class that a parameter has while its values are elsewhere: it has the shape, and asks its owner when it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
 
 import torch
 
 from ballast._torch_compat import without_torch_function
 
-# What can be asked of a parameter without its numbers.
+# What can be asked of a parameter without its values.
 _HARMLESS = {
     "__get__",
     "__set__",
@@ -30,14 +30,29 @@ _HARMLESS = {
     "register_post_accumulate_grad_hook",
 }
 
-# Properties that have to do with numbers. All others are harmless.
-_NUMBERS = {"T", "H", "mT", "mH", "real", "imag", "data"}
+# Properties that need the values. All others are harmless.
+_NEED_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
+
+ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter. It is the only one that Ballast sets.
+
+
+class UsedThroughOwner(Protocol):
+    """The part of an owner that brings values while torch uses them."""
+
+    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> AbstractContextManager[None]: ...
+
+
+class Owned(Protocol):
+    """The part of a ManagedParameter that says who keeps its values."""
+
+    @property
+    def owner(self) -> UsedThroughOwner | None: ...
 
 
 class Ungathered(torch.nn.Parameter):
-    """Made of a parameter by changing its class; and back."""
+    """A parameter becomes one, and an ordinary one again, by a change of its class."""
 
-    ballast_window: Any
+    ballast_managed: Owned
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Parameter of {tuple(self.shape)}, {self.dtype}, gathered where it is used: with ballast.gather(model): ..."
@@ -52,18 +67,23 @@ class Ungathered(torch.nn.Parameter):
         if _is_harmless(func):
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
-        used = [each for each in _flat(args, (kwargs or {}).values()) if hasattr(each, "ballast_window")]
+        used = [(each, owner) for each in _flat(args, (kwargs or {}).values()) if (owner := _owner_of(each)) is not None]
         with ExitStack() as gathered:
-            for window in dict.fromkeys(each.ballast_window for each in used):
-                mine = [each for each in used if each.ballast_window is window]
-                gathered.enter_context(window.gathering(mine, _name_of(func)))
+            for owner in dict.fromkeys(owner for _, owner in used):
+                mine = [each for each, its_owner in used if its_owner is owner]
+                gathered.enter_context(owner.using(mine, _name_of(func)))
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
 
 
+def _owner_of(value: Any) -> UsedThroughOwner | None:
+    managed: Owned | None = getattr(value, ATTRIBUTE, None)
+    return None if managed is None else managed.owner
+
+
 def _is_harmless(func: Any) -> bool:
     name = _name_of(func)
-    return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NUMBERS)
+    return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NEED_VALUES)
 
 
 def _name_of(func: Any) -> str:
@@ -79,5 +99,5 @@ def _flat(*values: Any) -> list[Any]:
 
 
 def nothing_like(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """With the shape, and one number's memory."""
+    """Return a tensor with the parameter's shape, and memory for one element."""
     return torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -12,37 +12,56 @@ from ballast._torch_compat import swap_tensors_in_place
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
+from ballast.wrapper.managed_parameter import (
+    ManagedParameter,
+    Recorded,
+    Unknown,
+    managed,
+    owner_of,
+)
 from ballast.wrapper.memory import return_freed_memory, tensor_at
+from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.plain import named_buffers, named_parameters
 from ballast.wrapper.recording import history_of, numbers_from_outside, numbers_of
 from ballast.wrapper.stored import Stored
-from ballast.wrapper.ungathered import Ungathered, nothing_like
+from ballast.wrapper.ungathered import nothing_like
 
-if TYPE_CHECKING:
-    from ballast.wrapper.session import Session
+
+class Beginner(Protocol):
+    """What begins a training."""
+
+    @property
+    def group(self) -> Group: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def names(self) -> dict[int, str]: ...
+    def partition(self) -> object: ...
 
 
 class Waiting:
-    """Stands where a window will be, until training begins."""
+    """The owner of parameters until training begins: of those without memory, and between two plans."""
 
-    def __init__(self, session: weakref.ref[Session]):
-        self._session = session
+    def __init__(self, beginner: weakref.ref[Beginner]):
+        self._beginner = beginner
 
-    def session(self) -> Session:
-        session = self._session()
-        if session is None or session.is_closed:
+    def _live(self) -> Beginner:
+        beginner = self._beginner()
+        if beginner is None or beginner.is_closed:
             refuse("a parameter was used that has no numbers yet, and its optimizer is gone or closed")
-        return session
+        return beginner
 
     @property
-    def is_left(self) -> bool:
-        """The session is gone or closed: another one may take its place."""
-        session = self._session()
-        return session is None or session.is_closed
+    def group(self) -> Group:
+        return self._live().group
 
-    def gathering(self, parameters: Sequence[torch.nn.Parameter], use: str) -> NoReturn:
-        name = self.session().names()[id(parameters[0])]
-        require_no_cast(use, name, why="its values are made when training begins")
+    @property
+    def is_gone(self) -> bool:
+        beginner = self._beginner()
+        return beginner is None or beginner.is_closed
+
+    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> NoReturn:
+        name = self._live().names()[id(parameters[0])]
+        require_no_cast(operation, name, why="its values are made when training begins")
         refuse_order(
             "a parameter was used that has no numbers yet",
             where=f"parameter {name}",
@@ -50,49 +69,60 @@ class Waiting:
         )
 
     def begin(self) -> None:
-        """Numbers are made, or read, and partitioned with all others. All ranks do this together."""
-        self.session().partition()
+        """Make or read the values, and partition them with all others. All ranks do this together."""
+        self._live().partition()
+
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> NoReturn:
+        """Refuse: they have an owner that gathers them after begin()."""
+        self.using(parameters, "gather")
 
     def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
         for parameter, stored in values.items():
-            parameter.ballast_origin = stored
+            begin_with_file(parameter, stored)
 
 
-class Coming:
-    """Instead of first numbers, where others are about to take their place."""
+def begin_with_file(parameter: torch.nn.Parameter, stored: Stored) -> None:
+    """Read the parameter from a file when training begins, whether it is wrapped already or not."""
+    (managed(parameter) or ManagedParameter(parameter, ParameterState.DEFERRED)).begin_with(stored)
 
 
-def let_come(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
-    """It is in no window any more, and its numbers are with somebody who brings them."""
-    parameter.data = nothing_like(parameter, parameter.device)
-    parameter.ballast_window = waiting
-    parameter.ballast_origin = Coming()
-    parameter.__class__ = Ungathered
+def suspend(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
+    """Let it be PENDING: it is in no plan any more, and the migration brings its values to the next one."""
+    (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(waiting)
 
 
 def lose(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
-    """The same, and nobody has its numbers any more."""
-    let_come(parameter, waiting)
-    del parameter.ballast_origin
+    """The same, but nothing brings its values."""
+    suspend(parameter, waiting)
+    drop(parameter)
 
 
-def lose_what_comes(model: torch.nn.Module, waiting: Waiting) -> None:
-    """Nobody will bring it."""
+def drop(parameter: torch.nn.Parameter) -> None:
+    """Nothing brings the values of a parameter that is PENDING."""
+    found = managed(parameter)
+    assert found is not None
+    found.drop()
+
+
+def drop_pending(model: torch.nn.Module, waiting: Waiting) -> None:
+    """The training ends: nothing brings what is pending."""
     for parameter in model.parameters():
-        if comes(parameter) and parameter.ballast_window is waiting:
-            lose(parameter, waiting)
+        if is_pending(parameter) and owner_of(parameter) is waiting:
+            drop(parameter)
 
 
-def comes(parameter: torch.nn.Parameter) -> bool:
-    """Nothing else was said of it since."""
-    return isinstance(getattr(parameter, "ballast_origin", None), Coming)
+def is_pending(parameter: torch.Tensor) -> bool:
+    """Return whether something brings its values, and nothing else was said of it since."""
+    found = managed(parameter)
+    return found is not None and found.state is ParameterState.PENDING
 
 
 def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Training can begin without numbers of these: a checkpoint brings them."""
+    """Training can begin without values of these: a checkpoint brings them."""
     for parameter in parameters:
-        if lacks_numbers(parameter):
-            parameter.ballast_origin = Coming()
+        found = managed(parameter)
+        if found is not None and found.lacks_values:
+            found.expect()
 
 
 def expect_buffers(model: torch.nn.Module) -> None:
@@ -117,53 +147,44 @@ def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> 
             )
 
 
-def begin_waiting(
+def defer(
     model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: Waiting
-) -> bool:
-    """Whether there is a parameter without memory. All ranks do this together."""
+) -> None:
+    """Let parameters without memory be owned by `waiting`. All ranks do this together."""
     known = _all_of(model, trained)
     for parameter in known:
-        if waits(parameter) and parameter.ballast_window.is_left:
-            parameter.ballast_window = waiting
+        found = managed(parameter)
+        if found is not None and found.is_without_values and found.owner is not None and found.owner.is_gone:
+            found.owner = waiting
     deferred = {id(parameter): parameter for parameter in known if parameter.is_meta}
     if not deferred:
-        return False
+        return
     if model is None:
         refuse("parameters on the meta device were wrapped without a model", needed="ballast.wrap(optimizer, model)")
     if group.size > 1:
         agree_on_origins(group, [*deferred.values(), *(each for each in model.buffers() if each.is_meta)])
     make_buffers(model)
     for parameter in deferred.values():
-        let_wait(parameter, waiting)
-    return True
+        _leave_meta_device(parameter, waiting)
 
 
 def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], waiting: Waiting) -> None:
-    """Undo begin_waiting(): parameters are on the meta device again, and remember how their values are made."""
+    """Undo defer(): parameters are on the meta device again, and remember how their values are made."""
     for parameter in _all_of(model, trained):
-        if getattr(parameter, "ballast_window", None) is not waiting:
+        found = managed(parameter)
+        if found is None or found.owner is not waiting:
             continue
-        origin = getattr(parameter, "ballast_origin", None)
-        if isinstance(origin, torch.Tensor):
-            del parameter.ballast_origin
-        else:  # files, or nothing
-            origin = torch.empty_like(parameter, device="meta")
-        del parameter.ballast_window
-        parameter.__class__ = torch.nn.Parameter
-        swap_tensors_in_place(parameter, torch.nn.Parameter(origin, parameter.requires_grad))
+        initial = found.initial
+        meta = initial.tensor if isinstance(initial, Recorded) else torch.empty_like(parameter, device="meta")
+        found.release()
+        swap_tensors_in_place(parameter, torch.nn.Parameter(meta, parameter.requires_grad))
+        if isinstance(initial, Stored):
+            begin_with_file(parameter, initial)
 
 
 def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     of_model = [] if model is None else [*model.parameters()]
     return list({id(parameter): parameter for parameter in (*of_model, *trained)}.values())
-
-
-def waits(parameter: torch.Tensor) -> bool:
-    return isinstance(getattr(parameter, "ballast_window", None), Waiting)
-
-
-def lacks_numbers(parameter: torch.Tensor) -> bool:
-    return waits(parameter) and not hasattr(parameter, "ballast_origin")
 
 
 def refuse_to_begin(name: str) -> NoReturn:
@@ -174,23 +195,16 @@ def refuse_to_begin(name: str) -> NoReturn:
     )
 
 
-def let_wait(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
-    """It leaves the meta device, with its shape and without memory. It stays the same object."""
-    origin = parameter.data
+def _leave_meta_device(parameter: torch.nn.Parameter, waiting: Waiting) -> None:
+    """It has its shape and no memory on the device where its values are going to be. It stays the same object."""
+    meta = parameter.data
     stand_in = torch.nn.Parameter(nothing_like(parameter, device_of(parameter)), parameter.requires_grad)
-    swap_tensors_in_place(parameter, stand_in)  # not swap_tensors: torch's RNNs have weak references to parameters
-    parameter.ballast_window = waiting
-    if history_of(origin) is not None and not hasattr(parameter, "ballast_origin"):
-        parameter.ballast_origin = origin
-    parameter.__class__ = Ungathered
-
-
-def end_waiting(parameter: torch.nn.Parameter) -> None:
-    """Its numbers are where they belong."""
-    if waits(parameter):
-        parameter.__class__ = torch.nn.Parameter
-        del parameter.ballast_window
-        parameter.__dict__.pop("ballast_origin", None)
+    swap_tensors_in_place(parameter, stand_in)
+    found = managed(parameter)  # with files, if ballast.load() came before
+    if found is None:
+        initial = Unknown() if history_of(meta) is None else Recorded(meta)
+        found = ManagedParameter(parameter, ParameterState.DEFERRED, initial=initial)
+    found.defer(waiting)
 
 
 def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
@@ -200,14 +214,14 @@ def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Paramet
         if buffer.is_meta:
             refuse_to_begin(name)
     for name, parameter in named_parameters(model):
-        if id(parameter) in others or not waits(parameter):
+        found = managed(parameter)
+        if id(parameter) in others or found is None or not found.is_without_values:
             continue
-        if lacks_numbers(parameter):
+        if found.lacks_values:
             refuse_to_begin(name)
         whole = torch.empty(parameter.shape, dtype=parameter.dtype)
         FirstNumbers().read(parameter, 0, whole.numel(), whole.data_ptr())
-        end_waiting(parameter)
-        parameter.data = whole.to(parameter.device)
+        found.release(whole.to(parameter.device))
 
 
 def device_of(deferred: torch.Tensor) -> torch.device:
@@ -253,16 +267,18 @@ class FirstNumbers:
 
     def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
         """Elements, to this address in host memory."""
-        origin: Stored | Coming | torch.Tensor = getattr(parameter, "ballast_origin", parameter)  # if a tensor: a deferred one
-        if isinstance(origin, Stored):
-            origin.read(first, count, into)
+        found = managed(parameter)
+        initial = None if found is None else found.initial
+        if isinstance(initial, Stored):
+            initial.read(first, count, into)
             return
-        if isinstance(origin, Coming):
+        if is_pending(parameter):
             tensor_at(into, count, parameter.dtype).zero_()
             return
         if self._parameter is not parameter:
             self._numbers = torch.empty(0)  # the last one goes before the next one comes
             return_freed_memory()
-            self._numbers = (numbers_of(origin) if history_of(origin) else origin.detach()).reshape(-1)
+            there = parameter.detach() if not isinstance(initial, Recorded) else numbers_of(initial.tensor)
+            self._numbers = there.reshape(-1)
             self._parameter = parameter
         tensor_at(into, count, parameter.dtype).copy_(self._numbers[first : first + count])

@@ -10,8 +10,11 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse
+from ballast.connecting import Group
 from ballast.wrapper.hidden import Hidden
+from ballast.wrapper.managed_parameter import ManagedParameter, managed
 from ballast.wrapper.memory import views_in
+from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require_same_kind, users_of
 
@@ -19,11 +22,15 @@ from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require
 class WholeParameters:
     """Every parameter in its place. Owners may write to it, or put others there: that is noticed."""
 
-    def __init__(self, core: _core.Training, units: Sequence[UnitOfMembers]):
+    def __init__(self, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
+        self._group = group
         self._core = core
         self._units = units
         self._members = [member for unit in units for member in unit.members]
         self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
+        self._managed = [
+            managed(member.parameter) or ManagedParameter(member.parameter, ParameterState.FULL) for member in self._members
+        ]
         self._watched: dict[int, Snapshot] = {}  # what was in a block of gather() since the last update
         self._open: Counter[int] = Counter()  # blocks that have not ended
         self._hidden: Hidden | None = None
@@ -40,9 +47,9 @@ class WholeParameters:
         ]
         self._users = [users_of(place) for place in self._places]
         self._versions = []
-        for member, place in zip(self._members, self._places):
-            member.parameter.data = place
-            self._versions.append(member.parameter._version)
+        for each, place in zip(self._managed, self._places):
+            each.fill(place)
+            self._versions.append(each.parameter._version)
 
     def make_room(self) -> None:
         """For gradients there is always some."""
@@ -62,13 +69,12 @@ class WholeParameters:
 
     def hide(self) -> None:
         """Their memory goes."""
-        self._hidden = Hidden(self._members)
+        self._hidden = Hidden(self._members, self._managed, self._group)
         self._places, self._watched = [], {}
 
     def show(self) -> None:
         """They have memory again, if it had gone."""
         if self._hidden is not None:
-            self._hidden.end()
             self._hidden = None
             self._take_places()
 
@@ -76,10 +82,13 @@ class WholeParameters:
         """Parameters go back into torch's memory, from where they are there."""
         self._watched = {}
         if self._hidden is not None:
-            self._hidden.is_left = True
-        for member, place in zip(self._members, self._places):
-            if member.parameter.data_ptr() == place.data_ptr():
-                member.parameter.data = member.parameter.data.clone()
+            self._hidden.is_gone = True
+            for each in self._managed:
+                each.lose()
+            return
+        for each, place in zip(self._managed, self._places):
+            values = each.parameter.data
+            each.release(values.clone() if values.data_ptr() == place.data_ptr() else None)
 
     # --- Writes of their owner ---
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -18,9 +18,11 @@ from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.gpu import require_stream
 from ballast.wrapper.hooks import OfOneModule
 from ballast.wrapper.lent import LentTensors
+from ballast.wrapper.managed_parameter import ManagedParameter, managed
 from ballast.wrapper.memory import tensor_at, views_in
+from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.stored import Stored
-from ballast.wrapper.ungathered import Ungathered, nothing_like
+from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes
 
@@ -57,7 +59,7 @@ class Window:
         self._lent: dict[tuple[int, int], LentTensors] = {}  # by unit and address
         self._open: int | None = None
         self._said: set[Member] = set()  # of whose views
-        self._is_left = False  # parameters know this window for as long as they live, the training does not live as long
+        self.is_gone = False  # parameters know this window for as long as they live, the training does not live as long
         self._is_over = False  # the same, of what was saved for backward
         self._now = LentTensors((), ())  # the open unit's
         self._whole: set[int] = set()  # units whose parameters are in torch's memory for a while
@@ -72,15 +74,11 @@ class Window:
             for hook in self._watch(module)
         ]
         self._depth = 0  # of calls of modules
-        for member in self._places.values():
-            member.parameter.ballast_window = self
-            self._put_away(member)
-
-    def __reduce__(self) -> NoReturn:
-        refuse_order(
-            "a parameter was pickled whose numbers are partitioned over ranks",
-            needed="model.state_dict(), inside of `with ballast.gather(model)`; or ballast.export(), or ballast.save()",
-        )
+        self._managed: dict[Member, ManagedParameter] = {}
+        for member, nothing in self._nothing.items():
+            parameter = member.parameter
+            self._managed[member] = managed(parameter) or ManagedParameter(parameter, ParameterState.SHARDED)
+            self._managed[member].shard(self, member.unit, nothing)
 
     # --- Opening and closing ---
 
@@ -102,11 +100,10 @@ class Window:
         self._now = self._lent[key]
         self._open = unit
         for member, view in zip(members, self._now.tensors):
-            member.parameter.__class__ = torch.nn.Parameter
-            member.parameter.data = view
+            self._managed[member].gather(view)
 
     def _require_there(self, member: Member) -> None:
-        if self._is_left:
+        if self.is_gone:
             refuse_order(
                 "a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
                 where=f"parameter {member.name}",
@@ -130,17 +127,18 @@ class Window:
         self._open = None
 
     def _put_away(self, member: Member) -> None:
-        member.parameter.data = self._nothing[member]
-        member.parameter.__class__ = Ungathered
+        self._managed[member].reshard(self._nothing[member])
+        if self.is_gone:  # inside a block of gather(), which ends now
+            self._managed[member].lose()
 
     @contextmanager
-    def gathering(self, parameters: Sequence[torch.nn.Parameter], use: str) -> Iterator[None]:
+    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> Iterator[None]:
         """They are used together, outside of the modules that they belong to. Those of other units than the last one's are
         copies meanwhile."""
         members = [self._places[id(parameter)] for parameter in parameters]
         self._require_there(members[0])
-        if self._depth == 0 and any(type(parameter) is Ungathered for parameter in parameters):
-            require_no_cast(use, members[0].name, why="training has begun, and ranks keep shards of it")
+        if self._depth == 0 and any(self._managed[member].state is not ParameterState.GATHERED for member in members):
+            require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
                 "a parameter was used while its numbers are partitioned over ranks",
                 where=f"parameter {members[0].name}",
@@ -156,8 +154,7 @@ class Window:
         for unit in units[-1:]:
             self.open(unit)
         for member, values in copies.items():
-            member.parameter.__class__ = torch.nn.Parameter
-            member.parameter.data = values
+            self._managed[member].gather(values)
         try:
             yield
         finally:
@@ -240,10 +237,6 @@ class Window:
     def group(self) -> Group:
         return self._group
 
-    def unit_of(self, parameter: torch.nn.Parameter) -> int:
-        """Those of a unit are gathered together."""
-        return self._places[id(parameter)].unit
-
     def begin(self) -> None:
         """Numbers are there."""
 
@@ -255,8 +248,7 @@ class Window:
         copies = {member: self._copy_out(member) for unit in units for member in self._opened(unit)}
         self.make_room()
         for member, values in copies.items():
-            member.parameter.__class__ = torch.nn.Parameter
-            member.parameter.data = values
+            self._managed[member].gather(values)
         snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
         self._whole |= set(units)
         outer = top_saved_tensor_hooks()
@@ -373,9 +365,14 @@ class Window:
     def hide(self) -> None:
         """Nothing is gathered between calls."""
         self._lent, self._now = {}, LentTensors((), ())
+        for each in self._managed.values():
+            each.offload(self)
 
     def show(self) -> None:
-        """The same."""
+        """Parameters are gathered again where they are used."""
+        for each in self._managed.values():
+            if each.state is ParameterState.OFFLOADED:
+                each.reload()
 
     def release(self, together: bool, gathers: bool) -> None:
         for hook in self._hooks:
@@ -384,7 +381,10 @@ class Window:
             self._give_back_all()
         self.make_room()
         self._leave_calls()
-        self._is_left, self._is_over = not together, True
+        self.is_gone, self._is_over = not together, True
+        for each in self._managed.values() if self.is_gone else ():
+            if each.state is not ParameterState.GATHERED:  # else when the block ends that it is gathered in
+                each.lose()
         self._lent, self._now = {}, LentTensors((), ())
         del self._core
 
@@ -393,6 +393,4 @@ class Window:
             copies = [(member, self._copy_out(member)) for member in self._opened(number)]
             self.make_room()
             for member, values in copies:
-                member.parameter.__class__ = torch.nn.Parameter
-                member.parameter.data = values
-                del member.parameter.ballast_window
+                self._managed[member].release(values)

@@ -72,13 +72,13 @@ def test_a_rank_that_cannot_write_leaves_the_file_that_was_there(stage, tmp_path
 
 def test_one_unit_is_gathered_at_a_time(tmp_path, monkeypatch):
     run = Loop(make_model=Tower, steps=1).run(stage=3)
-    window = run.model.position.ballast_window
+    window = run.model.position.ballast_managed.owner
     most = 0
     gathered = window.gathered
 
     def counted(parameters, **how):
         nonlocal most
-        most = max(most, len({window.unit_of(each) for each in parameters}))
+        most = max(most, len({each.ballast_managed.unit for each in parameters}))
         return gathered(parameters, **how)
 
     monkeypatch.setattr(window, "gathered", counted)

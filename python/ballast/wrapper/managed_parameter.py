@@ -1,0 +1,234 @@
+"""One parameter whose values Ballast keeps: its state, its owner, and what each transition does to torch's parameter."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import torch
+
+from ballast.checks import refuse_order
+from ballast.connecting import Group
+from ballast.wrapper.parameter_state import ParameterState, require_transition
+from ballast.wrapper.stored import Stored
+from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
+
+
+class ParameterOwner(Protocol):
+    """The object that keeps values which torch does not have. It knows nothing of what is above it: upward calls are
+    callbacks, which it gets when it is made."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks that keep the values together."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the training has ended, so that another one may take the parameters."""
+
+    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> AbstractContextManager[None]:
+        """Bring these parameters' values for one operation of torch, or refuse."""
+
+    def begin(self) -> None:
+        """Materialise what is deferred. All ranks do this together."""
+
+    def gathered(
+        self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True
+    ) -> AbstractContextManager[None]:
+        """Hold these parameters full inside the block. All ranks do this together."""
+
+    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+        """Take values from files. All ranks do this together."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Initial values that are made by the operations which torch was asked for."""
+
+    tensor: torch.Tensor  # on the meta device
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nobody has said yet what the initial values are."""
+
+
+InitialValues = Recorded | Stored | Unknown
+
+
+class ManagedParameter:
+    """A torch parameter has it as its one attribute of Ballast's, unless it is FULL or RELEASED: torch uses such a parameter
+    as any other, and what is pickled of it has no trace of Ballast."""
+
+    def __init__(
+        self,
+        parameter: torch.nn.Parameter,
+        state: ParameterState,
+        *,
+        owner: ParameterOwner | None = None,
+        initial: InitialValues = Unknown(),
+    ):
+        self._parameter = weakref.ref(parameter)  # which has this one
+        self._kind = torch.Tensor if type(parameter) is torch.Tensor else torch.nn.Parameter
+        self._state = state
+        self.owner = owner  # none: the model is not wrapped yet, or torch has the values
+        self.initial = initial  # while it is DEFERRED
+        self.unit: int | None = None  # while it is SHARDED or GATHERED: parameters of one unit are gathered together
+        if state is not ParameterState.FULL:
+            setattr(parameter, ATTRIBUTE, self)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_order(
+            "a parameter was pickled whose numbers are partitioned over ranks",
+            needed="model.state_dict(), inside of `with ballast.gather(model)`; or ballast.export(), or ballast.save()",
+        )
+
+    @property
+    def state(self) -> ParameterState:
+        return self._state
+
+    @property
+    def parameter(self) -> torch.nn.Parameter:
+        parameter = self._parameter()
+        assert parameter is not None  # it owns this
+        return parameter
+
+    @property
+    def is_without_values(self) -> bool:
+        """Whether a training owns the parameter, and has no values of it yet."""
+        return self.owner is not None and self._state in (ParameterState.DEFERRED, ParameterState.PENDING)
+
+    @property
+    def lacks_values(self) -> bool:
+        """Whether training cannot begin with it: nothing brings its values, and there are none to begin with."""
+        is_unknown = isinstance(self.initial, Unknown)
+        return self.owner is not None and self._state is ParameterState.DEFERRED and is_unknown
+
+    # --- Before training ---
+
+    def defer(self, owner: ParameterOwner) -> None:
+        """Let a training own a parameter that has no memory."""
+        self._enter(ParameterState.DEFERRED)
+        self.owner = owner
+        self.parameter.__class__ = Ungathered
+
+    def begin_with(self, initial: InitialValues) -> None:
+        """Take these values when training begins, instead of others."""
+        self._enter(ParameterState.DEFERRED)
+        self.initial = initial
+
+    def expect(self) -> None:
+        """Begin without values: a checkpoint brings them."""
+        self._enter(ParameterState.PENDING)
+
+    # --- Between two plans ---
+
+    def suspend(self, owner: ParameterOwner) -> None:
+        """Leave a plan: the migration to the next one has the values, and brings them."""
+        self._enter(ParameterState.PENDING)
+        self._put_away(owner, nothing_like(self.parameter, self.parameter.device))
+
+    def drop(self) -> None:
+        """Forget that something brings the values: it cannot."""
+        self.begin_with(Unknown())
+
+    # --- In training ---
+
+    def fill(self, values: torch.Tensor) -> None:
+        """FULL: torch sees the values in this memory from now on."""
+        self._enter(ParameterState.FULL)
+        self._hand_over(values)
+
+    def shard(self, owner: ParameterOwner, unit: int, nothing: torch.Tensor) -> None:
+        """SHARDED: each rank keeps its shard. `nothing` has the parameter's shape."""
+        self._enter(ParameterState.SHARDED)
+        self.unit = unit
+        self._put_away(owner, nothing)
+
+    def gather(self, values: torch.Tensor) -> None:
+        """GATHERED: torch sees all values for a while."""
+        self._enter(ParameterState.GATHERED)
+        self.parameter.__class__ = self._kind
+        self.parameter.data = values
+
+    def reshard(self, nothing: torch.Tensor) -> None:
+        """SHARDED again."""
+        self._enter(ParameterState.SHARDED)
+        self.parameter.data = nothing
+        self.parameter.__class__ = Ungathered
+
+    def offload(self, owner: ParameterOwner) -> None:
+        """OFFLOADED: the values are off the device, and this owner says so where torch needs them."""
+        is_full = self._state is ParameterState.FULL
+        self._enter(ParameterState.OFFLOADED)
+        if is_full:  # else torch has no memory of it now
+            self._put_away(owner, nothing_like(self.parameter, self.parameter.device))
+
+    def reload(self) -> None:
+        """SHARDED after OFFLOADED, in the same memory."""
+        self._enter(ParameterState.SHARDED)
+
+    # --- The end ---
+
+    def release(self, values: torch.Tensor | None = None) -> None:
+        """RELEASED: torch has the values in memory of its own, these or those that it sees."""
+        self._enter(ParameterState.RELEASED)
+        self._hand_over(values)
+
+    def lose(self) -> None:
+        """LOST: the training ends without all of its ranks. The owner says so where torch needs the values."""
+        self._enter(ParameterState.LOST)
+
+    def _enter(self, state: ParameterState) -> None:
+        require_transition(self._state, state)
+        self._state = state
+
+    def _put_away(self, owner: ParameterOwner, nothing: torch.Tensor) -> None:
+        parameter, self.owner, self.initial = self.parameter, owner, Unknown()
+        parameter.data = nothing
+        setattr(parameter, ATTRIBUTE, self)
+        parameter.__class__ = Ungathered
+
+    def _hand_over(self, values: torch.Tensor | None) -> None:
+        parameter, self.owner, self.initial = self.parameter, None, Unknown()
+        parameter.__class__ = self._kind
+        vars(parameter).pop(ATTRIBUTE, None)
+        if values is not None:
+            parameter.data = values
+
+
+def managed(parameter: torch.Tensor) -> ManagedParameter | None:
+    """Return what Ballast knows of a parameter; none if torch has its values in memory that stays."""
+    found: ManagedParameter | None = getattr(parameter, ATTRIBUTE, None)
+    return found
+
+
+def owner_of(parameter: torch.Tensor) -> ParameterOwner | None:
+    """Return the object that keeps the values; none if torch has them, or if the model is not wrapped yet."""
+    found = managed(parameter)
+    return None if found is None else found.owner
+
+
+def by_owner(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[ParameterOwner, list[torch.nn.Parameter]]]:
+    """Return the parameters whose values torch does not have for good, by owner."""
+    found: dict[int, tuple[ParameterOwner, list[torch.nn.Parameter]]] = {}
+    for parameter in parameters:
+        owner = owner_of(parameter)
+        if owner is not None:
+            found.setdefault(id(owner), (owner, []))[1].append(parameter)
+    return list(found.values())
+
+
+def is_without_values(parameter: torch.Tensor) -> bool:
+    """Return whether a training owns the parameter, and has no values of it yet."""
+    found = managed(parameter)
+    return found is not None and found.is_without_values
+
+
+def lacks_values(parameter: torch.Tensor) -> bool:
+    """Return whether training cannot begin, as nobody has said where the parameter's values come from."""
+    found = managed(parameter)
+    return found is not None and found.lacks_values

@@ -1,0 +1,105 @@
+"""A parameter's state: the transitions that there are, and what each makes of torch's parameter."""
+
+import ballast
+import pytest
+import torch
+from ballast.wrapper.managed_parameter import ManagedParameter, managed
+from ballast.wrapper.parameter_state import TRANSITIONS, ParameterState, require_transition
+from python.wrap.loops import mlp
+
+MISSING = [(a, b) for a in ParameterState for b in ParameterState if a is not b and b not in TRANSITIONS[a]]
+
+
+def test_every_state_has_its_transitions():
+    assert set(TRANSITIONS) == set(ParameterState)
+    for before, after in ((before, after) for before in ParameterState for after in TRANSITIONS[before]):
+        require_transition(before, after)
+
+
+@pytest.mark.parametrize(("before", "after"), MISSING, ids=lambda state: state.name)
+def test_a_transition_that_there_is_not_names_both_states(before, after):
+    with pytest.raises(ballast.Error, match=f"B1999 cannot change a parameter from {before.name} to {after.name}"):
+        require_transition(before, after)
+
+
+def test_staying_in_a_state_is_always_possible():
+    for state in ParameterState:
+        require_transition(state, state)
+
+
+def test_a_managed_parameter_refuses_what_its_state_does_not_allow():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    full = ManagedParameter(parameter, ParameterState.FULL)
+    with pytest.raises(ballast.Error, match="B1999 (.|\n)*from FULL to GATHERED"):
+        full.gather(torch.zeros(3))
+    assert torch.equal(parameter, torch.ones(3)) and full.state is ParameterState.FULL
+    full.release()
+    with pytest.raises(ballast.Error, match="B1999 (.|\n)*from RELEASED to FULL(.|\n)*the end"):
+        full.fill(torch.zeros(3))
+
+
+def states(model):
+    found = [managed(parameter) for parameter in model.parameters()]
+    return {None if each is None else each.state.name for each in found}
+
+
+def trained(stage, make=mlp):
+    model = make()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    model(torch.ones(20)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_the_states_of_stage_3():
+    def make():
+        with ballast.deferred():
+            return torch.nn.Sequential(torch.nn.Linear(20, 100), torch.nn.Tanh(), torch.nn.Linear(100, 100, bias=False))
+
+    model, optimizer = trained(3, make)
+    assert "DEFERRED" in states(model)
+    step(model, optimizer)
+    assert states(model) == {"SHARDED"}
+    with ballast.gather(model):
+        assert states(model) == {"GATHERED"}
+    assert states(model) == {"SHARDED"}
+    optimizer.offload()
+    assert states(model) == {"OFFLOADED"}
+    optimizer.reload()
+    assert states(model) == {"SHARDED"}
+    optimizer.close()
+    assert states(model) == {None}
+    assert all(torch.isfinite(each).all() for each in model.parameters())
+
+
+def test_the_states_below_stage_3():
+    model, optimizer = trained(2)
+    step(model, optimizer)
+    assert states(model) == {None}  # torch sees a FULL parameter as any other
+    optimizer.offload()
+    assert states(model) == {"OFFLOADED"}
+    optimizer.reload()
+    assert states(model) == {None}
+    optimizer.offload()
+    optimizer.close()
+    assert states(model) == {None}
+
+
+def test_what_is_lost_and_what_is_pending():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    sharded = ManagedParameter(parameter, ParameterState.SHARDED)
+    sharded.lose()
+    with pytest.raises(ballast.Error, match="B1999 (.|\n)*from LOST to GATHERED"):
+        sharded.gather(torch.zeros(3))
+    with torch.device("meta"):
+        model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
+    assert states(model) == {"DEFERRED"}
+    managed(model[0].weight).expect()
+    optimizer.close()
+    assert states(model) == {"DEFERRED"}  # nothing brings its values any more
+    assert all(managed(each).lacks_values for each in model.parameters())
