@@ -12,8 +12,8 @@ from ballast.agreement import Agreement
 from ballast.checkpoint.foreign import Source, source_of
 from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
 from ballast.checks import refuse
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.session import Session
 from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
 log = logging.getLogger("ballast")
@@ -65,7 +65,7 @@ class Adopting:
         with self._together.attempt():
             self._fill_the_rest(partition)
         self._together.settle()
-        self._session.is_half_loaded = False
+        self._session.finish_loading()
 
     def _trained(self) -> list[str]:
         return [self._names[id(each)] for _, each in self._session.parameters() if each.requires_grad]

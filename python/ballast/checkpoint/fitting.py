@@ -9,8 +9,8 @@ import torch
 
 from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
 from ballast.checks import refuse
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.plain import own_names
-from ballast.wrapper.session import Session
 
 
 def use_own_names(checkpoint: Checkpoint, known: Container[str]) -> None:

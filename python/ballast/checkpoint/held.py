@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ballast.wrapper.session import Session
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 
 
 class Writers(Enum):

@@ -13,18 +13,18 @@ from ballast.checkpoint.held import Held, Writers, moment_name, state_aside
 from ballast.checkpoint.manifest import Tensor
 from ballast.checkpoint.own_state import own_state
 from ballast.checks import refuse
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.plain import plain, plain_name
-from ballast.wrapper.session import Session
 from ballast.wrapper.units import Member, names_of
 
 
 def session_of(optimizer: Any) -> Session:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"a {type(optimizer).__name__} was to be saved or loaded", needed="an optimizer of ballast.wrap()")
-    optimizer._ballast.require_open("call ballast.save() or ballast.load_checkpoint()")
-    return optimizer._ballast
+    optimizer._ballast.plans.require_open("call ballast.save() or ballast.load_checkpoint()")
+    return optimizer._ballast.checkpoint
 
 
 def checkpoints_in(session: Session, directory: Path) -> set[str]:

@@ -28,9 +28,9 @@ from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.checkpoint.unpickling import load_without_code
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.everybody import by_first_rank
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.session import Session
 from ballast.wrapper.updates import State
 from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
@@ -97,7 +97,7 @@ class Loading:
         if any(self._session.group.all_reduce([len(late)])):
             partition.write_moments(moments_by_kind(late, self._session))
         self._session.skipped = self._checkpoint.skipped
-        self._session.is_half_loaded = False
+        self._session.finish_loading()
         known = checkpoints_in(self._session, self._directory)
         known.clear()
         known.add(self._checkpoint.folder)

@@ -13,10 +13,10 @@ from ballast.checkpoint.held import Held, Writers, moment_name, state_aside
 from ballast.checkpoint.manifest import OWN, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
 from ballast.checks import refuse
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.everybody import from_all_ranks
 from ballast.wrapper.own_step import shape_of
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.session import Session
 from ballast.wrapper.updates import State
 
 BY_ELEMENT, AS_IT_IS, NUMBER = OWN

@@ -36,8 +36,8 @@ from ballast.checkpoint.holdings import (
 from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
 from ballast.checks import refuse
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.everybody import by_first_rank
-from ballast.wrapper.session import Session
 
 SLICE = 1 << 20  # elements of what torch holds that are one chunk; a multiple of what shares a scale
 INDEX_BYTES = 128  # of a chunk, in a rank's index

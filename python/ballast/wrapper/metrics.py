@@ -39,3 +39,21 @@ def warn_of_step(step: _core.StepResult) -> None:
         log.warning("step %d was skipped: %s", step.step + 1, step.reason)
     elif step.reason:
         log.warning("step %d: %s", step.step, step.reason)
+
+
+class StepHistory:
+    """The last step, and how many were skipped."""
+
+    def __init__(self) -> None:
+        self.last: _core.StepResult | None = None
+        self.skipped = 0
+
+    def add(self, step: _core.StepResult, *, warns: bool) -> None:
+        self.last = step
+        self.skipped += int(step.skipped)
+        if warns:
+            warn_of_step(step)
+
+    def numbers(self, own_state: tuple[_core.Tier, int]) -> dict[str, float]:
+        assert self.last is not None
+        return numbers_of_step(self.last, self.skipped, own_state)

@@ -30,7 +30,7 @@ class WrappedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of all ranks with the gradients since the last one."""
-        self._ballast.require_open("call step()")
+        self._ballast.plans.require_open("call step()")
         count_step(self)
         loss = None
         if closure is not None:
@@ -54,7 +54,7 @@ class WrappedOptimizer(Optimizer):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """The norm of all gradients, which the next step clips to `max_norm`. All ranks call it together."""
-        self._ballast.require_open("call clip_grad_norm_()")
+        self._ballast.plans.require_open("call clip_grad_norm_()")
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
@@ -68,19 +68,19 @@ class WrappedOptimizer(Optimizer):
 
     def on_any_rank(self, happened: bool) -> bool:
         """Whether it has on any rank. All ranks call it together, between steps."""
-        self._ballast.require_open("call on_any_rank()")
+        self._ballast.plans.require_open("call on_any_rank()")
         return any(self._ballast.group.all_reduce([int(happened)]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The same as for any optimizer, also between steps."""
-        self._ballast.require_open("call add_param_group()")
+        self._ballast.plans.require_open("call add_param_group()")
         super().add_param_group(param_group)
-        self._ballast.watch()
+        self._ballast.plans.watch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's shard in the form of any optimizer's state_dict(). No other rank takes part, and nothing is read:
         what is in it is read when it is used. Warn once where that is not all of the state."""
-        self._ballast.require_open("call state_dict()")
+        self._ballast.plans.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
@@ -98,7 +98,7 @@ class WrappedOptimizer(Optimizer):
             kept.update(loaded["state"])
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
-        self._ballast.require_open("call load_state_dict()")
+        self._ballast.plans.require_open("call load_state_dict()")
         require_own_part(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # the last of all
         state = self.state
@@ -109,12 +109,12 @@ class WrappedOptimizer(Optimizer):
         self.state = state
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._ballast.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
+        self._ballast.plans.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
 
     @property
     def steps(self) -> int:
         """Updates made so far, those before a restart included."""
-        return self._ballast.steps
+        return self._ballast.plans.steps
 
     def metrics(self) -> dict[str, float]:
         """Of the last step: a flat dictionary of numbers, for a progress bar or a logger."""
@@ -122,13 +122,13 @@ class WrappedOptimizer(Optimizer):
 
     def memory(self) -> str:
         """A table: how many bytes this rank keeps for what, in which tier."""
-        self._ballast.require_open("call memory()")
+        self._ballast.plans.require_open("call memory()")
         return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
         """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""
-        self._ballast.require_open("call write_timeline()")
-        Path(path).write_text(self._ballast.partition_now().chrome_trace())
+        self._ballast.plans.require_open("call write_timeline()")
+        Path(path).write_text(self._ballast.plans.now().chrome_trace())
 
     def offload(self, *, parameters: bool = True) -> None:
         """Between steps, on all ranks together: the memory that is kept on the device (all of it, or what is no parameter) is
@@ -140,13 +140,13 @@ class WrappedOptimizer(Optimizer):
         >>> optimizer.offload()
         >>> optimizer.reload()
         """
-        self._ballast.require_open("call offload()")
-        self._ballast.offload(parameters)
+        self._ballast.plans.require_open("call offload()")
+        self._ballast.plans.offload(parameters)
 
     def reload(self) -> None:
         """Everything is on the device again, bit by bit. All ranks do this together."""
-        self._ballast.require_open("call reload()")
-        self._ballast.reload()
+        self._ballast.plans.require_open("call reload()")
+        self._ballast.plans.reload()
 
     def close(self) -> None:
         """Give all memory and files back, on all ranks together. The parameters stay as they are, whole. The optimizer has no

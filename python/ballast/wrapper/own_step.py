@@ -12,8 +12,8 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.kept_numbers import KeptNumbers
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.partition import Partition
 from ballast.wrapper.rules import Group, Rule, require_elementwise, rule_of
 from ballast.wrapper.units import Member
 from ballast.wrapper.updates import RuleUpdates, State, Updates
@@ -38,7 +38,7 @@ class OwnUpdates:
         return []
 
     def own_step(
-        self, optimizer: torch.optim.Optimizer, partition: Partition, tiles: Sequence[_core.TileToUpdate], factor: float
+        self, optimizer: torch.optim.Optimizer, partition: KeptNumbers, tiles: Sequence[_core.TileToUpdate], factor: float
     ) -> None:
         """Between the library's sum of gradients and its use of the new parameters."""
         for tile in tiles:
@@ -65,7 +65,7 @@ class OwnUpdates:
             self._parts[key].data = numbers
         return self._parts[key]
 
-    def begin(self, optimizer: torch.optim.Optimizer, partition: Partition, state: State) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers, state: State) -> None:
         for member in partition.members:
             part = partition.part(member)
             values = state.get(id(member.parameter))
@@ -74,10 +74,10 @@ class OwnUpdates:
                     name: of_part(member, part, value) for name, value in values.items()
                 }
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: Partition) -> None:
+    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> None:
         return None  # it is the state itself
 
-    def take_out(self, optimizer: torch.optim.Optimizer, partition: Partition) -> State:
+    def take_out(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> State:
         kept = [
             (partition.part(member), to_host(optimizer.state.get(member.parameter, {})))
             for member in partition.members
@@ -97,7 +97,7 @@ class OwnUpdates:
         for parameter, values in optimizer.state.items():
             optimizer.state[parameter] = to_host(values)
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: Partition) -> int:
+    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> int:
         kept = [optimizer.state.get(member.parameter, {}) for member in partition.members]
         return sum(value.nbytes for values in kept for value in values.values() if isinstance(value, torch.Tensor))
 

@@ -6,25 +6,28 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
 
 from ballast import _core
-from ballast._torch_compat import copy_each
-from ballast.checks import fail, refuse, refuse_order
+from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.arrivals import Arrivals
-from ballast.wrapper.everybody import least_and_most
 from ballast.wrapper.gpu import in_stream, require_stream
+from ballast.wrapper.gradient_copies import GradientCopies
+from ballast.wrapper.gradient_factors import GradientFactors
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.kept_numbers import KeptNumbers, Residence
 from ballast.wrapper.meeting import Ranks
-from ballast.wrapper.memory import views_in
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import UnitOfMembers, backward_order
 
 log = logging.getLogger("ballast")
+
+
+OwnStep = Callable[[KeptNumbers, Sequence[_core.TileToUpdate], float], None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class StepNumbers:
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
-    own_step: Callable[[list[_core.TileToUpdate], float], None] | None  # where no rule of the library makes updates
+    own_step: OwnStep | None  # where no rule of the library makes updates
 
 
 class Partition(KeptNumbers):
@@ -55,7 +58,7 @@ class Partition(KeptNumbers):
         self._first_numbers = numbers()
         super().__init__(units, ranks, self._first_numbers.rules, options, reside)
         self._in_unit = [number for unit in units for number in range(len(unit.trained))]
-        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._copies = GradientCopies(units, self._begins)
         self._updates_in_backward = options.update_in_backward
         self._order_is_learnt = False
         self._begin_step()
@@ -63,8 +66,7 @@ class Partition(KeptNumbers):
     def _begin_step(self) -> None:
         self._arrivals = Arrivals(self._order, [len(unit.trained) for unit in self._units])
         self._taken: set[int] = set()  # members
-        self._factors: dict[int, float] = {}  # by member: what taken gradients are multiplied by
-        self._factor_of_all = 1.0  # the same, of those too that only other ranks have
+        self._factors = GradientFactors(self._group, self._members)
         self._norms: list[list[float]] | None = None
         self._passes: int | None = None  # of all ranks, once they have agreed
         self._may_update = False  # in backward: with numbers as they are when its first unit is taken
@@ -140,24 +142,9 @@ class Partition(KeptNumbers):
             memory = self._lend_gradients(unit)
             try:
                 if count:
-                    self._copy_gradients(unit, memory)
+                    self._copies.copy(unit, memory)
             finally:
                 self._core.give_back()
-
-    def _copy_gradients(self, unit: int, memory: _core.Memory) -> None:
-        key = (unit, memory.address)
-        if key not in self._views:
-            self._views[key] = views_in(memory, self._units[unit], self._begins[unit], self._units[unit].trained)
-        into, gradients = [], []
-        for member, view in zip(self._units[unit].trained, self._views[key]):
-            taken = member.parameter.grad
-            if not isinstance(taken, TakenGradient) or taken.fresh is None:
-                continue
-            fresh, taken.fresh = taken.fresh.detach(), None
-            into.append(view)
-            gradients.append((fresh.to_dense() if fresh.is_sparse else fresh).reshape(member.parameter.shape))
-        if into:
-            copy_each(into, gradients)
 
     # --- What is asked of taken gradients ---
 
@@ -169,17 +156,17 @@ class Partition(KeptNumbers):
             self._agree()
             self._norms = self._core.tensor_norms(loss_scale=1.0)
         place = self._members[member]
-        return self._norms[place.unit][place.tensor] * abs(self._factors.get(member, 1.0))
+        return self._norms[place.unit][place.tensor] * abs(self._factors.of(member))
 
     def all_finite(self) -> bool:
         """Those of other ranks too, so that all ranks say the same."""
         return all(math.isfinite(self.norm_of(member)) for member in range(len(self._members)))
 
     def scale_all(self, factor: float) -> None:
-        self._factor_of_all *= factor
+        self._factors.scale_all(factor)
 
     def scale(self, member: int, factor: float) -> None:
-        self._factors[member] = self._factors.get(member, 1.0) * factor
+        self._factors.scale(member, factor)
 
     def drop(self, member: int) -> None:
         self._members[member].parameter.grad = None
@@ -190,33 +177,7 @@ class Partition(KeptNumbers):
     def gradient_norm(self) -> float:
         """Of all gradients, of which all ranks ask together."""
         self._agree()
-        return self._core.gradient_norm(loss_scale=1.0 / self._factor())
-
-    def _factor(self) -> float:
-        """What all gradients are multiplied by, on all ranks, which ask together."""
-        mine = {self._factors.get(member, 1.0) for member in self._taken}
-        factors = least_and_most(self._group, mine)
-        if any(not math.isfinite(factor) for factor in factors):
-            return 1.0  # made of gradients that are not finite either: the step will find them
-        if len(factors) > 1:
-            fail(
-                "unsupported",
-                _core.Problem(
-                    what="gradients were scaled or clipped by different factors",
-                    where=self._where_factors_differ(mine),
-                    needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
-                    available=", ".join(map(str, factors)),
-                    remedy="Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of "
-                    "ballast.wrap().",
-                ),
-            )
-        return self._factor_of_all * (factors[0] if factors else 1.0)
-
-    def _where_factors_differ(self, mine: set[float]) -> str:
-        if len(mine) < 2:
-            return "between ranks, which have gradients of different parameters"
-        least = min(self._taken, key=lambda member: self._factors.get(member, 1.0))
-        return f"parameter {self.name_of(least)}, among others"
+        return self._core.gradient_norm(loss_scale=1.0 / self._factors.agreed(self._taken))
 
     # --- Steps ---
 
@@ -275,9 +236,9 @@ class Partition(KeptNumbers):
             rules=now.rules,
             begun_at=now.begun_at,
             max_norm=now.max_norm,
-            loss_scale=loss_scale if discard else loss_scale / self._factor(),
+            loss_scale=loss_scale if discard else loss_scale / self._factors.agreed(self._taken),
             discard=discard,
-            own_step=now.own_step,
+            own_step=None if now.own_step is None else partial(now.own_step, self),
         )
 
     def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
@@ -338,7 +299,7 @@ class Partition(KeptNumbers):
                 "the optimizer was to be offloaded between a backward pass and the step",
                 needed="step() or zero_grad() before offload()",
             )
-        self._views = {}
+        self._copies.forget_views()
         super().leave_device(parameters)
 
     # --- What there is to see ---

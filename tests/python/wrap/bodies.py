@@ -349,8 +349,8 @@ def forecast_of(session: Any) -> tuple[int, int]:
 
 
 def search_of(session: Any) -> choosing.Search:
-    members, rule = session.partition().members, session.numbers().rules[0]
-    training = choosing.Training(session.group, rule, members, True, partial(session._units, members))
+    members, rule = session.partition().members, session.plans.planner.numbers().rules[0]
+    training = choosing.Training(session.group, rule, members, True, partial(session.plans.planner.units, members))
     return choosing.Search(session.options, training)
 
 

@@ -259,8 +259,8 @@ def test_nothing_is_gathered_to_save_or_to_load(tmp_path, monkeypatch):
     training = Training({"stage": 3})
     training.train(0, 2)
     before = training.everything()
-    window = training.model.position.ballast_managed.owner
-    monkeypatch.setattr(window, "open", lambda unit: pytest.fail("a unit was gathered"))
+    units = training.model.position.ballast_managed.owner.units
+    monkeypatch.setattr(units, "open", lambda unit: pytest.fail("a unit was gathered"))
     ballast.save(tmp_path, training.model, training.optimizer)
     ballast.load_checkpoint(tmp_path, training.model, training.optimizer)
     monkeypatch.undo()

@@ -90,7 +90,7 @@ def test_what_is_forecast_below_stage_3_is_a_backward_pass_and_a_step():
     run = loop.run(stage=2)
     session = run.optimizer._ballast
     search = bodies.search_of(session)
-    units = session._units(list(session.partition().members), 2)
+    units = session.plans.planner.units(list(session.partition().members), 2)
     program = search._question(2, units).program(search.best(2).placement)
     assert "use backward" in program and "use forward" not in program
 

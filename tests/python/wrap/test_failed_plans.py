@@ -4,7 +4,7 @@ import ballast
 import pytest
 import torch
 from ballast import _core
-from ballast.wrapper import session
+from ballast.wrapper import planner
 from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition
 from python.wrap.plans import evaluated, freeze_a_layer, step
@@ -35,7 +35,7 @@ FAILURES = [(OwnParts, "take_moments"), (_core, "Training"), (Partition, "contin
 
 
 @pytest.mark.parametrize(
-    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (session, "Window"))]
+    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (planner, "Window"))]
 )
 def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
     """Before anything of it is there, or when parameters are in it already."""

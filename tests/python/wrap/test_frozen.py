@@ -129,7 +129,7 @@ def test_parameters_of_a_module_that_is_gone_are_left_alone():
     model[2] = torch.nn.Linear(20, 5)
     optimizer.add_param_group({"params": list(model[2].parameters())})
     step(model, optimizer)
-    plan, before = optimizer._ballast._partition, gone.weight.clone()
+    plan, before = optimizer._ballast.plans.current, gone.weight.clone()
     step(model, optimizer)
-    assert optimizer._ballast._partition is plan
+    assert optimizer._ballast.plans.current is plan
     assert torch.equal(gone.weight, before)

@@ -44,7 +44,7 @@ def load(model, optimizer):
 @pytest.mark.parametrize("change", [freeze_a_layer, load])
 def test_what_was_before_is_gone_when_another_plan_is_made(change):
     model, optimizer = evaluated()
-    before = weakref.ref(optimizer._ballast._partition)
+    before = weakref.ref(optimizer._ballast.plans.current)
     change(model, optimizer)
     model(torch.ones(20)).square().sum().backward()
     assert before() is None

@@ -246,12 +246,12 @@ def test_an_optimizer_that_is_deleted_or_closed_leaves_nothing():
         model, optimizer = wrapped()
         model(torch.ones(20)).square().sum().backward()
         optimizer.step()
-        core = weakref.ref(optimizer._ballast._partition)
+        core = weakref.ref(optimizer._ballast.plans.current)
         gc.disable()
         try:
             if close:
                 optimizer.close()
-                assert not optimizer._ballast._updates._parts
+                assert not optimizer._ballast.plans.planner.updates._parts
             else:
                 del optimizer
             assert core() is None

@@ -12,8 +12,9 @@ MISSING = [(a, b) for a in ParameterState for b in ParameterState if a is not b 
 
 def test_every_state_has_its_transitions():
     assert set(TRANSITIONS) == set(ParameterState)
-    for before, after in ((before, after) for before in ParameterState for after in TRANSITIONS[before]):
-        require_transition(before, after)
+    for before in ParameterState:
+        for after in TRANSITIONS[before]:
+            require_transition(before, after)
 
 
 @pytest.mark.parametrize(("before", "after"), MISSING, ids=lambda state: state.name)

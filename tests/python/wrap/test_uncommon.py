@@ -228,7 +228,7 @@ def test_an_optimizer_that_nobody_has_any_more_is_not_in_the_way(stage):
     model = mlp()
     first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
     model(torch.ones(20)).sum().backward()
-    training = weakref.ref(first._ballast._partition)
+    training = weakref.ref(first._ballast.plans.current)
     first.cycle = first
     del first
     second = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)

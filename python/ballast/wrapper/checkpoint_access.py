@@ -1,0 +1,83 @@
+"""A training as saving and loading a checkpoint see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ballast import _core
+from ballast.connecting import Group
+from ballast.wrapper.metrics import StepHistory
+from ballast.wrapper.options import WrapOptions
+from ballast.wrapper.partition import Partition
+from ballast.wrapper.plans import Plans
+from ballast.wrapper.updates import State
+
+
+class CheckpointAccess:
+    """Knows which checkpoints are this training's own."""
+
+    def __init__(self, plans: Plans, history: StepHistory):
+        self._plans = plans
+        self._history = history
+        self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
+
+    @property
+    def group(self) -> Group:
+        return self._plans.planner.ranks.of_data
+
+    @property
+    def options(self) -> WrapOptions:
+        return self._plans.planner.options
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._plans.wrapped.optimizer
+
+    def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
+        return self._plans.wrapped.parameters()
+
+    def names(self) -> dict[int, str]:
+        return self._plans.wrapped.names()
+
+    def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
+        return self._plans.planner.updates.moments(self.optimizer)
+
+    @property
+    def has_own_step(self) -> bool:
+        """No rule of the library makes the updates: state is the optimizer's own."""
+        return self._plans.planner.updates.own_step is not None
+
+    @property
+    def aside(self) -> State:
+        """State of parameters that are frozen now."""
+        return self._plans.state.aside
+
+    @property
+    def steps(self) -> int:
+        return self._plans.steps
+
+    @property
+    def skipped(self) -> int:
+        return self._history.skipped
+
+    @skipped.setter
+    def skipped(self, steps: int) -> None:
+        self._history.skipped = steps
+
+    def require_put_away(self, what: str) -> None:
+        self._plans.require_put_away(what)
+
+    def partition_now(self) -> Partition:
+        return self._plans.now()
+
+    # --- Loading ---
+
+    def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
+        """Return the partition, for state of so many steps that is about to be written to it; finish_loading() says that it
+        was. `made` are the steps that have trained each parameter, by its id. All ranks do this together."""
+        return self._plans.begin_from(made, steps, aside)
+
+    def finish_loading(self) -> None:
+        self._plans.is_half_loaded = False

@@ -1,0 +1,115 @@
+"""Blocks of gather() in stage 3: parameters are full inside, as copies, and what is written to them is kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.wrapper.memory import tensor_at
+from ballast.wrapper.saved_tensors import SavedTensors
+from ballast.wrapper.stored import Stored
+from ballast.wrapper.unit_gather import UnitGather
+from ballast.wrapper.units import Member
+from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes
+
+
+class GatherBlocks:
+    """All ranks enter and leave a block together."""
+
+    def __init__(
+        self,
+        model: weakref.ref[torch.nn.Module],
+        group: Group,
+        core: _core.Training,
+        gather: UnitGather,
+        saved: SavedTensors,
+    ):
+        self._model = model
+        self._group = group
+        self._core = core
+        self._gather = gather
+        self._saved = saved
+
+    @contextmanager
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], keeps_writes: bool) -> Iterator[None]:
+        gather = self._gather
+        slots = Slots(self._model(), parameters)
+        units = sorted({gather.member_of(parameter).unit for parameter in parameters} - gather.full)
+        copies = gather.copies_of(units)
+        gather.make_room()
+        for member, values in copies.items():
+            gather.show(member, values)
+        snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
+        gather.full |= set(units)
+        has_failed = False
+        try:
+            with self._saved.watching():
+                yield
+        except BaseException:
+            has_failed = True
+            raise
+        finally:
+            try:
+                if keeps_writes and self._agree_to_keep(has_failed):
+                    self._keep_writes(snapshots, slots)
+            finally:
+                gather.full -= set(units)
+                gather.reshard(copies)
+
+    def _agree_to_keep(self, has_failed: bool) -> bool:
+        """Return whether the block has ended in the same way on all ranks. Where it failed on others only, this rank fails."""
+        failed = self._group.all_reduce([int(has_failed and rank == self._group.rank) for rank in range(self._group.size)])
+        if all(failed) or not any(failed):
+            return True
+        if not has_failed:
+            ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
+            what = "a block of ballast.gather() failed on other ranks: what was written in it is not kept"
+            fail("peer_failed", _core.Problem(what=what, where=f"rank {ranks}"))
+        return False
+
+    def _keep_writes(self, snapshots: Mapping[Member, Snapshot], slots: Slots) -> None:
+        mine = [member for member, snapshot in snapshots.items() if snapshot.differs(member.parameter)]
+        before = {member: snapshot.values for member, snapshot in snapshots.items()}
+        written = agree_on_writes(self._group, before, mine, slots.require_unchanged)
+        if not written:
+            return
+        kept = {
+            (member.unit, member.tensor): member.parameter.detach().to("cpu").contiguous().view(-1) for member in written
+        }
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            values = kept.get((unit, tensor))
+            if values is not None:
+                tensor_at(into, count, values.dtype).copy_(values[first : first + count])
+            return values is not None
+
+        self._core.write_parameters(fill)
+
+    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+        """Read files into what each rank keeps, and into the copies of a block. All ranks do this together."""
+        self._gather.make_room()
+        stored = {}
+        for parameter, each in values.items():
+            member = self._gather.member_of(parameter)
+            if member.unit in self._gather.full:
+                parameter.detach().copy_(each.read_whole())
+            else:
+                stored[member.unit, member.tensor] = each
+
+        def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
+            found = stored.get((unit, tensor))
+            if found is not None:
+                found.read(first, count, into)
+            return found is not None
+
+        self._core.write_parameters(fill)
+
+    def end(self) -> None:
+        """Let the training's memory go."""
+        del self._core

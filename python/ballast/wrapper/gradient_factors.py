@@ -1,0 +1,58 @@
+"""The factors by which gradients were scaled or clipped, after the library has taken them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.wrapper.everybody import least_and_most
+from ballast.wrapper.units import Member
+
+
+class GradientFactors:
+    """Those of one step. The library multiplies all gradients by one factor, so that they have to be one."""
+
+    def __init__(self, group: Group, members: Sequence[Member]):
+        self._group = group
+        self._members = members
+        self._by_member: dict[int, float] = {}
+        self._of_all = 1.0  # also of gradients that only other ranks have
+
+    def scale_all(self, factor: float) -> None:
+        self._of_all *= factor
+
+    def scale(self, member: int, factor: float) -> None:
+        self._by_member[member] = self.of(member) * factor
+
+    def of(self, member: int) -> float:
+        return self._by_member.get(member, 1.0)
+
+    def agreed(self, taken: Collection[int]) -> float:
+        """Return what all gradients are multiplied by, of which this rank has those of the members in `taken`. All ranks call
+        it together."""
+        mine = {self.of(member) for member in taken}
+        factors = least_and_most(self._group, mine)
+        if any(not math.isfinite(factor) for factor in factors):
+            return 1.0  # made of gradients that are not finite either: the step will find them
+        if len(factors) > 1:
+            fail(
+                "unsupported",
+                _core.Problem(
+                    what="gradients were scaled or clipped by different factors",
+                    where=self._where_they_differ(mine, taken),
+                    needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
+                    available=", ".join(map(str, factors)),
+                    remedy="Use optimizer.clip_grad_norm_(max_norm), which counts all ranks' gradients, or max_grad_norm= of "
+                    "ballast.wrap().",
+                ),
+            )
+        return self._of_all * (factors[0] if factors else 1.0)
+
+    def _where_they_differ(self, mine: Collection[float], taken: Collection[int]) -> str:
+        if len(mine) < 2:
+            return "between ranks, which have gradients of different parameters"
+        least = min(taken, key=self.of)
+        return f"parameter {self._members[least].name}, among others"

@@ -1,0 +1,99 @@
+"""How parameters are partitioned: which stage and places, which units, and the partition that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from ballast import _core
+from ballast.wrapper.choosing import Training, settled
+from ballast.wrapper.gpu import stream_on
+from ballast.wrapper.kept_numbers import KeptNumbers
+from ballast.wrapper.meeting import Ranks
+from ballast.wrapper.modules import outside_of, units_of_model
+from ballast.wrapper.options import WrapOptions, without_gpu
+from ballast.wrapper.partition import Partition, StepNumbers
+from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
+from ballast.wrapper.updates import State, Updates, steps_in
+from ballast.wrapper.waiting import make_the_rest
+from ballast.wrapper.whole import WholeParameters
+from ballast.wrapper.window import Window
+from ballast.wrapper.wrapped import Wrapped
+
+
+class Planner:
+    """Makes partitions. Knows the last one's groups, and which parameters it could not have."""
+
+    def __init__(self, wrapped: Wrapped, ranks: Ranks, updates: Updates, options: WrapOptions):
+        self._wrapped = wrapped
+        self.ranks = ranks
+        self.updates = updates
+        self._asked = self.options = options  # the latter with what was chosen, from the first partition on
+        self.groups = Groups()
+        self.outside: set[int] = set()  # ids of parameters that no module has
+
+    def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
+        """Partition what is trained now. It continues after the steps that the state has made, or others have."""
+        made = steps_in(state)
+        steps = max([steps_before, *made.values()])
+        members = self._members(made, steps)
+        self.options = self._settled(members)
+        units, is_full = self.units(members, self.options.stage), self.options.keeps_parameters_whole
+        if (model := self._wrapped.model) is not None:
+            make_the_rest(model, (member.parameter for unit in units for member in unit.members))
+        gpu = gpu_of(members)
+        options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
+        group = self.ranks.of_data
+        reside: Any = (
+            partial(WholeParameters, group) if is_full else partial(Window, self._wrapped.required_model, group, options)
+        )
+        self.outside = outside_of(units, members)
+        partition = Partition(units, self.ranks, self.numbers, options, reside)
+        with ExitStack() as undoing:
+            undoing.callback(partition.release, together=False)
+            if steps > 0 or is_loaded:
+                partition.continue_from(steps)
+            undoing.pop_all()
+        return partition
+
+    def _members(self, made: dict[int, int], steps: int) -> list[Member]:
+        names = self._wrapped.names()
+        self.groups = Groups()
+        members = []
+        for place, parameter in self._wrapped.trained():
+            begun_at = steps - made.get(id(parameter), 0)
+            group = self.groups.number(place, begun_at)
+            members.append(Member(parameter, names[id(parameter)], group, begun_at, self.ranks.counts(parameter)))
+        return members
+
+    def _settled(self, members: list[Member]) -> WrapOptions:
+        rule = self.updates.rule(self._wrapped.optimizer.param_groups[0])
+        asked = without_gpu(self._asked) if gpu_of(members) is None else self._asked
+        has_model = self._wrapped.model is not None
+        return settled(asked, Training(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
+
+    def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
+        if stage == 3:
+            return units_of_model(self._wrapped.required_model, members, self.options.units)
+        return units_of(members)
+
+    def numbers(self) -> StepNumbers:
+        """Return what the next step is made with, of the optimizer's groups as they are now."""
+        groups = self._wrapped.optimizer.param_groups
+        return StepNumbers(
+            rules=[self.updates.rule(groups[place]) for place in self.groups.places],
+            begun_at=self.groups.begun_at,
+            max_norm=self.options.max_norm,
+            own_step=None if self.updates.own_step is None else self._own_step,
+        )
+
+    def _own_step(self, kept: KeptNumbers, tiles: Sequence[_core.TileToUpdate], factor: float) -> None:
+        assert self.updates.own_step is not None
+        self.updates.own_step(self._wrapped.optimizer, kept, tiles, factor)
+
+    def is_planned(self, partition: Partition) -> bool:
+        """Return whether the partition has what is trained now, and nothing else."""
+        known = self.outside | {id(member.parameter) for member in partition.members}
+        return known == {id(each) for _, each in self._wrapped.trained()}

@@ -1,0 +1,198 @@
+"""The partition that trains, and the change to another one when other parameters are trained or other state is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse_order
+from ballast.wrapper import entering
+from ballast.wrapper.optimizer_state import OptimizerState
+from ballast.wrapper.own_parts import OwnParts
+from ballast.wrapper.partition import Partition
+from ballast.wrapper.planner import Planner
+from ballast.wrapper.session_hooks import SessionHooks
+from ballast.wrapper.updates import State, merged
+from ballast.wrapper.waiting import Waiting, drop_pending
+from ballast.wrapper.wrapped import Wrapped
+
+log = logging.getLogger("ballast")
+
+
+class Plans:
+    """Makes a partition when it is first needed: until then the model can be moved and cast. All ranks do all of this
+    together, but for close()."""
+
+    def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, waiting: Waiting):
+        self.wrapped = wrapped
+        self.planner = planner
+        self.state = OptimizerState(wrapped, planner.updates)
+        self.current: Partition | None = None
+        self.of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
+        self._hooks = hooks
+        self._waiting = waiting  # where parameters are in no partition
+        self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
+        self._steps_at_close = 0
+        self.is_half_loaded, self.is_away, self.is_closed = False, False, False  # away from the device
+
+    # --- Which partition it is ---
+
+    def begin_step(self) -> Partition:
+        """Return the partition of what is trained in this step: looked up when it begins."""
+        self.of_this_step = self.now()
+        return self.of_this_step
+
+    def now(self) -> Partition:
+        """The same, without a step that begins: parameters can still be frozen and thawed."""
+        self.require_open("train")
+        entering.require_here(self.is_away)
+        entering.require_loaded(not self.is_half_loaded)
+        with torch.inference_mode(False):  # what an evaluation begins with is trained later
+            return self.of_this_step or self._look_up()
+
+    def require_open(self, what: str) -> None:
+        entering.require_open(what, is_closed=self.is_closed)
+
+    def require_put_away(self, what: str) -> None:
+        entering.require_here(self.is_away)
+        if self.current is not None:
+            self.current.require_put_away(what)
+
+    def watch(self) -> None:
+        """Let every parameter that can be trained tell when its gradient has come."""
+        self._hooks.watch((each for _, each in self.wrapped.trained()), self.wrapped.names())
+
+    def _look_up(self) -> Partition:
+        self.watch()
+        if self.current is not None:
+            if not self.wrapped.trained():  # for the sake of what goes into the model: nothing moves
+                return self.current
+            self.state.begin_again(self.current)
+            self.state.load_what_is_left(self.current)
+            is_same = self.planner.is_planned(self.current)
+            if is_same and self.state.loaded is None:
+                return self.current
+            entering.require_same_run(self.planner.options.run, is_same)
+        return self._make()
+
+    # --- From one to the next ---
+
+    def _make(self) -> Partition:
+        state, steps = self.state.loaded, 0
+        if self.current is not None:
+            moments = [] if state is not None else self.planner.updates.moments(self.wrapped.optimizer)
+            if state is None:
+                steps = self.current.steps
+                state = self.state.take_out(self.current)
+            self._take_apart(moments)
+        try:
+            but_of = {id(each) for _, each in self.wrapped.trained()}
+            state = merged(state or {}, self._own_parts.take_moments(but_of=but_of))
+            is_loaded = self.state.loaded is not None
+            partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=is_loaded))
+        except BaseException:
+            self.state.loaded = state  # which is nowhere else any more
+            self.state.show(merged(state or {}, self._own_parts.shown()))
+            raise
+        self.state.loaded = None
+        self.state.begin(partition, state)
+        if self.planner.ranks.of_data.rank == 0:
+            log.info("what each rank keeps:\n%s", partition.ledger(self.own_state()))
+        return partition
+
+    def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
+        """The partition, for state of so many steps that is about to be written to it; `is_half_loaded` is taken back
+        when that is done. `made` are the steps that have trained each parameter, by its id."""
+        self.watch()
+        self.is_half_loaded = True
+        self.state.forget()
+        self.of_this_step = None
+        self._own_parts.begin_again()
+        begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in self.wrapped.trained()}
+        partition = self.current
+        if partition is None or not self.planner.groups.regroup(partition.members, begun):
+            if partition is not None:
+                del partition  # it goes, and its memory
+                self._take_apart([])
+            state: State = {key: {"step": count} for key, count in made.items()}
+            partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=False))
+        self.state.begin_empty(partition, aside)
+        return partition
+
+    def _hand_over(self, make: Callable[[], Partition]) -> Partition:
+        self.current = self._own_parts.hand_over(make)
+        if self.planner.options.keeps_parameters_whole:
+            self._hooks.leave_modules()
+        self._own_parts = OwnParts()
+        return self.current
+
+    def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
+        """For the next partition, so that nothing is gathered."""
+        assert self.current is not None
+        self.current.require_put_away("other parameters were to be trained, or with other state,")
+        self.current.end_step()
+        awaited = None if self.planner.options.keeps_parameters_whole else self._waiting
+        self._own_parts = OwnParts(self.current, moments, awaited)
+        self._drop(gathers=False)
+        self._own_parts.let_come()
+
+    def _drop(self, together: bool = True, gathers: bool = True) -> None:
+        assert self.current is not None
+        self.current.release(together or self.planner.ranks.of_data.size == 1, gathers)
+        self.current = self.of_this_step = None
+        self.state.leave()
+
+    # --- What there is to see ---
+
+    @property
+    def steps(self) -> int:
+        if (loaded := self.state.steps_of_loaded) is not None:
+            return loaded
+        return self._steps_at_close if self.current is None else self.current.steps
+
+    def own_state(self) -> tuple[_core.Tier, int]:
+        """Return where state is that is in memory which is not the library's, and its bytes."""
+        kept = 0 if self.current is None else self.planner.updates.state_bytes(self.wrapped.optimizer, self.current)
+        return _core.Tier[self.planner.options.tier_of_state], kept
+
+    # --- State, from optimizer.load_state_dict() ---
+
+    def load(self, state: State) -> None:
+        """Whole, or this rank's part of it; taken over when the next step begins."""
+        if self.state.is_there(state) if state else self.current is None and self.state.loaded is None:
+            return
+        self.of_this_step = None
+        self.state.load(state)
+        self._own_parts.forget_moments()
+
+    # --- While something else needs the device ---
+
+    def offload(self, parameters: bool) -> None:
+        self.now().leave_device(parameters)
+        self.of_this_step, self.is_away = None, True
+        self.planner.updates.leave_device(self.wrapped.optimizer)
+
+    def reload(self) -> None:
+        if self.current is None or not self.is_away:
+            refuse_order("a training was to be reloaded that is on its device", needed="offload() before")
+        self.current.return_to_device()
+        self.is_away = False
+
+    # --- The end ---
+
+    def close(self, *, together: bool) -> None:
+        """Together with all ranks, which gather what is partitioned; or this one alone."""
+        is_alone = self.planner.ranks.of_data.size == 1
+        self._steps_at_close, self.is_closed = self.steps, True
+        if self.is_away and (together or is_alone):
+            self.reload()
+        if self.current is not None:
+            self._drop(together)
+        elif together or is_alone:
+            self._own_parts.give_back()
+        if (model := self.wrapped.model) is not None:
+            drop_pending(model, self._waiting)

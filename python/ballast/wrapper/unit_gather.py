@@ -1,0 +1,160 @@
+"""The unit whose parameters torch sees in stage 3: one at a time, as the next one comes into the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse_order
+from ballast.wrapper.gpu import require_stream
+from ballast.wrapper.lent import LentTensors
+from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
+from ballast.wrapper.memory import views_in
+from ballast.wrapper.parameter_state import ParameterState
+from ballast.wrapper.ungathered import nothing_like
+from ballast.wrapper.units import Member, UnitOfMembers
+
+
+class UnitGather:
+    """Opens units, and closes the one that is open. Parameters can also be copied out, and are full until they are resharded.
+    Parameters know their owner for as long as they live, and the training ends before: then nothing can be opened."""
+
+    def __init__(
+        self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool
+    ):
+        self._core = core
+        self._gpu, self._stream = options.gpu, options.stream
+        self._warns = warns  # of views that outlive their parameter: one rank does
+        self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
+        self._lent: dict[tuple[int, int], LentTensors] = {}  # by unit and address
+        self._said: set[Member] = set()  # of whose views
+        self._members = {id(member.parameter): member for unit in units for member in unit.members}
+        self._nothing = {
+            member: nothing_like(member.parameter, member.parameter.device) for member in self._members.values()
+        }
+        self._managed: dict[Member, ManagedParameter] = {}
+        self.units = units
+        self.now = LentTensors((), ())  # the open unit's
+        self.open_unit: int | None = None
+        self.full: set[int] = set()  # units that are in torch's memory for a while, by a block of gather()
+        self.is_gone = False  # the training, and with it the values
+        self.is_over = False  # the same, or another plan has the values
+
+    def take(self, owner: ParameterOwner) -> None:
+        """Shard all parameters: `owner` keeps their values from now on."""
+        for member, nothing in self._nothing.items():
+            parameter = member.parameter
+            self._managed[member] = managed(parameter) or ManagedParameter(parameter, ParameterState.SHARDED)
+            self._managed[member].shard(owner, member.unit, nothing)
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._members
+
+    def member_of(self, parameter: torch.Tensor) -> Member:
+        return self._members[id(parameter)]
+
+    def is_gathered(self, member: Member) -> bool:
+        return self._managed[member].state is ParameterState.GATHERED
+
+    # --- One unit at a time ---
+
+    def open(self, unit: int) -> None:
+        if unit in self.full:
+            return
+        require_stream(self._gpu, self._stream)
+        if self.open_unit == unit:
+            return
+        self.require_there(self.units[unit].members[0])
+        self.make_room()
+        memory = self._core.lend_parameters(unit)
+        key = (unit, memory.address)
+        members = self.units[unit].members
+        if key not in self._lent:
+            with torch.inference_mode(False):  # they are used in training, too
+                tensors = views_in(memory, self.units[unit], self._begins[unit], members)
+                self._lent[key] = LentTensors(members, tensors)
+        self.now = self._lent[key]
+        self.open_unit = unit
+        for member, view in zip(members, self.now.tensors):
+            self._managed[member].gather(view)
+
+    def require_there(self, member: Member) -> None:
+        if self.is_gone:
+            refuse_order(
+                "a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
+                where=f"parameter {member.name}",
+                needed="optimizer.close() on all ranks, before it is deleted",
+            )
+        if self.is_over:
+            refuse_order(
+                "a backward pass was to go on after the parameters were partitioned anew, or given back",
+                where=f"parameter {member.name}",
+                needed="a forward pass after the optimizer was closed, or its state loaded",
+            )
+
+    def make_room(self) -> None:
+        """Close the unit that is open."""
+        if self.open_unit is None:
+            return
+        self.reshard(self.units[self.open_unit].members)
+        if self._warns:
+            self.now.warn_of_views(self._said)
+        self._core.give_back()
+        self.open_unit = None
+
+    # --- Copies, of several units at the same time ---
+
+    def copies_of(self, units: Iterable[int]) -> dict[Member, torch.Tensor]:
+        """Return all values of these units, which are opened one after the other."""
+        return {member: self.copy_out(member) for unit in units for member in self.opened(unit)}
+
+    def opened(self, unit: int) -> Sequence[Member]:
+        self.open(unit)
+        return self.units[unit].members
+
+    def copy_out(self, member: Member) -> torch.Tensor:
+        return self.now.tensors[member.tensor].clone()
+
+    def show(self, member: Member, values: torch.Tensor) -> None:
+        """Let torch see these values, until the parameter is resharded."""
+        self._managed[member].gather(values)
+
+    def reshard(self, members: Iterable[Member]) -> None:
+        for member in members:
+            self._managed[member].reshard(self._nothing[member])
+            if self.is_gone:  # inside a block of gather(), which ends now
+                self._managed[member].lose()
+
+    # --- While something else needs the device, and at the end ---
+
+    def offload(self, owner: ParameterOwner) -> None:
+        """Forget the memory that parameters were gathered into. None is open."""
+        self._lent, self.now = {}, LentTensors((), ())
+        for each in self._managed.values():
+            each.offload(owner)
+
+    def reload(self) -> None:
+        """Let parameters be gathered again, if they were offloaded."""
+        for each in self._managed.values():
+            if each.state is ParameterState.OFFLOADED:
+                each.reload()
+
+    def release_values(self) -> None:
+        """Give all values to torch. All ranks do this together."""
+        for number in range(len(self.units)):
+            copies = [(member, self.copy_out(member)) for member in self.opened(number)]
+            self.make_room()
+            for member, values in copies:
+                self._managed[member].release(values)
+
+    def end(self, *, is_gone: bool) -> None:
+        """Let the training's memory go. The values are released, or another plan has them; if it is gone, nobody."""
+        self.make_room()
+        self.is_gone, self.is_over = is_gone, True
+        for each in self._managed.values() if is_gone else ():
+            if each.state is not ParameterState.GATHERED:  # else when the block ends that it is gathered in
+                each.lose()
+        self._lent, self.now = {}, LentTensors((), ())
+        del self._core
