@@ -7,7 +7,7 @@ True
 """
 
 from ballast._core import version as __version__
-from ballast.connecting import Group, Store, connect
+from ballast.connecting import Group, connect
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
 from ballast.deferring import deferred
 from ballast.errors import Error, FailureError, OutOfMemoryError, ResourceError, UsageError
@@ -20,6 +20,7 @@ from ballast.planning import front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
+from ballast.store import Store
 from ballast.wrapping import wrap
 
 __all__ = [

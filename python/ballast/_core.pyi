@@ -4,7 +4,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypedDict
 
-from ballast.connecting import Store
+from ballast.store import Store
 
 version: str
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol
 
 from ballast import _core
 from ballast.checks import refuse, require_timeout
 from ballast.leaving import watch, words_of
-
-
-class Store(Protocol):
-    """Where processes leave word for each other; a torch.distributed.Store is one."""
-
-    def set(self, key: str, value: str, /) -> object: ...
-    def get(self, key: str, /) -> bytes | str: ...
-    def wait(self, keys: list[str], /) -> object: ...
+from ballast.store import Store
 
 
 class Group:

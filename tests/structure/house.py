@@ -21,6 +21,45 @@ LAYERS = {
     "tests": ["zero", "benchmarks"],
 }
 
+# The modules of python/ballast, from bottom to top. A module imports those of its own group and of the groups before it, and
+# no circle of imports: inside of functions and under TYPE_CHECKING too. Patterns are of names without "ballast."; the package
+# itself, which imports all that users see, is "".
+PYTHON_PACKAGE = "python/ballast"
+PYTHON_LAYERS = {
+    "foundation": ["_core", "errors", "store", "checks", "leaving", "agreement", "connecting", "sizes", "safetensors_format"],
+    "planning": [
+        *("machine", "hardware", "places", "searching", "result", "options", "placements", "suggestions", "planning"),
+        *("models", "models.*", "offer", "plan_request", "finding", "diagnostic", "drives", "doctor"),
+        *("deepspeed_keys", "deepspeed_config"),
+    ],
+    "torch": [
+        *("_torch_compat", "wrapper", "wrapper.plain", "wrapper.casting", "wrapper.gpu", "wrapper.rules", "wrapper.arrivals"),
+        *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory", "wrapper.stored"),
+        *("wrapper.recording", "wrapper.lent", "wrapper.options", "wrapper.meeting", "wrapper.everybody", "wrapper.hooks"),
+        *("wrapper.quieting", "wrapper.calls", "wrapper.session_hooks", "wrapper.gradients", "wrapper.state"),
+        "wrapper.writes",
+    ],
+    "parameter": ["wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.waiting", "wrapper.hidden"],
+    "residence": [
+        *("wrapper.unit_gather", "wrapper.saved_tensors", "wrapper.gather_block", "wrapper.window", "wrapper.whole"),
+    ],
+    "partition": [
+        *("wrapper.gradient_factors", "wrapper.gradient_copies"),
+        *("wrapper.kept_numbers", "wrapper.partition", "wrapper.updates", "wrapper.own_step", "wrapper.own_parts"),
+    ],
+    "plan": [
+        *("wrapper.entering", "wrapper.room", "wrapper.choosing", "wrapper.wrapped", "wrapper.optimizer_state"),
+        *("wrapper.planner", "wrapper.plans"),
+    ],
+    "session": ["wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer"],
+    "functions": [
+        *("gathering", "wrapper.restoring", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
+        "wrapping",
+    ],
+    "package": [""],
+    "commands": ["commands", "commands.*", "__main__"],
+}
+
 # What lies beside those folders at the top: what tools look for there, and the scripts that everybody types.
 TOP = {"CMakeLists.txt", "CMakePresets.json", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"}
 TOP |= {"CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs", "mkdocs.yml", ".github", ".pre-commit-config.yaml"}
@@ -117,7 +156,7 @@ DEVELOPER_PATH = r"(?<![\w.$}])/(?:home|Users|root|work|workspace|mnt)/\w"
 
 SIZED_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt", ""}
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
-TEXT_SUFFIXES = SIZED_SUFFIXES | {".md", ".json", ".toml", ".supp", ".sh", ".yml"}
+TEXT_SUFFIXES = SIZED_SUFFIXES | {".pyi", ".md", ".json", ".toml", ".supp", ".sh", ".yml"}
 # Folders, and what is a file where git keeps several working trees.
 IGNORED = {"build", "node_modules", ".git", ".venv", "__pycache__"}
 IGNORED |= {".cache", ".pytest_cache", ".mypy_cache", ".ruff_cache"}

@@ -216,6 +216,80 @@ def short_names_are_used(tree: Tree):
                 yield path, source.line_of(code, found.start()), f"{name} is not used in this file"
 
 
+def _python_modules(tree: Tree) -> dict[str, str]:
+    """The file of each module of the package, by name without "ballast."; the package itself is ""."""
+    modules = {}
+    for path, _ in tree.with_suffix({".py", ".pyi"}):
+        if path.startswith(house.PYTHON_PACKAGE + "/"):
+            name = path.removeprefix(house.PYTHON_PACKAGE + "/").rpartition(".")[0].replace("/", ".")
+            modules[name.removesuffix("__init__").removesuffix(".")] = path
+    return modules
+
+
+def _imported(found: source.Import, modules: dict[str, str]) -> str | None:
+    """The module of the package that an import is of, if it is of one."""
+    root, _, name = found.module.partition(".")
+    if root != "ballast":
+        return None
+    deeper = f"{name}.{found.name}".strip(".")
+    return deeper if deeper in modules else name
+
+
+def _python_graph(tree: Tree, modules: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
+    """What each module imports, and in which line."""
+    graph = {}
+    for module, path in modules.items():
+        found = [(_imported(each, modules), each.line) for each in source.python_imports(tree.files[path])]
+        graph[module] = [(target, line) for target, line in found if target is not None and target != module]
+    return graph
+
+
+def _python_layer(module: str) -> int | None:
+    for number, patterns in enumerate(house.PYTHON_LAYERS.values()):
+        if any(fnmatch.fnmatchcase(module, pattern) for pattern in patterns):
+            return number
+    return None
+
+
+@rule("python-layers")
+def python_imports_point_down(tree: Tree):
+    modules, names = _python_modules(tree), [*house.PYTHON_LAYERS]
+    for module, imports in _python_graph(tree, modules).items():
+        layer = _python_layer(module)
+        if layer is None:
+            yield modules[module], 1, "this module has no place in PYTHON_LAYERS of tests/structure/house.py"
+            continue
+        for target, line in imports:
+            above = _python_layer(target)
+            if above is not None and above > layer:
+                message = f"{module or 'ballast'} ({names[layer]}) may not import {target or 'ballast'} ({names[above]})"
+                yield modules[module], line, message
+
+
+def _way(graph: dict[str, list[tuple[str, int]]], start: str, end: str) -> list[str]:
+    """The shortest way from one module to another by imports; empty where there is none."""
+    ways, seen = [[start]], {start}
+    for way in ways:
+        if way[-1] == end:
+            return way
+        for target, _ in graph.get(way[-1], []):
+            if target not in seen:
+                seen.add(target)
+                ways.append([*way, target])
+    return []
+
+
+@rule("python-circles")
+def python_imports_form_no_circle(tree: Tree):
+    modules = _python_modules(tree)
+    graph = _python_graph(tree, modules)
+    for module, imports in graph.items():
+        for target, line in imports:
+            way = _way(graph, target, module)
+            if way:
+                yield modules[module], line, f"a circle of imports: {' -> '.join(each or 'ballast' for each in [module, *way])}"
+
+
 def _is_private(name: str) -> bool:
     return any(word.startswith("_") and not word.startswith("__") for word in name.split("."))
 
@@ -238,7 +312,7 @@ def _private_to_torch(node: ast.AST) -> str | None:
 @rule("private-torch")
 def private_torch_has_one_home(tree: Tree):
     for path, text in tree.with_suffix({".py"}):
-        if not path.startswith("python/ballast/") or path == house.TORCH_COMPAT:
+        if not path.startswith(house.PYTHON_PACKAGE + "/") or path == house.TORCH_COMPAT:
             continue
         for node in ast.walk(ast.parse(text)):
             name = _private_to_torch(node)

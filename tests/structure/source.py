@@ -58,6 +58,22 @@ def includes(text: str) -> Iterator[Include]:
         yield Include(line_of(text, found.start()), text[slice(*found.span(2))], found[1] == '"')
 
 
+class Import(NamedTuple):
+    line: int
+    module: str
+    name: str  # that is imported from the module; empty where it is the module itself
+
+
+def python_imports(text: str) -> Iterator[Import]:
+    """All of them, wherever they are: inside of functions, and under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (Import(node.lineno, each.name, "") for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from (Import(node.lineno, module, each.name) for each in node.names)
+
+
 class Function(NamedTuple):
     line: int
     name: str

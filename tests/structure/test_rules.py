@@ -27,10 +27,18 @@ CLEAN = {
     "optim/rule.h": '#pragma once\n#include "kernels/cast.h"\n',
     "zero/engine.cpp": '#include "optim/rule.h"\n',
     "benchmarks/copy.cpp": "#include <CLI/CLI.hpp>\n#include <nlohmann/json.hpp>\nvoid show() { std::cout << 1; }\n",
+    "python/ballast/_core.pyi": "version: str\n",
+    "python/ballast/__init__.py": "from ballast.wrapper.session import Session\n",
+    "python/ballast/checks.py": "import ballast.sizes\n",
+    "python/ballast/errors.py": "from ballast.checks import refuse\n",
+    "python/ballast/sizes.py": "from ballast import _core\n",
+    "python/ballast/wrapper/session.py": "from ballast.checks import refuse\n",
     "tests/CMakeLists.txt": "ballast_tests(zero LINKS ballast::zero SOURCES engine_test.cpp deep/plan_test.cpp)\n",
     "tests/zero/engine_test.cpp": "#include <catch2/catch.hpp>\n",
     "tests/zero/deep/plan_test.cpp": "#include <catch2/catch.hpp>\n",
 }
+
+TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:"
 
 # rule, file, the line it is found at, the file's text
 PLANTED = [
@@ -91,12 +99,21 @@ PLANTED = [
         3,
         'def f():\n    """Nobody reads this."""\n    raise ValueError(f"{x} is to be " "read")\n',
     ),
-    ("private-torch", "python/ballast/hooks.py", 2, "import torch\ntorch._C._autograd._pop_saved_tensors_default_hooks()\n"),
-    ("private-torch", "python/ballast/hooks.py", 1, "from torch.utils._pytree import tree_map\n"),
-    ("private-torch", "python/ballast/hooks.py", 1, "from torch.optim.optimizer import _default_to_fused_or_foreach\n"),
-    ("private-torch", "python/ballast/hooks.py", 1, "import torch.utils._pytree\n"),
-    ("private-torch", "python/ballast/hooks.py", 2, "def f(tensor):\n    return tensor.untyped_storage()._cdata\n"),
-    ("private-torch", "python/ballast/hooks.py", 1, 'hooks = getattr(parameter, "_post_accumulate_grad_hooks")\n'),
+    ("python-layers", "python/ballast/attic.py", 1, "import torch\n"),
+    ("python-layers", "python/ballast/checks.py", 1, "from ballast.wrapper.session import Session\n"),
+    ("python-layers", "python/ballast/checks.py", 2, "def f():\n    from ballast.wrapper import session\n"),
+    ("python-layers", "python/ballast/checks.py", 3, f"{TYPING}\n    from ballast.wrapper.session import Session\n"),
+    ("python-layers", "python/ballast/checks.py", 1, "import ballast\n"),
+    ("python-layers", "python/ballast/_core.pyi", 1, "from ballast.wrapper.session import Session\n"),
+    ("python-circles", "python/ballast/sizes.py", 1, "from ballast.checks import refuse\n"),
+    ("python-circles", "python/ballast/checks.py", 3, f"{TYPING}\n    from ballast import errors\n"),
+    ("python-circles", "python/ballast/checks.py", 2, "def f():\n    import ballast.errors\n"),
+    ("private-torch", "python/ballast/checks.py", 2, "import torch\ntorch._C._autograd._pop_saved_tensors_default_hooks()\n"),
+    ("private-torch", "python/ballast/checks.py", 1, "from torch.utils._pytree import tree_map\n"),
+    ("private-torch", "python/ballast/checks.py", 1, "from torch.optim.optimizer import _default_to_fused_or_foreach\n"),
+    ("private-torch", "python/ballast/checks.py", 1, "import torch.utils._pytree\n"),
+    ("private-torch", "python/ballast/checks.py", 2, "def f(tensor):\n    return tensor.untyped_storage()._cdata\n"),
+    ("private-torch", "python/ballast/checks.py", 1, 'hooks = getattr(parameter, "_post_accumulate_grad_hooks")\n'),
     ("developer-path", "README.md", 2, "# Ballast\nSee /" + "home/ann/ballast.\n"),
     ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
 ]
@@ -121,7 +138,7 @@ auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the r
 """,
     "optim/unchecked.cpp": 'auto a = "a tile was asked for";\n',
     "python/ballast/_torch_compat.py": "from torch.utils._pytree import tree_map\ntorch._foreach_copy_([], [])\n",
-    "python/ballast/plain.py": "import torch\nfrom torch import nn\nfrom ballast import _core\nself._torch = torch.nn.Linear\n",
+    "python/ballast/result.py": "import torch\nfrom torch import nn\nself._torch = torch.nn.Linear\n",
     "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 
