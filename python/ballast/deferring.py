@@ -20,7 +20,7 @@ def deferred() -> Iterator[None]:
 
     Casts, and moves to a GPU, belong into the block: `model.to(torch.bfloat16)`.
     """
-    from ballast.wrapper.recording import Pretender, Recorder
+    from ballast.wrapper.deferred_init import Pretender, Recorder
 
     with Recorder(), Pretender():
         yield

@@ -12,8 +12,8 @@ from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.wrapper.memory import tensor_at
+from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.saved_tensors import SavedTensors
-from ballast.wrapper.stored import Stored
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member
 from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes
@@ -42,7 +42,7 @@ class GatherBlocks:
         slots = Slots(self._model(), parameters)
         units = sorted({gather.member_of(parameter).unit for parameter in parameters} - gather.full)
         copies = gather.copies_of(units)
-        gather.make_room()
+        gather.release_unit()
         for member, values in copies.items():
             gather.show(member, values)
         snapshots = {member: Snapshot(member.parameter) for member in copies} if keeps_writes else {}
@@ -91,9 +91,9 @@ class GatherBlocks:
 
         self._core.write_parameters(fill)
 
-    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+    def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
         """Read files into what each rank keeps, and into the copies of a block. All ranks do this together."""
-        self._gather.make_room()
+        self._gather.release_unit()
         stored = {}
         for parameter, each in values.items():
             member = self._gather.member_of(parameter)

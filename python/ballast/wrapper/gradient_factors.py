@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.wrapper.everybody import least_and_most
+from ballast.wrapper.collectives import least_and_most
 from ballast.wrapper.units import Member
 
 

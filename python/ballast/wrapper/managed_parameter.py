@@ -13,7 +13,7 @@ import torch
 from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.parameter_state import ParameterState, require_transition
-from ballast.wrapper.stored import Stored
+from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
 
 
@@ -40,7 +40,7 @@ class ParameterOwner(Protocol):
     ) -> AbstractContextManager[None]:
         """Hold these parameters full inside the block. All ranks do this together."""
 
-    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+    def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
         """Take values from files. All ranks do this together."""
 
 
@@ -56,7 +56,7 @@ class Unknown:
     """Nobody has said yet what the initial values are."""
 
 
-InitialValues = Recorded | Stored | Unknown
+InitialValues = Recorded | StoredTensor | Unknown
 
 
 class ManagedParameter:

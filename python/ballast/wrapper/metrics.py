@@ -9,8 +9,8 @@ from ballast import _core
 log = logging.getLogger("ballast")
 
 
-def numbers_of_step(step: _core.StepResult, skipped_so_far: int, own_state: tuple[_core.Tier, int]) -> dict[str, float]:
-    """`own_state`: where there are how many bytes that the library does not know of."""
+def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
+    """`custom_state`: where there are how many bytes that the library does not know of."""
     of_step = step.metrics
     numbers = {
         "step": float(step.step),
@@ -23,7 +23,7 @@ def numbers_of_step(step: _core.StepResult, skipped_so_far: int, own_state: tupl
     }
     for phase, seconds in of_step["exposed"].items():
         numbers[f"exposed_seconds/{phase}"] = seconds
-    own_tier, own_bytes = own_state
+    own_tier, own_bytes = custom_state
     for tier, count in of_step["memory"].items():
         numbers[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
     for lane, busy in of_step["busy"].items():
@@ -54,6 +54,6 @@ class StepHistory:
         if warns:
             warn_of_step(step)
 
-    def numbers(self, own_state: tuple[_core.Tier, int]) -> dict[str, float]:
+    def numbers(self, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
         assert self.last is not None
-        return numbers_of_step(self.last, self.skipped, own_state)
+        return metrics_of_step(self.last, self.skipped, custom_state)

@@ -8,8 +8,8 @@ from typing import NoReturn
 import torch
 
 from ballast.checks import refuse
-from ballast.wrapper.plain import named_parameters
 from ballast.wrapper.units import Member, UnitOfMembers, numbered, require_known
+from ballast.wrapper.unwrap import named_parameters
 
 
 def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:

@@ -14,49 +14,49 @@ import torch
 from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
-from ballast.wrapper.arrivals import Arrivals
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_factors import GradientFactors
+from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
-from ballast.wrapper.kept_numbers import KeptNumbers, Residence
-from ballast.wrapper.meeting import Ranks
+from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
+from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.units import UnitOfMembers, backward_order
 
 log = logging.getLogger("ballast")
 
 
-OwnStep = Callable[[KeptNumbers, Sequence[_core.TileToUpdate], float], None]
+CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
 
 
 @dataclass(frozen=True)
-class StepNumbers:
+class StepInputs:
     """What a step is made with."""
 
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
-    own_step: OwnStep | None  # where no rule of the library makes updates
+    own_step: CustomStep | None  # where no rule of the library makes updates
 
 
-class Partition(KeptNumbers):
+class Partition(ShardedState):
     """Takes gradients, and makes steps of them."""
 
     def __init__(
         self,
         units: list[UnitOfMembers],
-        ranks: Ranks,
-        numbers: Callable[[], StepNumbers],
+        ranks: ProcessGroups,
+        numbers: Callable[[], StepInputs],
         options: _core.TrainingOptions,
         reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
     ):
-        self._numbers_now = numbers
+        self._inputs_now = numbers
         self._order = backward_order(units)
         if options.stage < 3:  # parameters are always there: nothing is lent forward
             options.backward_order = self._order
-        self._first_numbers = numbers()
-        super().__init__(units, ranks, self._first_numbers.rules, options, reside)
+        self._first_inputs = numbers()
+        super().__init__(units, ranks, self._first_inputs.rules, options, reside)
         self._in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._copies = GradientCopies(units, self._begins)
         self._updates_in_backward = options.update_in_backward
@@ -64,7 +64,7 @@ class Partition(KeptNumbers):
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._arrivals = Arrivals(self._order, [len(unit.trained) for unit in self._units])
+        self._arrivals = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
         self._taken: set[int] = set()  # members
         self._factors = GradientFactors(self._group, self._members)
         self._norms: list[list[float]] | None = None
@@ -133,13 +133,13 @@ class Partition(KeptNumbers):
 
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
-            self._residence.make_room()
+            self._residence.release_unit()
             if self._updates_in_backward and not self._may_update:
                 self._residence.require_put_away("cannot update parameters in the backward pass")
-                now = self._numbers_now()
+                now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._may_update = True
-            memory = self._lend_gradients(unit)
+            memory = self._acquire_gradients(unit)
             try:
                 if count:
                     self._copies.copy(unit, memory)
@@ -184,7 +184,7 @@ class Partition(KeptNumbers):
     def _agree(self, *, count: bool = True) -> int:
         """All ranks complete the same passes, and take over parameters that were written to."""
         require_stream(self._gpu, self._stream)
-        self._residence.make_room()  # what was used last may be frozen, and no gradient tells when it was
+        self._residence.release_unit()  # what was used last may be frozen, and no gradient tells when it was
         if self._passes is not None:
             return self._passes
         ranks, rank = self._group.size, self._group.rank
@@ -231,7 +231,7 @@ class Partition(KeptNumbers):
         return result
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
-        now = self._first_numbers if discard else self._numbers_now()  # their owner may be gone
+        now = self._first_inputs if discard else self._inputs_now()  # their owner may be gone
         return self._core.step(
             rules=now.rules,
             begun_at=now.begun_at,
@@ -304,9 +304,9 @@ class Partition(KeptNumbers):
 
     # --- What there is to see ---
 
-    def ledger(self, own_state: tuple[_core.Tier, int]) -> str:
-        return self._core.ledger(own_state)
+    def ledger(self, custom_state: tuple[_core.Tier, int]) -> str:
+        return self._core.ledger(custom_state)
 
     def chrome_trace(self) -> str:
-        self._residence.make_room()
+        self._residence.release_unit()
         return self._core.chrome_trace()

@@ -8,25 +8,25 @@ from functools import partial
 from typing import Any
 
 from ballast import _core
-from ballast.wrapper.choosing import Training, settled
+from ballast.wrapper.autotune import PartitionRequest, settled
+from ballast.wrapper.deferred_params import make_the_rest
+from ballast.wrapper.full_params import FullParameters
 from ballast.wrapper.gpu import stream_on
-from ballast.wrapper.kept_numbers import KeptNumbers
-from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.modules import outside_of, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
-from ballast.wrapper.partition import Partition, StepNumbers
+from ballast.wrapper.param_gather import ParamGather
+from ballast.wrapper.partition import Partition, StepInputs
+from ballast.wrapper.process_groups import ProcessGroups
+from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
 from ballast.wrapper.updates import State, Updates, steps_in
-from ballast.wrapper.waiting import make_the_rest
-from ballast.wrapper.whole import WholeParameters
-from ballast.wrapper.window import Window
 from ballast.wrapper.wrapped import Wrapped
 
 
 class Planner:
     """Makes partitions. Knows the last one's groups, and which parameters it could not have."""
 
-    def __init__(self, wrapped: Wrapped, ranks: Ranks, updates: Updates, options: WrapOptions):
+    def __init__(self, wrapped: Wrapped, ranks: ProcessGroups, updates: Updates, options: WrapOptions):
         self._wrapped = wrapped
         self.ranks = ranks
         self.updates = updates
@@ -47,7 +47,7 @@ class Planner:
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         group = self.ranks.of_data
         reside: Any = (
-            partial(WholeParameters, group) if is_full else partial(Window, self._wrapped.required_model, group, options)
+            partial(FullParameters, group) if is_full else partial(ParamGather, self._wrapped.required_model, group, options)
         )
         self.outside = outside_of(units, members)
         partition = Partition(units, self.ranks, self.numbers, options, reside)
@@ -72,24 +72,24 @@ class Planner:
         rule = self.updates.rule(self._wrapped.optimizer.param_groups[0])
         asked = without_gpu(self._asked) if gpu_of(members) is None else self._asked
         has_model = self._wrapped.model is not None
-        return settled(asked, Training(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
+        return settled(asked, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
 
     def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         if stage == 3:
             return units_of_model(self._wrapped.required_model, members, self.options.units)
         return units_of(members)
 
-    def numbers(self) -> StepNumbers:
+    def numbers(self) -> StepInputs:
         """Return what the next step is made with, of the optimizer's groups as they are now."""
         groups = self._wrapped.optimizer.param_groups
-        return StepNumbers(
+        return StepInputs(
             rules=[self.updates.rule(groups[place]) for place in self.groups.places],
             begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
-            own_step=None if self.updates.own_step is None else self._own_step,
+            own_step=None if self.updates.own_step is None else self._custom_step,
         )
 
-    def _own_step(self, kept: KeptNumbers, tiles: Sequence[_core.TileToUpdate], factor: float) -> None:
+    def _custom_step(self, kept: ShardedState, tiles: Sequence[_core.TileToUpdate], factor: float) -> None:
         assert self.updates.own_step is not None
         self.updates.own_step(self._wrapped.optimizer, kept, tiles, factor)
 

@@ -10,14 +10,14 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.wrapper import entering
+from ballast.wrapper import preconditions
+from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
 from ballast.wrapper.optimizer_state import OptimizerState
-from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.planner import Planner
 from ballast.wrapper.session_hooks import SessionHooks
+from ballast.wrapper.state_migration import StateMigration
 from ballast.wrapper.updates import State, merged
-from ballast.wrapper.waiting import Waiting, drop_pending
 from ballast.wrapper.wrapped import Wrapped
 
 log = logging.getLogger("ballast")
@@ -27,7 +27,7 @@ class Plans:
     """Makes a partition when it is first needed: until then the model can be moved and cast. All ranks do all of this
     together, but for close()."""
 
-    def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, waiting: Waiting):
+    def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, waiting: DeferredParameters):
         self.wrapped = wrapped
         self.planner = planner
         self.state = OptimizerState(wrapped, planner.updates)
@@ -35,7 +35,7 @@ class Plans:
         self.of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
         self._hooks = hooks
         self._waiting = waiting  # where parameters are in no partition
-        self._own_parts = OwnParts()  # of a partition that is gone; wait for the next one
+        self._own_parts = StateMigration()  # of a partition that is gone; wait for the next one
         self._steps_at_close = 0
         self.is_half_loaded, self.is_away, self.is_closed = False, False, False  # away from the device
 
@@ -49,16 +49,16 @@ class Plans:
     def now(self) -> Partition:
         """The same, without a step that begins: parameters can still be frozen and thawed."""
         self.require_open("train")
-        entering.require_here(self.is_away)
-        entering.require_loaded(not self.is_half_loaded)
+        preconditions.require_here(self.is_away)
+        preconditions.require_loaded(not self.is_half_loaded)
         with torch.inference_mode(False):  # what an evaluation begins with is trained later
             return self.of_this_step or self._look_up()
 
     def require_open(self, what: str) -> None:
-        entering.require_open(what, is_closed=self.is_closed)
+        preconditions.require_open(what, is_closed=self.is_closed)
 
     def require_put_away(self, what: str) -> None:
-        entering.require_here(self.is_away)
+        preconditions.require_here(self.is_away)
         if self.current is not None:
             self.current.require_put_away(what)
 
@@ -76,7 +76,7 @@ class Plans:
             is_same = self.planner.is_planned(self.current)
             if is_same and self.state.loaded is None:
                 return self.current
-            entering.require_same_run(self.planner.options.run, is_same)
+            preconditions.require_same_run(self.planner.options.run, is_same)
         return self._make()
 
     # --- From one to the next ---
@@ -101,7 +101,7 @@ class Plans:
         self.state.loaded = None
         self.state.begin(partition, state)
         if self.planner.ranks.of_data.rank == 0:
-            log.info("what each rank keeps:\n%s", partition.ledger(self.own_state()))
+            log.info("what each rank keeps:\n%s", partition.ledger(self.custom_state()))
         return partition
 
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
@@ -127,7 +127,7 @@ class Plans:
         self.current = self._own_parts.hand_over(make)
         if self.planner.options.keeps_parameters_whole:
             self._hooks.leave_modules()
-        self._own_parts = OwnParts()
+        self._own_parts = StateMigration()
         return self.current
 
     def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
@@ -136,7 +136,7 @@ class Plans:
         self.current.require_put_away("other parameters were to be trained, or with other state,")
         self.current.end_step()
         awaited = None if self.planner.options.keeps_parameters_whole else self._waiting
-        self._own_parts = OwnParts(self.current, moments, awaited)
+        self._own_parts = StateMigration(self.current, moments, awaited)
         self._drop(gathers=False)
         self._own_parts.let_come()
 
@@ -154,7 +154,7 @@ class Plans:
             return loaded
         return self._steps_at_close if self.current is None else self.current.steps
 
-    def own_state(self) -> tuple[_core.Tier, int]:
+    def custom_state(self) -> tuple[_core.Tier, int]:
         """Return where state is that is in memory which is not the library's, and its bytes."""
         kept = 0 if self.current is None else self.planner.updates.state_bytes(self.wrapped.optimizer, self.current)
         return _core.Tier[self.planner.options.tier_of_state], kept

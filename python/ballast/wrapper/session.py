@@ -11,18 +11,18 @@ import torch
 
 from ballast.checks import refuse_order
 from ballast.connecting import Group
-from ballast.wrapper import entering
+from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.meeting import Ranks
+from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.modules import refuse_outside
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.planner import Planner
 from ballast.wrapper.plans import Plans
+from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.session_hooks import SessionHooks
 from ballast.wrapper.updates import State, Updates
-from ballast.wrapper.waiting import Waiting, defer, defer_again
 from ballast.wrapper.wrapped import Wrapped
 from ballast.wrapper.writes import keeping_writes
 
@@ -35,13 +35,13 @@ class Session:
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
-        ranks: Ranks,
+        ranks: ProcessGroups,
         updates: Updates,
         options: WrapOptions,
     ):
         self._wrapped = Wrapped(optimizer, model)
         self._ranks = ranks
-        self._waiting = Waiting(weakref.ref(self))
+        self._waiting = DeferredParameters(weakref.ref(self))
         self._hooks = SessionHooks(weakref.ref(self))
         self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._waiting)
         self._history = StepHistory()
@@ -56,11 +56,11 @@ class Session:
         wrapped = self._wrapped
         model = wrapped.required_model if self.stage == 3 else wrapped.model
         mine = [each for _, each in wrapped.parameters()]
-        entering.require_untrained(model, mine, self.stage)
+        preconditions.require_untrained(model, mine, self.stage)
         defer(model, mine, self.group, self._waiting)
         self.plans.watch()
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_parameters_whole)
-        entering.begin_alike(self.group, model, mine)
+        preconditions.begin_with_same_values(self.group, model, mine)
 
     def take_back(self) -> None:
         """Leave the optimizer and the model as they were: this rank refuses to wrap them."""
@@ -161,10 +161,10 @@ class Session:
 
     def metrics(self) -> dict[str, float]:
         """Of the last step, and of memory; empty before the first."""
-        return {} if self._history.last is None else self._history.numbers(self.plans.own_state())
+        return {} if self._history.last is None else self._history.numbers(self.plans.custom_state())
 
     def ledger(self) -> str:
-        return self.plans.now().ledger(self.plans.own_state())
+        return self.plans.now().ledger(self.plans.custom_state())
 
     # --- The end ---
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ballast.wrapper.calls import Calls
+from ballast.wrapper.forward_hooks import ForwardHooks
 from ballast.wrapper.hooks import Known, OnGradient, at_exit
 from ballast.wrapper.units import require_known
 
@@ -20,7 +20,7 @@ class SessionHooks:
         self._session = session
         self._tell = OnGradient(session)
         self._on_gradient: dict[int, Any] = {}  # by id of the parameter
-        self._calls: Calls | None = None
+        self._calls: ForwardHooks | None = None
         self._at_exit = at_exit(session)
 
     def watch(self, parameters: Iterable[torch.nn.Parameter], names: Mapping[int, str]) -> None:
@@ -32,7 +32,7 @@ class SessionHooks:
 
     def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
         """Hook calls of the model, or of its modules too."""
-        self._calls = Calls(model, self._session, of_modules=of_modules)
+        self._calls = ForwardHooks(model, self._session, of_modules=of_modules)
 
     def leave_modules(self) -> None:
         """Keep no hooks but the model's own."""

@@ -8,8 +8,8 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
+from ballast.wrapper.gathered_views import GatheredViews
 from ballast.wrapper.gpu import require_stream
-from ballast.wrapper.lent import LentTensors
 from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.parameter_state import ParameterState
@@ -28,7 +28,7 @@ class UnitGather:
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # of views that outlive their parameter: one rank does
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
-        self._lent: dict[tuple[int, int], LentTensors] = {}  # by unit and address
+        self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
         self._said: set[Member] = set()  # of whose views
         self._members = {id(member.parameter): member for unit in units for member in unit.members}
         self._nothing = {
@@ -36,7 +36,7 @@ class UnitGather:
         }
         self._managed: dict[Member, ManagedParameter] = {}
         self.units = units
-        self.now = LentTensors((), ())  # the open unit's
+        self.now = GatheredViews((), ())  # the open unit's
         self.open_unit: int | None = None
         self.full: set[int] = set()  # units that are in torch's memory for a while, by a block of gather()
         self.is_gone = False  # the training, and with it the values
@@ -67,15 +67,15 @@ class UnitGather:
         if self.open_unit == unit:
             return
         self.require_there(self.units[unit].members[0])
-        self.make_room()
+        self.release_unit()
         memory = self._core.lend_parameters(unit)
         key = (unit, memory.address)
         members = self.units[unit].members
-        if key not in self._lent:
+        if key not in self._views:
             with torch.inference_mode(False):  # they are used in training, too
                 tensors = views_in(memory, self.units[unit], self._begins[unit], members)
-                self._lent[key] = LentTensors(members, tensors)
-        self.now = self._lent[key]
+                self._views[key] = GatheredViews(members, tensors)
+        self.now = self._views[key]
         self.open_unit = unit
         for member, view in zip(members, self.now.tensors):
             self._managed[member].gather(view)
@@ -94,7 +94,7 @@ class UnitGather:
                 needed="a forward pass after the optimizer was closed, or its state loaded",
             )
 
-    def make_room(self) -> None:
+    def release_unit(self) -> None:
         """Close the unit that is open."""
         if self.open_unit is None:
             return
@@ -131,7 +131,7 @@ class UnitGather:
 
     def offload(self, owner: ParameterOwner) -> None:
         """Forget the memory that parameters were gathered into. None is open."""
-        self._lent, self.now = {}, LentTensors((), ())
+        self._views, self.now = {}, GatheredViews((), ())
         for each in self._managed.values():
             each.offload(owner)
 
@@ -145,16 +145,16 @@ class UnitGather:
         """Give all values to torch. All ranks do this together."""
         for number in range(len(self.units)):
             copies = [(member, self.copy_out(member)) for member in self.opened(number)]
-            self.make_room()
+            self.release_unit()
             for member, values in copies:
                 self._managed[member].release(values)
 
     def end(self, *, is_gone: bool) -> None:
         """Let the training's memory go. The values are released, or another plan has them; if it is gone, nobody."""
-        self.make_room()
+        self.release_unit()
         self.is_gone, self.is_over = is_gone, True
         for each in self._managed.values() if is_gone else ():
             if each.state is not ParameterState.GATHERED:  # else when the block ends that it is gathered in
                 each.lose()
-        self._lent, self.now = {}, LentTensors((), ())
+        self._views, self.now = {}, GatheredViews((), ())
         del self._core

@@ -11,8 +11,8 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
-from ballast.wrapper.plain import named_parameters
 from ballast.wrapper.ungathered import Ungathered
+from ballast.wrapper.unwrap import named_parameters
 
 # Large enough that what a unit costs in itself does not count, small enough that the first is reduced early in backward.
 UNIT_ELEMENTS = 8 << 20

@@ -10,8 +10,8 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse
-from ballast.wrapper.kept_numbers import KeptNumbers
 from ballast.wrapper.rules import Group, MakeRule, Rule
+from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.state import LazyState
 from ballast.wrapper.units import Member
 
@@ -19,14 +19,14 @@ State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
 MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
 
 
-OwnStep = Callable[[torch.optim.Optimizer, KeptNumbers, Sequence[_core.TileToUpdate], float], None]
+CustomStep = Callable[[torch.optim.Optimizer, ShardedState, Sequence[_core.TileToUpdate], float], None]
 
 
 class Updates(Protocol):
     """What differs between optimizers."""
 
     @property
-    def own_step(self) -> OwnStep | None:
+    def own_step(self) -> CustomStep | None:
         """None: the library makes them, by its rule."""
 
     def rule(self, group: Group) -> Rule: ...
@@ -34,13 +34,13 @@ class Updates(Protocol):
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         """That the library keeps, with torch's names."""
 
-    def begin(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers, state: State) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, partition: ShardedState, state: State) -> None:
         """Takes over the state so far, and shows it in optimizer.state. All ranks do this together."""
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> State | None:
+    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State | None:
         """What there is in optimizer.state, if something was taken out of it that the library keeps; else None."""
 
-    def take_out(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> State:
+    def take_out(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State:
         """What is not in the library's memory: all of it, on every rank."""
 
     def leave(self) -> None:
@@ -49,7 +49,7 @@ class Updates(Protocol):
     def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
         """State that is not in the library's memory goes to the host, until the next step."""
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> int:
+    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> int:
         """Of this rank, in memory that is not the library's."""
 
 
@@ -70,7 +70,7 @@ class RuleUpdates:
         rule = self.rule(optimizer.param_groups[0])
         return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
 
-    def begin(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers, state: State) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, partition: ShardedState, state: State) -> None:
         names = self.moments(optimizer)
         if moments := _moments(partition, names, state):
             partition.write_moments(moments)
@@ -80,7 +80,7 @@ class RuleUpdates:
                 **{name: _lazy(partition, member, moment, name) for moment, name in names},
             }
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> State | None:
+    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State | None:
         missing = [member for member in partition.members if member.parameter not in optimizer.state]
         if not missing:
             return None
@@ -92,7 +92,7 @@ class RuleUpdates:
             )
         return {id(parameter): values for parameter, values in optimizer.state.items()}
 
-    def take_out(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> State:
+    def take_out(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State:
         return {id(member.parameter): {"step": steps_of(partition, member)} for member in partition.members}
 
     def leave(self) -> None:
@@ -101,12 +101,12 @@ class RuleUpdates:
     def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
         pass
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: KeptNumbers) -> int:
+    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> int:
         return 0
 
 
 def _moments(
-    partition: KeptNumbers, names: list[tuple[_core.Moment, str]], state: State
+    partition: ShardedState, names: list[tuple[_core.Moment, str]], state: State
 ) -> dict[tuple[int, _core.Moment], torch.Tensor]:
     moments = {}
     for member in partition.members:
@@ -117,7 +117,7 @@ def _moments(
     return moments
 
 
-def _lazy(partition: KeptNumbers, member: Member, moment: _core.Moment, name: str) -> LazyState:
+def _lazy(partition: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
     """Of all of the parameter where this rank keeps all, else of its part, one-dimensional."""
     parameter = member.parameter
     parts = partition.parts(parameter)
@@ -147,12 +147,12 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
-def steps_of(partition: KeptNumbers, member: Member) -> torch.Tensor:
+def steps_of(partition: ShardedState, member: Member) -> torch.Tensor:
     """As torch counts them."""
     return torch.tensor(float(partition.steps - member.begun_at))
 
 
-def _whole_moment(partition: KeptNumbers, member: Member, value: torch.Tensor) -> torch.Tensor:
+def _whole_moment(partition: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
     """In fp32, zero where other ranks keep it."""
     shape = member.parameter.shape
     value = value.detach().to("cpu", torch.float32).contiguous()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ballast.wrapper import entering
+from ballast.wrapper import preconditions
 from ballast.wrapper.units import names_of
 
 
@@ -35,7 +35,7 @@ class Wrapped:
 
     @property
     def required_model(self) -> torch.nn.Module:
-        return entering.require_model(self.model)
+        return preconditions.require_model(self.model)
 
     def parameters(self) -> Iterator[tuple[int, torch.nn.Parameter]]:
         """Yield each parameter after the number of its group."""

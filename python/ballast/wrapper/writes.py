@@ -14,7 +14,7 @@ from ballast.agreement import Agreement
 from ballast.checks import fail, refuse
 from ballast.connecting import Group
 from ballast.wrapper import casting
-from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.units import Member
 

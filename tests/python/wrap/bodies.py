@@ -14,7 +14,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from ballast.wrapper import choosing
+from ballast.wrapper import autotune
 from python.wrap.loops import Loop, Tower, mean_square, mlp
 from python.wrap.own_steps import Leaning, of_all_ranks
 
@@ -348,10 +348,10 @@ def forecast_of(session: Any) -> tuple[int, int]:
     return needs["device"] + needs["host"], needs["nvme"]
 
 
-def search_of(session: Any) -> choosing.Search:
+def search_of(session: Any) -> autotune.Search:
     members, rule = session.partition().members, session.plans.planner.numbers().rules[0]
-    training = choosing.Training(session.group, rule, members, True, partial(session.plans.planner.units, members))
-    return choosing.Search(session.options, training)
+    training = autotune.PartitionRequest(session.group, rule, members, True, partial(session.plans.planner.units, members))
+    return autotune.Search(session.options, training)
 
 
 def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:

@@ -8,8 +8,8 @@ import ballast
 import pytest
 import torch
 from ballast.hardware import rates_of_cpus
+from ballast.wrapper.memory_budget import AvailableMachine, _machine
 from ballast.wrapper.options import read
-from ballast.wrapper.room import Offered, _machine
 from python.wrap import bodies
 from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
 from python.wrap.ranks import run_ranks
@@ -178,9 +178,9 @@ def test_state_is_spread_over_tiers(tmp_path):
 def test_ranks_of_a_machine_share_what_it_has():
     rates = rates_of_cpus(2)
     offers = [
-        Offered("one", 1, None, held=50, free=2000, drives=600, rates=rates, on_gpu=False),
-        Offered("one", 1, 200, held=0, free=2000, drives=600, rates=rates, on_gpu=False),
-        Offered("other", 4, 300, held=0, free=2000, drives=800, rates=rates, on_gpu=True),  # others are there too
+        AvailableMachine("one", 1, None, held=50, free=2000, drives=600, rates=rates, on_gpu=False),
+        AvailableMachine("one", 1, 200, held=0, free=2000, drives=600, rates=rates, on_gpu=False),
+        AvailableMachine("other", 4, 300, held=0, free=2000, drives=800, rates=rates, on_gpu=True),  # others are there too
     ]
     machines = [_machine(each, offers) for each in offers]
     assert [each.device_bytes for each in machines] == [800, 200, 300]

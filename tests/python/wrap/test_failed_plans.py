@@ -5,8 +5,8 @@ import pytest
 import torch
 from ballast import _core
 from ballast.wrapper import planner
-from ballast.wrapper.own_parts import OwnParts
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.state_migration import StateMigration
 from python.wrap.plans import evaluated, freeze_a_layer, step
 
 
@@ -31,11 +31,11 @@ def same(model, other):
         return all(map(torch.equal, model.parameters(), other.parameters()))
 
 
-FAILURES = [(OwnParts, "take_moments"), (_core, "Training"), (Partition, "continue_from")]
+FAILURES = [(StateMigration, "take_moments"), (_core, "Training"), (Partition, "continue_from")]
 
 
 @pytest.mark.parametrize(
-    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (planner, "Window"))]
+    "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (planner, "ParamGather"))]
 )
 def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
     """Before anything of it is there, or when parameters are in it already."""
@@ -146,7 +146,7 @@ def test_numbers_that_never_came_are_not_trained_with(tmp_path):
     assert optimizer.steps == 2
 
 
-@pytest.mark.parametrize("lost_in", [(Partition, "change_parts"), (OwnParts, "give_back")])
+@pytest.mark.parametrize("lost_in", [(Partition, "change_parts"), (StateMigration, "give_back")])
 def test_numbers_that_were_lost_on_the_way_to_a_plan_are_not_trained_with(lost_in, monkeypatch, tmp_path):
     model, optimizer = evaluated()
     ballast.save(tmp_path, model, optimizer)

@@ -5,7 +5,7 @@ import atexit
 import ballast
 import pytest
 import torch
-from ballast.wrapper import entering
+from ballast.wrapper import preconditions
 from python.wrap.loops import mlp
 
 
@@ -68,7 +68,7 @@ class PeerHasFailed(Refusal):
     def __init__(self, patch, make):
         super().__init__(make, stage=3)
         self.patch = patch
-        patch.setattr(entering, "begin_alike", self.fail)
+        patch.setattr(preconditions, "begin_with_same_values", self.fail)
 
     def fail(self, *_):
         raise ballast.FailureError("B3301 rank 1 has left")

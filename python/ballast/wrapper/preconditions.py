@@ -9,10 +9,10 @@ import torch
 
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
-from ballast.wrapper.everybody import agree_on_first_numbers
+from ballast.wrapper.collectives import broadcast_initial_values
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import is_without_values
-from ballast.wrapper.plain import named_parameters
+from ballast.wrapper.unwrap import named_parameters
 
 
 def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor], stage: int | None) -> None:
@@ -46,11 +46,11 @@ def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
     return model
 
 
-def begin_alike(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
+def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
     """With rank 0's numbers of what is trained, and of all else that the model has: each once. All ranks call it together."""
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
-    agree_on_first_numbers(group, (each for each in known.values() if not (is_without_values(each) or each.is_meta)))
+    broadcast_initial_values(group, (each for each in known.values() if not (is_without_values(each) or each.is_meta)))
 
 
 def require_open(what: str, *, is_closed: bool) -> None:

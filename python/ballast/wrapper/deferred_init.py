@@ -98,7 +98,7 @@ def history_of(tensor: torch.Tensor) -> History | None:
     return found
 
 
-def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
     """Of a deferred tensor: made now, and in memory as long as the result is. The bits are those of a tensor that was made
     at once."""
     with torch.no_grad():
@@ -117,7 +117,7 @@ def generator_of(kwargs: dict[str, Any], device: torch.device) -> torch.Generato
     return torch.default_generator
 
 
-def numbers_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What deferred tensors are made from, beside the operations: states of generators, and tensors with numbers."""
     found: list[torch.Tensor] = []
     visited: set[int] = set()
@@ -276,4 +276,4 @@ def _is_on_meta(tensor: torch.Tensor) -> bool:
 
 
 def _real(leaf: Any) -> Any:
-    return numbers_of(leaf) if isinstance(leaf, torch.Tensor) and history_of(leaf) is not None else leaf
+    return values_of(leaf) if isinstance(leaf, torch.Tensor) and history_of(leaf) is not None else leaf

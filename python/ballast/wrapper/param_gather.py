@@ -15,13 +15,13 @@ from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.gather_block import GatherBlocks
 from ballast.wrapper.hooks import OfOneModule
+from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.saved_tensors import SavedTensors
-from ballast.wrapper.stored import Stored
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member, UnitOfMembers
 
 
-class Window:
+class ParamGather:
     """The owner of sharded parameters. Modules open a unit before they run; operations outside of modules, and blocks of
     gather(), open what they use."""
 
@@ -89,7 +89,7 @@ class Window:
         """Hold these parameters full inside the block, and keep what is written to them. All ranks do this together."""
         return self._blocks.gathered(parameters, keeps_writes)
 
-    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> None:
+    def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
         """Take values from files. All ranks do this together."""
         self._blocks.write(values)
 
@@ -119,8 +119,8 @@ class Window:
 
     # --- As the residence of a partition ---
 
-    def make_room(self) -> None:
-        self.units.make_room()
+    def release_unit(self) -> None:
+        self.units.release_unit()
 
     def after_step(self) -> None:
         """Updates go on while the next forward pass begins."""
@@ -130,7 +130,7 @@ class Window:
         """None that are not kept already, when a `gather()` ends."""
         return {}
 
-    def require_takeable(self) -> None:
+    def require_acceptable_writes(self) -> None:
         """The same."""
 
     def take_over(self) -> None:
@@ -142,7 +142,7 @@ class Window:
     def undo_casts(self) -> None:
         """Parameters inside of gather() are copies."""
 
-    def require_hideable(self, parameters: bool) -> None:
+    def require_offloadable(self, parameters: bool) -> None:
         if not parameters:
             refuse(
                 "parameters were to stay on the device, in stage 3",

@@ -10,18 +10,18 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.wrapper.everybody import sum_in_fp32
+from ballast.wrapper.collectives import sum_in_fp32
+from ballast.wrapper.deferred_params import DeferredParameters, is_pending, lose, suspend
 from ballast.wrapper.managed_parameter import is_without_values, managed
 from ballast.wrapper.memory import return_freed_memory
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
-from ballast.wrapper.waiting import Waiting, is_pending, lose, suspend
 
 Kind = _core.Moment | None  # None: the parameter itself
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Shard:
     """Of a parameter's elements."""
 
     first: int
@@ -29,21 +29,21 @@ class Stretch:
     numbers: Mapping[Kind, torch.Tensor]  # in fp32
 
     @staticmethod
-    def read(part: _core.StatePart, kinds: Iterable[Kind]) -> Stretch:
-        stretch = Stretch(part.first, part.count, {kind: torch.empty(part.count) for kind in kinds})
+    def read(part: _core.StatePart, kinds: Iterable[Kind]) -> Shard:
+        stretch = Shard(part.first, part.count, {kind: torch.empty(part.count) for kind in kinds})
         stretch.part(part.first, part.count).copy_from(part)
         return stretch
 
     def has(self, element: int) -> bool:
         return self.first <= element < self.first + self.count
 
-    def completed(self, part: _core.StatePart) -> Stretch:
+    def completed(self, part: _core.StatePart) -> Shard:
         """With the parameter as it is there, where this has moments alone."""
         if None in self.numbers:
             return self
         begin = part.first - self.first
         moments = {kind: numbers[begin : begin + part.count] for kind, numbers in self.numbers.items()}
-        return Stretch(part.first, part.count, {**Stretch.read(part, [None]).numbers, **moments})
+        return Shard(part.first, part.count, {**Shard.read(part, [None]).numbers, **moments})
 
     def part(self, first: int, count: int) -> _core.StatePart:
         def address(kind: Kind) -> int:
@@ -59,23 +59,23 @@ class Stretch:
 
 
 @dataclass
-class Taken:
+class TakenParameter:
     """Of one parameter. Of which kinds there are numbers is the same on all ranks, and each has its own part."""
 
     parameter: torch.nn.Parameter
     kinds: list[Kind]
-    stretches: list[Stretch]
+    stretches: list[Shard]
     version: int = 0  # torch's, of what is in its memory
 
     def keep(self, kinds: Iterable[Kind]) -> None:
         """These, and forget others."""
         self.kinds = [*kinds]
         self.stretches = [
-            Stretch(each.first, each.count, {kind: each.numbers[kind] for kind in self.kinds}) for each in self.stretches
+            Shard(each.first, each.count, {kind: each.numbers[kind] for kind in self.kinds}) for each in self.stretches
         ]
 
 
-class OwnParts:
+class StateMigration:
     """Of what there was in a partition, or of nothing: a rank has its own, and all of one tensor at a time. All ranks do all of
     this together. Where parameters were partitioned nobody else has their numbers: torch is sent to `awaited` for them, until
     they are handed over."""
@@ -84,24 +84,24 @@ class OwnParts:
         self,
         partition: Partition | None = None,
         moments: Sequence[tuple[_core.Moment, str]] = (),
-        awaited: Waiting | None = None,
+        awaited: DeferredParameters | None = None,
     ):
         self._sharing = None if partition is None else partition.sharing
         self._names = dict(moments)
         self._awaited = awaited
         self._is_torn = False
-        self._of: dict[int, Taken] = {}  # by id of the parameter
+        self._of: dict[int, TakenParameter] = {}  # by id of the parameter
         if partition is not None:
             self._take(partition)
 
     def _take(self, partition: Partition) -> None:
         for member in partition.all_members:
             kinds: list[Kind] = [None] if member.group is None else [None, *self._names]
-            self._of[id(member.parameter)] = Taken(member.parameter, kinds, [])
+            self._of[id(member.parameter)] = TakenParameter(member.parameter, kinds, [])
 
         def take(part: _core.StatePart) -> None:
             taken = self._of[id(partition.member_of(part).parameter)]
-            taken.stretches.append(Stretch.read(part, taken.kinds))
+            taken.stretches.append(Shard.read(part, taken.kinds))
 
         partition.look_at_parts(take)
 
@@ -112,7 +112,7 @@ class OwnParts:
                 suspend(taken.parameter, self._awaited)
             taken.version = taken.parameter._version
 
-    def _is_written(self, taken: Taken) -> bool:
+    def _is_written(self, taken: TakenParameter) -> bool:
         """Since then, or read from files, which counts."""
         if self._awaited is not None:
             return not is_pending(taken.parameter)
@@ -183,12 +183,12 @@ class OwnParts:
             partition.change_parts(change, partition.steps, lambda: None)
         self._of = {key: taken for key, taken in self._of.items() if key not in own}
 
-    def _cut(self, taken: Taken, first: int, count: int) -> Stretch:
+    def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
         """For another partition."""
         numbers = {kind: self._whole(taken, kind).view(-1)[first : first + count].clone() for kind in taken.kinds}
         taken.stretches = []
         return_freed_memory()  # small blocks and large ones in turn leave holes in the heap
-        return Stretch(first, count, numbers)
+        return Shard(first, count, numbers)
 
     def _lose(self, partitioned: list[torch.nn.Parameter]) -> None:
         if self._awaited is not None:
@@ -210,7 +210,7 @@ class OwnParts:
             found.release(whole)
         self._of = {}
 
-    def _whole(self, taken: Taken, kind: Kind) -> torch.Tensor:
+    def _whole(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
         """Zeros below zero change nothing that they are added to, zeros above it would."""
         mine = torch.full((taken.parameter.numel(),), -0.0)
         for stretch in taken.stretches:
@@ -227,6 +227,6 @@ class OwnParts:
         }
 
 
-def _shown(taken: Taken, moment: _core.Moment) -> torch.Tensor:
+def _shown(taken: TakenParameter, moment: _core.Moment) -> torch.Tensor:
     own = torch.cat([torch.empty(0), *(stretch.numbers[moment] for stretch in taken.stretches)])
     return own.view(taken.parameter.shape) if own.numel() == taken.parameter.numel() else own

@@ -9,15 +9,15 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail, refuse
+from ballast.wrapper.deferred_params import begin_with_file, device_of
 from ballast.wrapper.managed_parameter import by_owner
-from ballast.wrapper.plain import named_buffers, own_names, plain, plain_name
-from ballast.wrapper.stored import Files, Stored, tensors_in
-from ballast.wrapper.waiting import begin_with_file, device_of
+from ballast.wrapper.safetensors_reader import Files, StoredTensor, tensors_in
+from ballast.wrapper.unwrap import named_buffers, own_names, unwrapped, unwrapped_name
 
 
 def restore(model: torch.nn.Module, files: Files) -> None:
     found_there = tensors_in(files)
-    names = dict(names_of(plain(model)))
+    names = dict(names_of(unwrapped(model)))
     known = [*names, *(name for name, _ in named_buffers(model))]
     own = own_names(found_there, set(known))
     stored = {own[name]: each for name, each in found_there.items()}
@@ -40,11 +40,11 @@ def restore(model: torch.nn.Module, files: Files) -> None:
 def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Of all that has to be in files. What several modules share has several names."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield plain_name(name), parameter
+        yield unwrapped_name(name), parameter
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield plain_name(f"{prefix}.{name}" if prefix else name), buffer
+                yield unwrapped_name(f"{prefix}.{name}" if prefix else name), buffer
 
 
 def require_known(stored: Iterable[str], known: list[str]) -> None:
@@ -57,9 +57,12 @@ def require_known(stored: Iterable[str], known: list[str]) -> None:
         )
 
 
-def match(names: Mapping[str, torch.Tensor], stored: Mapping[str, Stored]) -> list[tuple[torch.Tensor, Stored, str]]:
+Match = tuple[torch.Tensor, StoredTensor, str]  # a tensor of the model, where it is stored, and its name there
+
+
+def match(names: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> list[Match]:
     """For each tensor of the model the first of its names that is in the files."""
-    found: dict[int, tuple[torch.Tensor, Stored, str]] = {}
+    found: dict[int, Match] = {}
     for name, tensor in names.items():
         if name in stored and id(tensor) not in found:
             found[id(tensor)] = (tensor, stored[name], name)
@@ -78,7 +81,7 @@ def nearest(name: str, others: Iterable[str]) -> str:
     return f"The nearest there are: {', '.join(near)}." if near else "No other name is near to it."
 
 
-def require_same(tensor: torch.Tensor, stored: Stored, name: str) -> None:
+def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
     where = f"{name} in {stored.file.path}"
     if tuple(tensor.shape) != stored.shape:
         refuse(
@@ -100,7 +103,7 @@ def require_same(tensor: torch.Tensor, stored: Stored, name: str) -> None:
         )
 
 
-def restore_buffers(model: torch.nn.Module, stored: Mapping[int, Stored]) -> None:
+def restore_buffers(model: torch.nn.Module, stored: Mapping[int, StoredTensor]) -> None:
     made: dict[int, torch.Tensor] = {}  # by id of the one on the meta device, which several modules may share
     for module in model.modules():
         for name, buffer in module._buffers.items():

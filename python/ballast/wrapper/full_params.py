@@ -11,15 +11,15 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.connecting import Group
-from ballast.wrapper.hidden import Hidden
 from ballast.wrapper.managed_parameter import ManagedParameter, managed
 from ballast.wrapper.memory import views_in
+from ballast.wrapper.offloaded_params import OffloadedParameters
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require_same_kind, users_of
 
 
-class WholeParameters:
+class FullParameters:
     """Every parameter in its place. Owners may write to it, or put others there: that is noticed."""
 
     def __init__(self, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
@@ -33,7 +33,7 @@ class WholeParameters:
         ]
         self._watched: dict[int, Snapshot] = {}  # what was in a block of gather() since the last update
         self._open: Counter[int] = Counter()  # blocks that have not ended
-        self._hidden: Hidden | None = None
+        self._hidden: OffloadedParameters | None = None
         self._take_places()
 
     def _take_places(self) -> None:
@@ -51,7 +51,7 @@ class WholeParameters:
             each.fill(place)
             self._versions.append(each.parameter._version)
 
-    def make_room(self) -> None:
+    def release_unit(self) -> None:
         """For gradients there is always some."""
 
     def enter(self, module: torch.nn.Module) -> None:
@@ -61,7 +61,7 @@ class WholeParameters:
         self._core.finish()
         self._watch_anew()
 
-    def require_hideable(self, parameters: bool) -> None:
+    def require_offloadable(self, parameters: bool) -> None:
         """They always are."""
 
     def require_put_away(self, what: str) -> None:
@@ -69,7 +69,7 @@ class WholeParameters:
 
     def hide(self) -> None:
         """Their memory goes."""
-        self._hidden = Hidden(self._members, self._managed, self._group)
+        self._hidden = OffloadedParameters(self._members, self._managed, self._group)
         self._places, self._watched = [], {}
 
     def show(self) -> None:
@@ -127,7 +127,7 @@ class WholeParameters:
             return True
         return number in self._watched and self._watched[number].differs(parameter)
 
-    def require_takeable(self) -> None:
+    def require_acceptable_writes(self) -> None:
         """Refuse to overwrite memory that another tensor uses, as after a swap of `.data`."""
         for number, (member, place) in enumerate(zip(self._members, self._places)):
             if is_elsewhere(member.parameter, place) and self._is_place_shared(number):

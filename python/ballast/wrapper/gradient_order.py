@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class Arrivals:
+class GradientOrder:
     """Gradients arrive one by one, on each rank in an order of its own, and some of them on some ranks only. Units are taken
     whole and in one order, pass after pass, so that all ranks take the same ones, and sums do not depend on what is a unit.
     A pass ends where a gradient arrives for the second time.
 
-    >>> arrivals = Arrivals(order=[1, 0], members=[1, 2])  # unit 0 has one parameter, unit 1 has two
+    >>> arrivals = GradientOrder(order=[1, 0], members=[1, 2])  # unit 0 has one parameter, unit 1 has two
     >>> arrivals.arrived(1, 0), arrivals.arrived(0, 0)  # unit 0 is complete, but it is not its turn
     ([], [])
     >>> arrivals.arrived(1, 1)

@@ -11,15 +11,15 @@ import torch
 
 from ballast import _core
 from ballast.connecting import Group
-from ballast.wrapper.everybody import agree_on_room
+from ballast.wrapper.collectives import agree_on_memory
+from ballast.wrapper.deferred_params import InitialValueReader, refuse_to_begin
 from ballast.wrapper.gpu import in_stream, require_stream, return_cached_memory
 from ballast.wrapper.managed_parameter import is_without_values, lacks_values
-from ballast.wrapper.meeting import Ranks
 from ballast.wrapper.memory import keep_freed_memory
+from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.units import Member, UnitOfMembers, model_of
-from ballast.wrapper.waiting import FirstNumbers, refuse_to_begin
 from ballast.wrapper.writes import agree_on_writes, require_same_values
 
 log = logging.getLogger("ballast")
@@ -28,17 +28,17 @@ log = logging.getLogger("ballast")
 class Residence(Protocol):
     """Where torch sees the parameters."""
 
-    def make_room(self) -> None: ...  # nothing else may be lent with gradients, or while state is looked at
+    def release_unit(self) -> None: ...  # nothing else may be lent with gradients, or while state is looked at
     def after_step(self) -> None: ...
     def enter(self, module: torch.nn.Module) -> None: ...
     def release(self, together: bool, gathers: bool) -> None: ...
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
     def writes(self) -> dict[Member, torch.Tensor]: ...
-    def require_takeable(self) -> None: ...
+    def require_acceptable_writes(self) -> None: ...
     def take_over(self) -> None: ...
     def require_not_cast(self) -> None: ...
     def undo_casts(self) -> None: ...  # of the model, where one is refused that has begun
-    def require_hideable(self, parameters: bool) -> None: ...
+    def require_offloadable(self, parameters: bool) -> None: ...
     def require_put_away(self, what: str) -> None: ...
     def hide(self) -> None: ...
     def show(self) -> None: ...
@@ -47,13 +47,13 @@ class Residence(Protocol):
 Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
 
 
-class KeptNumbers:
+class ShardedState:
     """Of this rank. Made when parameters are where they stay."""
 
     def __init__(
         self,
         units: list[UnitOfMembers],
-        ranks: Ranks,
+        ranks: ProcessGroups,
         rules: Sequence[Rule],
         options: _core.TrainingOptions,
         reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
@@ -100,7 +100,7 @@ class KeptNumbers:
         if not self._core.found:
             there = [member for member in members if not is_without_values(member.parameter)]
             require_same_values(self._group, there, "cannot begin to train")
-        numbers = FirstNumbers()
+        numbers = InitialValueReader()
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             self._free(unit)
@@ -117,7 +117,7 @@ class KeptNumbers:
                 member.parameter.data = nothing_like(member.parameter, member.parameter.device)
         self._freed = max(self._freed, units)
 
-    def _lend_gradients(self, unit: int) -> _core.Memory:
+    def _acquire_gradients(self, unit: int) -> _core.Memory:
         require_stream(self._gpu, self._stream)
         return self._core.lend_gradients(unit)
 
@@ -145,7 +145,7 @@ class KeptNumbers:
     def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """Of the whole parameter, with zeros where other ranks have it."""
         member = self._members[self._numbers[id(parameter)]]
-        self._residence.make_room()
+        self._residence.release_unit()
         numbers = torch.zeros(parameter.shape, dtype=torch.float32)
         self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
         return numbers
@@ -162,7 +162,7 @@ class KeptNumbers:
     def _take_over(self, writes: Mapping[Member, torch.Tensor]) -> None:
         """Take over the parameters that any rank has written to. All ranks call it together, if one has."""
         before = {member: writes.get(member, member.parameter.data) for member in self._members}
-        written = agree_on_writes(self._group, before, writes, self._residence.require_takeable)
+        written = agree_on_writes(self._group, before, writes, self._residence.require_acceptable_writes)
         self._residence.take_over()
         if self._update_is_elsewhere:
             self._core.take_whole_parameters({(member.unit, member.tensor) for member in written})
@@ -180,7 +180,7 @@ class KeptNumbers:
             found = moments.get((id(self._units[unit].members[tensor].parameter), moment))
             return 0 if found is None else found.data_ptr()
 
-        self._residence.make_room()
+        self._residence.release_unit()
         self._core.write_moments(address_of)
 
     def require_put_away(self, what: str) -> None:
@@ -195,10 +195,10 @@ class KeptNumbers:
 
     def leave_device(self, parameters: bool) -> None:
         """Parameters too, or not. All ranks do this together."""
-        self._residence.require_hideable(parameters)
+        self._residence.require_offloadable(parameters)
         self.require_put_away("a training was to leave its device")
-        self._residence.make_room()
-        self._core.leave_device(parameters=parameters, agree=agree_on_room(self._group, "offload()"))
+        self._residence.release_unit()
+        self._core.leave_device(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
         if parameters:
             self._residence.hide()
 
@@ -206,7 +206,7 @@ class KeptNumbers:
         """The same, in any stream: a training that is away can be closed, too."""
         with in_stream(self._gpu, self._stream):
             return_cached_memory(self._gpu)
-            self._core.return_to_device(agree=agree_on_room(self._group, "reload()"))
+            self._core.return_to_device(agree=agree_on_memory(self._group, "reload()"))
             self._residence.show()
 
     # --- Checkpoints ---
@@ -228,7 +228,7 @@ class KeptNumbers:
         [written] = self._group.all_reduce([len(writes)])
         if written > 0:
             self._take_over(writes)
-        self._residence.make_room()
+        self._residence.release_unit()
         self._core.look_at_parts(look)
 
     def change_parts(
@@ -241,7 +241,7 @@ class KeptNumbers:
             self._core.continue_from(steps)
 
         require_stream(self._gpu, self._stream)
-        self._residence.make_room()
+        self._residence.release_unit()
         self._core.change_parts(change, agreed)
 
     @property

@@ -40,7 +40,7 @@ class OpenFile:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file."""
 
     file: OpenFile
@@ -59,9 +59,9 @@ class Stored:
         return whole
 
 
-def tensors_in(files: Files) -> dict[str, Stored]:
+def tensors_in(files: Files) -> dict[str, StoredTensor]:
     """By name. Only headers are read."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for path in _paths(files):
         for name, tensor in _header(OpenFile(path)).items():
             if name in found:
@@ -92,7 +92,7 @@ def _paths(files: Files) -> list[Path]:
     return paths
 
 
-def _header(file: OpenFile) -> dict[str, Stored]:
+def _header(file: OpenFile) -> dict[str, StoredTensor]:
     try:
         prefix = bytearray(min(8, file.bytes))
         file.read(0, memoryview(prefix))
@@ -110,17 +110,17 @@ def _header(file: OpenFile) -> dict[str, Stored]:
         refuse(f"{file.path} is no safetensors file", needed="a header in JSON after 8 bytes with its length")
 
 
-def _entry(file: OpenFile, data: int, name: str, entry: dict[str, Any]) -> Stored:
+def _entry(file: OpenFile, data: int, name: str, entry: dict[str, Any]) -> StoredTensor:
     if entry["dtype"] not in DTYPES:
         refuse(f"a tensor holds {entry['dtype']}", where=f"{name} in {file.path}", needed=f"one of {', '.join(DTYPES)}")
     begin, end = (data + int(offset) for offset in entry["data_offsets"])
-    stored = Stored(file, begin, getattr(torch, DTYPES[entry["dtype"]]), tuple(int(size) for size in entry["shape"]))
+    stored = StoredTensor(file, begin, getattr(torch, DTYPES[entry["dtype"]]), tuple(int(size) for size in entry["shape"]))
     if begin < data or end - begin != math.prod(stored.shape) * stored.dtype.itemsize:
         raise ValueError
     return stored
 
 
-def _require_complete(name: str, stored: Stored) -> None:
+def _require_complete(name: str, stored: StoredTensor) -> None:
     end = stored.begin + math.prod(stored.shape) * stored.dtype.itemsize
     if end > stored.file.bytes:
         refuse(

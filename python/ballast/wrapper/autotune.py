@@ -14,8 +14,8 @@ from ballast.placements import STAGES
 from ballast.places import KINDS, Offload, fractions_in, in_words, set_places
 from ballast.searching import TILE, by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
+from ballast.wrapper.memory_budget import budget_of_all_ranks
 from ballast.wrapper.options import WrapOptions
-from ballast.wrapper.room import room_of_all
 from ballast.wrapper.rules import Rule
 from ballast.wrapper.units import Member, UnitOfMembers, backward_order, model_of
 
@@ -23,7 +23,7 @@ log = logging.getLogger("ballast")
 
 
 @dataclass(frozen=True)
-class Training:
+class PartitionRequest:
     """What is about to be partitioned."""
 
     group: Group
@@ -34,7 +34,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Way:
+class Configuration:
     """A stage with places."""
 
     stage: int
@@ -47,7 +47,7 @@ class Way:
         return in_words(self.stage, places, device="the device")
 
 
-def settled(options: WrapOptions, training: Training) -> WrapOptions:
+def settled(options: WrapOptions, training: PartitionRequest) -> WrapOptions:
     """Options with a stage and places. Raises B2004 where they do not fit. All ranks do this together, and with the same
     outcome: they agree on what each may use, and all else is the same on each."""
     if not options.chooses and options.memory is None:
@@ -70,10 +70,10 @@ def settled(options: WrapOptions, training: Training) -> WrapOptions:
 class Search:
     """The questions that a choice is made of."""
 
-    def __init__(self, options: WrapOptions, training: Training):
+    def __init__(self, options: WrapOptions, training: PartitionRequest):
         self._options = options
         self._training = training
-        self._machine = room_of_all(training.group, options, training.members)
+        self._machine = budget_of_all_ranks(training.group, options, training.members)
         of = self._machine
         self._has = {"device": of.device_bytes, "host": of.host_bytes, "nvme": of.nvme_bytes}
         if not options.chooses:  # what the host and drives have is asked of them when it is reserved
@@ -90,19 +90,19 @@ class Search:
             stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._training.has_model)
         )
 
-    def best(self, stage: int) -> Way:
+    def best(self, stage: int) -> Configuration:
         """The fastest that fits, or that which lacks least."""
         units = self._training.units(stage)
         exact = self._question(stage, units)
         placements = exact.placements() if self._options.chooses_places else [self._given(stage)]
-        ways = [Way(stage, placement, exact.needs(placement)) for placement in placements]
+        ways = [Configuration(stage, placement, exact.needs(placement)) for placement in placements]
         if not self._options.chooses or not any(self.has_room(way) for way in ways):
             return min(ways, key=self.shortage)
         if self._options.chooses_places:
             choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
         else:
             choice = exact.price(placements[0])
-        return Way(stage, choice.placement, exact.needs(choice.placement), choice.simulation.seconds)
+        return Configuration(stage, choice.placement, exact.needs(choice.placement), choice.simulation.seconds)
 
     def _question(self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False) -> _core.Question:
         """As the training is going to be compiled."""
@@ -130,14 +130,14 @@ class Search:
 
     # --- What fits ---
 
-    def has_room(self, way: Way) -> bool:
+    def has_room(self, way: Configuration) -> bool:
         return self.shortage(way) == 0
 
-    def shortage(self, way: Way) -> int:
+    def shortage(self, way: Configuration) -> int:
         """Bytes over what there is."""
         return sum(max(0, way.needs[tier] - size) for tier, size in self._has.items())
 
-    def in_words(self, chosen: Way, ways: Sequence[Way]) -> str:
+    def in_words(self, chosen: Configuration, ways: Sequence[Configuration]) -> str:
         """Why this one."""
         others = [
             f"stage {way.stage} {_seconds(way.seconds) if self.has_room(way) else 'does not fit'}"
@@ -148,7 +148,7 @@ class Search:
         forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
         return f"chosen for {room} of a rank: {'; '.join([chosen.in_words(), forecast, *others])}"
 
-    def refuse(self, way: Way) -> NoReturn:
+    def refuse(self, way: Configuration) -> NoReturn:
         options = self._options
         may = ["more free memory" if options.memory is None else "more memory="]
         if options.stage is not None and options.keeps_parameters_whole:

@@ -14,7 +14,7 @@ from ballast import _core
 from ballast.connecting import Group
 from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
 from ballast.machine import this_machine
-from ballast.wrapper.everybody import from_all_ranks
+from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.gpu import return_cached_memory
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.options import WrapOptions
@@ -26,7 +26,7 @@ BYTES = ("device_bytes", "host_bytes", "nvme_bytes")
 
 
 @dataclass(frozen=True)
-class Offered:
+class AvailableMachine:
     """By the machine that a rank is on, in bytes."""
 
     name: str
@@ -39,7 +39,7 @@ class Offered:
     on_gpu: bool
 
 
-def room_of_all(group: Group, options: WrapOptions, members: Sequence[Member]) -> _core.Machine:
+def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Member]) -> _core.Machine:
     """All ranks do this together."""
     offers = from_all_ranks(group, _offered(options, members))
     machines = [_machine(each, offers) for each in offers]
@@ -49,7 +49,7 @@ def room_of_all(group: Group, options: WrapOptions, members: Sequence[Member]) -
     return least
 
 
-def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
+def _offered(options: WrapOptions, members: Sequence[Member]) -> AvailableMachine:
     found, gpu = this_machine(), gpu_of(members)
     memory, limits = found["memory"], found["memory"]["cgroup"]
     free = memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])
@@ -60,7 +60,7 @@ def _offered(options: WrapOptions, members: Sequence[Member]) -> Offered:
     held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not is_without_values(each.parameter))
     by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return Offered(
+    return AvailableMachine(
         name=socket.gethostname(),
         ranks=int(local) if local.isdigit() else 1,
         device=device,
@@ -77,7 +77,7 @@ def _rates_of_gpu(gpu: int) -> Rates:
     return rates_of(gpu_like(found.name, found.total_memory), {})
 
 
-def _machine(of: Offered, offers: Sequence[Offered]) -> _core.Machine:
+def _machine(of: AvailableMachine, offers: Sequence[AvailableMachine]) -> _core.Machine:
     sharing = max(of.ranks, sum(each.name == of.name for each in offers))
     host = int(KEPT * of.free) // sharing
     device = min(host + of.held, of.free) if of.device is None else of.device  # what torch holds goes piece by piece

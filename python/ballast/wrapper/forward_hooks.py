@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from ballast.wrapper.ddp_compat import UnsyncedDataParallel
 from ballast.wrapper.hooks import Known, OfOneModule
-from ballast.wrapper.quieting import QuietDataParallel
 
 
-class Calls:
+class ForwardHooks:
     """Of the model; and in stage 3 of its modules with parameters of their own: it may be used by its methods."""
 
     def __init__(self, model: torch.nn.Module | None, session: Known, *, of_modules: bool):
@@ -19,7 +19,7 @@ class Calls:
         self._of_modules: list[Any] = []
         if model is None:
             return
-        self._hooks = [QuietDataParallel(model), _before_call(model, session)]
+        self._hooks = [UnsyncedDataParallel(model), _before_call(model, session)]
         if of_modules:
             inner = [module for module in model.modules() if module is not model and _has_own_parameters(module)]
             self._of_modules = [_before_call(module, session, is_inner=True) for module in inner]

@@ -13,7 +13,7 @@ from ballast.wrapper.units import Member
 log = logging.getLogger("ballast")
 
 
-class LentTensors:
+class GatheredViews:
     """Knows who else looks at that memory."""
 
     def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):

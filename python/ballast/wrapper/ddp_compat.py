@@ -11,7 +11,7 @@ from ballast._torch_compat import active_data_parallel
 from ballast.wrapper.hooks import OfOneModule
 
 
-class QuietDataParallel:
+class UnsyncedDataParallel:
     """Nothing is reduced a second time by a DistributedDataParallel that is the model, or is made of it later, as Accelerate
     and Trainer do: it works as in its no_sync(), until this is removed."""
 

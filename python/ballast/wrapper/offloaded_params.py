@@ -11,11 +11,11 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.managed_parameter import ManagedParameter
-from ballast.wrapper.stored import Stored
+from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.units import Member
 
 
-class Hidden:
+class OffloadedParameters:
     """Stands where a window would be: whoever uses a parameter is told what to do."""
 
     def __init__(self, members: Sequence[Member], managed: Sequence[ManagedParameter], group: Group):
@@ -35,7 +35,7 @@ class Hidden:
     def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> NoReturn:
         self._refuse(self._names[id(parameters[0])])
 
-    def write(self, values: Mapping[torch.nn.Parameter, Stored]) -> NoReturn:
+    def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> NoReturn:
         self.begin()
 
     def _refuse(self, name: str) -> NoReturn:

@@ -1,0 +1,106 @@
+"""What ranks tell each other of Python's and torch's values."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
+
+import torch
+
+from ballast import _core
+from ballast.agreement import Agreement
+from ballast.checks import fail
+from ballast.connecting import Group
+from ballast.errors import Error
+
+T = TypeVar("T")
+
+
+def from_all_ranks(group: Group, value: Any) -> list[Any]:
+    """Every rank's, by rank. All ranks call it together."""
+    mine = pickle.dumps(value)
+    lengths = group.all_reduce([len(mine) if rank == group.rank else 0 for rank in range(group.size)])
+    return [pickle.loads(_broadcast(group, mine, length, rank)) for rank, length in enumerate(lengths)]
+
+
+def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
+    """Let rank 0 do it, and return its result on all ranks, or raise its error on all. All ranks call this together."""
+    together = Agreement(group, what)
+    mine: list[T] = []
+    with together.attempt():
+        if group.rank == 0:
+            mine.append(do())
+    told = pickle.dumps((mine, together.error if isinstance(together.error, Error) else None))
+    [length] = group.all_reduce([len(told) if group.rank == 0 else 0])
+    result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, told, length, 0))
+    if result[1] is None:
+        together.settle()  # an error of another kind stays rank 0's, and other ranks name it
+        return result[0][0]
+    together.error = None
+    try:
+        raise result[1]
+    finally:
+        del result  # as in Agreement: what is raised keeps this frame
+
+
+def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
+    memory = bytearray(mine if group.rank == root else length)
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    group._core.broadcast(address=address, bytes=length, root=root)
+    return memory
+
+
+def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
+    """Of all ranks' numbers: one of them where all are the same, none where nobody has any. NaN where one is not finite. All
+    ranks call it together."""
+    words = [0] * (3 * group.size)  # whether there are any, and the two, as their bits
+    if mine:
+        ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
+        words[group.rank :: group.size] = [1, *struct.unpack("qq", struct.pack("dd", *ends))]
+    words = group.all_reduce(words)
+    there = [words[rank :: group.size][1:] for rank in range(group.size) if words[rank]]
+    numbers = {number for bits in there for number in struct.unpack("dd", struct.pack("qq", *bits))}
+    if any(map(math.isnan, numbers)):
+        return [math.nan]
+    return sorted({min(numbers), max(numbers)}) if numbers else []
+
+
+def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
+    """Over ranks, which call it together; or it itself, where there is nobody to share with."""
+    if group is None:
+        return mine
+    total = torch.empty_like(mine)
+    group._core.sum(mine.data_ptr(), into=total.data_ptr(), count=mine.numel())
+    return total
+
+
+def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
+    """Called on every rank when it has the memory for what is to be done, or has failed to get it: where one has failed,
+    nothing is done on any."""
+
+    def agree(failed: bool) -> None:
+        words = [int(failed and rank == group.rank) for rank in range(group.size)]
+        others = [str(rank) for rank, count in enumerate(group.all_reduce(words)) if count and rank != group.rank]
+        if others and not failed:
+            problem = _core.Problem(
+                what=f"other ranks had no memory for {what}, so that it was not done here either",
+                where=f"rank {', '.join(others)}",
+                remedy="Free memory there, and call it again on all ranks.",
+            )
+            fail("peer_failed", problem)
+
+    return agree
+
+
+def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -> None:
+    """All ranks begin with rank 0's. All ranks call it together."""
+    if group.size == 1:
+        return
+    with torch.no_grad():
+        for parameter in parameters:
+            values = parameter.detach().to("cpu", copy=True).contiguous()
+            group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=0)
+            parameter.copy_(values)

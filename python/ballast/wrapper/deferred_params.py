@@ -1,0 +1,284 @@
+"""Parameters whose numbers are made or read when training begins, piece by piece, where each piece is going to be."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn, Protocol
+
+import torch
+
+from ballast._torch_compat import swap_tensors_in_place
+from ballast.checks import refuse, refuse_order
+from ballast.connecting import Group
+from ballast.wrapper.casting import require_no_cast
+from ballast.wrapper.deferred_init import history_of, inputs_from_outside, values_of
+from ballast.wrapper.managed_parameter import (
+    ManagedParameter,
+    Recorded,
+    Unknown,
+    managed,
+    owner_of,
+)
+from ballast.wrapper.memory import return_freed_memory, tensor_at
+from ballast.wrapper.parameter_state import ParameterState
+from ballast.wrapper.safetensors_reader import StoredTensor
+from ballast.wrapper.ungathered import nothing_like
+from ballast.wrapper.unwrap import named_buffers, named_parameters
+
+
+class Beginner(Protocol):
+    """What begins a training."""
+
+    @property
+    def group(self) -> Group: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def names(self) -> dict[int, str]: ...
+    def partition(self) -> object: ...
+
+
+class DeferredParameters:
+    """The owner of parameters until training begins: of those without memory, and between two plans."""
+
+    def __init__(self, beginner: weakref.ref[Beginner]):
+        self._beginner = beginner
+
+    def _live(self) -> Beginner:
+        beginner = self._beginner()
+        if beginner is None or beginner.is_closed:
+            refuse("a parameter was used that has no numbers yet, and its optimizer is gone or closed")
+        return beginner
+
+    @property
+    def group(self) -> Group:
+        return self._live().group
+
+    @property
+    def is_gone(self) -> bool:
+        beginner = self._beginner()
+        return beginner is None or beginner.is_closed
+
+    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> NoReturn:
+        name = self._live().names()[id(parameters[0])]
+        require_no_cast(operation, name, why="its values are made when training begins")
+        refuse_order(
+            "a parameter was used that has no numbers yet",
+            where=f"parameter {name}",
+            needed="a call of the model, or with ballast.gather(model): ...",
+        )
+
+    def begin(self) -> None:
+        """Make or read the values, and partition them with all others. All ranks do this together."""
+        self._live().partition()
+
+    def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> NoReturn:
+        """Refuse: they have an owner that gathers them after begin()."""
+        self.using(parameters, "gather")
+
+    def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
+        for parameter, stored in values.items():
+            begin_with_file(parameter, stored)
+
+
+def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None:
+    """Read the parameter from a file when training begins, whether it is wrapped already or not."""
+    (managed(parameter) or ManagedParameter(parameter, ParameterState.DEFERRED)).begin_with(stored)
+
+
+def suspend(parameter: torch.nn.Parameter, waiting: DeferredParameters) -> None:
+    """Let it be PENDING: it is in no plan any more, and the migration brings its values to the next one."""
+    (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(waiting)
+
+
+def lose(parameter: torch.nn.Parameter, waiting: DeferredParameters) -> None:
+    """The same, but nothing brings its values."""
+    suspend(parameter, waiting)
+    drop(parameter)
+
+
+def drop(parameter: torch.nn.Parameter) -> None:
+    """Nothing brings the values of a parameter that is PENDING."""
+    found = managed(parameter)
+    assert found is not None
+    found.drop()
+
+
+def drop_pending(model: torch.nn.Module, waiting: DeferredParameters) -> None:
+    """The training ends: nothing brings what is pending."""
+    for parameter in model.parameters():
+        if is_pending(parameter) and owner_of(parameter) is waiting:
+            drop(parameter)
+
+
+def is_pending(parameter: torch.Tensor) -> bool:
+    """Return whether something brings its values, and nothing else was said of it since."""
+    found = managed(parameter)
+    return found is not None and found.state is ParameterState.PENDING
+
+
+def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Training can begin without values of these: a checkpoint brings them."""
+    for parameter in parameters:
+        found = managed(parameter)
+        if found is not None and found.lacks_values:
+            found.expect()
+
+
+def expect_buffers(model: torch.nn.Module) -> None:
+    """Those without numbers get memory, which a checkpoint fills: each rank has them whole."""
+    made: dict[int, torch.Tensor] = {}  # by id of the one on the meta device, which several modules may share
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                memory = torch.empty_like(buffer, device=device_of(buffer))
+                module._buffers[name] = made.setdefault(id(buffer), memory)
+
+
+def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> None:
+    """Refuses a buffer that has no numbers, and gets none of a checkpoint's, which brings those of `coming`."""
+    brought = {id(buffer) for buffer in coming}
+    for name, buffer in named_buffers(model):
+        if buffer.is_meta and id(buffer) not in brought:
+            refuse(
+                "a model has a buffer on the meta device, whose numbers are computed, and not saved",
+                where=name,
+                needed="the model constructed in ballast.deferred(), by which ballast.wrap(optimizer, model) makes them",
+            )
+
+
+def defer(
+    model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: DeferredParameters
+) -> None:
+    """Let parameters without memory be owned by `waiting`. All ranks do this together."""
+    known = _all_of(model, trained)
+    for parameter in known:
+        found = managed(parameter)
+        if found is not None and found.is_without_values and found.owner is not None and found.owner.is_gone:
+            found.owner = waiting
+    deferred = {id(parameter): parameter for parameter in known if parameter.is_meta}
+    if not deferred:
+        return
+    if model is None:
+        refuse("parameters on the meta device were wrapped without a model", needed="ballast.wrap(optimizer, model)")
+    if group.size > 1:
+        agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if each.is_meta)])
+    make_buffers(model)
+    for parameter in deferred.values():
+        _leave_meta_device(parameter, waiting)
+
+
+def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], waiting: DeferredParameters) -> None:
+    """Undo defer(): parameters are on the meta device again, and remember how their values are made."""
+    for parameter in _all_of(model, trained):
+        found = managed(parameter)
+        if found is None or found.owner is not waiting:
+            continue
+        initial = found.initial
+        meta = initial.tensor if isinstance(initial, Recorded) else torch.empty_like(parameter, device="meta")
+        found.release()
+        swap_tensors_in_place(parameter, torch.nn.Parameter(meta, parameter.requires_grad))
+        if isinstance(initial, StoredTensor):
+            begin_with_file(parameter, initial)
+
+
+def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    of_model = [] if model is None else [*model.parameters()]
+    return list({id(parameter): parameter for parameter in (*of_model, *trained)}.values())
+
+
+def refuse_to_begin(name: str) -> NoReturn:
+    refuse_order(
+        "training was to begin with a parameter or a buffer on the meta device, which has no numbers",
+        where=name,
+        needed="ballast.load(model, files), ballast.load_checkpoint(), or the model constructed in ballast.deferred()",
+    )
+
+
+def _leave_meta_device(parameter: torch.nn.Parameter, waiting: DeferredParameters) -> None:
+    """It has its shape and no memory on the device where its values are going to be. It stays the same object."""
+    meta = parameter.data
+    stand_in = torch.nn.Parameter(nothing_like(parameter, device_of(parameter)), parameter.requires_grad)
+    swap_tensors_in_place(parameter, stand_in)
+    found = managed(parameter)  # with files, if ballast.load() came before
+    if found is None:
+        initial = Unknown() if history_of(meta) is None else Recorded(meta)
+        found = ManagedParameter(parameter, ParameterState.DEFERRED, initial=initial)
+    found.defer(waiting)
+
+
+def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
+    """In torch's memory: parameters that are not trained, where those are kept whole. Buffers have to be there."""
+    others = {id(parameter) for parameter in partitioned}
+    for name, buffer in named_buffers(model):
+        if buffer.is_meta:
+            refuse_to_begin(name)
+    for name, parameter in named_parameters(model):
+        found = managed(parameter)
+        if id(parameter) in others or found is None or not found.is_without_values:
+            continue
+        if found.lacks_values:
+            refuse_to_begin(name)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
+        InitialValueReader().read(parameter, 0, whole.numel(), whole.data_ptr())
+        found.release(whole.to(parameter.device))
+
+
+def device_of(deferred: torch.Tensor) -> torch.device:
+    """Where its numbers are going to be: if nobody has said it, on the GPU that there is."""
+    history = history_of(deferred)
+    if history is not None:
+        return history.device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
+    """All ranks make rank 0's numbers, together."""
+    outside = inputs_from_outside(list(tensors))
+    flat = [each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in outside]
+    everything = torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
+    bytes_of_ranks = group.all_reduce([len(everything) * (rank == group.rank) for rank in range(group.size)])
+    if len(set(bytes_of_ranks)) > 1:
+        refuse(
+            "ranks have constructed a model in different ways",
+            where=f"rank {group.rank}",
+            needed="the same numbers in the same order, such as torch.manual_seed() with one seed on all ranks",
+        )
+    group._core.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
+    for mine, agreed in zip(outside, everything.split([len(each) for each in flat])):
+        mine.copy_(agreed.clone().view(mine.dtype).view(mine.shape))
+
+
+def make_buffers(model: torch.nn.Module) -> None:
+    """They are not partitioned: each rank has them whole."""
+    made: dict[int, torch.Tensor] = {}  # by id of the deferred one, which several modules may share
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and history_of(buffer) is not None:
+                module._buffers[name] = made.setdefault(id(buffer), values_of(buffer))
+
+
+class InitialValueReader:
+    """Of parameters, piece by piece. Those that have to be made are made one at a time, and last until the next one."""
+
+    def __init__(self) -> None:
+        self._parameter: torch.Tensor | None = None
+        self._numbers = torch.empty(0)
+
+    def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
+        """Elements, to this address in host memory."""
+        found = managed(parameter)
+        initial = None if found is None else found.initial
+        if isinstance(initial, StoredTensor):
+            initial.read(first, count, into)
+            return
+        if is_pending(parameter):
+            tensor_at(into, count, parameter.dtype).zero_()
+            return
+        if self._parameter is not parameter:
+            self._numbers = torch.empty(0)  # the last one goes before the next one comes
+            return_freed_memory()
+            there = parameter.detach() if not isinstance(initial, Recorded) else values_of(initial.tensor)
+            self._numbers = there.reshape(-1)
+            self._parameter = parameter
+        tensor_at(into, count, parameter.dtype).copy_(self._numbers[first : first + count])
