@@ -32,7 +32,7 @@ class Adopting:
         self._moments = {kind.name: name for kind, name in session.names_of_moments()}
         self._now: tuple[str, dict[str, torch.Tensor]] = ("", {})
         with self._together.attempt():
-            session.require_put_away("a checkpoint was to be loaded")
+            session.require_put_away("cannot load a checkpoint")
             if session.has_own_step:
                 refuse(
                     f"another program's checkpoint was loaded into {type(session.optimizer).__name__}, whose state is its own",

@@ -66,7 +66,7 @@ class Loading:
         self._names = parameter_names(model, session)
         self._buffers = buffers_by_name(model)
         with self._together.attempt():
-            session.require_put_away("a checkpoint was to be loaded")
+            session.require_put_away("cannot load a checkpoint")
             require_all_partitioned(session, self._names)
             self._checkpoint = manifest.parse(directory, text)
             use_own_names(self._checkpoint, {**self._parameters, **self._buffers})

@@ -54,7 +54,7 @@ class Saving:
         self._session = session
         self._group = session.group
         self._partition = session.partition_now()
-        self._partition.require_not_updated("a model was saved")
+        self._partition.require_not_updated("cannot save the model")
         self._names = parameter_names(model, session)
         self._together = Agreement(self._group, SAVING)
         with self._together.attempt():

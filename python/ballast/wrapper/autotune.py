@@ -146,7 +146,7 @@ class Search:
         ]
         room = by_tier({tier: size for tier, size in self._has.items() if size > 0})
         forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
-        return f"chosen for {room} of a rank: {'; '.join([chosen.in_words(), forecast, *others])}"
+        return f"chosen for {room} of each rank: {'; '.join([chosen.in_words(), forecast, *others])}"
 
     def refuse(self, way: Configuration) -> NoReturn:
         options = self._options
@@ -158,8 +158,8 @@ class Search:
         if not options.directories:
             may.append('a drive, with offload="auto:DIRECTORY"')
         problem = _core.Problem(
-            what="what each rank would keep does not fit" + (", wherever it is put" if options.chooses else ""),
-            where=way.in_words() + (", which lacks least" if options.chooses else ""),
+            what=f"cannot begin to train: {'every plan' if options.chooses else 'this plan'} needs more memory than a rank has",
+            where=way.in_words() + (", which lacks the least" if options.chooses else ""),
             needed=by_tier({tier: way.needs[tier] for tier in self._has}),
             available=by_tier(self._has),
             remedy="Any of these may do: " + "; ".join([*may, "a smaller state_format=", "more ranks"]) + ".",

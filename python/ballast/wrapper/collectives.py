@@ -86,7 +86,7 @@ def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
         others = [str(rank) for rank, count in enumerate(group.all_reduce(words)) if count and rank != group.rank]
         if others and not failed:
             problem = _core.Problem(
-                what=f"other ranks had no memory for {what}, so that it was not done here either",
+                what=f"cannot complete {what}: other ranks have no memory for it, so it is not done here either",
                 where=f"rank {', '.join(others)}",
                 remedy="Free memory there, and call it again on all ranks.",
             )

@@ -154,9 +154,9 @@ def shard_of_value(member: Member, part: Part, value: Any) -> Any:
         return value.reshape(-1)[first:][:count].clone().view(shape_of(member, count))
     if value.numel() not in (1, count):
         refuse(
-            f"state of {value.numel()} elements was loaded",
+            f"cannot load state of {value.numel()} elements: the parameter has another size",
             where=f"parameter {member.name}",
-            needed=f"{tuple(member.parameter.shape)}, or this rank's part of {count} elements",
+            needed=f"{tuple(member.parameter.shape)}, or this rank's shard of {count} elements",
         )
     return value.clone()
 

@@ -233,7 +233,7 @@ def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
         return made
     history: History | None = getattr(seen.storage, "ballast_history", None)
     if history is None:
-        refuse("numbers were asked for that a tensor on the meta device has not", needed="ballast.deferred()")
+        refuse("cannot make the values of a tensor on the meta device: nothing has recorded how", needed="ballast.deferred()")
     made = _tensors_in(history.made_by.run(being_made))[history.output].untyped_storage()
     for number, write in enumerate(history.writes[: seen.writes]):
         write.run({**being_made, address: (made, number)})

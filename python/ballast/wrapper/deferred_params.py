@@ -47,7 +47,7 @@ class DeferredParameters:
     def _live(self) -> Beginner:
         beginner = self._beginner()
         if beginner is None or beginner.is_closed:
-            refuse("a parameter was used that has no numbers yet, and its optimizer is gone or closed")
+            refuse("cannot use a parameter: it has no values yet, and its optimizer is gone or closed")
         return beginner
 
     @property
@@ -63,7 +63,7 @@ class DeferredParameters:
         name = self._live().names()[id(parameters[0])]
         require_no_cast(operation, name, why="its values are made when training begins")
         refuse_order(
-            "a parameter was used that has no numbers yet",
+            "cannot use a parameter: it has no values yet",
             where=f"parameter {name}",
             needed="a call of the model, or with ballast.gather(model): ...",
         )
@@ -141,9 +141,9 @@ def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> 
     for name, buffer in named_buffers(model):
         if buffer.is_meta and id(buffer) not in brought:
             refuse(
-                "a model has a buffer on the meta device, whose numbers are computed, and not saved",
+                "cannot load a model with a buffer on the meta device: its values are computed, and not saved",
                 where=name,
-                needed="the model constructed in ballast.deferred(), by which ballast.wrap(optimizer, model) makes them",
+                needed="the model constructed in ballast.deferred(): then ballast.wrap(optimizer, model) makes them",
             )
 
 
@@ -160,7 +160,7 @@ def defer(
     if not deferred:
         return
     if model is None:
-        refuse("parameters on the meta device were wrapped without a model", needed="ballast.wrap(optimizer, model)")
+        refuse("cannot wrap parameters on the meta device without a model", needed="ballast.wrap(optimizer, model)")
     if group.size > 1:
         agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if each.is_meta)])
     make_buffers(model)
@@ -189,7 +189,7 @@ def _all_of(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter]
 
 def refuse_to_begin(name: str) -> NoReturn:
     refuse_order(
-        "training was to begin with a parameter or a buffer on the meta device, which has no numbers",
+        "cannot begin to train: a parameter or a buffer is on the meta device, and has no values",
         where=name,
         needed="ballast.load(model, files), ballast.load_checkpoint(), or the model constructed in ballast.deferred()",
     )
@@ -240,9 +240,9 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
     bytes_of_ranks = group.all_reduce([len(everything) * (rank == group.rank) for rank in range(group.size)])
     if len(set(bytes_of_ranks)) > 1:
         refuse(
-            "ranks have constructed a model in different ways",
+            "cannot make initial values: ranks have constructed the model in different ways",
             where=f"rank {group.rank}",
-            needed="the same numbers in the same order, such as torch.manual_seed() with one seed on all ranks",
+            needed="the same tensors in the same order, such as torch.manual_seed() with one seed on all ranks",
         )
     group._core.broadcast(address=everything.data_ptr(), bytes=everything.nbytes, root=0)
     for mine, agreed in zip(outside, everything.split([len(each) for each in flat])):

@@ -69,7 +69,7 @@ class GatherBlocks:
             return True
         if not has_failed:
             ranks = ", ".join(str(rank) for rank, count in enumerate(failed) if count)
-            what = "a block of ballast.gather() failed on other ranks: what was written in it is not kept"
+            what = "cannot keep writes of a block of ballast.gather(): the block failed on other ranks"
             fail("peer_failed", _core.Problem(what=what, where=f"rank {ranks}"))
         return False
 

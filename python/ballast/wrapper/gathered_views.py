@@ -30,8 +30,8 @@ class GatheredViews:
                 continue
             said.add(member)
             log.warning(
-                "a view of parameter %s is still there while its module's numbers are put away: used from now on it has those "
-                "of other modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
+                "a view of parameter %s is still there after its module was released: from now on it shows the values of other "
+                "modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
                 member.name,
             )
 

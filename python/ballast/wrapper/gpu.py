@@ -16,9 +16,9 @@ def stream_on(gpu: int | None) -> int:
         return 0
     if torch.cuda.current_device() != gpu:
         refuse(
-            f"the model is on cuda:{gpu}, and cuda:{torch.cuda.current_device()} is what this process works on",
+            f"cannot train on cuda:{gpu}: this process works on cuda:{torch.cuda.current_device()}",
             needed="one GPU for both",
-            remedy=f"torch.cuda.set_device({gpu}), at the program's beginning",
+            remedy=f"torch.cuda.set_device({gpu}), at the beginning of the program",
         )
     return current_stream(gpu)
 
@@ -32,7 +32,7 @@ def require_stream(gpu: int | None, stream: int) -> None:
     """What is done to parameters and gradients is ordered with work in this stream of torch's, and in no other."""
     if current_stream(gpu) != stream:
         refuse_order(
-            "a model was used in another CUDA stream than the one that its training began in",
+            "cannot use the model in this CUDA stream: its training began in another CUDA stream",
             needed="one stream for all steps and evaluations: all of them inside of `with torch.cuda.stream(...)`, or none",
         )
 

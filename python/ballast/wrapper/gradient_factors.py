@@ -41,7 +41,7 @@ class GradientFactors:
             fail(
                 "unsupported",
                 _core.Problem(
-                    what="gradients were scaled or clipped by different factors",
+                    what="cannot make a step: gradients were scaled or clipped by different factors",
                     where=self._where_they_differ(mine, taken),
                     needed="all of the optimizer's parameters, on all ranks, clipped together by one factor",
                     available=", ".join(map(str, factors)),

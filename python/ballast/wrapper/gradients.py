@@ -75,7 +75,7 @@ class TakenGradient(torch.Tensor):
     def receive(self, gradient: torch.Tensor) -> None:
         if self.spent:
             refuse_order(
-                "gradients were computed before those of the last step were cleared",
+                "cannot add gradients: those of the last step have not been cleared",
                 where=f"parameter {self.taker.name_of(self.member)}",
                 needed="optimizer.zero_grad() after each step",
             )
@@ -89,11 +89,11 @@ def refuse(func: Any, args: Sequence[Any]) -> NoReturn:
     fail(
         "unsupported",
         _core.Problem(
-            what=f"{func} was asked for of a gradient that is partitioned over ranks by now",
+            what=f"cannot compute {func} of a gradient: it is partitioned over ranks",
             where=f"parameter {taken.taker.name_of(taken.member)}",
             needed="norms, clipping by norm, or scaling",
             remedy="Look at gradients in a hook of the parameter, before they are taken. If this is DistributedDataParallel: "
-            "leave it away, or name the model, wrap(optimizer, model).",
+            "leave it out, or name the model, wrap(optimizer, model).",
         ),
     )
 

@@ -82,7 +82,7 @@ class ManagedParameter:
 
     def __reduce__(self) -> NoReturn:
         refuse_order(
-            "a parameter was pickled whose numbers are partitioned over ranks",
+            "cannot pickle a parameter: its values are partitioned over ranks",
             needed="model.state_dict(), inside of `with ballast.gather(model)`; or ballast.export(), or ballast.save()",
         )
 

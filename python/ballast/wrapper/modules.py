@@ -31,7 +31,7 @@ def outside_of(units: Iterable[UnitOfMembers], members: Iterable[Member]) -> set
 
 def refuse_outside(name: str) -> NoReturn:
     refuse(
-        "a parameter was used that no module of the model had when others were partitioned, by modules in stage 3",
+        "cannot train a parameter: no module of the model had it when stage 3 partitioned the others by modules",
         where=f"parameter {name}",
         needed="a model that has it; or stage=2",
     )

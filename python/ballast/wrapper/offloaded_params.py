@@ -41,12 +41,12 @@ class OffloadedParameters:
     def _refuse(self, name: str) -> NoReturn:
         if self.is_gone:
             refuse_order(
-                "a parameter was used whose optimizer has gone while it was off the device",
+                "cannot use a parameter: its optimizer has gone while it was off the device",
                 where=f"parameter {name}",
                 needed="optimizer.close() on all ranks, before it is deleted",
             )
         refuse_order(
-            "a parameter was used while its training is off the device",
+            "cannot use a parameter: its training is off the device",
             where=f"parameter {name}",
             needed="optimizer.reload(), on all ranks; or optimizer.offload(parameters=False) before",
         )

@@ -162,18 +162,18 @@ class WrappedOptimizer(Optimizer):
             self.state.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        _refuse_copy("copied")
+        _refuse_copy("copy")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        _refuse_copy("pickled")
+        _refuse_copy("pickle")
 
 
 def _refuse_copy(what: str) -> NoReturn:
     fail(
         "unsupported",
         _core.Problem(
-            what=f"a wrapped optimizer was to be {what}",
-            needed="its state_dict(), which can be",
+            what=f"cannot {what} a wrapped optimizer: Ballast keeps its state",
+            needed="its state_dict()",
             remedy="Copy the model, make an optimizer for the copy, wrap that, and load the state_dict() into it.",
         ),
     )

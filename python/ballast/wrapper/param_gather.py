@@ -63,7 +63,7 @@ class ParamGather:
         if not self._saved.is_in_call and not all(self.units.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
-                "a parameter was used while its numbers are partitioned over ranks",
+                "cannot use a parameter: its values are partitioned over ranks",
                 where=f"parameter {members[0].name}",
                 needed="with ballast.gather(model): ...",
             )
@@ -145,15 +145,15 @@ class ParamGather:
     def require_offloadable(self, parameters: bool) -> None:
         if not parameters:
             refuse(
-                "parameters were to stay on the device, in stage 3",
-                needed="offload() of all, or a stage below 3: memory that parameters are gathered into goes too",
+                "cannot leave parameters on the device: stage 3 gathers them into memory that goes too",
+                needed="offload() of all, or a stage below 3",
             )
 
     def require_put_away(self, what: str) -> None:
         """Nothing is in torch's memory for a while."""
         if self.units.full:
             refuse_order(
-                f"{what} while parameters are gathered",
+                f"{what}: parameters are gathered",
                 where=f"parameter {self.units.units[min(self.units.full)].members[0].name}",
                 needed="the same outside of `with ballast.gather(...)`",
             )

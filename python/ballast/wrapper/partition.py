@@ -74,7 +74,7 @@ class Partition(ShardedState):
     def require_not_updated(self, what: str) -> None:
         """What is being done must not be, between updates of a backward pass and their step."""
         if self._may_update:
-            self._fail_as_updated(f"{what} between its backward pass and the step", "step() after each backward pass")
+            self._fail_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
 
     def begin_call(self, module: torch.nn.Module) -> None:
         """It is being called, and the residence has not seen it begin."""
@@ -103,7 +103,7 @@ class Partition(ShardedState):
             if begun > 0:
                 self.step(discard=not self._updates_in_backward)
         except FailureError as error:  # what this rank has is given back all the same
-            log.warning("a training was released after it had failed: %s", error)
+            log.warning("the training had failed before it was released: %s", error)
 
     # --- Gradients ---
 
@@ -243,14 +243,14 @@ class Partition(ShardedState):
 
     def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
         if discard:
-            self._fail_as_updated("gradients were to be discarded", "a step after each backward pass")
+            self._fail_as_updated("cannot discard gradients", "a step after each backward pass")
         if loss_scale != 1.0:
-            self._fail_as_updated(f"gradients had been scaled by {loss_scale}", "a loss that is not scaled")
+            self._fail_as_updated(f"cannot use gradients that were scaled by {loss_scale}", "a loss that is not scaled")
         return self._core.step_as_prepared()
 
     def _fail_as_updated(self, what: str, needed: str) -> NoReturn:
         refuse_order(
-            f"{what}, and parameters have been updated in the backward pass",
+            f"{what}: parameters have been updated in the backward pass",
             needed=needed,
             remedy="Leave update_in_backward out of ballast.wrap().",
         )
@@ -276,7 +276,7 @@ class Partition(ShardedState):
         cleared = [number for number, gradient in gradients.items() if not isinstance(gradient, TakenGradient)]
         if len(cleared) < len(self._taken) and cleared:
             refuse(
-                "some gradients were cleared, and others were not",
+                "cannot make a step: some gradients were cleared, and others were not",
                 where=f"parameter {self.name_of(cleared[0])}",
                 needed="optimizer.zero_grad(), or model.zero_grad(), of all parameters",
             )
@@ -288,7 +288,7 @@ class Partition(ShardedState):
 
     def leave_device(self, parameters: bool) -> None:
         require_stream(self._gpu, self._stream)  # before writes are taken over
-        self.require_not_updated("the optimizer was to be offloaded")
+        self.require_not_updated("cannot offload the optimizer")
         self._discard_what_was_cleared()
         writes = self._residence.writes()
         written, pending = self._group.all_reduce([len(writes), len(self._taken)])
@@ -296,7 +296,7 @@ class Partition(ShardedState):
             self._take_over(writes)
         if pending > 0:
             refuse_order(
-                "the optimizer was to be offloaded between a backward pass and the step",
+                "cannot offload the optimizer between a backward pass and its step: it has gradients",
                 needed="step() or zero_grad() before offload()",
             )
         self._copies.forget_views()

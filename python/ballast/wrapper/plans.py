@@ -101,7 +101,7 @@ class Plans:
         self.state.loaded = None
         self.state.begin(partition, state)
         if self.planner.ranks.of_data.rank == 0:
-            log.info("what each rank keeps:\n%s", partition.ledger(self.custom_state()))
+            log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))
         return partition
 
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
@@ -133,7 +133,7 @@ class Plans:
     def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
         """For the next partition, so that nothing is gathered."""
         assert self.current is not None
-        self.current.require_put_away("other parameters were to be trained, or with other state,")
+        self.current.require_put_away("cannot train other parameters, or with other state")
         self.current.end_step()
         awaited = None if self.planner.options.keeps_parameters_whole else self._waiting
         self._own_parts = StateMigration(self.current, moments, awaited)
@@ -178,7 +178,7 @@ class Plans:
 
     def reload(self) -> None:
         if self.current is None or not self.is_away:
-            refuse_order("a training was to be reloaded that is on its device", needed="offload() before")
+            refuse_order("cannot reload: the training is already on its device", needed="offload() before")
         self.current.return_to_device()
         self.is_away = False
 

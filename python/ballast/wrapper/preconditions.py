@@ -33,16 +33,16 @@ def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor
     name = of_others()
     if name is not None:
         refuse(
-            "a model was given to ballast.wrap() that another wrapped optimizer trains",
+            "cannot wrap the optimizer: another wrapped optimizer trains its model",
             where=f"parameter {name}",
             needed="one wrapped optimizer for all of a model's parameters in stage 3, and for each of them below",
-            remedy="close() of the other one before; or one optimizer with parameter groups.",
+            remedy="Call close() of the other one before; or one optimizer with parameter groups.",
         )
 
 
 def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
     if model is None:
-        refuse("stage 3 was asked for without a model", needed="ballast.wrap(optimizer, model, stage=3)")
+        refuse("cannot train in stage 3 without a model", needed="ballast.wrap(optimizer, model, stage=3)")
     return model
 
 
@@ -58,19 +58,19 @@ def require_open(what: str, *, is_closed: bool) -> None:
         refuse_order(
             f"cannot {what}: the optimizer is closed, and its state is gone",
             needed="a new optimizer for the same parameters, and ballast.wrap() of that one",
-            remedy="ballast.save() before close(), and ballast.load_checkpoint() into the new one, keep the state.",
+            remedy="To keep the state, call ballast.save() before close(), and ballast.load_checkpoint() into the new one.",
         )
 
 
 def require_here(is_away: bool) -> None:
     if is_away:
-        refuse_order("a training was used that is off its device", needed="optimizer.reload(), on all ranks")
+        refuse_order("cannot use the training: it is off its device", needed="optimizer.reload(), on all ranks")
 
 
 def require_loaded(is_whole: bool) -> None:
     if not is_whole:
         refuse_order(
-            "a training was to go on after a checkpoint was loaded in part",
+            "cannot continue to train: a checkpoint was loaded in part",
             needed="ballast.load_checkpoint() of one that can be read",
         )
 
@@ -79,7 +79,7 @@ def require_same_run(run: str, is_same: bool) -> None:
     """What is kept under a name is of the parameters that were trained when it began."""
     if run and not is_same:
         refuse_order(
-            f'other parameters were to be trained in the run "{run}" than those that it began with',
+            f'cannot train other parameters in the run "{run}": it began with others',
             needed="the same ones, frozen and thawed as they were",
-            remedy="ballast.save() before they change; then wrap() under another name, or without run=, and load_checkpoint().",
+            remedy="Call ballast.save() before they change; wrap() with another run= or none; and load_checkpoint().",
         )

@@ -43,13 +43,13 @@ def connect_groups(
     repeated = frozenset(id(parameter) for parameter in replicated)
     if norm_group is None:
         if repeated:
-            refuse("replicated parameters were named without the ranks that have them", needed="norm_group")
+            refuse("cannot use replicated parameters without the ranks that have them", needed="norm_group")
         return ProcessGroups(group_of(process_group, options.timeout), None, repeated)
     ranks_of = torch.distributed.get_process_group_ranks
     both = set(ranks_of(process_group)) & set(ranks_of(norm_group))  # None are all ranks
     if len(both) > 1:
         refuse(
-            f"ranks {sorted(both)} are in process_group, and in norm_group too",
+            f"cannot use process_group and norm_group together: ranks {sorted(both)} are in both",
             needed="ranks with other data in process_group, and those with other parts of the model in norm_group",
         )
     of_data = group_of(process_group, options.timeout)
@@ -61,12 +61,13 @@ def group_of(process_group: Any, timeout: float | None) -> Group:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         if process_group is not None:
-            refuse("a process_group was given before torch.distributed", needed="torch.distributed.init_process_group()")
+            needed = "torch.distributed.init_process_group()"
+            refuse("cannot use process_group: torch.distributed is not initialized", needed=needed)
         return connect(timeout=timeout)
     ranks = distributed.group.WORLD if process_group is None else process_group
     rank, size = distributed.get_rank(ranks), distributed.get_world_size(ranks)
     if rank < 0:
-        refuse("this process is not in the process_group that was given")
+        refuse("cannot use process_group: this process is not in it")
     if size == 1:
         return connect(rank=0, size=1, timeout=timeout)
     store = default_store()

@@ -49,22 +49,22 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
     """Refuses an optimizer whose own step cannot run on parts of parameters."""
     kind = type(optimizer)
     reason = next((WHOLE[base.__name__] for base in kind.__mro__ if base.__name__ in WHOLE), "")
-    what = f"the optimizer {kind.__module__}.{kind.__qualname__} was wrapped"
+    what = f"cannot wrap the optimizer {kind.__module__}.{kind.__qualname__}"
     if reason:
         fail(
             "unsupported",
             _core.Problem(
                 what=f"{what}: {reason}",
-                needed="one whose step does the same to each element, such as AdamW: ranks have parts of parameters",
+                needed="one whose step does the same to each element, such as AdamW: ranks have shards of parameters",
             ),
         )
     if kind not in ELEMENTWISE and not declared:
         fail(
             "unsupported",
             _core.Problem(
-                what=what,
+                what=f"{what}: its step may need whole parameters, and ranks have shards of them",
                 needed="elementwise=True, if its step does the same to each element, whatever the others are",
-                remedy="Its step then runs on this rank's part of each parameter. Where it takes norms or sums of a whole "
+                remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a whole "
                 "parameter, that is wrong: use an optimizer of torch.optim.",
             ),
         )

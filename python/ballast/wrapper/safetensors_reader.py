@@ -35,7 +35,7 @@ class OpenFile:
         while into:
             count = os.preadv(self._file.fileno(), [into], begin)
             if count == 0:
-                refuse(f"{self.path.name} has become shorter since it was opened", where=str(self.path))
+                refuse(f"cannot read {self.path.name}: it has become shorter since it was opened", where=str(self.path))
             into, begin = into[count:], begin + count
 
 
@@ -66,7 +66,7 @@ def tensors_in(files: Files) -> dict[str, StoredTensor]:
         for name, tensor in _header(OpenFile(path)).items():
             if name in found:
                 refuse(
-                    f'"{name}" is in more than one file',
+                    f'cannot read "{name}": it is in more than one file',
                     where=f"{found[name].file.path} and {path}",
                     needed="the files of one checkpoint",
                 )
@@ -107,12 +107,16 @@ def _header(file: OpenFile) -> dict[str, StoredTensor]:
     except Error:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-        refuse(f"{file.path} is no safetensors file", needed="a header in JSON after 8 bytes with its length")
+        refuse(f"cannot read {file.path}: it is no safetensors file", needed="a header in JSON after 8 bytes with its length")
 
 
 def _entry(file: OpenFile, data: int, name: str, entry: dict[str, Any]) -> StoredTensor:
     if entry["dtype"] not in DTYPES:
-        refuse(f"a tensor holds {entry['dtype']}", where=f"{name} in {file.path}", needed=f"one of {', '.join(DTYPES)}")
+        refuse(
+            f"cannot read a tensor that holds {entry['dtype']}",
+            where=f"{name} in {file.path}",
+            needed=f"one of {', '.join(DTYPES)}",
+        )
     begin, end = (data + int(offset) for offset in entry["data_offsets"])
     stored = StoredTensor(file, begin, getattr(torch, DTYPES[entry["dtype"]]), tuple(int(size) for size in entry["shape"]))
     if begin < data or end - begin != math.prod(stored.shape) * stored.dtype.itemsize:
@@ -124,7 +128,7 @@ def _require_complete(name: str, stored: StoredTensor) -> None:
     end = stored.begin + math.prod(stored.shape) * stored.dtype.itemsize
     if end > stored.file.bytes:
         refuse(
-            f"{stored.file.path.name} is cut off",
+            f"cannot read {stored.file.path.name}: it is cut off",
             where=f"{name} in {stored.file.path}",
             needed=f"{end} bytes",
             available=f"{stored.file.bytes} bytes",

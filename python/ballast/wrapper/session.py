@@ -122,7 +122,7 @@ class Session:
             plans.of_this_step = None  # no gradient came of the calls before, such as an evaluation's
         known = None if plans.current is None else weakref.ref(plans.current)  # it may go, and its memory
         partition = plans.begin_step() if begins_step else plans.now()
-        partition.require_not_updated("a model was called")
+        partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this one
 
@@ -149,7 +149,8 @@ class Session:
     def step(self, loss_scale: float, found_inf: bool) -> None:
         plans = self.plans
         if plans.of_this_step is not None and plans.state.has_changed(plans.of_this_step):
-            refuse_order("optimizer.state was changed between a backward pass and its step", needed="the same after step()")
+            what = "cannot make a step: optimizer.state was changed between a backward pass and its step"
+            refuse_order(what, needed="the same after step()")
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf)
         plans.of_this_step = None
         if result is not None:
@@ -173,7 +174,7 @@ class Session:
         if os.getpid() != self._process:  # a fork has none of the threads
             return
         if together and self.plans.current is not None:
-            self.plans.current.require_put_away("an optimizer was to be closed")
+            self.plans.current.require_put_away("cannot close the optimizer")
         self._hooks.remove()
         self.plans.close(together=together)
         self._ranks.leave()

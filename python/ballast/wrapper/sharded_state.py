@@ -73,7 +73,7 @@ class ShardedState:
         )
         self._pass_on_log()
         if self._core.unpinned_because:
-            log.warning("host memory could not be pinned, and is copied more slowly: %s", self._core.unpinned_because)
+            log.warning("host memory could not be pinned, so copies of it are slower: %s", self._core.unpinned_because)
         self._freed = 0  # units whose parameters torch has no memory for any more
         self._start()
         if self._gpu is None:
@@ -196,7 +196,7 @@ class ShardedState:
     def leave_device(self, parameters: bool) -> None:
         """Parameters too, or not. All ranks do this together."""
         self._residence.require_offloadable(parameters)
-        self.require_put_away("a training was to leave its device")
+        self.require_put_away("cannot offload the training")
         self._residence.release_unit()
         self._core.leave_device(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
         if parameters:

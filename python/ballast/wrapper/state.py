@@ -55,9 +55,9 @@ class LazyState(torch.Tensor):
             fail(
                 "unsupported",
                 _core.Problem(
-                    what=f"{func} would write to a copy of the optimizer's state",
+                    what=f"cannot change the optimizer's state with {func}: it would change a copy",
                     where=args[0].place,
-                    needed="optimizer.load_state_dict() to change it",
+                    needed="optimizer.load_state_dict()",
                 ),
             )
         plain = lambda each: each.read_there() if isinstance(each, LazyState) else each

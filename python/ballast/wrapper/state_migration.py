@@ -148,8 +148,8 @@ class StateMigration:
         partition any more is torch's again."""
         if self._is_torn:
             refuse_order(
-                "a training was to go on whose numbers were lost on the way from one plan to another",
-                needed="ballast.load_checkpoint(), after what had failed is mended",
+                "cannot continue to train: values were lost on the way from one plan to another",
+                needed="ballast.load_checkpoint(), after the cause of the failure is removed",
             )
         for taken in self._of.values():
             if self._is_written(taken):

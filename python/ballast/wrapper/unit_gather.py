@@ -83,13 +83,13 @@ class UnitGather:
     def require_there(self, member: Member) -> None:
         if self.is_gone:
             refuse_order(
-                "a parameter was used whose optimizer is gone, and whose numbers were partitioned over ranks",
+                "cannot use a parameter: its optimizer is gone, and its values were partitioned over ranks",
                 where=f"parameter {member.name}",
                 needed="optimizer.close() on all ranks, before it is deleted",
             )
         if self.is_over:
             refuse_order(
-                "a backward pass was to go on after the parameters were partitioned anew, or given back",
+                "cannot continue a backward pass: its parameters were partitioned anew or released",
                 where=f"parameter {member.name}",
                 needed="a forward pass after the optimizer was closed, or its state loaded",
             )

@@ -182,7 +182,7 @@ def require_known(parameter: torch.Tensor, name: str) -> None:
         fail(
             "unsupported",
             _core.Problem(
-                what=f"a parameter cannot be partitioned: {problem}",
+                what=f"cannot partition a parameter: {problem}",
                 where=f"parameter {name}",
                 needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
             ),

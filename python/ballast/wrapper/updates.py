@@ -86,7 +86,7 @@ class RuleUpdates:
             return None
         if len(missing) < len(partition.members) and partition.sharing is not None:
             refuse(
-                "the state of some parameters was taken out of optimizer.state, and ranks have parts of what is left",
+                "cannot take over optimizer.state: the state of some parameters was removed, and ranks have shards of the rest",
                 where=f"parameter {missing[0].name}",
                 needed="optimizer.state.clear(); or stage 0",
             )
@@ -161,9 +161,9 @@ def _whole_moment(partition: ShardedState, member: Member, value: torch.Tensor) 
     parts = partition.parts(member.parameter)
     if value.numel() != sum(count for _, count in parts):
         refuse(
-            f"state of {value.numel()} elements was loaded",
+            f"cannot load state of {value.numel()} elements: the parameter has another size",
             where=f"parameter {member.name}",
-            needed=f"{tuple(shape)}, or this rank's part of {sum(count for _, count in parts)} elements",
+            needed=f"{tuple(shape)}, or this rank's shard of {sum(count for _, count in parts)} elements",
         )
     whole = torch.zeros(shape, dtype=torch.float32)
     begin = 0

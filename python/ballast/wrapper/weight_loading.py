@@ -51,7 +51,7 @@ def require_known(stored: Iterable[str], known: list[str]) -> None:
     unknown = sorted(set(stored) - set(known))
     if unknown:
         refuse(
-            f"{len(unknown)} tensors of the files are not the model's, such as {unknown[0]}",
+            f"cannot load: {len(unknown)} tensors of the files are not in the model, such as {unknown[0]}",
             needed="the names of the model's parameters and buffers",
             remedy=nearest(unknown[0], known),
         )
@@ -69,7 +69,7 @@ def match(names: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor])
     missing = [name for name, tensor in names.items() if id(tensor) not in found]
     if missing:
         refuse(
-            f"{len(missing)} of the model's tensors are not in the files, such as {missing[0]}",
+            f"cannot load: {len(missing)} of the model's tensors are not in the files, such as {missing[0]}",
             needed="all parameters, and all buffers that a state_dict() has",
             remedy=nearest(missing[0], stored),
         )
@@ -78,14 +78,14 @@ def match(names: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor])
 
 def nearest(name: str, others: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, others, n=3, cutoff=0.5)
-    return f"The nearest there are: {', '.join(near)}." if near else "No other name is near to it."
+    return f"The nearest names are: {', '.join(near)}." if near else "No name is close to it."
 
 
 def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
     where = f"{name} in {stored.file.path}"
     if tuple(tensor.shape) != stored.shape:
         refuse(
-            "a tensor has another shape in the files than in the model",
+            "cannot load a tensor: it has another shape in the files than in the model",
             where=where,
             needed=str(tuple(tensor.shape)),
             available=str(stored.shape),
@@ -94,7 +94,7 @@ def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
         fail(
             "wrong_dtype",
             _core.Problem(
-                what="a tensor has another format in the files than in the model",
+                what="cannot load a tensor: it has another format in the files than in the model",
                 where=where,
                 needed=str(tensor.dtype),
                 available=str(stored.dtype),

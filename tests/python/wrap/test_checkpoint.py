@@ -248,7 +248,7 @@ def test_a_rank_whose_state_cannot_be_saved_does_not_let_others_wait(tmp_path):
 def test_nothing_is_saved_between_updates_in_backward_and_their_step(tmp_path):
     training = Training({"stage": 3, "update_in_backward": True})
     training.loop.loss(training.model, training.loop.batch(0)).backward()
-    with pytest.raises(ballast.UsageError, match="B1007 a model was saved between its backward pass and the step"):
+    with pytest.raises(ballast.UsageError, match="B1007 cannot save the model between a backward pass and its step"):
         ballast.save(tmp_path, training.model, training.optimizer)
     training.optimizer.step()
     training.optimizer.zero_grad()

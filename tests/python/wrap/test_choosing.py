@@ -31,9 +31,9 @@ def test_with_plenty_of_memory_everything_is_on_the_device(caplog, tmp_path):
     check_equal(run, loop.run(stage=0))
     said = [record.getMessage() for record in caplog.records]
     assert said[0].startswith("chosen for device 1 GiB, nvme ")
-    assert " of a rank: stage 0; transfers and updates of a step are forecast to take " in said[0]
+    assert " of each rank: stage 0; transfers and updates of a step are forecast to take " in said[0]
     assert "; stage 3 " in said[0]
-    assert said[1].startswith("what each rank keeps")
+    assert said[1].startswith("memory of each rank")
 
 
 def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):

@@ -45,5 +45,5 @@ def test_a_model_is_pickled_whole(stage):
 
 def test_a_model_whose_parameters_are_partitioned_is_not_pickled():
     model, _ = copies.begun(3)
-    with pytest.raises(ballast.UsageError, match="pickled(.|\n)*state_dict"), ballast.gather(model):
+    with pytest.raises(ballast.UsageError, match="pickle(.|\n)*state_dict"), ballast.gather(model):
         pickle.dumps(model)

@@ -124,9 +124,9 @@ def refusal(tmp_path, tensors, kind=ballast.UsageError):
 def test_what_does_not_fit_is_refused_before_anything_is_changed(tmp_path):
     fits = trained().state_dict()
     said = refusal(tmp_path, {f"model.{name}": value for name, value in fits.items()})
-    assert "model.blocks.0.bias" in said and "nearest there are: blocks.0.bias" in said
+    assert "model.blocks.0.bias" in said and "nearest names are: blocks.0.bias" in said
     said = refusal(tmp_path, {name: value for name, value in fits.items() if name != "last.weight"})
-    assert "1 of the model's tensors" in said and "last.weight" in said and "nearest there are: first.weight" in said
+    assert "1 of the model's tensors" in said and "last.weight" in said and "nearest names are: first.weight" in said
     said = refusal(tmp_path, {**fits, "last.weight": torch.ones(48, 5)})
     assert "last.weight in" in said and "(5, 48)" in said and "(48, 5)" in said
     said = refusal(tmp_path, {**fits, "last.weight": torch.ones(5, 48, dtype=torch.bfloat16)})
@@ -151,7 +151,7 @@ def test_files_that_are_none_are_refused(tmp_path):
         ballast.load(model, file)
     save(file, trained().state_dict())
     save(tmp_path / "two.safetensors", {"first.bias": torch.ones(48)})
-    with pytest.raises(ballast.UsageError, match='"first.bias" is in more than one file'):
+    with pytest.raises(ballast.UsageError, match='"first.bias": it is in more than one file'):
         ballast.load(model, tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])

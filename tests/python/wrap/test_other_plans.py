@@ -55,7 +55,7 @@ def test_what_was_before_is_gone_when_another_plan_is_made(change):
 def test_a_run_with_a_name_keeps_its_plan(tmp_path):
     model, optimizer = evaluated(offload=f"nvme:{tmp_path}", run="named")
     model[0].requires_grad_(False)
-    with pytest.raises(ballast.UsageError, match='B1007 other parameters were to be trained in the run "named"'):
+    with pytest.raises(ballast.UsageError, match='B1007 cannot train other parameters in the run "named"'):
         model(torch.ones(20))
     model[0].requires_grad_(True)  # and nothing is lost
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -80,7 +80,7 @@ def test_what_is_gathered_cannot_be_planned_anew(change):
 def test_no_checkpoint_is_loaded_where_parameters_are_gathered(tmp_path):
     model, optimizer = evaluated()
     ballast.save(tmp_path, model, optimizer)
-    with ballast.gather(model), pytest.raises(ballast.UsageError, match="B1007 a checkpoint was to be loaded while"):
+    with ballast.gather(model), pytest.raises(ballast.UsageError, match="B1007 cannot load (.*): parameters are gathered"):
         ballast.load_checkpoint(tmp_path, model, optimizer)
     step(model, optimizer)
     assert optimizer.steps == 2
@@ -116,5 +116,5 @@ def test_a_backward_pass_of_before_says_what_is_wrong():
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     loss = model(torch.ones(2, 20)).sum()
     optimizer.close()
-    with pytest.raises(ballast.UsageError, match="B1007 a backward pass was to go on after"):
+    with pytest.raises(ballast.UsageError, match="B1007 cannot continue a backward pass"):
         loss.backward()
