@@ -15,7 +15,6 @@ from ballast.exporting import export
 from ballast.gathering import gather
 from ballast.loading import load
 from ballast.machine import this_machine
-from ballast.options import PlanOptions
 from ballast.planning import front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
@@ -30,7 +29,6 @@ __all__ = [
     "ImportedConfig",
     "OutOfMemoryError",
     "Plan",
-    "PlanOptions",
     "ResourceError",
     "Store",
     "UsageError",

@@ -24,9 +24,9 @@ def fail(name: str, problem: _core.Problem) -> NoReturn:
 def refuse(what: str, *, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> NoReturn:
     """Raises B1001.
 
-    >>> refuse("ranks=0 was asked for", needed="at least 1")
+    >>> refuse("ranks=0 is not possible", needed="at least 1")
     Traceback (most recent call last):
-    ballast.errors.UsageError: B1001 ranks=0 was asked for
+    ballast.errors.UsageError: B1001 ranks=0 is not possible
     ...
     """
     problem = _core.Problem(what=what, where=where, needed=needed, available=available, remedy=remedy)
@@ -70,4 +70,4 @@ def is_number(value: Any) -> bool:
 
 def require_timeout(seconds: Any) -> None:
     if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
-        refuse(f"timeout={seconds!r} was asked for", needed="seconds, above 0 and finite; or None")
+        refuse(f"timeout={seconds!r} is not possible", needed="seconds, above 0 and finite; or None")

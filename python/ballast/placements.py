@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ballast import _core
-from ballast.offer import Offer
 from ballast.options import Options
 from ballast.places import by_kind, set_places, spread_of
+from ballast.plan_request import PlanRequest
 
 STAGES = (0, 2, 3)  # 1 and 2 are one, where gradients are summed after each use
 
@@ -19,14 +19,14 @@ def stages(options: Options) -> tuple[int, ...]:
     return (3,)  # whole parameters stay on the device
 
 
-def candidates(asked: Offer) -> list[_core.Placement]:
+def candidates(request: PlanRequest) -> list[_core.Placement]:
     """All of them, or of each stage the one that was asked for."""
-    if asked.options.chooses_places:
-        return asked.exact.placements()
+    if request.options.chooses_places:
+        return request.exact.placements()
     placements = []
-    for stage in stages(asked.options):
-        placement = _core.placement_of_stage(stage, asked.options.ranks)
-        set_places(placement, asked.options.offload)
+    for stage in stages(request.options):
+        placement = _core.placement_of_stage(stage, request.options.ranks)
+        set_places(placement, request.options.offload)
         placements.append(placement)
     return placements
 

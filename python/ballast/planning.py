@@ -1,125 +1,147 @@
-"""Planning: a model and a machine in, placements with their memory and time out. Nothing here needs a GPU, or torch."""
+"""Plan a training: memory and time of the placements of a model on a machine. Nothing here needs a GPU, or torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from ballast import _core
 from ballast.checks import fail
 from ballast.errors import OutOfMemoryError
+from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
-from ballast.offer import Offer, fits, offer
 from ballast.placements import candidates
+from ballast.plan_request import PlanRequest, fits, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
 from ballast.sizes import human_size
 from ballast.suggestions import remedy
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
-    from ballast.options import PlanOptions
-
-
-def plan(model: ModelLike, **options: Unpack[PlanOptions]) -> Plan:
-    """The fastest way to train a model that fits. See PlanOptions for the keywords, `describe()` for models.
-
-    Raises OutOfMemoryError (B2004) where nothing fits, with what is short and the nearest changes that fit.
+@with_keywords_of(request_plan)
+def plan(model: ModelLike, **options: Any) -> Plan:
+    """Find the fastest way to train a model that fits the machine. Needs no GPU.
 
     >>> found = plan("llama-8b", ranks=8, gpu="h100")
     >>> found.stage, found.fits, found.seconds < 10
     (2, True, True)
+
+    `model` is a torch.nn.Module, a Hugging Face configuration (a dict, or the path of its JSON file), the name of a known
+    model, or the shapes of its tensors by name. Sizes and rates are numbers, or text such as "80GiB" and "25GB/s".
+
+    ranks             the number of GPUs in all
+    gpus_per_machine  GPUs of one machine, which share its host memory and drives
+    stage             0 to 3; "auto": the planner chooses
+    offload           "auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of
+                      "parameters", "gradients" and "state"
+    gpu               the name of a GPU, such as "h100"
+    gpu_memory        replaces the memory of that GPU
+    host_memory       of a machine; with 0 nothing is kept on the host
+    drives            free space on the drives of a machine; with 0 nothing is kept there
+    rates             replaces measured or usual rates by name, such as {"read": "3GB/s"}
+    reserve           memory of each GPU for CUDA, NCCL and the allocator's gaps
+    activations       "checkpointed" or "kept", both of them estimated; or a size
+    tokens            tokens of one rank in one micro-step
+    sequence          tokens that attend to each other; at most `tokens`
+    micro_steps       backward passes of one step
+    efficiency        the fraction of the GPU's peak that the model's arithmetic reaches
+    optimizer         "adamw", or another optimizer that the library knows
+    format            the format of the optimizer's state: "fp32", "split", "bf16" or "compact"
+    dtype             the parameters' format; None: the model's own
+    clipping          False: no gradient clipping, so updates are made during the backward pass
+    resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
+
+    Raises OutOfMemoryError (B2004) where nothing fits. The error names what is short, and the nearest options that fit.
     """
-    return best(offer(model, options))
+    return best(request_plan(model, **options))
 
 
-def front(model: ModelLike, **options: Unpack[PlanOptions]) -> list[Plan]:
-    """What memory buys: of the ways that fit, those that no other one beats in both GPU memory and time; fastest first.
+@with_keywords_of(request_plan)
+def front(model: ModelLike, **options: Any) -> list[Plan]:
+    """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the options.
 
-    >>> ways = front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
-    >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(ways, ways[1:]))
+    >>> plans = front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
+    >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """
-    asked = offer(model, options)
-    return unbeaten(asked)
+    return unbeaten(request_plan(model, **options))
 
 
-def best(asked: Offer) -> Plan:
-    """What `plan()` answers."""
-    _require_room(asked)
-    if asked.options.chooses_places:
-        return _chosen(asked)
-    fitting = _fitting(asked)
+def best(request: PlanRequest) -> Plan:
+    """Answer `plan()`."""
+    _require_room(request)
+    if request.options.chooses_places:
+        return _chosen(request)
+    fitting = _fitting(request)
     if not fitting:
-        _refuse(asked)
-    return min((asked.plan(asked.exact.price(placement)) for placement, _ in fitting), key=lambda way: way.seconds)
+        _refuse(request)
+    return min((request.plan(request.exact.price(placement)) for placement, _ in fitting), key=lambda plan: plan.seconds)
 
 
-def unbeaten(asked: Offer, *, also: Plan | None = None) -> list[Plan]:
-    """What `front()` answers; `also` is a way that is known already, and stays."""
-    _require_room(asked)
-    ways = [asked.plan(asked.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(asked)]
+def unbeaten(request: PlanRequest, *, also: Plan | None = None) -> list[Plan]:
+    """Answer `front()`. `also` is a plan that is known already and always listed."""
+    _require_room(request)
+    plans = [request.plan(request.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(request)]
     if also:
-        ways = [also, *(way for way in ways if (way.stage, way.places) != (also.stage, also.places))]
-    ways.sort(key=lambda way: (way.seconds, way.bytes_in("device"), way.bytes_in("host")))
+        plans = [also, *(plan for plan in plans if (plan.stage, plan.places) != (also.stage, also.places))]
+    plans.sort(key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []
-    for way in ways:
-        if way is also or not found or way.bytes_in("device") < found[-1].bytes_in("device"):
-            found.append(way)
+    for plan in plans:
+        if plan is also or not found or plan.bytes_in("device") < found[-1].bytes_in("device"):
+            found.append(plan)
     return found
 
 
-def _fitting(asked: Offer) -> list[tuple[_core.Placement, list[_core.LedgerEntry]]]:
-    priced = ((placement, asked.exact.memory(placement)) for placement in candidates(asked))
-    return [(placement, ledger) for placement, ledger in priced if fits(asked, ledger)]
+def _fitting(request: PlanRequest) -> list[tuple[_core.Placement, list[_core.LedgerEntry]]]:
+    priced = ((placement, request.exact.memory(placement)) for placement in candidates(request))
+    return [(placement, ledger) for placement, ledger in priced if fits(request, ledger)]
 
 
-def _chosen(asked: Offer) -> Plan:
+def _chosen(request: PlanRequest) -> Plan:
     try:
-        return asked.plan(fastest(asked.exact, asked.coarse, vars(asked.budget)))
+        return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
     except OutOfMemoryError as error:
         nothing_fits = error
     problem = _core.Problem(
         what=nothing_fits.what_happened,
-        where=_set_aside(asked),
+        where=_reserved(request),
         needed=nothing_fits.needed,
         available=nothing_fits.available,
-        remedy=remedy(asked),
+        remedy=remedy(request),
     )
     fail("memory_budget", problem)
 
 
-def _require_room(asked: Offer) -> None:
-    """Raises B2003 where activations leave nothing of a GPU."""
-    if asked.budget.device > 0:
+def _require_room(request: PlanRequest) -> None:
+    """Raise B2003 where activations leave nothing of a GPU."""
+    if request.budget.device > 0:
         return
-    options = asked.options
+    options = request.options
     memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
-    tokens = f"for {options.tokens} tokens (estimated)" if asked.activations != options.activations else "as given"
+    tokens = f"for {options.tokens} tokens (estimated)" if request.activations != options.activations else "as given"
     problem = _core.Problem(
         what="activations alone are more than a GPU's memory",
-        where=asked.described.name,
-        needed=f"{human_size(asked.activations)} {tokens}, {human_size(options.reserve)} reserved",
+        where=request.description.name,
+        needed=f"{human_size(request.activations)} {tokens}, {human_size(options.reserve)} reserved",
         available=human_size(memory),
-        remedy=remedy(asked),
+        remedy=remedy(request),
     )
     fail("device_memory", problem)
 
 
-def _set_aside(asked: Offer) -> str:
-    """What of the GPU's memory the planner could not use."""
-    taken = human_size(asked.activations + asked.options.reserve)
-    return f"{asked.described.name}; {taken} of each GPU are set aside for activations and CUDA"
+def _reserved(request: PlanRequest) -> str:
+    """Name the memory of a GPU that the planner cannot use."""
+    reserved = human_size(request.activations + request.options.reserve)
+    return f"{request.description.name}; {reserved} of each GPU are reserved for activations and CUDA"
 
 
-def _refuse(asked: Offer) -> NoReturn:
-    """Of one placement that was asked for."""
-    closest = min((asked.exact.needs(placement) for placement in candidates(asked)), key=lambda needs: needs["device"])
+def _refuse(request: PlanRequest) -> NoReturn:
+    """Raise B2004 for the placements that the options leave open."""
+    closest = min((request.exact.needs(placement) for placement in candidates(request)), key=lambda needs: needs["device"])
     problem = _core.Problem(
-        what="what was asked for does not fit",
-        where=_set_aside(asked),
+        what="the requested placement does not fit",
+        where=_reserved(request),
         needed=by_tier(closest),
-        available=by_tier(vars(asked.budget)),
-        remedy=remedy(asked),
+        available=by_tier(vars(request.budget)),
+        remedy=remedy(request),
     )
     fail("memory_budget", problem)

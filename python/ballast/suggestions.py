@@ -1,4 +1,4 @@
-"""Find the nearest changes with which a model fits, where what the user asked for does not. Each suggestion was tried."""
+"""Find the nearest changes with which a model fits, where the requested options do not. Each suggestion was tried."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from ballast import _core, searching
 from ballast.errors import OutOfMemoryError
-from ballast.offer import Offer, fits, offer_of
 from ballast.options import Options
 from ballast.placements import candidates, stages
+from ballast.plan_request import PlanRequest, fits, request_of
 from ballast.sizes import human_size
 
 FORMATS = [format.name for format in _core.StateFormat]  # from the largest state to the smallest
@@ -29,10 +29,10 @@ class Change:
 Axis = Sequence[Change]  # one option, from the smallest change to the largest
 
 
-def remedy(asked: Offer) -> str:
+def remedy(request: PlanRequest) -> str:
     """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together."""
-    search = Search(asked)
-    settings, machine = settings_of(asked), machines_for(asked.options)
+    search = Search(request)
+    settings, machine = settings_of(request), machines_for(request.options)
     found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
     if found:
         return "Any of these fits:" + "".join(f"\n  {suggestion}" for suggestion in found)
@@ -40,14 +40,14 @@ def remedy(asked: Offer) -> str:
     return f"None of these fits either, alone, in pairs or all together: {tried}."
 
 
-def settings_of(asked: Offer) -> list[Axis]:
+def settings_of(request: PlanRequest) -> list[Axis]:
     """List smaller settings for the same machine, those that change the training last."""
-    options, axes = asked.options, []
+    options, axes = request.options, []
     if options.stage is not None:
         axes.append([Change("--stage auto", {"stage": None})])
     if options.offload != "auto":
         axes.append([Change("--offload auto", {"offload": "auto"})])
-    if asked.described.activations and isinstance(options.activations, str):
+    if request.description.activations and isinstance(options.activations, str):
         if options.activations != "checkpointed":
             axes.append([Change("--activations checkpointed", {"activations": "checkpointed"})])
         fewer = reversed(_doubled(FEWEST_TOKENS, options.tokens // 2))
@@ -86,8 +86,8 @@ def _written(size: int) -> str:
 class Search:
     """Try changes to a question, each combination once."""
 
-    def __init__(self, asked: Offer):
-        self._asked = asked
+    def __init__(self, request: PlanRequest):
+        self._request = request
         self._known: dict[tuple[Change, ...], bool] = {}
 
     def nearest(self, axes: Sequence[Axis]) -> list[str]:
@@ -122,45 +122,46 @@ class Search:
             changes = next(changed for changed in tries if self._fits(changed))
         return changes
 
-    def _changed(self, changes: Sequence[Change]) -> list[Offer]:
+    def _changed(self, changes: Sequence[Change]) -> list[PlanRequest]:
         """Ask once for each stage, because a stage with larger shards is quick with larger tiles only."""
-        options = self._asked.options
+        options = self._request.options
         for change in changes:
             options = replace(options, **change.options)
-        return [offer_of(replace(options, stage=stage), self._asked.described) for stage in reversed(stages(options))]
+        return [request_of(replace(options, stage=stage), self._request.description) for stage in reversed(stages(options))]
 
     def _fits(self, changes: Sequence[Change]) -> bool:
         key = tuple(changes)
         if key not in self._known:
-            self._known[key] = any(_has_placement(asked) for asked in self._changed(changes))
+            self._known[key] = any(_has_placement(request) for request in self._changed(changes))
         return self._known[key]
 
     def _in_words(self, changes: Sequence[Change]) -> str | None:
-        found = [seconds for asked in self._changed(changes) if (seconds := _seconds(asked)) is not None]
+        found = [seconds for request in self._changed(changes) if (seconds := _seconds(request)) is not None]
         return f"{' '.join(change.flag for change in changes)}: {min(found):.1f} s a step" if found else None
 
 
-def _has_placement(asked: Offer) -> bool:
+def _has_placement(request: PlanRequest) -> bool:
     """Decide with large tiles, which is quick. Only the planner's own choice spreads the state over two tiers."""
-    if asked.budget.device == 0:
+    if request.budget.device == 0:
         return False
-    if any(searching.fits(asked.coarse.needs(placement), vars(asked.budget)) for placement in candidates(asked)):
+    if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
         return True
-    return asked.options.chooses_places and _choice(asked.coarse) is not None
+    return request.options.chooses_places and _choice(request.coarse) is not None
 
 
-def _seconds(asked: Offer) -> float | None:
+def _seconds(request: PlanRequest) -> float | None:
     """Return the time of a step, or None where it does not fit with the engine's tiles."""
-    if asked.budget.device == 0:
+    if request.budget.device == 0:
         return None
-    if not asked.options.chooses_places:
-        fitting = [placement for placement in candidates(asked) if fits(asked, asked.exact.memory(placement))]
-        return min((asked.coarse.price(placement).simulation.seconds for placement in fitting), default=None)
-    choice, has = _choice(asked.coarse), vars(asked.budget)
+    if not request.options.chooses_places:
+        fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement))]
+        return min((request.coarse.price(placement).simulation.seconds for placement in fitting), default=None)
+    choice, has = _choice(request.coarse), vars(request.budget)
     if choice is None:
         return None
-    is_true = searching.fits(asked.exact.needs(choice.placement), has) or searching.any_fits(asked.exact, asked.coarse, has)
-    return choice.simulation.seconds if is_true else None
+    if searching.fits(request.exact.needs(choice.placement), has) or searching.any_fits(request.exact, request.coarse, has):
+        return choice.simulation.seconds
+    return None
 
 
 def _choice(question: _core.Question) -> _core.Choice | None:

@@ -1,110 +1,137 @@
-"""One line that makes an optimizer one of many ranks and tiers."""
+"""Wrap an optimizer: the one line that shards a training over ranks and memory tiers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ballast import _core
 from ballast.checks import refuse
+from ballast.keywords import with_nearest_names
+from ballast.options import Stage, StateFormat
+from ballast.places import Offload
+from ballast.sizes import Size
+from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_stage, read_units
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
     Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
+@with_nearest_names
 def wrap(
     optimizer: Optimizer,
     model: torch.nn.Module | None = None,
     *,
-    process_group: Any = None,
-    norm_group: Any = None,
+    stage: Stage = 2,
+    offload: Offload | None = None,
+    memory: Size | None = None,
+    max_grad_norm: float | None = None,
+    state_format: StateFormat | Literal["auto"] = "auto",
+    update_in_backward: bool = False,
+    elementwise: bool = False,
+    units: str | Iterable[str] = (),
+    run: str = "",
+    process_group: ProcessGroup | None = None,
+    norm_group: ProcessGroup | None = None,
     replicated: Iterable[torch.Tensor] = (),
-    **options: Any,
+    timeline: bool = False,
+    verify: int = 0,
+    tile: Size = 0,
+    threads: int = 0,
+    timeout: float | None = None,
 ) -> Optimizer:
-    """The same optimizer, whose state and gradients are partitioned over the ranks, and kept where `offload` says.
+    """Shard the optimizer's state and gradients over the ranks, and return the same optimizer.
 
-    >>> import torch
+    >>> import torch, ballast
     >>> model = torch.nn.Linear(4, 1)
-    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    >>> optimizer = wrap(optimizer)
+    >>> optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model)
     >>> model(torch.ones(4)).sum().backward()
     >>> optimizer.step()
     >>> optimizer.zero_grad()
     >>> optimizer.metrics()["step"]
     1.0
 
-    Ranks are those of torch.distributed, or of `process_group`; without it, those that a launcher has started. Gradients
-    are averaged over them: the model needs no DistributedDataParallel. Parameters of `model` may be without memory yet: see
-    `ballast.deferred()`.
+    All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are averaged
+    over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see `ballast.deferred()`.
 
-    norm_group      ranks that have other parts of the same model: the norm of gradients is over theirs too
-    replicated      parameters that all ranks of `norm_group` have alike: the norm counts each once
-    stage           0: every rank keeps everything; 1 and 2 (default): optimizer state and reduced gradients are shared;
-                    3: and the parameters of `model`, which are gathered where torch uses them.
-                    "auto": the one that is forecast to take least time, of those that fit
-    units           names of classes of modules that are gathered as one, in stage 3; without it, repeated blocks
-    offload         none (default): all on the device. "host", "nvme:/scratch", or a place for each of "parameters",
-                    "gradients" and "state", which can be fractions of places, {"device": 0.25, "nvme:/scratch": 0.75}.
-                    "auto": chosen of the device and the host; "auto:/scratch": and of this drive
-    memory          "40GiB": all that the library may keep on this rank's device, or on a CPU in its memory. Activations
-                    and CUDA's own come on top. What needs more is refused before anything is reserved (B2004). All
-                    ranks say it, or none. Without it choices are made for three quarters of what is free when
-                    training begins
-    max_grad_norm   clips gradients to this norm in each step
-    update_in_backward
-                    True: in stage 3, a unit is updated as soon as its gradients are summed, so they need no memory until the
-                    step. Nothing can be clipped, scaled, accumulated or skipped then
-    state_format    "split" (default), "fp32", "bf16" or "compact": what the optimizer keeps for parameters in bfloat16
-    elementwise     True: the step of this optimizer, of a class unknown here, does the same to each element, so that it can
-                    run on this rank's part of each parameter
-    run             a name: state, all of it on drives, is kept under it with the parameters. The same training (model, ranks,
-                    stage, formats, kind of optimizer) resumes its last step, `optimizer.steps`; another one is refused
-    timeline        True: what ran when is kept, for `optimizer.write_timeline(path)`
-    verify          N: every N steps a part of the updates is made a second time by other code, and what they left is looked at
-                    again in the next step: bits that differ end the training (B3001)
-    tile            "1Mi": so many elements are moved and updated together; without it 256Ki
-    threads         of updates on the CPU; without it, one on each core that this process may use
-    timeout         seconds, of every wait for other ranks
-
-    What is chosen is logged by rank 0, with the forecast: of transfers and updates alone, since how long the model computes
-    nobody knows before its first step. All ranks choose the same, for the one that has least.
+    stage               0 shards nothing, 1 and 2 shard the state and the reduced gradients, 3 also shards the parameters of
+                        `model` and gathers them where torch uses them. "auto" chooses the fastest stage that fits
+    offload             None keeps everything on the device. "host" or "nvme:/scratch" moves the state there; a mapping gives
+                        each of "parameters", "gradients" and "state" a tier, or fractions of tiers such as
+                        {"device": 0.25, "nvme:/scratch": 0.75}. "auto" or "auto:/scratch" chooses
+    memory              limits what the library keeps on this rank's device (a CPU: in its memory), such as "40GiB". Activations
+                        are not included. More is refused before anything is reserved (B2004). All ranks set it, or none
+    max_grad_norm       clips gradients to this norm in each step
+    state_format        "split" ("auto"), "fp32", "bf16" or "compact": the format of the state of bfloat16 parameters
+    update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss scaling,
+                        gradient accumulation and skipped steps
+    elementwise         declares that the step of an unknown optimizer treats each element alone, so that it works on shards
+    units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
+    run                 a name under which the drives keep state and parameters, so that the same training resumes
+    process_group       the ranks that share this training
+    norm_group          ranks with other parts of the same model, which the gradient norm includes
+    replicated          parameters that all ranks of `norm_group` hold, which the norm counts once
+    timeline            records what ran when, for `optimizer.write_timeline(path)`
+    verify              repeats a part of the updates every so many steps with other code; different bits raise B3001
+    tile                elements that are moved and updated together; 0: 256Ki
+    threads             CPU threads of updates; 0: one for each core that this process may use
+    timeout             seconds of each wait for other ranks
     """
     _require_plain(optimizer)
-    return _wrap(optimizer, model, process_group, norm_group, replicated, options)
+    options = WrapOptions(
+        stage=read_stage(stage),
+        offload=offload,
+        memory=read_memory(memory),
+        max_grad_norm=max_grad_norm,
+        state_format=state_format,
+        update_in_backward=update_in_backward,
+        elementwise=elementwise,
+        units=read_units(units),
+        run=run,
+        timeline=timeline,
+        verify=verify,
+        tile=tile,
+        threads=threads,
+        timeout=timeout,
+    )
+    return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))
 
 
-def _wrap(
-    optimizer: Optimizer,
-    model: torch.nn.Module | None,
-    process_group: Any,
-    norm_group: Any,
-    replicated: Iterable[torch.Tensor],
-    options: dict[str, Any],
-) -> Optimizer:
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a training."""
+
+    process_group: ProcessGroup | None
+    norm_group: ProcessGroup | None
+    replicated: Iterable[torch.Tensor]
+
+
+def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups) -> Optimizer:
     from ballast.wrapper import meeting
-    from ballast.wrapper import options as wrap_options
     from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.own_step import updates_of
     from ballast.wrapper.session import Session
 
-    read = wrap_options.read(options)
-    updates = updates_of(optimizer, declared=read.elementwise)
+    updates = updates_of(optimizer, declared=options.elementwise)
     if updates.own_step is not None:
-        read = wrap_options.for_own_step(read)
+        options = for_own_step(options)
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
-    session = Session(optimizer, model, meeting.meet(process_group, norm_group, replicated, read), updates, read)
+    ranks = meeting.meet(groups.process_group, groups.norm_group, groups.replicated, options)
+    session = Session(optimizer, model, ranks, updates, options)
     try:
         session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})
-        if read.run:  # what was kept is there from now on
+        if options.run:  # the optimizer shows the state of the run from now on
             session.partition_now()
     except BaseException:
         session.take_back()
         raise
-    optimizer.__dict__.pop("step", None)  # by which a learning rate scheduler counts steps of the plain optimizer
+    optimizer.__dict__.pop("step", None)  # a learning rate scheduler counts steps of the plain optimizer with it
     optimizer.__class__ = class_for(type(optimizer))
     optimizer._ballast = session
     return optimizer
@@ -117,6 +144,6 @@ def _require_plain(optimizer: object) -> None:
 
     if isinstance(optimizer, WrappedOptimizer):
         optimizer._ballast.require_open("call ballast.wrap()")
-        refuse("an optimizer was wrapped twice")
+        refuse("cannot wrap the optimizer: it is wrapped already")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        refuse(f"a {type(optimizer).__name__} was to be wrapped", needed="a torch.optim.Optimizer")
+        refuse(f"cannot wrap a {type(optimizer).__name__}: it is no optimizer", needed="a torch.optim.Optimizer")

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from ballast.commands import main
-from ballast.offer import offer
+from ballast.plan_request import request_plan
 
 
 def plan(capsys, words):
@@ -60,10 +60,10 @@ def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
     assert plan(capsys, [*asked, "--ranks", str(int(ranks[1]) // 2)])[0] == 1
 
 
-def test_nothing_is_suggested_that_was_asked_for():
+def test_nothing_is_suggested_that_is_requested_already():
     from ballast.suggestions import machines_for, settings_of
 
     given = {"format": "compact", "clipping": False, "host_memory": "4TiB", "drives": "64TiB", "activations": "1GiB"}
-    asked = offer("gpt2", given)
-    assert settings_of(asked) == []
-    assert [axis[0].flag for axis in machines_for(asked.options)] == ["--ranks 2"]
+    request = request_plan("gpt2", **given)
+    assert settings_of(request) == []
+    assert [axis[0].flag for axis in machines_for(request.options)] == ["--ranks 2"]

@@ -40,15 +40,3 @@ def test_the_stubs_have_the_names_of_the_extension():
         if isinstance(statement, ast.ClassDef) and statement.name not in only_types:
             members = public(vars(getattr(_core, statement.name)))
             assert names_of(statement.body) == members, statement.name
-
-
-def test_users_get_the_types(environment, tmp_path):
-    user = tmp_path / "user.py"
-    user.write_text(
-        'import ballast\nreveal_type(ballast.plan("gpt2", ranks=2).seconds)\nballast.plan("gpt2", rank=2)\n'
-    )
-    environment = {**environment, "MYPYPATH": str(ROOT / "python"), "MYPY_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(user)]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
-    assert 'note: Revealed type is "float"' in said or 'note: Revealed type is "builtins.float"' in said
-    assert 'Unexpected keyword argument "rank"' in said

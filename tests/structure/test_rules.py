@@ -84,6 +84,9 @@ PLANTED = [
     ("parameters", "zero/plan.h", 2, "struct A {\nvoid f(int a, int b, int c, int d, int e, int g, int h);\n};"),
     ("parameters", "zero/plan.cpp", 1, "A::A(int a, int b, int c, int d, int e, int g, int h) : a_{a}, b_(b) {}\n"),
     ("parameters", "tests/test_x.py", 1, "def f(a, b, c, d, e, g, h): pass\n"),
+    ("parameters", "python/ballast/wrapping.py", 1, "def wrap(a, b, c, d, e, g, h=0): pass\n"),
+    ("parameters", "python/ballast/wrapping.py", 1, "def save(*, a=1, b=1, c=1, d=1, e=1, g=1, h=1): pass\n"),
+    ("function-size", "python/ballast/wrapping.py", 1, "def wrap():\n    'Wrap.'\n" + "    g()\n" * 60),
     ("in-build", "tests/zero/forgotten_test.cpp", 1, "#include <catch2/catch.hpp>\n"),
     ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the one in deep/ is named
     ("unused-name", "zero/plan.cpp", 2, "int b;\nusing ::ballast::testing::b;\nint bb; // b\n"),
@@ -139,6 +142,7 @@ auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the r
     "optim/unchecked.cpp": 'auto a = "a tile was asked for";\n',
     "python/ballast/_torch_compat.py": "from torch.utils._pytree import tree_map\ntorch._foreach_copy_([], [])\n",
     "python/ballast/result.py": "import torch\nfrom torch import nn\nself._torch = torch.nn.Linear\n",
+    "python/ballast/wrapping.py": "def wrap(a, *, b=1, c=1, d=1, e=1, g=1, h=1):\n    '''W" + "\n" * 60 + "'''\n    i()\n",
     "python/paths.md": "https://example.org/home/page, $PREFIX/root/x, /tmp/x, /proc/self, kernels/home/x\n",
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from ballast.checks import refuse
 from ballast.hardware import GPUS
 from ballast.models.known import KNOWN
-from ballast.offer import offer
+from ballast.plan_request import request_plan
 from ballast.planning import best, unbeaten
 from ballast.result import Plan
 from ballast.sizes import human_size
@@ -68,12 +68,12 @@ def run(asked: argparse.Namespace) -> int:
     given = {name: value for name, value in given.items() if value is not None}
     if asked.rates:
         given["rates"] = dict(_rate(word) for word in asked.rates)
-    question = offer(asked.model, given)
-    plan = best(question)
+    request = request_plan(asked.model, **given)
+    plan = best(request)
     if asked.program:
         print(plan.program())
         return 0
-    ways = unbeaten(question, also=plan)
+    ways = unbeaten(request, also=plan)
     if asked.json:
         print(json.dumps({"plan": plan.to_dict(), "front": [way.to_dict() for way in ways]}, indent=2))
     else:

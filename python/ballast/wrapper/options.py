@@ -1,17 +1,17 @@
-"""What `wrap()` can be asked, read and checked."""
+"""Read and check the options of `wrap()`."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
-from ballast.options import read_stage
+from ballast.options import read_stage as read_stage
 from ballast.places import KINDS, TIERS, Offload, Place, by_kind, fractions_of, set_places, spread_of, tier_of
 from ballast.sizes import Size, parse_size
 
@@ -21,26 +21,26 @@ ALL_OF_A_SHARD = 1 << 60
 
 @dataclass(frozen=True)
 class WrapOptions:
-    """The keywords of `wrap()`, beside the process group."""
+    """The options of `wrap()` without its process groups. Their defaults are in its signature."""
 
-    stage: int | None = 2  # none: chosen when parameters are partitioned
-    units: tuple[str, ...] = ()  # classes of modules whose parameters are gathered together; else repeated blocks
-    offload: Offload | None = None
-    memory: Size | None = None  # that the library may keep on this rank's device
-    max_grad_norm: float | None = None
-    elementwise: bool = False  # the user says so of the optimizer's step
-    update_in_backward: bool = False
-    state_format: str = "auto"
-    tile: Size = 0
-    run: str = ""
-    threads: int = 0
-    timeout: float | None = None
-    timeline: bool = False
-    verify: int = 0  # every so many steps an update is made twice
+    stage: int | None  # None: chosen when the parameters are partitioned
+    offload: Offload | None
+    memory: int | None  # bytes that the library may keep on this rank's device
+    max_grad_norm: float | None
+    state_format: str
+    update_in_backward: bool
+    elementwise: bool
+    units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
+    run: str
+    timeline: bool
+    verify: int  # steps between two repeated updates
+    tile: Size
+    threads: int
+    timeout: float | None
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
-        assert self.stage is not None  # chosen by now
+        assert self.stage is not None  # it is chosen by now
         options.stage = self.stage
         options.format = self.format
         options.run = self.run
@@ -58,7 +58,7 @@ class WrapOptions:
 
     @property
     def format(self) -> _core.StateFormat:
-        return _core.StateFormat.split if self.state_format == "auto" else _core.StateFormat[self.state_format]
+        return _core.StateFormat.split if self.state_format == AUTO else _core.StateFormat[self.state_format]
 
     @property
     def chooses_places(self) -> bool:
@@ -70,24 +70,24 @@ class WrapOptions:
 
     @property
     def keeps_parameters_whole(self) -> bool:
-        """For certain: what is still to be chosen may be stage 3."""
+        """Whether each rank certainly keeps all parameters. A stage that is not chosen yet may become 3."""
         return self.stage is not None and self.stage < 3
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """By kind, where they are given. What is not named is on the device."""
+        """The tiers by kind, as far as they are given. Other kinds stay on the device."""
         return {} if self.offload is None or self.chooses_places else by_kind(self.offload)
 
     @property
     def directories(self) -> list[str]:
-        """Of drives, each once."""
+        """The directories on drives, each once."""
         given = [self.offload] if isinstance(self.offload, str) else []
         words = [word for place in self.places.values() for word in fractions_of(place)] + given
         return list(dict.fromkeys(path for _, _, path in (word.partition(":") for word in words) if path))
 
     @property
     def tier_of_state(self) -> str:
-        """The first of them, where it is in several."""
+        """The tier of the optimizer's state; the first one where it is in several."""
         return tier_of(next(iter(fractions_of(self.places.get("state", "device")))))
 
     @property
@@ -95,93 +95,96 @@ class WrapOptions:
         return math.inf if self.max_grad_norm is None else float(self.max_grad_norm)
 
 
-def read(given: Mapping[str, Any]) -> WrapOptions:
-    """
-    >>> read({"stag": 2})
-    Traceback (most recent call last):
-    ballast.errors.UsageError: B1001 there is no option "stag"
-      needed:    one of stage, units, ...
-      remedy:    Did you mean "stage"?
-    ...
-    """
-    all_known("option", given, (known.name for known in fields(WrapOptions)))
-    options = WrapOptions(**given)
-    options = replace(options, stage=read_stage(options.stage))
-    if options.memory is not None:
-        options = replace(options, memory=parse_size(options.memory))
-    one_of("state format", options.state_format, ["auto", *(known.name for known in _core.StateFormat)])
+def read_memory(memory: Size | None) -> int | None:
+    return None if memory is None else parse_size(memory)
+
+
+def read_units(units: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of classes: a name alone is one of them."""
+    return (units,) if isinstance(units, str) else tuple(units)
+
+
+def checked(options: WrapOptions) -> WrapOptions:
+    """Refuse values and combinations that are not possible. Return the options, with stage 3 where only that is possible."""
+    one_of("state format", options.state_format, [AUTO, *(known.name for known in _core.StateFormat)])
     if options.max_grad_norm is not None and not (is_number(options.max_grad_norm) and options.max_grad_norm > 0):
-        refuse(f"max_grad_norm={options.max_grad_norm!r} was asked for", needed="a number above 0, or None")
+        refuse(f"max_grad_norm={options.max_grad_norm!r} is not possible", needed="a number above 0, or None")
     _require_count("verify", options.verify, "a number of steps, or 0 for never")
     _require_count("threads", options.threads, "a number of threads, or 0 for one on each core that this process may use")
     require_timeout(options.timeout)
-    if isinstance(options.units, str):
-        options = replace(options, units=(options.units,))
     if options.update_in_backward and options.keeps_parameters_whole:
-        refuse("update_in_backward was asked for", needed="stage 3: below it parameters are torch's while it goes backward")
+        refuse(
+            f"update_in_backward is not possible in stage {options.stage}: torch uses the parameters during the backward pass",
+            needed="stage 3",
+        )
     if options.update_in_backward and options.max_grad_norm is not None:
-        refuse("update_in_backward was asked for, and max_grad_norm", needed="one of them: norms come after the backward pass")
-    _check_places(options)
+        refuse(
+            "update_in_backward and max_grad_norm exclude each other: the norm is known after the backward pass",
+            needed="one of them",
+        )
+    _check_offload(options)
     return _narrowed(options)
 
 
 def _require_count(name: str, value: Any, needed: str) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        refuse(f"{name}={value!r} was asked for", needed=needed)
+        refuse(f"{name}={value!r} is not possible", needed=needed)
 
 
 def for_own_step(options: WrapOptions) -> WrapOptions:
-    """Where the optimizer's own step makes updates: it needs all masters at once, in fp32, and parts in one piece."""
+    """Return the options for an optimizer whose own step makes the updates. That step needs all master parameters at once, in
+    fp32, and each shard in one piece."""
     why = "the optimizer makes updates with its own step, for which the library has no rule"
     if options.chooses or options.memory is not None:
-        asked = "memory" if options.memory is not None else f'"{AUTO}"'
-        refuse(f"{asked} was asked for, but {why}", needed="a stage and places: nobody knows what its step is going to keep")
+        option = "memory" if options.memory is not None else f'"{AUTO}"'
+        refuse(f"{option} is not possible: {why}", needed="a stage and tiers: what its step keeps is not known beforehand")
     if len(fractions_of(options.places.get("state", "device"))) > 1:
-        refuse(f"state was to be kept in several tiers, but {why}", needed='"host" or "device": it is not cut')
+        refuse(f"cannot keep state in several tiers: {why}", needed='"host" or "device": its state is not divided')
     if options.tier_of_state == "nvme":
-        refuse(f"state was to be kept on a drive, but {why}", needed='"host" or "device": it needs all state at once')
-    if options.state_format not in ("auto", "fp32"):
-        refuse(f"state_format={options.state_format!r} was asked for, but {why}", needed="fp32: it computes with that")
+        refuse(f"cannot keep state on a drive: {why}", needed='"host" or "device": its step needs all state at once')
+    if options.state_format not in (AUTO, "fp32"):
+        refuse(f"state_format={options.state_format!r} is not possible: {why}", needed="fp32: its step computes with that")
     if options.update_in_backward:
-        refuse(f"update_in_backward was asked for, but {why}", needed="updates after the backward pass")
+        refuse(f"update_in_backward is not possible: {why}", needed="updates after the backward pass")
     if options.verify > 0:
-        refuse(f"verify={options.verify} was asked for, but {why}", needed="0: the library cannot make them a second time")
+        refuse(f"verify={options.verify} is not possible: {why}", needed="0: the library cannot repeat its updates")
     if parse_size(options.tile) > 0:
-        refuse(f"tile={options.tile!r} was asked for, but {why}", needed="none: it takes a rank's part as a whole")
+        refuse(f"tile={options.tile!r} is not possible: {why}", needed="no tile: its step takes the shard of a rank as a whole")
     return replace(options, state_format="fp32", tile=ALL_OF_A_SHARD)
 
 
 def without_gpu(options: WrapOptions) -> WrapOptions:
-    """What is said of the state alone is meant for it alone: on a CPU gradients would be copied from memory to memory."""
+    """Return the options for a CPU: a tier without a kind is meant for the state alone, because moving gradients to the host
+    would copy them from memory to memory."""
     if isinstance(options.offload, str) and not options.chooses_places:
         return replace(options, offload={"state": options.offload})
     return options
 
 
 def _narrowed(options: WrapOptions) -> WrapOptions:
-    """What only stage 3 can do leaves no stage to choose."""
+    """Choose stage 3 where the other options are possible in stage 3 only."""
     if options.stage is not None:
         return options
-    away = spread_of(options.places.get("parameters", "device")) != _core.Spread(device=1.0)
-    return replace(options, stage=3) if away or options.update_in_backward else options
+    offloads_parameters = spread_of(options.places.get("parameters", "device")) != _core.Spread(device=1.0)
+    return replace(options, stage=3) if offloads_parameters or options.update_in_backward else options
 
 
-def _check_places(options: WrapOptions) -> None:
+def _check_offload(options: WrapOptions) -> None:
     if not (options.offload is None or isinstance(options.offload, (str, Mapping))):
-        refuse(f"offload={options.offload!r} was asked for", needed='a place such as "host", or places by kind; or None')
+        refuse(f"offload={options.offload!r} is not possible", needed='a tier such as "host", or tiers by kind; or None')
     if options.run and options.chooses:
-        refuse(f'run="{options.run}" was asked for, and "{AUTO}"', needed="a stage and places: a run goes on where it was")
+        refuse(f'run="{options.run}" and "{AUTO}" exclude each other: a run resumes where it was', needed="a stage and tiers")
     if options.chooses_places:
         assert isinstance(options.offload, str)
         if options.offload.endswith(":"):
-            refuse(f'offload="{options.offload}" was asked for', needed=f'such as "{AUTO}:/scratch"')
+            refuse(f'offload="{options.offload}" names no directory', needed=f'a directory, such as "{AUTO}:/scratch"')
     all_known("kind of state", options.places, KINDS)
     for kind, place in options.places.items():
         for word in fractions_of(place):
             _check_word(kind, word, options)
     for path in options.directories:
         if not Path(path).is_dir():
-            refuse(f"{path} is no directory", where="offload", needed="one that exists, on the drive")
+            refuse(f"{path} is no directory", where="offload", needed="a directory that exists, on the drive")
     placement = _core.placement_of_stage(3 if options.stage is None else options.stage, 1)
     set_places(placement, options.places)
     if options.run and spread_of(options.places.get("state", "device")).nvme < 1.0:
@@ -192,6 +195,6 @@ def _check_word(kind: str, word: str, options: WrapOptions) -> None:
     tier, _, path = word.partition(":")
     one_of("tier", tier, TIERS)
     if kind == "parameters" and tier != "device" and options.keeps_parameters_whole:
-        refuse(f"parameters were to be kept on {tier}", needed="stage 3: below it they are kept whole, on the device")
+        refuse(f"cannot keep parameters on {tier}: below stage 3 each rank keeps all of them, on the device", needed="stage 3")
     if tier == "nvme" and not path:
-        refuse(f"a drive was asked for to keep {kind} on, and no directory was given", needed='such as "nvme:/scratch"')
+        refuse(f"cannot keep {kind} on a drive: no directory is given", needed='a directory, such as "nvme:/scratch"')

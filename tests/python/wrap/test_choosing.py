@@ -9,7 +9,6 @@ import pytest
 import torch
 from ballast.hardware import rates_of_cpus
 from ballast.wrapper.memory_budget import AvailableMachine, _machine
-from ballast.wrapper.options import read
 from python.wrap import bodies
 from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
 from python.wrap.ranks import run_ranks
@@ -159,10 +158,18 @@ def test_without_a_model_parameters_stay_whole():
         optimizer.memory()
 
 
-def test_what_needs_stage_3_leaves_no_choice():
-    assert read({"stage": "auto", "offload": {"parameters": "host", "state": "host"}}).stage == 3
-    assert read({"stage": "auto", "update_in_backward": True}).stage == 3
-    assert read({"stage": "auto", "offload": {"parameters": "device", "state": "host"}}).stage is None
+@pytest.mark.parametrize(
+    ("options", "stage"),
+    [
+        ({"offload": {"parameters": "host", "state": "host"}}, 3),
+        ({"update_in_backward": True}, 3),
+        ({"offload": {"parameters": "device", "state": "host"}}, None),
+    ],
+)
+def test_what_needs_stage_3_leaves_no_choice(options, stage):
+    model = mlp()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage="auto", **options)
+    assert optimizer._ballast.options.stage == stage
 
 
 def test_state_is_spread_over_tiers(tmp_path):
@@ -206,7 +213,7 @@ def test_ranks_of_a_machine_share_what_it_has():
         ({"offload": "auto:/nowhere/at/all"}, "no directory"),
         ({"stage": "fast"}, '0, 1, 2, 3 or "auto"'),
         ({"memory": "40G"}, "40G"),
-        ({"stage": "auto", "run": "mine"}, "a run goes on where it was"),
+        ({"stage": "auto", "run": "mine"}, "a run resumes where it was"),
         ({"run": "mine"}, 'cannot keep run "mine": its state is not all on drives'),
         ({"offload": {"state": {"device": 0.5, "nvme:.": 0.5}}, "run": "mine"}, 'cannot keep run "mine"'),
     ],
@@ -218,6 +225,6 @@ def test_what_cannot_be_is_refused_at_once(options, said):
 
 
 @pytest.mark.parametrize("options", [{"stage": "auto"}, {"memory": "1GiB"}, {"offload": "auto"}], ids=str)
-def test_an_own_step_keeps_what_nobody_knows(options):
-    with pytest.raises(ballast.UsageError, match="nobody knows"):
+def test_what_an_own_step_keeps_is_not_known_beforehand(options):
+    with pytest.raises(ballast.UsageError, match="is not known beforehand"):
         ballast.wrap(torch.optim.RMSprop(mlp().parameters()), **options)

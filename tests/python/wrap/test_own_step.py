@@ -308,7 +308,7 @@ def test_unknown_optimizers_have_to_be_declared():
 
 def test_what_an_own_step_cannot_have_is_refused(tmp_path):
     for options, word in [
-        ({"offload": f"nvme:{tmp_path}"}, "state was to be kept on a drive"),
+        ({"offload": f"nvme:{tmp_path}"}, "cannot keep state on a drive"),
         ({"state_format": "bf16"}, "state_format='bf16'"),
         ({"tile": 4096}, "tile=4096"),
     ]:

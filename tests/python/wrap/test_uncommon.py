@@ -183,7 +183,7 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
 )
 def test_what_an_option_cannot_be_is_refused_by_name(option):
     [(name, value)] = option.items()
-    with pytest.raises(ballast.UsageError, match=f"B1001 {name}={value!r} was asked for"):
+    with pytest.raises(ballast.UsageError, match=f"B1001 {name}={value!r} is not possible"):
         ballast.wrap(torch.optim.AdamW(mlp().parameters()), **option)
 
 

@@ -1,0 +1,199 @@
+"""Turn the options of `plan()`, a model and a machine into questions for the C++ planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ballast import _core, searching
+from ballast.hardware import GPUS, RATES, Budget, machine
+from ballast.keywords import with_nearest_names
+from ballast.models import ModelLike, describe
+from ballast.models.description import Description
+from ballast.options import (
+    Options,
+    Stage,
+    StateFormat,
+    read_activations,
+    read_count,
+    read_efficiency,
+    read_offload,
+    read_rates,
+    read_stage,
+    read_word,
+)
+from ballast.places import KINDS, Offload, fractions_in
+from ballast.result import ESTIMATED, RESERVED, Plan
+from ballast.searching import coarse_tile
+from ballast.sizes import Rate, Size, parse_size
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the caller requests, in the planner's terms."""
+
+    options: Options
+    description: Description
+    budget: Budget  # bytes of a rank that are left for the plan
+    activations: int
+    exact: _core.Question  # with the engine's tiles
+    coarse: _core.Question  # with larger tiles, which are quicker to simulate
+
+    def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
+        """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
+        options, step, placement = self.options, choice.simulation, choice.placement
+        entries = choice.ledger if ledger is None else ledger
+        rank = _machine(options, self.budget)
+        return Plan(
+            model=self.description.name,
+            parameters=self.description.parameters,
+            ranks=options.ranks,
+            gpu=options.gpu,
+            stage=_stage(placement) if options.stage is None else options.stage,
+            format=options.format,
+            places={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
+            memory=self._memory(entries),
+            budget={**vars(self.budget), "device": self.budget.device + self.activations + options.reserve},
+            fits=fits(self, entries),
+            seconds=step.seconds,
+            exposed=step.exposed,
+            critical=step.critical,
+            tokens_per_second=options.ranks * options.tokens * options.micro_steps / step.seconds,
+            assumed={name: getattr(rank, name) for name in RATES} | {"flops": options.hardware.flops * options.efficiency},
+            notes=self._notes(),
+            _question=self.exact,
+            _placement=placement,
+        )
+
+    def _memory(self, ledger: Sequence[_core.LedgerEntry]) -> dict[str, dict[str, int]]:
+        memory: dict[str, dict[str, int]] = {tier.name: {} for tier in _core.Tier}
+        for entry in ledger:
+            memory[entry.tier.name][entry.owner] = entry.bytes
+        extra = {ESTIMATED: self.activations, RESERVED: self.options.reserve}
+        memory["device"] |= {owner: size for owner, size in extra.items() if size > 0}
+        return memory
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = list(self.description.notes)
+        if self.activations == 0:
+            notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
+        if not self.options.clipping and self.options.micro_steps > 1:
+            notes.append("updates are not made in the backward pass: that needs one micro-step")
+        return tuple(notes)
+
+
+@with_nearest_names
+def request_plan(
+    model: ModelLike,
+    *,
+    ranks: int = 1,
+    gpus_per_machine: int = 8,
+    stage: Stage = "auto",
+    offload: Offload = "auto",
+    gpu: str = "a100",
+    gpu_memory: Size | None = None,
+    host_memory: Size = 0,
+    drives: Size = 0,
+    rates: Mapping[str, Rate] | None = None,
+    reserve: Size = "2GiB",
+    activations: Size = "checkpointed",
+    tokens: int = 8192,
+    sequence: int = 4096,
+    micro_steps: int = 1,
+    efficiency: float = 0.5,
+    optimizer: str = "adamw",
+    format: StateFormat = "split",
+    dtype: str | None = None,
+    clipping: bool = True,
+    resumable: bool = False,
+) -> PlanRequest:
+    """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains them."""
+    hardware = GPUS[read_word("GPU", gpu, GPUS)]
+    options = Options(
+        ranks=read_count("ranks", ranks),
+        gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
+        stage=read_stage(stage),
+        offload=read_offload(offload),
+        gpu=gpu.lower(),
+        gpu_memory=None if gpu_memory is None else parse_size(gpu_memory),
+        host_memory=parse_size(host_memory),
+        drives=parse_size(drives),
+        rates=read_rates(hardware, rates or {}),
+        reserve=parse_size(reserve),
+        activations=read_activations(activations),
+        tokens=read_count("tokens", tokens),
+        sequence=read_count("sequence", sequence),
+        micro_steps=read_count("micro_steps", micro_steps),
+        efficiency=read_efficiency(efficiency),
+        optimizer=read_word("optimizer", optimizer, _core.optimizers()),
+        format=read_word("state format", format, (known.name for known in _core.StateFormat)),
+        dtype=dtype,
+        clipping=clipping,
+        resumable=resumable,
+    )
+    return request_of(options, describe(model, dtype=dtype))
+
+
+def request_of(options: Options, description: Description) -> PlanRequest:
+    """Divide the machine by its ranks, and put the questions."""
+    activations = _activations(description, options)
+    memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
+    left = max(0, memory - activations - options.reserve)
+    sharing = options.ranks_of_machine
+    host, drives = (0, 0) if options.offload == "none" else (options.host_memory // sharing, options.drives // sharing)
+    budget = Budget(device=left, host=host, nvme=drives)
+    exact = _question(description, options, budget)
+    coarse = _question(description, options, budget)
+    coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks))
+    return PlanRequest(options, description, budget, activations, exact, coarse)
+
+
+def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry]) -> bool:
+    """Return whether each tier has room for the entries of a plan."""
+    needs = {tier.name: 0 for tier in _core.Tier}
+    for entry in ledger:
+        needs[entry.tier.name] += entry.bytes
+    return searching.fits(needs, vars(request.budget))
+
+
+def _machine(options: Options, budget: Budget) -> _core.Machine:
+    return machine(budget, options.all_rates, ranks=options.ranks, ranks_of_machine=options.ranks_of_machine)
+
+
+def _question(description: Description, options: Options, budget: Budget) -> _core.Question:
+    question = _core.Question(description.model, _machine(options, budget))
+    question.ranks, question.stage, question.micro_steps = options.ranks, options.stage, options.micro_steps
+    question.format = _core.StateFormat[options.format]
+    question.whole_records = options.resumable
+    question.set_optimizer(options.optimizer)
+    question.set_work(_work(description, options))
+    if not options.clipping:
+        schedule = _core.Schedule()
+        schedule.update_in_backward = options.micro_steps == 1
+        question.schedule = schedule
+    return question
+
+
+def _work(description: Description, options: Options) -> list[tuple[float, float]]:
+    """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass, and
+    three times where activation checkpointing repeats the forward pass."""
+    speed = options.hardware.flops * options.efficiency
+    sequence = min(options.sequence, options.tokens)
+    factor = 3.0 if options.activations == "checkpointed" and description.activations else 2.0
+    attention = description.attention or [0.0] * len(description.flops)
+    forward = [options.tokens * (f + a * sequence) / speed for f, a in zip(description.flops, attention, strict=True)]
+    return [(seconds, factor * seconds) for seconds in forward]
+
+
+def _activations(description: Description, options: Options) -> int:
+    if isinstance(options.activations, int):
+        return options.activations
+    if description.activations is None:
+        return 0
+    return description.activations.bytes(options.tokens, checkpointed=options.activations == "checkpointed")
+
+
+def _stage(placement: _core.Placement) -> int:
+    if not placement.whole_parameters:
+        return 3
+    return 0 if placement.shards == 1 else 2

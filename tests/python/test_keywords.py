@@ -1,0 +1,138 @@
+"""The keywords of wrap(), plan() and front(): type checkers, inspect and help() see them, and a misspelt one is refused."""
+
+import inspect
+import os
+import pydoc
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+from pathlib import Path
+
+import ballast
+import pytest
+from ballast import _core
+from ballast.options import Options, StateFormat
+from ballast.plan_request import request_plan
+from ballast.wrapper.options import WrapOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+WITH_KEYWORDS = (ballast.wrap, ballast.plan, ballast.front)
+SCREEN = 60  # lines
+
+RIGHT = """
+import ballast
+import torch
+
+model = torch.nn.Linear(4, 1)
+adamw = torch.optim.AdamW(model.parameters())
+wrapped: torch.optim.AdamW = ballast.wrap(
+    adamw,
+    model,
+    stage=3,
+    offload={"state": {"device": 0.25, "nvme:/scratch": 0.75}, "gradients": "host"},
+    memory="40GiB",
+    units=["Block"],
+    state_format="compact",
+    process_group=torch.distributed.group.WORLD,
+)
+ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, units="Block", max_grad_norm=1)
+seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB/s"}, format="bf16").seconds
+plans: list[ballast.Plan] = ballast.front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
+"""
+
+# A line of a user's script, and what mypy says of it.
+WRONG = [
+    ("ballast.wrap(adamw, stag=3)", 'Unexpected keyword argument "stag" for "wrap"'),
+    ("ballast.wrap(adamw, stage=2.5)", 'Argument "stage" to "wrap" has incompatible type "float"'),
+    ('ballast.wrap(adamw, stage="three")', 'Argument "stage" to "wrap"'),
+    ('ballast.wrap(adamw, state_format="fp8")', 'Argument "state_format" to "wrap"'),
+    ('ballast.wrap(adamw, offload={"state": 3})', "Dict entry 0 has incompatible type"),
+    ('ballast.wrap(adamw, timeline="yes")', 'Argument "timeline" to "wrap"'),
+    ("ballast.wrap(model)", 'Value of type variable "Optimizer" of "wrap" cannot be "Linear"'),
+    ('ballast.plan("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "plan"'),
+    ('ballast.plan("gpt2", ranks="2")', 'Argument "ranks" to "plan" has incompatible type "str"'),
+    ('ballast.front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "front"'),
+    ('ballast.front("gpt2", format="fp8")', 'Argument "format" to "front"'),
+]
+
+
+def mypy(script: Path) -> dict[int, str]:
+    """Return the errors in the script by line."""
+    pytest.importorskip("mypy", reason="mypy is not installed: .ci/bootstrap venv")
+    pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
+    folder = script.parent
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "python"), "MYPY_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", script.name]
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    errors = [line.split(":", maxsplit=3) for line in ended.stdout.splitlines() if ": error:" in line]
+    assert {file for file, *_ in errors} <= {script.name}, ended.stdout
+    return {int(number): text for _, number, _, text in errors}
+
+
+def test_mypy_knows_the_keywords_and_their_types(tmp_path):
+    script = tmp_path / "user.py"
+    script.write_text(RIGHT + "".join(f"{line}\n" for line, _ in WRONG))
+    found = mypy(script)
+    expected = dict(enumerate((said for _, said in WRONG), RIGHT.count("\n") + 1))
+    assert set(found) == set(expected), found  # none in the lines of RIGHT
+    for number, said in expected.items():
+        assert said in found[number]
+
+
+def keywords_of(function) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_the_signature_has_every_option_and_its_default():
+    groups = {"process_group", "norm_group", "replicated"}
+    assert set(keywords_of(ballast.wrap)) == {field.name for field in fields(WrapOptions)} | groups
+    assert list(keywords_of(ballast.plan)) == [field.name for field in fields(Options)]
+    assert keywords_of(ballast.plan) == keywords_of(ballast.front) == keywords_of(request_plan)
+    for function in WITH_KEYWORDS:
+        assert inspect.Parameter.empty not in keywords_of(function).values()
+        assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in inspect.signature(function).parameters.values())
+    assert (keywords_of(ballast.wrap)["stage"], keywords_of(ballast.plan)["gpu"]) == (2, "a100")
+
+
+@pytest.mark.parametrize("options", [WrapOptions, Options])
+def test_defaults_are_written_once(options):
+    """A field of the dataclass with a default could differ from the signature."""
+    required = inspect.signature(options).parameters.values()
+    assert all(each.default is inspect.Parameter.empty for each in required)
+
+
+def test_each_function_returns_what_its_signature_says():
+    assert inspect.signature(ballast.plan).return_annotation == "Plan"
+    assert inspect.signature(ballast.front).return_annotation == "list[Plan]"
+
+
+def test_the_words_are_those_of_the_library():
+    assert set(typing.get_args(StateFormat)) == {known.name for known in _core.StateFormat}
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "nearest"),
+    [
+        (ballast.wrap, "stag", "stage"),
+        (ballast.wrap, "max_norm", "max_grad_norm"),
+        (ballast.wrap, "process_groups", "process_group"),
+        (ballast.plan, "rank", "ranks"),
+        (ballast.front, "host_mem", "host_memory"),
+        (request_plan, "rank", "ranks"),
+    ],
+)
+def test_a_misspelt_name_is_refused_with_the_nearest(function, name, nearest):
+    with pytest.raises(ballast.UsageError, match=f'B1001 there is no option "{name}"') as refused:
+        function(object(), **{name: 2})
+    assert refused.value.remedy == f'Did you mean "{nearest}"?'
+
+
+@pytest.mark.parametrize("function", WITH_KEYWORDS)
+def test_help_is_one_screen_and_names_every_option(function):
+    page = pydoc.plain(pydoc.render_doc(function)).splitlines()
+    assert len(page) <= SCREEN
+    explained = {line.split()[0] for line in page if line.startswith("    ") and line.split()}
+    if function is not ballast.front:  # it refers to plan()
+        assert set(keywords_of(function)) <= explained
