@@ -1,4 +1,4 @@
-"""Refusing what cannot be, in the words and with the codes of the C++ library."""
+"""Raise errors with the codes of the C++ library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ballast import _core
 
 
 def fail(name: str, problem: _core.Problem) -> NoReturn:
-    """Raises the error of this name; see kernels/runtime/ERRORS.md for the names."""
+    """Raise the error of this name. kernels/runtime/ERRORS.md lists the names."""
     caller = sys._getframe(1)
     while Path(caller.f_code.co_filename) == Path(__file__) and caller.f_back is not None:
         caller = caller.f_back
@@ -22,7 +22,7 @@ def fail(name: str, problem: _core.Problem) -> NoReturn:
 
 
 def refuse(what: str, *, where: str = "", needed: str = "", available: str = "", remedy: str = "") -> NoReturn:
-    """Raises B1001.
+    """Raise B1001.
 
     >>> refuse("ranks=0 is not possible", needed="at least 1")
     Traceback (most recent call last):
@@ -34,12 +34,12 @@ def refuse(what: str, *, where: str = "", needed: str = "", available: str = "",
 
 
 def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -> NoReturn:
-    """Raises B1007: what cannot be done now can be done later."""
+    """Raise B1007: the call is not possible now, but later."""
     fail("out_of_order", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
 
 
 def one_of(kind: str, word: str, known: Iterable[str]) -> str:
-    """The word, if it is known; else an error that offers the nearest that is.
+    """Return the word if it is known. Otherwise raise an error that offers the nearest known word.
 
     >>> one_of("tier", "hots", ["device", "host"])
     Traceback (most recent call last):
@@ -57,17 +57,18 @@ def one_of(kind: str, word: str, known: Iterable[str]) -> str:
 
 
 def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses the first word that is not known."""
+    """Refuse the first word that is not known."""
     names = list(known)
     for word in words:
         one_of(kind, word, names)
 
 
 def is_number(value: Any) -> bool:
-    """NumPy's too; truth values are none."""
+    """Return whether this is a number, of Python or NumPy. Truth values are none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def require_timeout(seconds: Any) -> None:
+    """Refuse a timeout that is not a positive, finite number."""
     if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
         refuse(f"timeout={seconds!r} is not possible", needed="seconds, above 0 and finite; or None")

@@ -1,4 +1,4 @@
-"""Ranks that find each other."""
+"""Connect the ranks of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ballast.store import Store
 
 
 class Group:
-    """Ranks that work together. Made by `connect()`; left by the end of its `with` block."""
+    """Ranks that work together. `connect()` makes it, and the end of its `with` block leaves it."""
 
     def __init__(self, core: _core.Group):
         self._core = core
@@ -20,32 +20,32 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This one, from 0 on."""
+        """The number of this rank, from 0 on."""
         return self._core.rank
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self._core.size
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Return when all ranks have called this."""
         self._core.barrier()
 
     def all_reduce(self, values: Sequence[int]) -> list[int]:
-        """The sums of all ranks' values, each beside its own."""
+        """Return the sums of the ranks' values, element by element."""
         return self._core.all_reduce(list(values))
 
     def abort(self, reason: str) -> None:
-        """Ends the group: all ranks' pending and later calls raise B3301 with this reason."""
+        """End the group. Pending and later calls raise B3301 with this reason on all ranks."""
         self._core.abort(reason)
 
     def leave(self) -> None:
-        """Say goodbye, without waiting. Other ranks that wait for this one, or that need it later, raise B3301."""
+        """Leave the group without waiting. Ranks that wait for this one, or need it later, raise B3301."""
         self._core.leave()
 
     def close(self) -> None:
-        """Say goodbye. Rank 0 waits here until the others have left."""
+        """Leave the group. Rank 0 waits here until the others have left."""
         self._core.close()
 
     def __enter__(self) -> Group:
@@ -68,11 +68,16 @@ def connect(
     job: str = "",
     timeout: float | None = None,
 ) -> Group:
-    """Returns when all ranks are there. Who they are a launcher's environment says (torchrun, Open MPI, Slurm); without
-    one there is one rank, alone.
+    """Connect this process to the other ranks, and return their group when all of them are there.
 
-    With a store, `rank` and `size` may be given instead, and `host`, the address of rank 0's machine where ranks
-    are on several. Groups that share a store have a `job` of their own each. `timeout` is seconds, of every wait.
+    The environment of a launcher (torchrun, Open MPI, Slurm) names the ranks. Without a launcher there is one rank.
+
+    store      a key-value store of all ranks; `rank` and `size` then replace the environment
+    rank       the number of this rank
+    size       the number of ranks
+    host       the address of rank 0's machine, if the ranks are on several machines
+    job        a name for each group that shares a store
+    timeout    seconds of each wait
 
     >>> with connect(rank=0, size=1) as group:
     ...     group.all_reduce([3, 4])
@@ -80,10 +85,13 @@ def connect(
     """
     require_timeout(timeout)
     if (rank is None) != (size is None):
-        refuse("one of rank and size was given", needed="both, or none")
+        refuse("rank and size are given together, or not at all", needed="both, or none")
     if rank is not None and size is not None and not 0 <= rank < size:
-        refuse(f"rank {rank} of {size} was given", needed="a rank from 0 on, below the size")
+        refuse(f"there is no rank {rank} of {size}", needed="a rank from 0 on, below the size")
     if size is not None and size > 1 and store is None:
-        refuse(f"{size} ranks have no way to meet", needed="a store, or a launcher's environment without rank and size")
+        refuse(
+            f"cannot connect {size} ranks: there is no store",
+            needed="a store, or a launcher's environment without rank and size",
+        )
     where = _core.Rendezvous(store=store, rank=rank, size=size, host=host, job=job, timeout=timeout)
     return Group(_core.Group(where))

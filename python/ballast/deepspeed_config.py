@@ -1,4 +1,4 @@
-"""Import a configuration of DeepSpeed: `deepspeed_keys.py` says what becomes of each key."""
+"""Import a configuration of DeepSpeed. `deepspeed_keys.py` has a row for each key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from ballast.checks import is_number, refuse
 from ballast.deepspeed_keys import KEYS, UNKNOWN, Carried, is_section, row_of
 
-AUTO = "auto"  # Hugging Face replaces it by a value of its own, before DeepSpeed sees it
+AUTO = "auto"  # Hugging Face replaces it by a value before DeepSpeed reads it
 OF_ALL = ("lr", "weight_decay", "foreach", "fused", "maximize", "differentiable")
 ADAM = (*OF_ALL, "betas", "eps", "amsgrad", "capturable")
-# By DeepSpeed's name: torch's, or that of lion_pytorch; and the arguments that it has.
+# By DeepSpeed's name: the class of torch or of lion_pytorch, and its arguments.
 OPTIMIZERS = {
     "adam": ("Adam", ADAM),
     "adamw": ("AdamW", ADAM),
@@ -23,7 +23,7 @@ OPTIMIZERS = {
     "adagrad": ("Adagrad", (*OF_ALL, "lr_decay", "initial_accumulator_value", "eps")),
     "lion": ("Lion", ("lr", "betas", "weight_decay")),
 }
-# DeepSpeed's, where they are not those of torch, or of lion_pytorch.
+# DeepSpeed's defaults that differ from those of torch or lion_pytorch.
 DEFAULTS: dict[str, dict[str, Any]] = {"AdamW": {"weight_decay": 0.0}, "Lion": {"lr": 1e-3, "betas": (0.9, 0.999)}}
 NEVER = 10**9  # steps
 TIERS = {"cpu": "host", "nvme": "nvme", "none": ""}
@@ -31,14 +31,14 @@ TIERS = {"cpu": "host", "nvme": "nvme", "none": ""}
 
 @dataclass(frozen=True)
 class ImportedConfig:
-    """`ballast.wrap(optimizer, model, **imported.options)`; and what it cannot say."""
+    """Options for `ballast.wrap(optimizer, model, **imported.options)`, and the keys that do not become options."""
 
     options: dict[str, Any]
-    to_do: list[str] = field(default_factory=list)  # by the training script
-    left_out: dict[str, str] = field(default_factory=dict)  # by key: why
+    to_do: list[str] = field(default_factory=list)  # what the training script does itself
+    left_out: dict[str, str] = field(default_factory=dict)  # the reason for each key
 
     def text(self) -> str:
-        """For people."""
+        """Return the import as text."""
         lines = ["ballast.wrap(optimizer, model, " + ", ".join(f"{k}={v!r}" for k, v in self.options.items()) + ")"]
         lines += [f"to do: {each}" for each in self.to_do]
         lines += [f"left out: {key}: {why}" for key, why in self.left_out.items()]
@@ -46,12 +46,13 @@ class ImportedConfig:
 
 
 def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> ImportedConfig:
-    """Turn a configuration of DeepSpeed, a dictionary or a JSON file, into options of `ballast.wrap()`.
+    """Turn a DeepSpeed configuration, a dictionary or a JSON file, into options of `ballast.wrap()`.
 
     A missing key means what DeepSpeed 0.19.8 does without it. Above all, it clips gradients at a norm of 1.0 where
-    `gradient_clipping` is missing; 0 switches clipping off. Each key that is there becomes an option, or an item of `to_do`, or
-    is in `left_out` with the reason. Only keys that switch off what is off by default are not named. "auto" stands for a value
-    that Hugging Face fills in: it becomes an item of `to_do`; where the stage or a place depends on it, the import is refused.
+    `gradient_clipping` is missing; 0 switches clipping off. Each key that is there becomes an option, or an item of
+    `to_do`, or is in `left_out` with the reason. Only keys that switch off what is off by default are not named. "auto"
+    stands for a value that Hugging Face fills in: it becomes an item of `to_do`; where the stage or a tier depends on
+    it, the import is refused.
 
     >>> imported = import_deepspeed({
     ...     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True},
@@ -89,7 +90,7 @@ def _refuse(key: str, found: Any, *, needed: str) -> NoReturn:
 
 
 class _Importing:
-    """Takes key after key; what has not been taken in the end is left out."""
+    """Imports one configuration. Keys that no method takes are left out in the end."""
 
     def __init__(self, config: Mapping[str, Any]):
         zero = config.get("zero_optimization")
@@ -147,7 +148,7 @@ class _Importing:
             _refuse(key, found, needed="a number" if whole_from is None else f"a whole number from {whole_from} on")
         return found
 
-    # --- What wrap() can be told ---
+    # --- Options of wrap() ---
 
     def _stage(self) -> None:
         stage = self._take("zero_optimization.stage")
@@ -158,11 +159,11 @@ class _Importing:
     def _offload(self) -> None:
         if self._options["stage"] == 0:
             return
-        state = self._place("offload_optimizer", "cpu_offload")
-        parameters = self._place("offload_param", "cpu_offload_param") if self._options["stage"] == 3 else ""
+        state = self._tier("offload_optimizer", "cpu_offload")
+        parameters = self._tier("offload_param", "cpu_offload_param") if self._options["stage"] == 3 else ""
         if parameters and parameters != state:
             self._to_do.append(
-                f"parameters were to be on {parameters.partition(':')[0]}, and the state that makes them "
+                f"DeepSpeed keeps parameters on {parameters.partition(':')[0]}, and their state "
                 f"{'on ' + state.partition(':')[0] if state else 'on the device'}: here both are on the first"
             )
             state = parameters
@@ -171,7 +172,7 @@ class _Importing:
         if parameters:
             self._options["offload"]["parameters"] = parameters
 
-    def _place(self, section: str, older_name: str) -> str:
+    def _tier(self, section: str, older_name: str) -> str:
         path = f"zero_optimization.{section}"
         device = self._take(f"{path}.device")
         if not isinstance(device, str) or device not in TIERS:
@@ -192,7 +193,7 @@ class _Importing:
         if norm is not None and norm > 0:
             self._options["max_grad_norm"] = float(norm)
 
-    # --- What the script does ---
+    # --- Tasks of the script ---
 
     def _optimizer(self) -> None:
         kind = self._take("optimizer.type")
@@ -203,7 +204,7 @@ class _Importing:
         name, arguments = OPTIMIZERS[kind.lower()]
         by_torch = arguments is ADAM and self._switch("optimizer.params.torch_adam")
         if arguments is ADAM and self._switch("optimizer.params.adam_w_mode"):
-            name = "AdamW"  # of Adam too, if nothing is said
+            name = "AdamW"  # also for Adam, unless the key says otherwise
         shown = {key: repr(value) for key, value in DEFAULTS.get(name, {}).items() if not by_torch}
         given = self._given("optimizer.params", arguments)
         shown = {**given, **{key: value for key, value in shown.items() if key not in given}}
@@ -235,7 +236,7 @@ class _Importing:
         fixed, power = self._number("fp16.loss_scale"), self._number("fp16.initial_scale_power")
         window = self._number("fp16.loss_scale_window")
         scale = None if fixed is None or power is None else 2.0**power
-        if fixed:  # 0: it changes
+        if fixed:  # 0 means a dynamic scale
             scale, window = float(fixed), NEVER
         shown = ["..." if value is None else value for value in (scale, window)]
         made = f"torch.amp.GradScaler(init_scale={shown[0]}, growth_interval={shown[1]})"
@@ -245,7 +246,7 @@ class _Importing:
     def _batches(self) -> None:
         keys = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
         micro, total, passes = (self._number(key, whole_from=1) for key in keys)
-        if self._auto.intersection(keys):  # one does not follow from the others
+        if self._auto.intersection(keys):  # the others do not determine it
             if total is not None:
                 self._to_do.append(f"load {total} samples for each step, over all ranks and backward passes")
         elif micro is None and total is not None:
@@ -265,7 +266,7 @@ class _Importing:
                 f"make the learning rate scheduler yourself, from torch.optim.lr_scheduler: DeepSpeed's is {kind}({called})"
             )
 
-    # --- What is left ---
+    # --- Keys that are left out ---
 
     def _left_out(self) -> dict[str, str]:
         left = {key: self._why_not(key, value, off) for key, value, off in _leaves(self._config)}
@@ -278,7 +279,7 @@ class _Importing:
             return UNKNOWN.why
         if off or value is None or value == {} or self._is_taken(key):
             return ""
-        if isinstance(row, Carried) or row is UNKNOWN:  # a section that is "auto" has no row
+        if isinstance(row, Carried) or row is UNKNOWN:  # an "auto" section has no row
             return (row if isinstance(row, Carried) else Carried()).unused
         return "" if row.off_by_default and key in KEYS and not value else row.why
 
@@ -292,7 +293,8 @@ def _cast_to(dtype: str) -> str:
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "", off: bool = False) -> Iterator[tuple[str, Any, bool]]:
-    """Yield the path and the value of each key that is no section, and whether the section around it is switched off."""
+    """Yield the path and the value of each key that is no section, and whether the section around it is switched
+    off."""
     off = off or (config.get("enabled") is False and row_of(f"{prefix}enabled") is not UNKNOWN)
     for key, value in config.items():
         if isinstance(value, Mapping) and value:

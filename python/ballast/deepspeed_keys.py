@@ -1,7 +1,7 @@
-"""Each key of DeepSpeed's configuration, and what becomes of it: the one table that `import_deepspeed()` goes by.
+"""What `import_deepspeed()` does with each key of a DeepSpeed configuration.
 
-A row speaks for its key, and for each key below it that has no row of its own. `tests/python/test_deepspeed_keys.py` compares
-the table with the keys and the defaults in DeepSpeed's source.
+A row is for its key, and for each key below it that has no row of its own. `tests/python/test_deepspeed_keys.py`
+compares the table with the keys and the defaults in DeepSpeed's source.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ VERSION = "0.19.8"  # of DeepSpeed
 class Carried(NamedTuple):
     """A key that becomes an option of `wrap()`, or an item of `to_do`."""
 
-    default: Any = None  # DeepSpeed's, where the key is missing
-    if_auto: str = ""  # what the user does where the value is "auto"; empty: the import is refused
-    unused: str = "this configuration does not use it"  # why, where other keys make it so
+    default: Any = None  # DeepSpeed's default
+    if_auto: str = ""  # what the user does if the value is "auto"; empty: the import is refused
+    unused: str = "this configuration does not use it"  # the reason, if other keys switch it off
 
 
 class Dropped(NamedTuple):
     """A key that is not carried over."""
 
     why: str
-    off_by_default: bool = False  # False, 0, null and an empty section lose nothing then, and are not reported
+    off_by_default: bool = False  # then False, 0, null and an empty section are not reported
 
 
 Rows = dict[str, Carried | Dropped]
 
 
 def feature(why: str) -> Dropped:
-    """Return the row of what DeepSpeed does only where the key switches it on."""
+    """Return the row of a feature that is off unless the key switches it on."""
     return Dropped(why, off_by_default=True)
 
 
 def below(section: str, rows: Rows) -> Rows:
+    """Return the rows with the section in front of their keys."""
     return {f"{section}.{key}": row for key, row in rows.items()}
 
 
@@ -269,7 +270,7 @@ def row_of(key: str) -> Carried | Dropped:
 
 
 def is_section(key: str) -> bool:
-    """Whether the keys below this one have rows.
+    """Return whether keys below this one have rows.
 
     >>> is_section("bf16"), is_section("gradient_clipping")
     (True, False)

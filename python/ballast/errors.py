@@ -1,10 +1,10 @@
-"""What Ballast raises: a few types, each with a stable code that the documentation explains."""
+"""The exceptions of Ballast: a few types, each with a stable code that the documentation explains."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """The base of all. Its text is the whole message; the parts are attributes, empty where there is nothing to say.
+    """The base class of all exceptions. Its text is the full message. Its parts are attributes, which may be empty.
 
     >>> import ballast
     >>> try:
@@ -23,16 +23,16 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """The caller asked for something that cannot be: B1…."""
+    """The caller requests something that is not possible: B1…."""
 
 
 class ResourceError(Error):
-    """The machine lacks something: B2…."""
+    """The machine lacks a resource: B2…."""
 
 
 class OutOfMemoryError(ResourceError, MemoryError):
-    """A tier or a budget is too small; `needed`, `available` and `remedy` say what would do."""
+    """A tier or a budget is too small. `needed`, `available` and `remedy` say what would fit."""
 
 
 class FailureError(Error, RuntimeError):
-    """Hardware or a peer failed: B3…."""
+    """Hardware or another rank failed: B3…."""

@@ -1,4 +1,4 @@
-"""Models in the files that others read."""
+"""Export models to files that other programs read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_size: Size | None = None) -> None:
-    """Writes parameters and buffers to a safetensors file, or to several with an index, as Hugging Face does.
+    """Write parameters and buffers to a safetensors file, or to several with an index, as Hugging Face does.
 
     >>> import tempfile, torch, ballast
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -21,12 +21,14 @@ def export(model: torch.nn.Module, path: str | os.PathLike[str], *, max_shard_si
     ...     os.listdir(folder)
     ['model.safetensors']
 
-    All ranks call this together, and the first of those that train the model writes: of each part, if ranks have different ones
-    (`process_group`), which then need names of their own. No rank returns before the files are there. A model that is not of
-    `ballast.wrap()` is written by the first of all ranks, and nobody waits. What is partitioned is gathered unit by unit: no
-    rank ever has more than one of them. Files that are there are replaced when the new ones are whole; also those of an export
-    under this name that took more files, or fewer. Parameters that several modules share are written once, under their first
-    name, as `transformers` expects it.
+    All ranks call this together, and return when the files are complete. The first rank that trains the model writes
+    them. If ranks train different parts of a model (`process_group`), each part needs a file name of its own. Rank 0
+    writes a model that is not wrapped, and no rank waits for it. Sharded parameters are gathered unit by unit, so no
+    rank holds more than one unit.
+
+    Existing files are replaced when the new ones are complete, including those of an earlier export under this name
+    with another number of files. Parameters that several modules share are written once, under their first name, as
+    `transformers` expects. `max_shard_size` is the size of the largest file, such as "5GB".
     """
     from ballast.checkpoint.exporting import Export
 

@@ -1,4 +1,4 @@
-"""GPUs by name, and how fast bytes move around them where nobody says otherwise."""
+"""GPUs by name, and the usual rates at which bytes move."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ballast.checks import all_known
 from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
-RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")  # of a machine
+# The rates of a machine, in bytes a second.
+RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """From the data sheets: memory as nvidia-smi shows it, dense bf16 flops, and links in one direction."""
+    """A GPU by its data sheet: memory as nvidia-smi shows it, dense bf16 flops, and links in one direction."""
 
     memory: int
     flops: float
@@ -36,7 +37,7 @@ GPUS: Mapping[str, Gpu] = {
 
 
 def gpu_like(name: str, memory: int) -> Gpu:
-    """The one that a driver's name means, or else the nearest in memory.
+    """Return the GPU with the name that a driver reports, or else the one with the nearest memory.
 
     >>> gpu_like("NVIDIA A100-SXM4-40GB", 40 << 30) is GPUS["a100-40gb"]
     True
@@ -48,20 +49,20 @@ def gpu_like(name: str, memory: int) -> Gpu:
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes a second: of each GPU, and of what the GPUs of a machine share."""
+    """Rates in bytes a second: of each GPU, and of the resources that the GPUs of a machine share."""
 
     peers: float  # between GPUs of a machine, of each
     network: float = 45e9  # between machines, for each GPU: 400 Gbit/s
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
-    host_memory: float = 200e9  # of a machine
+    host_memory: float = 200e9  # fields of a machine, in bytes a second
     read: float = 12e9  # of all drives of a machine
     write: float = 6e9
 
 
 def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
-    """The usual ones of a GPU, or those that are given.
+    """Return the usual rates of a GPU, replaced by those that are given.
 
     >>> rates_of(GPUS["h100"], {"read": "3GB/s"}).read
     3000000000.0
@@ -72,14 +73,15 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
 
 
 def rates_of_cpus(cores: int) -> Rates:
-    """Where ranks are processes on CPUs: what `./run-benchmarks kernels` and `comm` find on servers, rounded down."""
+    """Return the rates of ranks on CPUs: those that `./run-benchmarks kernels` and `comm` find on servers, rounded
+    down."""
     memory = min(25e9 * cores, Rates.host_memory)
     return Rates(peers=5e9, upload=10e9, download=10e9, device_memory=memory, host_memory=memory)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one rank may use of each tier."""
+    """The bytes that one rank may use of each tier."""
 
     device: int
     host: int
@@ -87,7 +89,7 @@ class Budget:
 
 
 def machine(budget: Budget, rates: Rates, *, ranks: int, ranks_of_machine: int) -> _core.Machine:
-    """As one rank sees it: it has its part of what the machine's ranks share."""
+    """Return the machine as one rank sees it: with its part of the resources that the ranks of a machine share."""
     made = _core.Machine()
     made.device_bytes, made.host_bytes, made.nvme_bytes = budget.device, budget.host, budget.nvme
     between = rates.peers if ranks <= ranks_of_machine else min(rates.peers, rates.network)

@@ -1,4 +1,5 @@
-"""Functions with many keywords: unknown names are refused with the nearest known one, and several functions share one list."""
+"""Functions with many keywords: unknown names are refused with the nearest known one, and several functions share one
+list."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def with_nearest_names(function: Function) -> Function:
 def with_keywords_of(
     source: Callable[Parameters, object],
 ) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
-    """Give a function that passes its keywords on to `source` the signature of `source`: for callers, for type checkers and for
-    `inspect.signature`. So the keywords and their defaults are written once."""
+    """Give a function that passes its keywords on to `source` the signature of `source`: for callers, for type checkers
+    and for `inspect.signature`. So the keywords and their defaults are written once."""
     signature = inspect.signature(source)
 
     def decorate(function: Callable[..., Result]) -> Callable[Parameters, Result]:

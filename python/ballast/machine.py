@@ -1,4 +1,4 @@
-"""What this process was given to work with."""
+"""Describe this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def this_machine(*, root: str = "/") -> MachineFound:
-    """Cores, memory with its limits, GPUs, and whether this build has NCCL, for several of them. `root` is another place to
-    find /proc and /sys in, for tests.
+    """Return the cores, the memory with its limits and the GPUs of this process, and whether this build has NCCL.
+
+    `root` replaces the folder with /proc and /sys, for tests.
 
     >>> found = this_machine()
     >>> found["cores"] >= 1 and found["memory"]["total_bytes"] > 0

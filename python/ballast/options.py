@@ -100,8 +100,8 @@ def read_offload(value: Offload) -> Offload:
     if isinstance(value, str):
         return one_of("offload", value, OFFLOADS)
     all_known("kind of state", value, KINDS)
-    for place in value.values():
-        all_known("tier", fractions_of(place), TIERS)
+    for tiers in value.values():
+        all_known("tier", fractions_of(tiers), TIERS)
     return dict(value)
 
 

@@ -1,26 +1,26 @@
-"""The placements that a question leaves open."""
+"""List the placements that a request leaves open."""
 
 from __future__ import annotations
 
 from ballast import _core
 from ballast.options import Options
-from ballast.places import by_kind, set_places, spread_of
+from ballast.places import set_places, spread_of, tiers_by_kind
 from ballast.plan_request import PlanRequest
 
-STAGES = (0, 2, 3)  # 1 and 2 are one, where gradients are summed after each use
+STAGES = (0, 2, 3)  # 1 and 2 do not differ, because gradients are reduced after each use
 
 
 def stages(options: Options) -> tuple[int, ...]:
-    """The one that the user fixed, or those that differ."""
+    """Return the requested stage, or else all that differ."""
     if options.stage is not None:
         return (options.stage,)
     if options.chooses_places or _parameters(options) == _core.Spread(device=1.0):
         return STAGES
-    return (3,)  # whole parameters stay on the device
+    return (3,)  # below stage 3 parameters stay on the device
 
 
 def candidates(request: PlanRequest) -> list[_core.Placement]:
-    """All of them, or of each stage the one that was asked for."""
+    """Return all placements, or the requested one in each stage."""
     if request.options.chooses_places:
         return request.exact.placements()
     placements = []
@@ -32,4 +32,4 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
 
 
 def _parameters(options: Options) -> _core.Spread:
-    return spread_of(by_kind(options.offload).get("parameters", "device"))
+    return spread_of(tiers_by_kind(options.offload).get("parameters", "device"))

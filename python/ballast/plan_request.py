@@ -51,7 +51,7 @@ class PlanRequest:
             gpu=options.gpu,
             stage=_stage(placement) if options.stage is None else options.stage,
             format=options.format,
-            places={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
+            placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
             budget={**vars(self.budget), "device": self.budget.device + self.activations + options.reserve},
             fits=fits(self, entries),
@@ -107,7 +107,8 @@ def request_plan(
     clipping: bool = True,
     resumable: bool = False,
 ) -> PlanRequest:
-    """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains them."""
+    """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains
+    them."""
     hardware = GPUS[read_word("GPU", gpu, GPUS)]
     options = Options(
         ranks=read_count("ranks", ranks),
@@ -175,8 +176,8 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
 
 
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
-    """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass, and
-    three times where activation checkpointing repeats the forward pass."""
+    """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
+    and three times where activation checkpointing repeats the forward pass."""
     speed = options.hardware.flops * options.efficiency
     sequence = min(options.sequence, options.tokens)
     factor = 3.0 if options.activations == "checkpointed" and description.activations else 2.0

@@ -25,8 +25,9 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     >>> found.stage, found.fits, found.seconds < 10
     (2, True, True)
 
-    `model` is a torch.nn.Module, a Hugging Face configuration (a dict, or the path of its JSON file), the name of a known
-    model, or the shapes of its tensors by name. Sizes and rates are numbers, or text such as "80GiB" and "25GB/s".
+    `model` is a torch.nn.Module, a Hugging Face configuration (a dict, or the path of its JSON file), the name of a
+    known model, or the shapes of its tensors by name. Sizes and rates are numbers, or text such as "80GiB" and
+    "25GB/s".
 
     ranks             the number of GPUs in all
     gpus_per_machine  GPUs of one machine, which share its host memory and drives
@@ -57,7 +58,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
 
 @with_keywords_of(request_plan)
 def front(model: ModelLike, **options: Any) -> list[Plan]:
-    """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the options.
+    """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the
+    options.
 
     >>> plans = front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
@@ -82,7 +84,7 @@ def unbeaten(request: PlanRequest, *, also: Plan | None = None) -> list[Plan]:
     _require_room(request)
     plans = [request.plan(request.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(request)]
     if also:
-        plans = [also, *(plan for plan in plans if (plan.stage, plan.places) != (also.stage, also.places))]
+        plans = [also, *(plan for plan in plans if (plan.stage, plan.placement) != (also.stage, also.placement))]
     plans.sort(key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []
     for plan in plans:

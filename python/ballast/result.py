@@ -1,4 +1,4 @@
-"""What planning answers."""
+"""The result of planning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVED = "reserved (CUDA, NCCL)"
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to train a model on a machine: its memory to the byte, its time as simulated.
+    """A plan to train a model on a machine: its memory to the byte, and its simulated time.
 
     >>> import ballast
     >>> plan = ballast.plan({"h.0.weight": (512, 512)}, gpu_memory="8GiB")
@@ -30,13 +30,13 @@ class Plan:
     gpu: str
     stage: int
     format: str
-    places: Mapping[str, Mapping[str, float]]  # of parameters, gradients, state: fractions by tier
-    memory: Mapping[str, Mapping[str, int]]  # of a rank: bytes by tier and owner
-    budget: Mapping[str, int]  # of a rank: bytes by tier
+    placement: Mapping[str, Mapping[str, float]]  # fractions by tier, of parameters, gradients and state
+    memory: Mapping[str, Mapping[str, int]]  # bytes of a rank, by tier and owner
+    budget: Mapping[str, int]  # bytes of a rank, by tier
     fits: bool
-    seconds: float  # of a step
-    exposed: Mapping[str, float]  # seconds that the trainer waits, by phase
-    critical: Mapping[str, float]  # seconds of the step by the lane that it was waiting for
+    seconds: float  # of one step
+    exposed: Mapping[str, float]  # seconds that the training waits, by phase
+    critical: Mapping[str, float]  # seconds of the step, by the lane that it waits for
     tokens_per_second: float  # of all ranks
     assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
     notes: tuple[str, ...] = ()
@@ -44,17 +44,17 @@ class Plan:
     _placement: _core.Placement | None = field(default=None, repr=False, compare=False)
 
     def bytes_in(self, tier: str) -> int:
-        """Of a rank, in "device", "host" or "nvme"."""
+        """Return the bytes of a rank in "device", "host" or "nvme"."""
         return sum(self.memory[tier].values())
 
     def program(self, *, rank: int = 0) -> str:
-        """The step as the engine runs it: a slot or an operation in each line."""
+        """Return the step as the engine runs it: one slot or operation on each line."""
         if self._question is None or self._placement is None:
-            raise RuntimeError("a plan that was copied field by field has no program")
+            raise RuntimeError("a plan that is copied field by field has no program")
         return self._question.program(self._placement, rank=rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return {
             key: dict(value) if isinstance(value, Mapping) else value
             for key, value in vars(self).items()
@@ -62,12 +62,12 @@ class Plan:
         }
 
     def text(self) -> str:
-        """For people."""
+        """Return the plan as text."""
         return "\n".join([*self._head(), "", *self._memory_lines(), "", *self._time_lines()])
 
     def where(self) -> str:
-        """In a few words: "stage 3, state on the host"."""
-        return in_words(self.stage, self.places, device="the GPU")
+        """Return the placement in a few words, such as "stage 3, state on the host"."""
+        return in_words(self.stage, self.placement, device="the GPU")
 
     def _head(self) -> list[str]:
         billions = self.parameters / 1e9
@@ -75,7 +75,7 @@ class Plan:
         return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; format {self.format}"]
 
     def _memory_lines(self) -> list[str]:
-        lines = ["memory of a rank"]
+        lines = ["memory of one rank"]
         for tier, owners in self.memory.items():
             if not owners:
                 continue
@@ -89,10 +89,10 @@ class Plan:
         lane, share = max(self.critical.items(), key=lambda item: item[1])
         rates = ", ".join(f"{name} {value / 1e9:.4g}" for name, value in self.assumed.items() if name != "flops")
         lines = [
-            f"a step    {_seconds(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
-            f"waits     {waits}",
-            f"longest   {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s of a GPU; of a rank in GB/s",
+            f"step      {_seconds(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
+            f"waiting   {waits}",
+            f"critical  {lane}, {share / self.seconds:.0%} of the step",
+            f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s per GPU; GB/s per rank:",
             f"          {rates}",
         ]
         return lines + [f"note      {note}" for note in self.notes]

@@ -1,6 +1,7 @@
-"""What safetensors files look like, and how Hugging Face spreads a model over several of them. Pure.
+"""The layout of safetensors files, and of a model in several of them as Hugging Face writes it. Pure.
 
-A file is 8 bytes with the length of the header, the header in JSON, and the tensors' bytes, without gaps, in row-major order.
+A file is 8 bytes with the length of the header, the header in JSON, and the tensors' bytes, without gaps, in row-major
+order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SUFFIX = ".safetensors"
-INDEX = "model.safetensors.index.json"  # of a model that is the only one in its folder
+INDEX = "model.safetensors.index.json"  # of the only model in a folder
 DTYPES = {  # with torch's names
     "F64": "float64",
     "F32": "float32",
@@ -32,7 +33,7 @@ HEADER_ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor that is to be in a file."""
+    """A tensor to write."""
 
     name: str
     dtype: str  # with the format's name
@@ -42,16 +43,17 @@ class Item:
 
 @dataclass(frozen=True)
 class File:
-    """What is where in a file."""
+    """The layout of one file."""
 
     name: str
     header: bytes
-    begins: dict[str, int]  # of each tensor, in bytes from the file's first
+    begins: dict[str, int]  # the first byte of each tensor in the file
     bytes: int
 
 
 def files_for(items: Sequence[Item], stem: str, most_bytes: int | None) -> list[File]:
-    """In order, as many as it takes for none to have more bytes of tensors, but for a tensor that has more itself.
+    """Distribute tensors over files in order. No file has more bytes of tensors than `most_bytes`, unless one tensor
+    has more.
 
     >>> items = [Item("a", "F32", (2,), 8), Item("b", "F32", (3,), 12), Item("c", "BF16", (1,), 2)]
     >>> [(file.name, list(file.begins)) for file in files_for(items, "model", 16)]
@@ -69,7 +71,7 @@ def files_for(items: Sequence[Item], stem: str, most_bytes: int | None) -> list[
 
 
 def are_files_for(name: str, stem: str) -> bool:
-    """Whether files_for() gives this name, for however many files.
+    """Return whether this can be the name of a file of files_for(), for any number of files.
 
     >>> [are_files_for(f"{name}.safetensors", "model") for name in ("model", "model-00001-of-00002", "model-ema")]
     [True, True, False]
@@ -78,7 +80,8 @@ def are_files_for(name: str, stem: str) -> bool:
 
 
 def index_name(stem: str) -> str:
-    """
+    """Return the name of the index file.
+
     >>> index_name("model") == INDEX
     True
     """
@@ -99,7 +102,7 @@ def _file(name: str, items: Iterable[Item]) -> File:
 
 
 def index_of(files: Sequence[File], tensor_bytes: int) -> bytes:
-    """Which tensor is in which file."""
+    """Return the text of the index file, which names the file of each tensor."""
     where = {name: file.name for file in files for name in file.begins}
     content = {"metadata": {"total_size": tensor_bytes}, "weight_map": dict(sorted(where.items()))}
     return json.dumps(content, indent=2).encode() + b"\n"

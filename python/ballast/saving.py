@@ -1,4 +1,4 @@
-"""Checkpoints that any number of ranks can read."""
+"""Save and load checkpoints that any number of ranks can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def save(
     directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, extra: Any = None
 ) -> None:
-    """Writes the model and the optimizer's state to a directory, which all ranks do together, each its own part.
+    """Save the model and the optimizer's state to a directory. All ranks call this together; each writes its local
+    shards.
 
     >>> import tempfile, torch, ballast
     >>> model = torch.nn.Linear(4, 1)
@@ -23,16 +24,17 @@ def save(
     ...     load_checkpoint(directory, model, optimizer)
     {'epoch': 3}
 
-    A directory is for one model, or for one part of it, where ranks have different ones (`process_group`). A checkpoint that is
-    in it already stays the current one until the new one is whole, whatever happens, and goes then. `extra` is the rank's own:
-    what `torch.load(weights_only=True)` can read, such as a scheduler's state_dict(), a place in the data, the state of random
-    numbers.
-    Buffers are those of rank 0.
+    A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
+    (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
+    is removed then.
 
-    Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this training
-    last saved or loaded. The training can continue, and save to another directory or later.
+    Each rank saves its own `extra`: anything that `torch.load(weights_only=True)` can read, such as a scheduler's
+    state_dict(), the position in the data, or the state of random generators. Buffers are those of rank 0.
+
+    Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
+    training last saved or loaded. The training can continue, and save to another directory or later.
     """
-    from ballast.checkpoint.holdings import session_of
+    from ballast.checkpoint.inventory import session_of
     from ballast.checkpoint.saving import Saving
 
     Saving(Path(directory), model, session_of(optimizer), extra).run()
@@ -41,9 +43,10 @@ def save(
 def load_checkpoint(
     directory: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Any:
-    """Makes the model and the optimizer what they were when `save()` was called, and returns what it was given as `extra`. All
-    ranks do this together; their number, stage, tiers and state format may be others than they were. Gradients that have come
-    since the last step are gone.
+    """Restore the model and the optimizer from a checkpoint, and return the `extra` of this rank.
+
+    All ranks call this together. The number of ranks, the stage, the tiers and the state format may differ from those
+    that saved. Gradients since the last step are dropped.
 
     >>> import tempfile, torch, ballast
     >>> def make():
@@ -57,18 +60,18 @@ def load_checkpoint(
     >>> bool((again.weight == model.weight).all())
     True
 
-    Without as many ranks as there were, `extra` is that of rank `rank % ranks_then`. Its tensors are on the host.
+    With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 
-    Directories of `torch.distributed.checkpoint`, and universal ones of DeepSpeed, are read too: parameters, moments and steps
-    of what is trained, as each rank's parts of it; None is returned.
+    Directories of `torch.distributed.checkpoint` and universal checkpoints of DeepSpeed are read too: the parameters,
+    and the moments and steps of those that are trained. The result is None then.
     """
-    from ballast.checkpoint.adopting import Adopting
     from ballast.checkpoint.foreign import kind_of
-    from ballast.checkpoint.holdings import session_of
+    from ballast.checkpoint.foreign_import import ForeignImport
+    from ballast.checkpoint.inventory import session_of
     from ballast.checkpoint.loading import LOADING, load_current
     from ballast.wrapper.everybody import by_first_rank
 
-    place, session = Path(directory), session_of(optimizer)
-    if by_first_rank(session.group, LOADING, lambda: kind_of(place)) in ("", "ballast"):
-        return load_current(place, model, session)
-    return Adopting(place, model, session).run()
+    path, session = Path(directory), session_of(optimizer)
+    if by_first_rank(session.group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
+        return load_current(path, model, session)
+    return ForeignImport(path, model, session).run()

@@ -1,4 +1,4 @@
-"""Sizes and rates as people write them."""
+"""Parse and format sizes and rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Rate = int | float | str
 
 
 def parse_size(size: Size) -> int:
-    """Bytes, of a number or of text.
+    """Return bytes, from a number or from text.
 
     >>> parse_size("512MiB"), parse_size("40GB"), parse_size(4096)
     (536870912, 40000000000, 4096)
@@ -23,7 +23,7 @@ def parse_size(size: Size) -> int:
 
 
 def parse_rate(rate: Rate) -> float:
-    """Bytes a second, of a number or of text.
+    """Return bytes a second, from a number or from text.
 
     >>> parse_rate("25GB/s"), parse_rate(1e9)
     (25000000000.0, 1000000000.0)
@@ -39,7 +39,7 @@ def parse_rate(rate: Rate) -> float:
 
 
 def human_size(size: int) -> str:
-    """The other way round.
+    """Format a size for messages.
 
     >>> human_size(3 << 29)
     '1.5 GiB'

@@ -137,7 +137,7 @@ class Search:
 
     def _in_words(self, changes: Sequence[Change]) -> str | None:
         found = [seconds for request in self._changed(changes) if (seconds := _seconds(request)) is not None]
-        return f"{' '.join(change.flag for change in changes)}: {min(found):.1f} s a step" if found else None
+        return f"{' '.join(change.flag for change in changes)}: {min(found):.1f} s per step" if found else None
 
 
 def _has_placement(request: PlanRequest) -> bool:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ballast import _core
 from ballast.checks import refuse
 from ballast.keywords import with_nearest_names
-from ballast.options import Stage, StateFormat
+from ballast.options import Stage, StateFormat, read_stage
 from ballast.places import Offload
 from ballast.sizes import Size
-from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_stage, read_units
+from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_units
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +55,9 @@ def wrap(
     >>> optimizer.metrics()["step"]
     1.0
 
-    All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are averaged
-    over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see `ballast.deferred()`.
+    All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
+    averaged over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see
+    `ballast.deferred()`.
 
     stage               0 shards nothing, 1 and 2 shard the state and the reduced gradients, 3 also shards the parameters of
                         `model` and gathers them where torch uses them. "auto" chooses the fastest stage that fits

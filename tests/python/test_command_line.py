@@ -1,4 +1,4 @@
-"""`ballast VERB`: its answers, its exit codes, and the examples in its help."""
+"""`ballast COMMAND`: its answers, its exit codes, and the examples in its help."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def run(capsys):
 def test_plan_says_what_fits(run):
     code, out, _ = run("plan", "llama-8b", *MACHINE)
     assert code == 0
-    assert "memory of a rank" in out and "what memory buys" in out
+    assert "memory of one rank" in out and "time for memory" in out
     assert len(re.findall(r"^\* ", out, re.MULTILINE)) == 1
 
 
@@ -72,7 +72,7 @@ def test_a_program_is_printed(run):
         (["plan", "gpt2", "--rate", "read"], "read=3GB/s"),
         (["plan", "gpt2", "--ranks", "none"], "--ranks"),
         (["plann"], "plan"),
-        ([], "VERB"),
+        ([], "COMMAND"),
     ],
 )
 def test_wrong_use_ends_with_2_and_the_nearest_name(run, words, offered):

@@ -359,9 +359,10 @@ def test_a_key_that_a_file_has_twice_is_refused(tmp_path):
 
 
 def test_the_options_are_those_of_wrap(tmp_path):
-    pytest.importorskip("torch")
-    from ballast.wrapper import options
-
+    torch = pytest.importorskip("torch")
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
     imported = import_deepspeed({"zero_optimization": zero, "gradient_clipping": 0.5})
-    assert options.read(imported.options).stage == 3
+    model = torch.nn.Linear(4, 4)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, **imported.options)
+    assert optimizer._ballast.options.stage == 3
+    assert optimizer._ballast.options.max_grad_norm == 0.5

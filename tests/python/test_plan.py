@@ -46,9 +46,9 @@ def test_less_memory_never_makes_a_step_faster():
 def test_state_goes_where_it_is_told():
     for tier in ("host", "nvme"):
         plan = ballast.plan("llama-8b", ranks=4, stage=3, offload=tier, **MACHINE)
-        assert plan.places["state"] == {tier: 1.0}
-        assert plan.places["gradients"] == {"host": 1.0}
-        assert plan.places["parameters"] == {"device": 1.0}
+        assert plan.placement["state"] == {tier: 1.0}
+        assert plan.placement["gradients"] == {"host": 1.0}
+        assert plan.placement["parameters"] == {"device": 1.0}
     mixed = ballast.plan(
         "llama-8b",
         ranks=4,
@@ -56,7 +56,7 @@ def test_state_goes_where_it_is_told():
         offload={"state": {"device": 0.25, "host": 0.75}, "parameters": "device"},
         **MACHINE,
     )
-    assert mixed.places["state"] == {"device": 0.25, "host": 0.75}
+    assert mixed.placement["state"] == {"device": 0.25, "host": 0.75}
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

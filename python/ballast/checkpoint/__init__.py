@@ -1,1 +1,2 @@
-"""Checkpoints: written by all ranks, each its own part, and read by as many others. FORMAT.md describes the files."""
+"""Checkpoints: every rank writes its local shards, and any number of ranks reads them. FORMAT.md describes the
+files."""

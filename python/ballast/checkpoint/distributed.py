@@ -1,4 +1,5 @@
-"""Directories of torch.distributed.checkpoint, with state_dicts of its get_state_dict(), whatever they are called."""
+"""Read directories of torch.distributed.checkpoint with the state_dicts of its get_state_dict(), whatever their
+keys."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ballast.errors import Error
 NUMBERED = re.compile(r"(^|\.)state\.\d+\.\w+$")
 ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
 
-# All that a .metadata names, by module: data classes, and functions that look a word up.
+# All names that a .metadata may have, by module: data classes, and functions that look a word up.
 METADATA_NAMES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata",
@@ -39,6 +40,8 @@ METADATA_NAMES = {
 
 
 class Distributed:
+    """A Source for one directory."""
+
     may_be_flat = False
 
     def __init__(self, directory: Path, trained: Sequence[str], known: Collection[str]):
@@ -48,7 +51,7 @@ class Distributed:
         self._metadata = read_metadata(directory / ".metadata")
         entries = self._metadata.state_dict_metadata
         self._entries = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
-        self._holders = {key.rpartition(".")[0] for key in self._entries}  # of moments, and of steps
+        self._holders = {key.rpartition(".")[0] for key in self._entries}  # prefixes of moments and of steps
         optimizers = _of_most(_prefixes(self._holders, [f"state.{name}" for name in trained]))
         self._model = self._only("parameters", _of_models(_prefixes(self._entries, trained), trained, known)) or ""
         self._optimizer = self._only("optimizer's state", optimizers)
@@ -80,23 +83,23 @@ class Distributed:
     def _only(self, what: str, prefixes: list[str]) -> str | None:
         if len(prefixes) > 1:
             refuse(
-                f"a checkpoint holds {what} of these names {len(prefixes)} times",
+                f"cannot choose {what} from a checkpoint: it holds these names {len(prefixes)} times",
                 where=str(self._directory),
                 needed=ONE_OF_EACH,
                 available=", ".join(f"{prefix}*" for prefix in sorted(prefixes)[:6]),
-                remedy="Read it with dcp.load(), and save what is to be trained, and nothing else.",
+                remedy="Read it with dcp.load(), and save only the model and the optimizer to train.",
             )
         return prefixes[0] if prefixes else None
 
     def _refuse_numbers(self) -> None:
-        """Numbers are of optimizer.state_dict(): nothing there says which parameter is which."""
+        """Refuse the state of optimizer.state_dict(): it has numbers, which do not say which parameter is which."""
         numbered = next((key for key in self._entries if NUMBERED.search(key)), "")
         if numbered:
             refuse(
-                "a checkpoint holds an optimizer's state by number, and not by name",
+                "cannot load optimizer state by number: nothing says which parameter each number is",
                 where=numbered,
                 needed=ONE_OF_EACH,
-                remedy="Save what torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer) gives.",
+                remedy="Save the result of torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer).",
             )
 
     def _read(self, key: str) -> torch.Tensor:
@@ -104,18 +107,18 @@ class Distributed:
         from torch.distributed.checkpoint.api import CheckpointException
 
         reader = FileSystemReader(self._directory)
-        reader.read_metadata = lambda *args, **options: self._metadata  # its own method unpickles anything
+        reader.read_metadata = lambda *args, **options: self._metadata  # torch's method unpickles anything
         entry = self._entries[key]
         into = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
         try:
             load(into, storage_reader=reader, no_dist=True)
-        except CheckpointException as error:  # a BaseException, with what was raised on each rank
+        except CheckpointException as error:  # a BaseException with the errors of each rank
             self._refuse_pieces(key)
             fail_unreadable(self._directory, f"{key}: {error.failures[0][0]}")
         return into[key]
 
     def _refuse_pieces(self, key: str) -> None:
-        """Name what torch has refused, and where; nothing, if that was something else."""
+        """Raise our error for names that torch has refused to unpickle. Return if torch had another reason."""
         for index, stored in self._metadata.storage_data.items():
             if index.fqn == key:
                 path = self._directory / stored.relative_path
@@ -134,11 +137,11 @@ def read_metadata(path: Path) -> Any:
             found = unpickler.load()
         except Error:
             raise
-        except Exception as error:  # whatever damaged bytes may do
+        except Exception as error:  # damaged bytes may raise anything
             fail_unreadable(path, str(error))
     if not isinstance(found, Metadata) or not isinstance(getattr(found, "storage_data", None), dict):
-        fail_unreadable(path, "it does not say what is stored where")
-    found.storage_meta = StorageMeta()  # of the writer; the reader keeps something there too
+        fail_unreadable(path, "it does not say where each tensor is stored")
+    found.storage_meta = StorageMeta()  # the reader sets its own
     return found
 
 
@@ -147,7 +150,7 @@ def names_in_torch() -> set[str]:
 
 
 def _prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:
-    """What makes keys of names, with how many of them.
+    """Count the prefixes that make keys of names.
 
     >>> _prefixes(["model.a.b", "ema.a.b", "model.c"], ["a.b", "c"])
     Counter({'model.': 2, 'ema.': 1})
@@ -163,15 +166,17 @@ def _prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:
 
 
 def _of_most(counts: Counter[str]) -> list[str]:
+    """Return the prefixes with the highest count."""
     most = max(counts.values(), default=0)
     return [prefix for prefix, count in counts.items() if count == most]
 
 
 def _of_models(counts: Counter[str], trained: Sequence[str], known: Collection[str]) -> list[str]:
-    """Of whole ones. A model may have a copy of itself inside: that has names of its own under the model's prefix."""
+    """Return the prefixes of complete models. A model may contain a copy of itself, whose names are below the model's
+    prefix: that copy is not counted."""
     most = _of_most(counts)
     if not most or counts[most[0]] < len(trained):
-        return most[:1]  # the caller says what it lacks
+        return most[:1]  # the caller reports what is missing
 
     def is_inside(inner: str, outer: str) -> bool:
         return inner != outer and inner.startswith(outer) and inner[len(outer) :] + trained[0] in known

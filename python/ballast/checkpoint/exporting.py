@@ -1,4 +1,4 @@
-"""A model that goes to safetensors files, a unit at a time."""
+"""Write a model to safetensors files, one unit at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.folder import flush_folder, require_space
-from ballast.checkpoint.holdings import buffers_by_name
+from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.checks import refuse
 from ballast.gathering import gather_to_read
@@ -22,11 +22,11 @@ from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.plain import named_parameters
 
-SLICE = 4 << 20  # elements of a tensor that is not on the host, which are brought there at once
+SLICE = 4 << 20  # elements that are copied to the host at once
 
 
 class OneRank:
-    """A model that is not trained here is exported by one rank, which needs nobody."""
+    """The group of a model that is not trained here: one rank exports it alone."""
 
     rank, size = 0, 1
 
@@ -39,7 +39,7 @@ class Export:
 
     def __init__(self, model: torch.nn.Module, path: Path, most_bytes: int | None):
         if path.suffix != SUFFIX:
-            refuse(f"a model was to be exported to {path.name}", needed=f"a name that ends with {SUFFIX}")
+            refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
         self._folder, self._stem = path.parent, path.name.removesuffix(SUFFIX)
         self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
         for owner, _ in by_owner(model.parameters()):
@@ -48,32 +48,32 @@ class Export:
         items = [item_of(name, tensor) for name, tensor in self._tensors.items()]
         self._tensor_bytes = sum(item.bytes for item in items)
         self._files = files_for(items, self._stem, most_bytes)
-        self._created: dict[str, int] = {}  # handles, by the name that a file gets when it is whole
-        self._places: dict[str, tuple[int, int]] = {}  # of a tensor: the file's handle, and the byte where it begins
+        self._created: dict[str, int] = {}  # handles, by the name that a file gets when it is complete
+        self._places: dict[str, tuple[int, int]] = {}  # of each tensor: the handle of its file, and its first byte there
 
     def run(self) -> None:
         if self._group is None:
             return
-        together = Agreement(self._group, "exporting a model")
+        agreement = Agreement(self._group, "exporting a model")
         writes = self._group.rank == 0
         with ExitStack() as at_the_end:
-            with together.attempt():
+            with agreement.attempt():
                 if writes:
                     self._begin(at_the_end)
-            together.settle()
+            agreement.settle()
             for unit in self._units():
                 with gather_to_read([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
-                    with together.attempt():
+                    with agreement.attempt():
                         if writes:
                             self._write(unit)
-                together.settle()  # each wait has an end, which all of a model might not be written by
-            with together.attempt():
+                agreement.settle()  # after each unit, because writing a model may take longer than a wait
+            with agreement.attempt():
                 if writes:
                     self._finish()
-            together.settle()
+            agreement.settle()
 
     def _units(self) -> list[dict[str, torch.Tensor]]:
-        """What is gathered together."""
+        """Group the tensors that are gathered together."""
         units: dict[tuple[int, int | str], dict[str, torch.Tensor]] = {}
         for name, tensor in self._tensors.items():
             found = managed(tensor)
@@ -114,15 +114,16 @@ class Export:
     def _finish(self) -> None:
         for handle in self._created.values():
             os.fsync(handle)
-        self._take_apart()
+        self._remove_previous()
         for name in self._created:  # the index comes last
             os.replace(self._unfinished(name), self._folder / name)
         now = self._created.keys()
         self._remove(each for each in os.listdir(self._folder) if are_files_for(each, self._stem) and each not in now)
 
-    def _take_apart(self) -> None:
-        """What was exported before, so that a process that ends from here on leaves no files of both that look like one model:
-        first its index goes, then whatever is to be one of several files. One alone is replaced at once."""
+    def _remove_previous(self) -> None:
+        """Remove files of an earlier export, so that a process that ends from here on leaves no mixture that looks like
+        one model. The index goes first, then each file that has a name of the new export. A single file is replaced at
+        once."""
         self._remove([index_name(self._stem)])
         if len(self._files) > 1:
             self._remove(self._created)
@@ -134,7 +135,7 @@ class Export:
 
 
 def group_of(tensors: Iterable[torch.Tensor]) -> Ranks | None:
-    """The ranks that train them; none where another rank exports what nobody trains."""
+    """Return the ranks that train the tensors, or None on a rank that exports nothing."""
     for tensor in tensors:
         owner = owner_of(tensor) or trainer_of(tensor)
         if owner is not None:

@@ -1,6 +1,6 @@
-"""The directory of a checkpoint: a manifest, and beside it a folder with the files that it names. A new checkpoint gets a
-folder of its own; renaming its manifest into place makes it the current one. The old folder goes when all ranks have seen
-that."""
+"""The directory of a checkpoint: a manifest, and next to it a folder with the files that it names. A new checkpoint
+gets a new folder. Renaming its manifest into place makes it the current one. The old folder is removed when all ranks
+have seen that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = re.compile(r"step-\d+-[0-9a-f]{8}")
 
 
 class CheckpointDirectory:
-    """The directory while one job saves to it, locked until `release()`. Rank 0 of the job makes it."""
+    """A directory while one job saves to it, locked until `release()`. Rank 0 of the job uses it."""
 
     def __init__(self, directory: Path):
         directory.mkdir(parents=True, exist_ok=True)
@@ -34,12 +34,12 @@ class CheckpointDirectory:
         self._replaced = ""  # the folder of the checkpoint that the new one has replaced
 
     def create(self, folder: str) -> None:
-        """Make the folder, and remove what savings left that were stopped."""
+        """Make the folder, and remove the folders of savings that were stopped."""
         self.remove_stale()
         (self._directory / folder).mkdir(mode=0o700)
 
     def make_current(self, folder: str, manifest: bytes) -> None:
-        """Replace the manifest: readers find the old checkpoint before, and the new one afterwards."""
+        """Replace the manifest. Readers find the old checkpoint before, and the new one afterwards."""
         self._replaced = folder_in(self._directory) or ""
         flush_folder(self._directory / folder)
         flush_folder(self._directory)
@@ -49,19 +49,19 @@ class CheckpointDirectory:
         flush_folder(self._directory)
 
     def remove_stale(self) -> None:
-        """Remove the folders that the manifest does not name. Without a lock another job may be writing one of them: then
-        only the one goes that was replaced."""
+        """Remove the folders that the manifest does not name. Without a lock, another job may be writing one of them,
+        so only the folder that was replaced is removed."""
         current = folder_in(self._directory)
         if current is None:
-            return  # a manifest that cannot be read is no reason not to save; until that is done everything stays
+            return  # the manifest cannot be read; everything stays until a saving has replaced it
         for path in self._directory.iterdir():
-            may_go = self._lock is not None or path.name == self._replaced
-            if FOLDER.fullmatch(path.name) and path.name != current and may_go:
+            is_stale = self._lock is not None or path.name == self._replaced
+            if FOLDER.fullmatch(path.name) and path.name != current and is_stale:
                 shutil.rmtree(path, ignore_errors=True)
 
     def discard(self, folder: str) -> None:
-        """Remove what a saving that failed has written, unless the manifest names it already, or may: then nothing else is
-        whole."""
+        """Remove the files of a saving that failed, unless the manifest names them, or may name them: then no other
+        checkpoint is complete."""
         if folder_in(self._directory) not in (folder, None):
             shutil.rmtree(self._directory / folder, ignore_errors=True)
 
@@ -71,14 +71,15 @@ class CheckpointDirectory:
 
 
 def lock_of(directory: Path) -> _core.DirectoryLock | None:
-    """None where the file system has no locks; B2204 where another process has it."""
+    """Lock the directory. Return None where the file system has no locks; raise B2204 where another process has the
+    lock."""
     try:
         return _core.DirectoryLock(directory=str(directory))
     except Error as error:
         if error.code != "B2205":
             raise
         log.warning(
-            "%s; two jobs that save to %s at once are not kept apart, and folders that a stopped saving left stay",
+            "%s; nothing prevents two jobs from saving to %s at once, and folders of stopped savings are not removed",
             error.what_happened,
             directory,
         )
@@ -86,7 +87,8 @@ def lock_of(directory: Path) -> _core.DirectoryLock | None:
 
 
 def folder_name(step: int, token: int) -> str:
-    """
+    """Return the name of a checkpoint's folder.
+
     >>> folder_name(12, 255)
     'step-12-000000ff'
     """
@@ -94,21 +96,22 @@ def folder_name(step: int, token: int) -> str:
 
 
 def require_same_model(directory: Path, names: Collection[str]) -> None:
-    """Refuses to replace a checkpoint none of whose tensors has one of these names: two models would take each other's away."""
+    """Refuse to replace a checkpoint that has no tensor of these names: two models would replace each other's
+    checkpoints."""
     there = (content_in(directory) or {}).get("tensors", {})
     if there and not any(own in names for own in own_names(there.keys(), names).values()):
         refuse(
-            "a checkpoint of another model would be replaced: no tensor of it has the name of one of this model",
+            "cannot replace a checkpoint of another model: it has no tensor with a name of this model",
             where=str(directory),
-            needed="a directory for each model, and for each part of one that ranks have apart",
-            available=f"one with {next(iter(there))}",
+            needed="one directory for each model, and for each part of a model that different ranks hold",
+            available=f"a checkpoint with {next(iter(there))}",
             remedy="Save to another directory, or remove the checkpoint that is there.",
         )
 
 
 def require_same_history(directory: Path, known: Collection[str], ours: Collection[str]) -> None:
-    """Refuse to replace a checkpoint that is not one of `ours`, where this training has saved or loaded the `known` folders.
-    Two jobs would take turns otherwise, and a reader would get now the state of one and now that of the other."""
+    """Refuse to replace a checkpoint that is not one of `ours`, if this training has saved or loaded the `known`
+    folders here. Otherwise two jobs would take turns, and a reader would get the state of either."""
     there = content_in(directory) or {}
     if known and there and there["folder"] not in ours:
         fail(
@@ -130,17 +133,17 @@ def require_space(directory: Path, needed: int) -> None:
         fail(
             "drive_full",
             _core.Problem(
-                what="the checkpoint does not fit on the drive",
+                what="cannot save a checkpoint: it does not fit on the drive",
                 where=str(directory),
                 needed=human_size(needed),
                 available=human_size(available),
-                remedy="Free space, or save to another drive. A checkpoint that is there already stays as it is.",
+                remedy="Free space, or save to another drive. An existing checkpoint stays as it is.",
             ),
         )
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """On the drive when this returns."""
+    """Write a file, which is on the drive when this returns."""
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)
         file.flush()
@@ -148,7 +151,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def flush_folder(directory: Path) -> None:
-    """New names in it are on the drive when this returns."""
+    """Flush a folder: new names in it are on the drive when this returns."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Checkpoints of others: what a directory holds is told by the names of its files."""
+"""Recognise checkpoints of other programs by the names of their files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ballast.checks import refuse
 
 
 class Source(Protocol):
-    """Parameters with their moments, whole, one at a time; None for what it lacks."""
+    """Reads full parameters and moments, one at a time. Methods return None for what the checkpoint lacks."""
 
-    may_be_flat: bool  # tensors of any shape
+    may_be_flat: bool  # a tensor may be stored flat, whatever its shape
 
     def shape(self, name: str, moment: str = "") -> tuple[int, ...] | None: ...
     def has_state(self, name: str) -> bool:
-        """Anything that the optimizer keeps."""
+        """Return whether there is any optimizer state of this parameter."""
 
     def parameter(self, name: str) -> torch.Tensor: ...
     def moment(self, name: str, moment: str) -> torch.Tensor: ...
@@ -30,7 +30,8 @@ class Source(Protocol):
 
 
 def kind_of(directory: Path) -> str:
-    """Whose it is: "universal" is DeepSpeed's too, "distributed" is torch's; empty: nobody's that is known."""
+    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's. Empty:
+    unknown."""
     found = {
         "ballast": directory / MANIFEST,
         "universal": directory / "zero",
@@ -48,8 +49,8 @@ def kind_of(directory: Path) -> str:
 
 
 def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -> Source:
-    """Of what can be read as it is; else refuses, with what makes it so. `known` are the names of all that there is in the
-    model, `trained` of what has to be found."""
+    """Return the reader of a checkpoint, or refuse it with the command that converts it. `known` are all names in the
+    model, `trained` those that the checkpoint must have."""
     kind = kind_of(directory)
     if kind == "universal":
         return Universal(directory)
@@ -58,30 +59,35 @@ def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -
     if kind == "deepspeed":
         _refuse_deepspeed(directory)
     if kind == "safetensors":
-        _refuse("safetensors files hold no optimizer's state", directory, "ballast.load(model, files) reads parameters.")
+        _refuse(
+            "cannot load a training from safetensors files: they hold no optimizer state",
+            directory,
+            "ballast.load(model, files) reads parameters.",
+        )
     raise AssertionError(kind)
 
 
 def _refuse_deepspeed(directory: Path) -> NoReturn:
-    """It keeps several in a directory, by tag, and names the newest; universal ones beside them, and the newest of those."""
+    """Name the universal checkpoint, or the command that makes one. DeepSpeed keeps several checkpoints in a directory,
+    by tag, and files that name the newest one and the newest universal one."""
     universal = _named(directory, "latest_universal")
     if (universal / "zero").exists():
-        _refuse("a directory of checkpoints of DeepSpeed was given", directory, f"The last universal one is {universal}.")
+        _refuse("cannot load several DeepSpeed checkpoints at once", directory, f"The newest universal one is {universal}.")
     newest = _named(directory, "latest")
     command = ["python", "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
     command += ["--input_folder", str(newest), "--output_folder", f"{newest}-universal"]
     _refuse(
-        "a checkpoint of DeepSpeed is cut for the ranks that wrote it",
+        "cannot load this DeepSpeed checkpoint: it is sharded for the ranks that wrote it",
         directory,
         f"Make it universal, and load {newest}-universal: {shlex.join(command)}",
     )
 
 
 def _refuse(what: str, directory: Path, remedy: str) -> NoReturn:
-    refuse(what, where=str(directory), needed="a checkpoint that any ranks can read", remedy=remedy)
+    refuse(what, where=str(directory), needed="a checkpoint that any number of ranks can read", remedy=remedy)
 
 
 def _named(directory: Path, file: str) -> Path:
-    """By what a file says; itself without one."""
+    """Return the folder that a file of the directory names, or the directory itself without that file."""
     path = directory / file
     return directory / path.read_text().strip() if path.exists() else directory

@@ -1,5 +1,5 @@
-"""Reading a checkpoint, on however many ranks, at whatever stage, tier and state format. What can be checked is checked before
-anything is changed."""
+"""Load a checkpoint on any number of ranks, at any stage, tier and state format. Everything that can be checked is
+checked before anything changes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import torch
 from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
-from ballast.checkpoint.fitting import require_fit, use_own_names
-from ballast.checkpoint.held import moment_name
-from ballast.checkpoint.holdings import (
+from ballast.checkpoint.compatibility import require_compatible, use_model_names
+from ballast.checkpoint.custom_state import CustomState
+from ballast.checkpoint.inventory import (
     buffers_by_name,
     checkpoints_in,
     parameter_names,
     parameters_by_name,
     require_all_partitioned,
 )
-from ballast.checkpoint.own_state import OwnState
 from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
+from ballast.checkpoint.torch_tensors import moment_name
 from ballast.checkpoint.unpickling import load_without_code
 from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.everybody import by_first_rank
@@ -38,62 +38,62 @@ LOADING = "loading a checkpoint"
 
 
 def load_current(directory: Path, model: torch.nn.Module, session: Session) -> Any:
-    """Load the checkpoint that the manifest names, and return what was saved as extra. All ranks do this together, and go by
-    the manifest that rank 0 reads.
+    """Load the checkpoint that the manifest names, and return what was saved as extra. All ranks do this together, and
+    go by the manifest that rank 0 reads.
 
     A saving may replace it meanwhile, and remove the files that it names: then the new one is loaded."""
     read = partial(by_first_rank, session.group, LOADING, partial(manifest.read_text, directory))
     for _ in range(manifest.READS):
         text = read()
-        together = Agreement(session.group, LOADING)
+        agreement = Agreement(session.group, LOADING)
         try:
-            return Loading(directory, text, model, session, together).run()
-        except Exception:  # also no error of ours: has_failed is the same on all ranks, and decides what they do next
-            if not together.has_failed or read() == text:
+            return Loading(directory, text, model, session, agreement).run()
+        except Exception:  # of any kind: has_failed is the same on all ranks, and decides what they do next
+            if not agreement.has_failed or read() == text:
                 raise
     manifest.fail_replaced(directory)
 
 
 class Loading:
-    """Of one checkpoint, into one model and optimizer. All ranks do this together."""
+    """Loads one checkpoint into one model and optimizer. All ranks do this together."""
 
-    def __init__(self, directory: Path, text: bytes, model: torch.nn.Module, session: Session, together: Agreement):
+    def __init__(self, directory: Path, text: bytes, model: torch.nn.Module, session: Session, agreement: Agreement):
         self._session = session
         self._directory = directory
         self._model = model
-        self._together = together
+        self._agreement = agreement
         self._parameters = parameters_by_name(model, session)
         self._names = parameter_names(model, session)
         self._buffers = buffers_by_name(model)
-        with self._together.attempt():
+        with self._agreement.attempt():
             session.require_put_away("cannot load a checkpoint")
             require_all_partitioned(session, self._names)
             self._checkpoint = manifest.parse(directory, text)
-            use_own_names(self._checkpoint, {**self._parameters, **self._buffers})
+            use_model_names(self._checkpoint, {**self._parameters, **self._buffers})
             self._files = manifest.data_files(directory, self._checkpoint)
-            require_fit(self._checkpoint, session, self._parameters, self._buffers, self._names)
+            require_compatible(self._checkpoint, session, self._parameters, self._buffers, self._names)
             require_expected(model, self._buffers.values())
             self._extra = read_extra(directory, self._checkpoint, session.group.rank)
-        self._together.settle()
+        self._agreement.settle()
         self._tensors = self._checkpoint.tensors
 
     def run(self) -> Any:
-        """What was saved as extra."""
+        """Load it, and return what was saved as extra."""
         self._session.optimizer.zero_grad()
-        with self._together.attempt():  # a file that is missing or too short, before anything is changed
-            _core.CheckpointReader(self._files, self._all_places())
-        self._together.settle()
+        with self._agreement.attempt():  # finds a missing or short file before anything changes
+            _core.CheckpointReader(self._files, self._last_pieces())
+        self._agreement.settle()
         set_groups(self._session.optimizer, self._checkpoint.groups)
-        own = OwnState(self._session, self._tensors, self._names)
-        aside, late = (own.aside(), {}) if self._session.has_own_step else self._empty_moments()
+        custom = CustomState(self._session, self._tensors, self._names)
+        aside, late = (custom.frozen(), {}) if self._session.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
         expect_buffers(self._model)
         self._buffers = buffers_by_name(self._model)
         partition = self._session.begin_from(made, self._checkpoint.step, aside)
         moments = {} if self._session.has_own_step else {**aside, **late}
-        self._fill(partition, self._targets(partition, moments) + own.targets(partition))
-        own.give()
+        self._fill(partition, self._targets(partition, moments) + custom.targets(partition))
+        custom.install()
         if any(self._session.group.all_reduce([len(late)])):
             partition.write_moments(moments_by_kind(late, self._session))
         self._session.skipped = self._checkpoint.skipped
@@ -103,13 +103,14 @@ class Loading:
         known.add(self._checkpoint.folder)
         return self._extra
 
-    def _all_places(self) -> list[tuple[int, int, int, int]]:
-        """The last piece of each file."""
+    def _last_pieces(self) -> list[tuple[int, int, int, int]]:
+        """Return the last piece of each file."""
         last = {piece.file: piece for piece in manifest.pieces_by_file(list(self._tensors.values()))}
         return [(piece.file, piece.offset, piece.bytes, piece.seal) for piece in last.values()]
 
     def _empty_moments(self) -> tuple[State, State]:
-        """For moments that belong to no trained parameter, now or when they were saved: to be kept aside; to be given back."""
+        """Allocate the moments of parameters that were frozen when they were saved, or are frozen now. Return those
+        that stay with frozen parameters, and those that return to parameters that are trained now."""
         aside: State = {}
         late: State = {}
         for _, parameter in self._session.parameters():
@@ -126,7 +127,7 @@ class Loading:
         return aside, late
 
     def _targets(self, partition: Partition, moments: State) -> list[Target]:
-        """What does not lie in the partition, on each rank."""
+        """Return where the tensors go that are not sharded, on each rank."""
         partitioned = {id(member.parameter) for member in partition.all_members}
         targets: list[Target] = []
         for name, parameter in self._parameters.items():
@@ -149,23 +150,23 @@ class Loading:
         parts = [(self._name_of(part, partition), part) for part in partition.own_parts()]
         wanted = [cut for name, part in parts for cut in cover(self._tensors[name].pieces, part.first, part.count)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
-        with self._together.attempt():
+        with self._agreement.attempt():
             stream = Stream(self._files, (cut.piece for cut in wanted))
-        self._together.settle()
+        self._agreement.settle()
 
         def change(part: _core.StatePart) -> None:
-            with self._together.attempt():
-                if self._together.error is None:
+            with self._agreement.attempt():
+                if self._agreement.error is None:
                     self._change(part, self._name_of(part, partition), stream)
 
-        partition.change_parts(change, self._checkpoint.step, self._together.settle)
-        with self._together.attempt():
+        partition.change_parts(change, self._checkpoint.step, self._agreement.settle)
+        with self._agreement.attempt():
             for target in targets:
                 target.begin()
                 for cut in cuts_of(target):
                     target.take(stream.go_to(cut.piece, target.name), cut)
                 target.finish()
-        self._together.settle()
+        self._agreement.settle()
 
     def _change(self, part: _core.StatePart, name: str, stream: Stream) -> None:
         entry = self._tensors[name]
@@ -182,7 +183,7 @@ def cuts_of(target: Target) -> Iterator[Cut]:
 
 
 def moments_by_kind(late: State, session: Session) -> dict[tuple[int, _core.Moment], torch.Tensor]:
-    """As a partition takes them."""
+    """Order moments by parameter and kind."""
     return {
         (parameter, kind): values[name]
         for parameter, values in late.items()
@@ -194,13 +195,13 @@ def moments_by_kind(late: State, session: Session) -> dict[tuple[int, _core.Mome
 def set_groups(optimizer: torch.optim.Optimizer, saved: Iterable[dict[str, Any]]) -> None:
     for group, found in zip(optimizer.param_groups, saved):
         for key, value in found["options"].items():
-            group[key] = alike(group.get(key), value)
+            group[key] = restored(group.get(key), value)
 
 
-def alike(now: Any, value: Any) -> Any:
-    """JSON knows neither tuples nor tensors.
+def restored(now: Any, value: Any) -> Any:
+    """Return the value with the type of the current one, because JSON has neither tuples nor tensors.
 
-    >>> alike((0.9, 0.99), [0.8, 0.9])
+    >>> restored((0.9, 0.99), [0.8, 0.9])
     (0.8, 0.9)
     """
     if isinstance(now, tuple) and isinstance(value, list):
@@ -211,8 +212,8 @@ def alike(now: Any, value: Any) -> Any:
 
 
 def read_extra(directory: Path, checkpoint: manifest.Checkpoint, rank: int) -> Any:
-    """That of the rank of the same number; ranks that there were not begin again with the first one's. Tensors come to the
-    host: the GPU that they were on may not be there."""
+    """Return the extra of the rank with the same number; additional ranks start again with that of rank 0. Tensors are
+    loaded to the host, because the GPU that they were on may not exist here."""
     number = rank % checkpoint.ranks
     path = directory / checkpoint.folder / manifest.extra_name(number)
     content = manifest.read_bytes(path)

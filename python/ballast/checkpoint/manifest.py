@@ -1,4 +1,4 @@
-"""What a checkpoint consists of, as its JSON files say it. Needs no torch."""
+"""Read and write the JSON files that say what a checkpoint consists of. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ballast.errors import Error
 
 VERSION = 1
 MANIFEST = "checkpoint.json"
-READS = 5  # of a checkpoint that other jobs replace while it is read
+READS = 5  # attempts to read a checkpoint that other jobs replace meanwhile
 
 PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
 
-OWN = ("own", "own tensor", "own number")  # state of an optimizer's own step: for each element, another tensor, a number
-ROLES = ("trained", "frozen", "buffer", "moment", *OWN)
+# Roles of a custom optimizer's state: a tensor with a value for each element, another tensor, a number.
+CUSTOM = ("own", "own tensor", "own number")
+ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM)
 
 
 @dataclass
@@ -35,8 +36,8 @@ class Tensor:
     format: str | None = None  # of a trained parameter's state, and which moments it has
     momentum: bool = False
     variance: bool = False
-    steps: int = 0  # that have trained it
-    pieces: list[Piece] = field(default_factory=list)  # in order; not in the manifest, but in the ranks' own files
+    steps: int = 0  # number of steps that have trained it
+    pieces: list[Piece] = field(default_factory=list)  # in order; the ranks' own files list them, not the manifest
 
     @property
     def elements(self) -> int:
@@ -59,21 +60,21 @@ class Tensor:
 
 @dataclass
 class Checkpoint:
-    """Everything about a checkpoint but its numbers."""
+    """Everything about a checkpoint except the values of its tensors."""
 
     step: int
     skipped: int
     ranks: int
-    folder: str  # beside the manifest, with the files of this checkpoint
+    folder: str  # next to the manifest, with the files of this checkpoint
     optimizer: str  # its class
-    moments: dict[str, str]  # "momentum" and "variance", as far as it has them: torch's names
+    moments: dict[str, str]  # torch's names of "momentum" and "variance", as far as the optimizer has them
     groups: list[dict[str, Any]]  # "parameters": names; "options"
     tensors: dict[str, Tensor]
-    indexes: list[dict[str, Any]]  # of each rank's file: its name and its seal
-    own_step: bool = False  # of the optimizer, with state of its own
+    indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
+    own_step: bool = False  # the optimizer's own step makes the updates, with state of its own
     written_by: str = _core.version
     format: int = VERSION
-    extra_seals: list[str] = field(default_factory=list)  # by rank; like pieces
+    extra_seals: list[str] = field(default_factory=list)  # by rank; the ranks' own files hold them
 
     def to_json(self) -> bytes:
         content = asdict(self)
@@ -96,13 +97,13 @@ def extra_name(rank: int) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """As a file's text, with a checksum.
+    """Return the text of a file with this content and its checksum.
 
     >>> unsealed(sealed({"step": 3}), "here")
     {'step': 3}
     >>> unsealed(sealed({"step": 3}).replace(b"3", b"4", 1), "here")
     Traceback (most recent call last):
-    ballast.errors.FailureError: B3202 a file of a checkpoint is not what was written
+    ballast.errors.FailureError: B3202 a file of the checkpoint is not what was written
       where:     here
     ...
     """
@@ -111,6 +112,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(text: bytes, where: str) -> Any:
+    """Return the content of a file. Raise B3202 where it does not match its checksum."""
     try:
         read = json.loads(text)
         content = read["content"]
@@ -127,7 +129,7 @@ def require_sealed(content: bytes, seal: str, path: Path) -> None:
 
 
 def _fail_changed(where: str) -> NoReturn:
-    fail("bad_record", _core.Problem(what="a file of a checkpoint is not what was written", where=where))
+    fail("bad_record", _core.Problem(what="a file of the checkpoint is not what was written", where=where))
 
 
 def _canonical(content: Mapping[str, Any]) -> bytes:
@@ -142,9 +144,10 @@ def seal_of(text: bytes) -> str:
 
 
 def read(directory: str | Path) -> Checkpoint:
-    """Return the checkpoint in a directory, with all pieces of all tensors. What cannot be right is refused, and named.
+    """Return the checkpoint in a directory, with all pieces of all tensors. Raise an error that names what is wrong
+    with it.
 
-    A saving may replace the manifest meanwhile, and remove the files that it names: then the new one is read."""
+    A saving may replace the manifest meanwhile, and remove the files that it names. Then the new checkpoint is read."""
     directory = Path(directory)
     for _ in range(READS):
         text = read_text(directory)
@@ -162,7 +165,7 @@ def read_text(directory: Path) -> bytes:
 
 
 def content_in(directory: Path) -> Mapping[str, Any] | None:
-    """Return what the manifest says: nothing where there is none, None where it cannot be read."""
+    """Return the content of the manifest: empty where there is none, None where it cannot be read."""
     path = directory / MANIFEST
     try:
         content: Mapping[str, Any] = unsealed(read_bytes(path), str(path)) if path.exists() else {}
@@ -183,7 +186,7 @@ def fail_replaced(directory: Path) -> NoReturn:
         _core.Problem(
             what=f"cannot read a checkpoint: another job has replaced it {READS} times meanwhile",
             where=str(directory),
-            remedy="Read it when fewer are saved, or read a copy.",
+            remedy="Read it when jobs save less often, or read a copy.",
         ),
     )
 
@@ -213,7 +216,7 @@ def _checkpoint_of(text: bytes, path: Path) -> Checkpoint:
         fail(
             "newer_format",
             _core.Problem(
-                what=f"a checkpoint has format {content['format']}, written by Ballast {content['written_by']}",
+                what=f"cannot read a checkpoint of format {content['format']}: Ballast {content['written_by']} wrote it",
                 where=str(path),
                 needed=f"format {VERSION} or older",
             ),
@@ -226,15 +229,15 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        fail("file_call", _core.Problem(what=f"a file of a checkpoint cannot be read: {error.strerror}", where=str(path)))
+        fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
 
 
 def data_files(directory: str | Path, checkpoint: Checkpoint) -> list[str]:
-    """By rank."""
+    """Return the data file of each rank."""
     return [str(Path(directory) / checkpoint.folder / data_name(rank)) for rank in range(checkpoint.ranks)]
 
 
 def pieces_by_file(tensors: Sequence[Tensor]) -> list[Piece]:
-    """All, in the order in which they lie on the drive."""
+    """Return all pieces in the order in which they are on the drive."""
     pieces = [piece for tensor in tensors for piece in tensor.pieces]
     return sorted(pieces, key=lambda piece: (piece.file, piece.offset))

@@ -1,4 +1,4 @@
-"""Which elements of a tensor lie where, and who needs what of it. Pure."""
+"""Find which chunk holds which elements of a tensor, and which of them a rank needs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ballast.checks import fail
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a tensor's elements, in a chunk of a file."""
+    """Consecutive elements of a tensor, in a chunk of a file."""
 
     first: int
     count: int
@@ -27,23 +27,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is wanted of a piece."""
+    """The elements of a piece that a rank needs."""
 
     piece: Piece
     first: int  # element of the piece
-    into: int  # element of what was asked for
+    into: int  # element of the requested range
     count: int
 
 
 def cover(pieces: Sequence[Piece], first: int, count: int) -> Iterator[Cut]:
-    """From which pieces elements come; these are in order, and have no gaps.
+    """Yield the cuts that hold the requested elements. The pieces are in order and have no gaps.
 
     >>> pieces = [Piece(0, 256, 0, 0, 1024, 7), Piece(256, 44, 1, 0, 176, 8)]
     >>> [(cut.piece.file, cut.first, cut.into, cut.count) for cut in cover(pieces, 128, 160)]
     [(0, 128, 0, 128), (1, 0, 128, 32)]
     """
     low, high = 0, len(pieces)
-    while low < high:  # the first piece that ends behind the first element
+    while low < high:  # finds the first piece that ends after the first element
         middle = (low + high) // 2
         low, high = (middle + 1, high) if pieces[middle].end <= first else (low, middle)
     for piece in pieces[low:]:
@@ -54,7 +54,7 @@ def cover(pieces: Sequence[Piece], first: int, count: int) -> Iterator[Cut]:
 
 
 def in_order(name: str, elements: int, pieces: Sequence[Piece]) -> list[Piece]:
-    """All elements of the tensor, each once: else B3202."""
+    """Return the pieces in order. Raise B3202 unless they hold each element of the tensor once."""
     ordered = sorted(pieces, key=lambda piece: piece.first)
     end = 0
     for piece in ordered:
@@ -67,7 +67,7 @@ def in_order(name: str, elements: int, pieces: Sequence[Piece]) -> list[Piece]:
     fail(
         "bad_record",
         _core.Problem(
-            what="a checkpoint does not hold each element once",
+            what="the checkpoint does not hold each element once",
             where=f"{name}, element {end}",
             needed=f"{elements} elements",
             available=f"{sum(piece.count for piece in pieces)} elements in {len(pieces)} pieces",
@@ -76,7 +76,7 @@ def in_order(name: str, elements: int, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def slices(elements: int, most: int) -> Iterator[tuple[int, int]]:
-    """First element and count of stretches of this size.
+    """Yield the first element and the count of each slice of at most this size.
 
     >>> list(slices(5, 2))
     [(0, 2), (2, 2), (4, 1)]

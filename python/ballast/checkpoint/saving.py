@@ -1,4 +1,5 @@
-"""Writing a checkpoint: each rank its own part, and then rank 0 what says that it is whole."""
+"""Save a checkpoint: every rank writes its local shards, and then rank 0 writes the manifest, which makes the
+checkpoint valid."""
 
 from __future__ import annotations
 
@@ -23,31 +24,31 @@ from ballast.checkpoint.folder import (
     require_space,
     write_file,
 )
-from ballast.checkpoint.held import Held, Writers
-from ballast.checkpoint.holdings import (
+from ballast.checkpoint.inventory import (
     checkpoints_in,
     entry_of,
     entry_of_member,
-    held_by_torch,
     of_this_training,
     parameter_names,
     require_all_partitioned,
+    torch_tensors,
 )
 from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
+from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.everybody import by_first_rank
 
-SLICE = 1 << 20  # elements of what torch holds that are one chunk; a multiple of what shares a scale
-INDEX_BYTES = 128  # of a chunk, in a rank's index
+SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
+INDEX_BYTES = 128  # that a chunk takes in a rank's index
 SAVING = "saving a checkpoint"
 
 Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element, count, offset, seal
 
 
 class Saving:
-    """One rank's part of one checkpoint. All ranks do this together."""
+    """Saves one rank's part of one checkpoint. All ranks do this together."""
 
     def __init__(self, directory: Path, model: torch.nn.Module, session: Session, extra: Any):
         self._directory = directory
@@ -56,22 +57,22 @@ class Saving:
         self._partition = session.partition_now()
         self._partition.require_not_updated("cannot save the model")
         self._names = parameter_names(model, session)
-        self._together = Agreement(self._group, SAVING)
-        with self._together.attempt():
+        self._agreement = Agreement(self._group, SAVING)
+        with self._agreement.attempt():
             session.require_put_away("cannot save a checkpoint")
             self._partition.require_not_cast()
             require_all_partitioned(session, self._names)
             self._extra = packed(extra)
             self._groups = groups_of(session.optimizer, self._names)
-        self._together.settle()
-        self._held = list(held_by_torch(model, session, self._partition))
+        self._agreement.settle()
+        self._torch_tensors = list(torch_tensors(model, session, self._partition))
         self._entries = {
             self._names[id(member.parameter)]: entry_of_member(member, self._partition, session)
             for member in self._partition.all_members
         }
-        self._entries.update((held.name, entry_of(held)) for held in self._held)
-        self._own = [part for number, part in enumerate(self._partition.own_parts()) if self._writes(number)]
-        self._locked: CheckpointDirectory | None = None  # on rank 0, which has the directory for all ranks
+        self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
+        self._local_parts = [part for number, part in enumerate(self._partition.own_parts()) if self._writes(number)]
+        self._locked: CheckpointDirectory | None = None  # on rank 0, which locks the directory for all ranks
 
     def run(self) -> None:
         folder = folder_name(self._session.steps, self._token())
@@ -79,10 +80,10 @@ class Saving:
             by_first_rank(self._group, SAVING, lambda: self._enter(folder))
             self._begin(folder)
             self._write(self._directory / folder)
-            with self._together.attempt():
+            with self._agreement.attempt():
                 if self._locked is not None:
                     self._locked.make_current(folder, self._manifest(folder))
-            self._together.settle()
+            self._agreement.settle()
             if self._locked is not None:
                 self._locked.remove_stale()
         except BaseException:
@@ -94,40 +95,40 @@ class Saving:
                 self._locked.release()
 
     def _enter(self, folder: str) -> None:
-        """Lock the directory, and refuse to replace what is not this training's."""
+        """Lock the directory, and refuse to replace the checkpoint of another training."""
         self._locked = CheckpointDirectory(self._directory)
         require_same_model(self._directory, set(self._names.values()))
         known = checkpoints_in(self._session, self._directory)
         require_same_history(self._directory, known, of_this_training(self._session))
-        # A saving that fails may leave either as the current one, and the next one replaces that.
+        # If this saving fails, either checkpoint may be the current one. The next saving may replace both.
         known.update(name for name in (folder, manifest.folder_in(self._directory)) if name)
 
     def _token(self) -> int:
-        """The same on all ranks, and on none of another time."""
+        """Return a number that is the same on all ranks, and another one in every saving."""
         mine = int.from_bytes(os.urandom(4), "little") if self._group.rank == 0 else 0
         return self._group.all_reduce([mine])[0]
 
     def _begin(self, folder: str) -> None:
-        with self._together.attempt():
+        with self._agreement.attempt():
             if self._locked is not None:
                 self._locked.create(folder)
-        self._together.settle()
+        self._agreement.settle()
         [needed] = self._group.all_reduce([self._bytes()])
-        with self._together.attempt():
+        with self._agreement.attempt():
             require_shared(self._directory / folder)
             require_space(self._directory, needed)
-        self._together.settle()
+        self._agreement.settle()
 
-    # --- What this rank writes ---
+    # --- The part of this rank ---
 
     def _writes(self, number: int) -> bool:
         """Where all ranks keep everything, they take turns."""
         return self._session.options.stage != 0 or number % self._group.size == self._group.rank
 
-    def _own_slices(self) -> Iterator[tuple[Held, int, int]]:
-        """Of what torch holds."""
+    def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int]]:
+        """Yield the slices of torch's tensors that this rank writes."""
         number = 0
-        for held in self._held:
+        for held in self._torch_tensors:
             for first, count in slices(held.tensor.numel(), SLICE):
                 number += held.writers is Writers.in_turns
                 turn = number % self._group.size if held.writers is Writers.in_turns else 0
@@ -139,27 +140,27 @@ class Saving:
         return name, self._entries[name]
 
     def _bytes(self) -> int:
-        parts = [self._entry(part)[1].chunk_bytes(part.count) for part in self._own]
-        parts += [held.tensor.element_size() * count for held, _, count in self._own_slices()]
+        parts = [self._entry(part)[1].chunk_bytes(part.count) for part in self._local_parts]
+        parts += [held.tensor.element_size() * count for held, _, count in self._local_slices()]
         return sum(parts) + INDEX_BYTES * len(parts) + len(self._extra)
 
     def _write(self, folder: Path) -> None:
         rank = self._group.rank
         chunks: Chunks = {}
-        with self._together.attempt():
+        with self._agreement.attempt():
             writer = _core.CheckpointWriter(str(folder / manifest.data_name(rank)))
-        self._together.settle()
-        mine = {(part.unit, part.tensor, part.first) for part in self._own}
+        self._agreement.settle()
+        mine = {(part.unit, part.tensor, part.first) for part in self._local_parts}
 
         def look(part: _core.StatePart) -> None:
-            with self._together.attempt():
-                if self._together.error is None and (part.unit, part.tensor, part.first) in mine:
+            with self._agreement.attempt():
+                if self._agreement.error is None and (part.unit, part.tensor, part.first) in mine:
                     add(chunks, self._entry(part)[0], part.first, part.count, writer.append(part))
 
         self._partition.look_at_parts(look)
-        with self._together.attempt():
-            if self._together.error is None:
-                for held, first, count in self._own_slices():
+        with self._agreement.attempt():
+            if self._agreement.error is None:
+                for held, first, count in self._local_slices():
                     values = slice_on_host(held.tensor, first, count)
                     written = writer.append_memory(values.data_ptr(), values.nbytes)
                     add(chunks, held.name, held.begin + first, count, written)
@@ -167,14 +168,14 @@ class Saving:
                 write_file(folder / manifest.extra_name(rank), self._extra)
                 write_file(folder / manifest.index_name(rank), self._index(chunks, bytes_written))
                 flush_folder(folder)
-        self._together.settle()
+        self._agreement.settle()
 
     def _index(self, chunks: Chunks, bytes_written: int) -> bytes:
         extra = {"bytes": len(self._extra), "seal": manifest.seal_of(self._extra)}
         return manifest.sealed({"chunks": chunks, "data_bytes": bytes_written, "extra": extra})
 
     def _manifest(self, folder: str) -> bytes:
-        """With the seals of all ranks' indexes, as they lie on the drive."""
+        """Return the manifest, with the seals of all ranks' indexes as they are on the drive."""
         files = [manifest.index_name(rank) for rank in range(self._group.size)]
         seals = [manifest.seal_of(manifest.read_bytes(self._directory / folder / file)) for file in files]
         return Checkpoint(
@@ -203,21 +204,21 @@ def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
 def require_shared(folder: Path) -> None:
     if not folder.is_dir():
         refuse(
-            "a checkpoint was to be saved to a directory that not all ranks see",
+            "cannot save a checkpoint: not all ranks see the directory",
             where=str(folder),
             needed="a directory that all machines share",
         )
 
 
 def packed(extra: Any) -> bytes:
-    """What can be read again without running anything that a file says."""
+    """Serialize `extra`, and refuse what cannot be read again without running code that the file names."""
     buffer = io.BytesIO()
     torch.save(extra, buffer)
     try:
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
         refuse(
-            "extra holds something that torch.load(weights_only=True) would not read",
+            "cannot save extra: torch.load(weights_only=True) cannot read it",
             where=str(error).splitlines()[0],
             needed="tensors, numbers, text, None, and lists, tuples and dictionaries of them",
             remedy="Save a state_dict() instead of an object.",
@@ -226,7 +227,7 @@ def packed(extra: Any) -> bytes:
 
 
 def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
-    """The parameter groups, with names instead of parameters."""
+    """Return the parameter groups, with names instead of parameters."""
     groups = []
     for number, group in enumerate(optimizer.param_groups):
         options = {key: plain(value) for key, value in group.items() if key != "params"}
@@ -234,7 +235,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[d
             json.dumps(options)
         except TypeError as error:
             refuse(
-                f"a parameter group holds what cannot be saved: {error}",
+                f"cannot save a parameter group: {error}",
                 where=f"param_groups[{number}]",
                 needed="numbers, text, None, and lists and dictionaries of them",
             )

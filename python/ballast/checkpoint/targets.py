@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors go that torch holds whole."""
+"""The tensors of torch that a checkpoint is loaded into."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ballast.checkpoint.pieces import Cut
 
 
 class Target(Protocol):
+    """A tensor to fill: begin(), take() for each cut in order, finish()."""
+
     name: str
     entry: Tensor
-    first: int  # element that is wanted, and how many
+    first: int  # element of the checkpoint's tensor
     count: int
 
     def begin(self) -> None: ...
@@ -24,7 +26,7 @@ class Target(Protocol):
 
 
 class PlainTensor:
-    """Its elements as they are, or a stretch of them: a buffer's, a parameter's that was frozen, a moment's kept aside."""
+    """Takes elements as they are, of a buffer, a frozen parameter or its moments: all of them, or a shard."""
 
     def __init__(self, name: str, entry: Tensor, tensor: torch.Tensor, first: int = 0):
         self.name, self.entry = name, entry
@@ -45,8 +47,8 @@ class PlainTensor:
 
 
 class TrainedTensor:
-    """A parameter that was trained, and is frozen now; its moments are kept aside. Without the parameter where that is
-    partitioned, and gets its numbers there."""
+    """Takes a parameter that was trained, and is frozen now, with its moments. `parameter` is None where it is sharded:
+    then its values go to the shards."""
 
     def __init__(self, name: str, entry: Tensor, parameter: torch.Tensor | None, moments: Mapping[str, torch.Tensor]):
         self.name, self.entry = name, entry

@@ -1,4 +1,4 @@
-"""Universal checkpoints of DeepSpeed, as its ds_to_universal writes them: a folder for each parameter."""
+"""Read universal checkpoints of DeepSpeed, as its ds_to_universal writes them: one folder for each parameter."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from ballast.errors import Error
 
 log = logging.getLogger("ballast")
 
-# Of classes: those that it keeps beside a parameter, and those in files where it keeps what the script has given it too.
+# Classes whose objects are passed over: DeepSpeed's own next to a parameter, and any class where the script's objects
+# are saved too.
 ITS_OWN = ("deepspeed.",)
 ANY = ("",)
 
 
 class Universal:
-    may_be_flat = True  # in stage 3
+    """A Source for one directory."""
+
+    may_be_flat = True  # stage 3 writes flat tensors
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -30,8 +33,8 @@ class Universal:
         if not self._path(name, moment).exists():
             return None
         found = tuple(self._tensor(name, moment).shape)
-        whole = self._shapes.get(name, found)
-        return whole if len(found) == 1 and math.prod(whole) == found[0] else found
+        full = self._shapes.get(name, found)
+        return full if len(found) == 1 and math.prod(full) == found[0] else found
 
     def has_state(self, name: str) -> bool:
         return any(file.stem != "fp32" for file in (self._folder / name).glob("*.pt"))
@@ -53,7 +56,8 @@ class Universal:
 
     @cached_property
     def _steps_of_all(self) -> int | None:
-        """Stage 3 keeps no steps of parameters: all have made as many as the optimizer's first."""
+        """Return the steps of the optimizer's first parameter. Stage 3 stores no steps of single parameters: all have
+        the same."""
         path = self._folder / "optimizer_state.pt"
         if not path.exists():
             return None
@@ -61,20 +65,20 @@ class Universal:
         try:
             states = found.get("optimizer_state_dict", {}).get("state", {}).values()
             counts = [int(state["step"]) for state in states if "step" in state]
-            # A FusedAdam of long ago counted in its groups; today's leaves a 0 there, whatever was done.
+            # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
             of_groups = [int(group.get("step", 0)) for group in found.get("param_groups", [])]
         except (AttributeError, TypeError, ValueError):
-            fail_unreadable(path, "it holds something else than an optimizer's state_dict()")
+            fail_unreadable(path, "it does not hold the state_dict() of an optimizer")
         return counts[0] if counts else max(of_groups, default=0) or None
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Stage 3 writes flat tensors: their shapes are in the ranks' own files, which lie beside."""
+        """Return the shapes of stage 3's flat tensors, from the files of the ranks next to them."""
         files = sorted(self._directory.glob("*model_states.pt"))
         try:
             groups = load_without_code(files[0], files[0], ANY).get("param_shapes") if files else None
             return {name: tuple(shape) for group in groups or [] for name, shape in group.items()}
-        except (Error, AttributeError, TypeError) as error:  # they hold what the script has put there too
+        except (Error, AttributeError, TypeError) as error:  # the script's own objects are in these files too
             log.info("shapes of flat tensors are not compared: %s", error)
             return {}
 

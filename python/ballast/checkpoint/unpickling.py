@@ -1,4 +1,4 @@
-"""Pickled files, read without running anything that they name."""
+"""Read pickled files without running any code that they name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ballast.checks import fail, refuse
 
 log = logging.getLogger("ballast")
 
-# Of what torch.load(weights_only=True) says: the reason, without the advice to read the file with the code that it names.
+# Finds the reason in an error of torch.load(weights_only=True), and leaves out its advice to run the code of the file.
 REASON = re.compile(r"WeightsUnpickler error:\s*(.+)|(Trying to load unsupported .+)")
 
 
 class StandIn:
-    """Takes the place of a class that is not needed: what it holds is passed over, and nothing of it runs."""
+    """Replaces a class that is not needed: its content is passed over, and none of its code runs."""
 
     def __init__(self, *args: Any):
         pass
@@ -32,7 +32,7 @@ class StandIn:
 
 
 class Unpickler(pickle.Unpickler):
-    """Finds the names that it is given, by module, and refuses a file that has any other."""
+    """Finds only the given names, by module, and refuses a file with any other name."""
 
     def __init__(self, file: IO[bytes], path: Path, names: Mapping[str, Collection[str]]):
         super().__init__(file)
@@ -49,9 +49,11 @@ class Unpickler(pickle.Unpickler):
 
 
 def load_without_code(file: Path | IO[bytes], path: Path, passed_over: tuple[str, ...] = ()) -> Any:
-    """Return what torch.save() wrote, of tensors, numbers, text and containers; tensors of a path are read when they are used.
+    """Read a file of torch.save() with tensors, numbers, text and containers. Tensors of a Path are read when they are
+    used.
 
-    Objects of classes whose names begin with one of `passed_over` become StandIns, others are refused. Errors name `path`."""
+    Objects of classes whose names begin with one of `passed_over` become StandIns. Others are refused. Errors name
+    `path`."""
     names = _foreign_names(file)
     if refused := [name for name in names if not name.startswith(passed_over)]:
         refuse_names(path, refused)
@@ -67,7 +69,7 @@ def load_without_code(file: Path | IO[bytes], path: Path, passed_over: tuple[str
 
 
 def _foreign_names(file: Path | IO[bytes]) -> list[str]:
-    """As far as they can be found without reading it: torch.load() refuses what is found no sooner."""
+    """Return the names that can be found without reading the file. torch.load() refuses any that are found later."""
     names: list[str] = []
     with suppress(Exception):
         names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))

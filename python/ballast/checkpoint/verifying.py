@@ -1,4 +1,4 @@
-"""Reading all of a checkpoint, to see whether it is what was written. Needs no torch."""
+"""Read all of a checkpoint, and compare it with its checksums. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ballast.errors import Error
 
 
 def problems_of(directory: str | Path) -> list[str]:
-    """Return what is wrong, one thing after the other; nothing, if all is well. Raises where it cannot begin.
+    """Return a line for each problem; an empty list if there is none. Raise an error where the manifest cannot be read.
 
-    What is wrong with files that a saving has removed meanwhile is none of the checkpoint's: the new one is read."""
+    A saving may replace the checkpoint and remove its files meanwhile. Then the new checkpoint is read."""
     directory = Path(directory)
     for _ in range(manifest.READS):
         checkpoint = manifest.read(directory)

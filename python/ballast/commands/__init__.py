@@ -1,4 +1,4 @@
-"""The command line, `ballast VERB`. It ends with 0 where all is well, 1 for a no, 2 where it was used wrongly."""
+"""The command line, `ballast COMMAND`. It exits with 0 for success, 1 for a negative answer, 2 for a usage error."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ballast.commands import doctor, inspect, plan, verify
 from ballast.commands.parser import Parser
 from ballast.errors import Error, UsageError
 
-VERBS = (plan, doctor, inspect, verify)
+COMMANDS = (plan, doctor, inspect, verify)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb.
+    """Run one command, and return its exit code.
 
     >>> main(["plan", "gpt2", "--ranks", "0"])
     2
     """
-    parser = Parser(prog="ballast", description="Trains models far larger than GPU memory.")
+    parser = Parser(prog="ballast", description="Train models that are far larger than GPU memory.")
     parser.add_argument("--version", action="version", version=f"ballast {_core.version}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
-    for verb in VERBS:
-        verb.add_to(verbs)
-    asked = parser.parse_args(arguments)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        command.add_to(commands)
+    chosen = parser.parse_args(arguments)
     try:
-        code: int = asked.run(asked)
+        code: int = chosen.run(chosen)
         sys.stdout.flush()
     except Error as error:
-        return _report(error, as_json=asked.json)
-    except BrokenPipeError:  # the reader of our output has seen enough
+        return _report(error, as_json=chosen.json)
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code

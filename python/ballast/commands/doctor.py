@@ -1,4 +1,4 @@
-"""`ballast doctor`: what on this machine stands in the way?"""
+"""`ballast doctor`: examine this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from ballast.diagnostic import Diagnostic
 from ballast.doctor import examine
-from ballast.finding import Finding
 
 EXAMPLE = """\
 examples:
@@ -17,25 +17,26 @@ examples:
 MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 
-def add_to(verbs: Any) -> None:
-    """Makes this a verb of the command line."""
-    about = "Looks at this machine, and says what to change. Ends with 1 where something would stop a training."
-    verb = verbs.add_parser("doctor", help="what is wrong with this machine?", description=about, epilog=EXAMPLE)
-    verb.add_argument("--drive", action="append", metavar="FOLDER", help="to be measured for state, for some seconds")
-    verb.add_argument("--json", action="store_true", help="for programs")
-    verb.set_defaults(run=run)
+def add_to(commands: Any) -> None:
+    """Add this command to the command line."""
+    about = "Examine this machine, and name what to change. Exits with 1 if a problem would stop a training."
+    parser = commands.add_parser("doctor", help="examine this machine", description=about, epilog=EXAMPLE)
+    help = "measure this folder as a place for state; takes some seconds; may be repeated"
+    parser.add_argument("--drive", action="append", metavar="FOLDER", help=help)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
 
 
-def run(asked: argparse.Namespace) -> int:
-    """All findings."""
-    findings = examine(drives=asked.drive or ["."])
-    if asked.json:
-        print(json.dumps([vars(finding) for finding in findings], indent=2))
+def run(chosen: argparse.Namespace) -> int:
+    """Print all diagnostics."""
+    diagnostics = examine(drives=chosen.drive or ["."])
+    if chosen.json:
+        print(json.dumps([vars(diagnostic) for diagnostic in diagnostics], indent=2))
     else:
-        print("\n".join(_line(finding) for finding in findings))
-    return 1 if any(finding.state == "bad" for finding in findings) else 0
+        print("\n".join(_line(diagnostic) for diagnostic in diagnostics))
+    return 1 if any(diagnostic.state == "bad" for diagnostic in diagnostics) else 0
 
 
-def _line(finding: Finding) -> str:
-    line = f"{MARKS[finding.state]}  {finding.about:<10}{finding.found}"
-    return line + (f"\n{'':16}{finding.remedy}" if finding.remedy else "")
+def _line(diagnostic: Diagnostic) -> str:
+    line = f"{MARKS[diagnostic.state]}  {diagnostic.about:<10}{diagnostic.found}"
+    return line + (f"\n{'':16}{diagnostic.remedy}" if diagnostic.remedy else "")

@@ -1,4 +1,4 @@
-"""`ballast inspect`: what is in a checkpoint?"""
+"""`ballast inspect`: show the content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import OWN, ROLES, Checkpoint, Tensor
+from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, Tensor
 from ballast.sizes import human_size
 
 EXAMPLE = """\
@@ -19,24 +19,24 @@ examples:
 """
 
 
-def add_to(verbs: Any) -> None:
-    """Makes this a verb of the command line."""
-    about = "Says what a checkpoint holds. Reads none of its numbers: `ballast verify` does."
-    verb = verbs.add_parser("inspect", help="what is in a checkpoint?", description=about, epilog=EXAMPLE)
-    verb.add_argument("directory", help="that ballast.save() was given")
-    verb.add_argument("--tensors", action="store_true", help="a line for each of them")
-    verb.add_argument("--json", action="store_true", help="for programs; with all tensors")
-    verb.set_defaults(run=run)
+def add_to(commands: Any) -> None:
+    """Add this command to the command line."""
+    about = "Show what a checkpoint contains. Reads the manifest only; `ballast verify` reads all tensors."
+    parser = commands.add_parser("inspect", help="show the content of a checkpoint", description=about, epilog=EXAMPLE)
+    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="print JSON, with every tensor")
+    parser.set_defaults(run=run)
 
 
-def run(asked: argparse.Namespace) -> int:
-    """A summary, or everything."""
-    checkpoint = manifest.read(asked.directory)
-    if asked.json:
+def run(chosen: argparse.Namespace) -> int:
+    """Print a summary, or everything."""
+    checkpoint = manifest.read(chosen.directory)
+    if chosen.json:
         print(json.dumps(asdict(checkpoint), indent=2))
         return 0
     print("\n".join(_summary(checkpoint)))
-    if asked.tensors:
+    if chosen.tensors:
         print()
         for name, tensor in checkpoint.tensors.items():
             print(_line(name, tensor))
@@ -45,29 +45,33 @@ def run(asked: argparse.Namespace) -> int:
 
 def _summary(checkpoint: Checkpoint) -> list[str]:
     lines = [
-        f"step        {checkpoint.step}, written by Ballast {checkpoint.written_by} on {checkpoint.ranks} ranks",
-        f"optimizer   {checkpoint.optimizer}, {_kept(checkpoint)}",
+        f"step        {checkpoint.step}, written by Ballast {checkpoint.written_by} on {_counted(checkpoint.ranks, 'rank')}",
+        f"optimizer   {checkpoint.optimizer}; {_state_kept(checkpoint)}",
     ]
     for role in ROLES:
         tensors = [tensor for tensor in checkpoint.tensors.values() if tensor.role == role]
         if tensors:
             elements = sum(tensor.elements for tensor in tensors)
             size = human_size(sum(piece.bytes for tensor in tensors for piece in tensor.pieces))
-            lines.append(f"{role:<12}{len(tensors)} tensors, {elements:,} elements, {size}")
+            lines.append(f"{role:<12}{_counted(len(tensors), 'tensor')}, {_counted(elements, 'element')}, {size}")
     for number, group in enumerate(checkpoint.groups):
         known = group["options"]
         options = ", ".join(f"{key}={known[key]}" for key in ("lr", "betas", "weight_decay") if key in known)
-        lines.append(f"group {number:<6}{len(group['parameters'])} parameters: {options}")
+        lines.append(f"group {number:<6}{_counted(len(group['parameters']), 'parameter')}: {options}")
     return lines
 
 
-def _kept(checkpoint: Checkpoint) -> str:
+def _state_kept(checkpoint: Checkpoint) -> str:
     if not checkpoint.own_step:
-        return f"which keeps {', '.join(checkpoint.moments.values()) or 'no moments'}"
-    keys = {name.rpartition(": ")[2] for name, tensor in checkpoint.tensors.items() if tensor.role in OWN}
-    return f"whose own step keeps {', '.join(sorted(keys)) or 'nothing'}"
+        return f"moments: {', '.join(checkpoint.moments.values()) or 'none'}"
+    keys = {name.rpartition(": ")[2] for name, tensor in checkpoint.tensors.items() if tensor.role in CUSTOM}
+    return f"state of its own step: {', '.join(sorted(keys)) or 'none'}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _line(name: str, tensor: Tensor) -> str:
     state = f", state in {tensor.format}" if tensor.format else ""
-    return f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {len(tensor.pieces)} pieces"
+    return f"{name}  {tensor.dtype} {tensor.shape}, {tensor.role}{state}, {_counted(len(tensor.pieces), 'piece')}"

@@ -1,4 +1,4 @@
-"""Options of the command line, with the nearest name where one is not known."""
+"""An argument parser that offers the nearest name for an unknown option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse has it; but names are written in full, and examples keep their lines."""
+    """An ArgumentParser without abbreviations, whose examples keep their lines."""
 
     def __init__(self, **given: Any):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)

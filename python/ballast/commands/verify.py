@@ -1,4 +1,4 @@
-"""`ballast verify`: is a checkpoint what was written?"""
+"""`ballast verify`: check all bytes of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ examples:
 """
 
 
-def add_to(verbs: Any) -> None:
-    """Makes this a verb of the command line."""
-    about = "Reads all of a checkpoint, and names what is not as it was written. Ends with 1 where there is such a thing."
-    verb = verbs.add_parser("verify", help="is a checkpoint whole?", description=about, epilog=EXAMPLE)
-    verb.add_argument("directory", help="that ballast.save() was given")
-    verb.add_argument("--json", action="store_true", help="for programs")
-    verb.set_defaults(run=run)
+def add_to(commands: Any) -> None:
+    """Add this command to the command line."""
+    about = "Read all of a checkpoint, and list every piece that differs from its checksum. Exits with 1 if there is any."
+    parser = commands.add_parser("verify", help="check all bytes of a checkpoint", description=about, epilog=EXAMPLE)
+    parser.add_argument("directory", help="the directory of ballast.save()")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
 
 
-def run(asked: argparse.Namespace) -> int:
-    """A line for each thing."""
-    problems = problems_of(asked.directory)
-    if asked.json:
+def run(chosen: argparse.Namespace) -> int:
+    """Print a line for each problem."""
+    problems = problems_of(chosen.directory)
+    if chosen.json:
         print(json.dumps({"problems": problems}, indent=2))
     else:
-        print("\n".join(problems) or f"{asked.directory} is what was written")
+        print("\n".join(problems) or f"{chosen.directory} is intact: every byte has its checksum")
     return 1 if problems else 0

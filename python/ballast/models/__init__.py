@@ -1,4 +1,4 @@
-"""From what people have (a module, a configuration, shapes) to units of tensors."""
+"""Turn a module, a configuration or shapes into units of tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ModelLike = str | Mapping[str, Any] | Sequence[Sequence[int]] | Any
 
 
 def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
-    """The model as units; `dtype` instead of what it says itself, or bf16 where it says nothing.
+    """Describe a model as units. `dtype` replaces the model's own format, which is bf16 if it names none.
 
     >>> describe({"h.0.weight": (4, 4), "h.1.weight": (4, 4), "norm.weight": (4,)}).unit_names
     ['h.0', 'h.1', 'norm']
@@ -41,6 +41,6 @@ def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
     if isinstance(model, Sequence):
         return from_shapes({f"{i}.weight": shape for i, shape in enumerate(model)}, dtype=dtype)
     refuse(
-        f"a {type(model).__name__} is not a model that can be planned",
+        f"cannot plan for a {type(model).__name__}: it is no model",
         needed="a torch.nn.Module, a configuration (dict, path of its JSON file, known name), or shapes by name",
     )

@@ -1,6 +1,7 @@
 """Count the parameters of common decoders from their configuration alone, without torch or transformers.
 
-The test compares every type here with the model that transformers builds: a type that is not exact does not belong here.
+The test compares every type here with the model that transformers builds: a type that is not exact does not belong
+here.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Transformer:
 class Llama:
     """How a type differs from Llama. The defaults are those of its configuration class in transformers."""
 
-    key_value_heads: int | None = None  # where the configuration does not say: one for each head, or this many
-    head_dim: int | None = None  # where it does not say: hidden_size / num_attention_heads, or this
-    optional_biases: tuple[str, ...] = ()  # which of attention_bias and mlp_bias it knows
+    key_value_heads: int | None = None  # if the configuration names none: this many, or one for each head
+    head_dim: int | None = None  # if the configuration names none: this, or hidden_size / num_attention_heads
+    optional_biases: tuple[str, ...] = ()  # which of attention_bias and mlp_bias its configuration may have
     has_qkv_bias: bool = False
     has_head_norms: bool = False
 
@@ -156,7 +157,7 @@ def is_exact(config: Config) -> bool:
 
 
 def _linear(module: str, weights: Shapes, *, bias: bool) -> Shapes:
-    """Of torch.nn.Linear: the bias is as long as the weight has rows."""
+    """Return the shapes of torch.nn.Linear modules, whose bias has one element for each row of the weight."""
     shapes: Shapes = {}
     for name, weight in weights.items():
         shapes[f"{module}.{name}.weight"] = weight
@@ -177,7 +178,7 @@ def _number(config: Config, key: str) -> int:
 
 
 def _optional(config: Config, key: str, default: int | None) -> int | None:
-    """The default stands for a key that is missing. A null means that the size follows from others."""
+    """Return a size, or the default if the key is missing. None: the size follows from others."""
     if key not in config:
         return default
     return None if config[key] is None else _number(config, key)

@@ -1,4 +1,5 @@
-"""Read models from a Hugging Face configuration: by arithmetic where that is exact, else from transformers' own class."""
+"""Read models from a Hugging Face configuration: by arithmetic where that is exact, else from transformers' own
+class."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from ballast.models.known import KNOWN
 from ballast.models.transformers_class import from_transformers
 
 
-def read_config(place: str) -> Mapping[str, Any]:
-    """A config.json, or the folder that has one."""
-    path = Path(place)
+def read_config(location: str) -> Mapping[str, Any]:
+    """Read a config.json, or the one in a folder."""
+    path = Path(location)
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
-        if "/" not in place and not place.endswith(".json"):
-            one_of("known model", place, KNOWN)
+        if "/" not in location and not location.endswith(".json"):
+            one_of("known model", location, KNOWN)
         refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
     try:
         config = json.loads(path.read_text())
@@ -33,7 +34,7 @@ def read_config(place: str) -> Mapping[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], *, name: str = "model", dtype: str | None = None) -> Description:
-    """Return the model of a configuration as units: of a known decoder embedding, blocks, norm and head.
+    """Describe the model of a configuration. The units of a known decoder are its embedding, blocks, norm and head.
 
     Raises UsageError where its parameters cannot be counted exactly.
 

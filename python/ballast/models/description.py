@@ -1,4 +1,4 @@
-"""A model as planning needs it: its units, and what a token costs in each."""
+"""A model as the planner needs it: its units, and the cost of a token in each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ballast.checks import one_of
 
 @dataclass(frozen=True)
 class Activations:
-    """Elements for one token, of a transformer whose attention keeps no matrix of scores."""
+    """The sizes of a transformer's activations for one token. Its attention keeps no matrix of scores."""
 
     layers: int
     hidden: int
     vocabulary: int
 
     def bytes(self, tokens: int, *, checkpointed: bool) -> int:
-        """An estimate: 34 bytes of a block for each token and hidden element; of the last layer logits and gradients.
+        """Estimate the bytes: 34 in a block for each token and hidden element, and 6 in the head for each logit.
 
         >>> Activations(layers=2, hidden=8, vocabulary=0).bytes(1, checkpointed=True)
         304
@@ -30,12 +30,12 @@ class Activations:
 
 @dataclass(frozen=True)
 class Description:
-    """Made by `describe()`."""
+    """A model that `describe()` has read."""
 
     name: str
     model: _core.Model
-    flops: Sequence[float]  # of a token's forward pass, by unit, without attention
-    attention: Sequence[float] = field(default=())  # and by unit what each token of the sequence adds
+    flops: Sequence[float]  # of one token's forward pass by unit, without attention between tokens
+    attention: Sequence[float] = field(default=())  # flops by unit that each token of the sequence adds
     activations: Activations | None = None
     notes: Sequence[str] = ()  # what the description assumes or leaves out
 
@@ -49,7 +49,7 @@ class Description:
 
 
 def dtype_named(name: str) -> _core.DType:
-    """Of "bf16", or as torch says it, "bfloat16".
+    """Return the format of a name such as "bf16", or torch's "bfloat16".
 
     >>> dtype_named("bfloat16").name
     'bf16'
@@ -60,7 +60,7 @@ def dtype_named(name: str) -> _core.DType:
 
 
 def matrix_flops(shape: Sequence[int]) -> float:
-    """Of a token's forward pass through a weight: a multiplication and an addition for each element of a matrix.
+    """Return the flops of one token's forward pass through a weight: two for each element of a matrix.
 
     >>> matrix_flops((4, 8)), matrix_flops((8,))
     (64.0, 0.0)

@@ -1,4 +1,4 @@
-"""A few models by name, as their configurations say."""
+"""The configurations of a few models by name."""
 
 from __future__ import annotations
 

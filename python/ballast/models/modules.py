@@ -1,4 +1,4 @@
-"""Models given as a torch.nn.Module, also on the meta device: nothing but names, shapes and dtypes is looked at."""
+"""Describe a torch.nn.Module by its names, shapes and dtypes. It may be on the meta device."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes a unit."""
+    """A part of the model that becomes a unit."""
 
     name: str
     module: torch.nn.Module
-    whole: bool = True  # with the modules below it
+    recurse: bool = True  # includes the modules below it
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        named = self.module.named_parameters(recurse=self.whole, remove_duplicate=False)
+        named = self.module.named_parameters(recurse=self.recurse, remove_duplicate=False)
         return list({id(parameter): (name, parameter) for name, parameter in named}.values())
 
     def modules(self) -> Iterator[torch.nn.Module]:
-        return self.module.modules() if self.whole else iter([self.module])
+        return self.module.modules() if self.recurse else iter([self.module])
 
 
 def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Description:
-    """Blocks that repeat become units, and so does each part beside them.
+    """Describe a module: each repeated block becomes a unit, and so does each part outside of the blocks.
 
     >>> import torch
     >>> blocks = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(2)])
@@ -40,7 +40,7 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
     >>> from_module(model).unit_names
     ['embedding', 'blocks.0', 'blocks.1']
     """
-    homes: dict[int, tuple[int, int]] = {}  # unit and tensor of each parameter, by its identity
+    homes: dict[int, tuple[int, int]] = {}  # the unit and the tensor of each parameter, by id
     units: list[_core.Unit] = []
     parts = list(parts_of(module))
     for index, part in enumerate(parts):
@@ -57,7 +57,7 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
             )
         )
     if not units:
-        refuse("a module without parameters cannot be planned", where=type(module).__name__)
+        refuse("cannot plan for a module without parameters", where=type(module).__name__)
     return Description(
         name=type(module).__name__,
         model=_core.Model(units),
@@ -74,14 +74,14 @@ def _notes(module: torch.nn.Module) -> list[str]:
 
 
 def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:
-    """What becomes units, in the order of declaration."""
+    """Yield the parts that become units, in the order of declaration."""
     if not _holds_parameters(module):
         return
     if not any(_are_blocks(below) for below in module.modules()):
         yield Part(name or "model", module)
         return
     if next(module.parameters(recurse=False), None) is not None:
-        yield Part(f"{name}.own" if name else "own", module, whole=False)
+        yield Part(f"{name}.own" if name else "own", module, recurse=False)
     blocks = _are_blocks(module)
     for child_name, child in module.named_children():
         full = f"{name}.{child_name}" if name else child_name
@@ -96,7 +96,7 @@ def _holds_parameters(module: torch.nn.Module) -> bool:
 
 
 def _are_blocks(module: torch.nn.Module) -> bool:
-    """Whether these are modules in a row, two of them or more of one kind that holds parameters."""
+    """Return whether this is a list of modules with at least two of one class that hold parameters."""
     import torch
 
     if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):

@@ -1,4 +1,4 @@
-"""Models given as shapes by name, as in an index of a checkpoint."""
+"""Describe a model by the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ballast.models.description import Description, dtype_named, matrix_flops
 
 
 def from_shapes(shapes: Mapping[str, Any], *, dtype: str | None = None) -> Description:
-    """Names to shapes, or names of units to such.
+    """Describe a mapping from names to shapes, or from units to such mappings.
 
     >>> described = from_shapes({"h.0": {"q": (4, 4), "k": (4, 4)}, "h.1": {"q": (4, 4)}})
     >>> described.unit_names, described.parameters
@@ -36,7 +36,7 @@ def from_shapes(shapes: Mapping[str, Any], *, dtype: str | None = None) -> Descr
 
 
 def _unit_and_tensor(name: str) -> tuple[str, str]:
-    """Blocks are numbered: "model.layers.3.mlp.up.weight" is of the unit "model.layers.3"."""
+    """Split a name at its number, as blocks have one: "model.layers.3.mlp.up.weight" belongs to "model.layers.3"."""
     words = name.split(".")
     for i, word in enumerate(words[:-1]):
         if word.isdigit():

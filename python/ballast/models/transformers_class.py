@@ -1,4 +1,5 @@
-"""Count a model as transformers builds it: its own class, on the meta device, without weights and without the network."""
+"""Count a model as transformers builds it: its own class, on the meta device, without weights and without the
+network."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SIZES = ("hidden_size", "hidden_sizes", "embed_dim", "num_hidden_layers", "vocab
 
 
 def from_transformers(config: Config, *, name: str, dtype: str) -> Description:
-    """Return the units of the class that the configuration names. Raises UsageError where transformers cannot build it."""
+    """Return the units of the class that the configuration names. Raises UsageError where transformers cannot build
+    it."""
     _require_packages(config)
     from ballast.models.modules import from_module
 
@@ -47,7 +49,7 @@ def _require_packages(config: Config) -> None:
 
 
 def _settings_of(config: Config) -> Any:
-    """The configuration as transformers reads it, with each size that it should name."""
+    """Read the configuration with transformers, and refuse it if it leaves out a size."""
     import transformers
 
     if config["model_type"] not in transformers.CONFIG_MAPPING:
@@ -62,7 +64,7 @@ def _settings_of(config: Config) -> Any:
 
 
 def _missing_size(config: Config, settings: Any) -> str | None:
-    """A size that the configuration leaves out would silently be that of transformers' default model."""
+    """Return a size that the configuration leaves out, which would silently be that of transformers' default model."""
     sizes = {settings.attribute_map.get(key, key) for key in SIZES} & {field.name for field in fields(settings)}
     if not sizes:
         parts = (part for part in settings.sub_configs if getattr(settings, part) is not None)
@@ -94,7 +96,7 @@ def _class_of(config: Config, settings: Any) -> Any:
 
 
 def _classes_for(kind: str) -> list[str]:
-    """The models of this type, as the automatic classes of transformers list them."""
+    """Return the classes of this model_type that the automatic classes of transformers list."""
     from transformers.models.auto import modeling_auto
 
     tables = [table for name, table in vars(modeling_auto).items() if re.fullmatch("MODEL_.*_MAPPING_NAMES", name)]
@@ -115,7 +117,7 @@ def _built(config: Config) -> torch.nn.Module:
 
 @contextmanager
 def _refusing(config: Config, why: str) -> Iterator[None]:
-    """Configurations fail in transformers in many ways."""
+    """Turn any error of transformers into a refusal: configurations fail there in many ways."""
     try:
         yield
     except Exception as problem:
@@ -123,7 +125,8 @@ def _refusing(config: Config, why: str) -> Iterator[None]:
 
 
 def _activations(module: Any) -> Activations | None:
-    """None for a model of several parts or of experts, whose tokens do not all pass through all layers."""
+    """Return the sizes of activations. None for models of several parts or of experts: not all tokens pass through all
+    layers."""
     config = module.config
     is_plain = module.main_input_name == "input_ids" and not config.is_encoder_decoder and not config.sub_configs
     if not is_plain or any(".experts." in name for name, _ in module.named_parameters()):

@@ -11,8 +11,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
-from ballast.options import read_stage as read_stage
-from ballast.places import KINDS, TIERS, Offload, Place, by_kind, fractions_of, set_places, spread_of, tier_of
+from ballast.places import KINDS, TIERS, Offload, TierFractions, fractions_of, set_places, spread_of, tier_of, tiers_by_kind
 from ballast.sizes import Size, parse_size
 
 AUTO = "auto"
@@ -51,8 +50,8 @@ class WrapOptions:
         options.update_in_backward = self.update_in_backward
         options.verify = self.verify
         options.tile_elements = parse_size(self.tile)
-        for kind, place in self.places.items():
-            setattr(options, kind, spread_of(place))
+        for kind, tiers in self.places.items():
+            setattr(options, kind, spread_of(tiers))
         options.directories = self.directories
         return options
 
@@ -74,15 +73,15 @@ class WrapOptions:
         return self.stage is not None and self.stage < 3
 
     @property
-    def places(self) -> Mapping[str, Place]:
+    def places(self) -> Mapping[str, TierFractions]:
         """The tiers by kind, as far as they are given. Other kinds stay on the device."""
-        return {} if self.offload is None or self.chooses_places else by_kind(self.offload)
+        return {} if self.offload is None or self.chooses_places else tiers_by_kind(self.offload)
 
     @property
     def directories(self) -> list[str]:
         """The directories on drives, each once."""
         given = [self.offload] if isinstance(self.offload, str) else []
-        words = [word for place in self.places.values() for word in fractions_of(place)] + given
+        words = [word for tiers in self.places.values() for word in fractions_of(tiers)] + given
         return list(dict.fromkeys(path for _, _, path in (word.partition(":") for word in words) if path))
 
     @property
@@ -105,7 +104,8 @@ def read_units(units: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def checked(options: WrapOptions) -> WrapOptions:
-    """Refuse values and combinations that are not possible. Return the options, with stage 3 where only that is possible."""
+    """Refuse values and combinations that are not possible. Return the options, with stage 3 where only that is
+    possible."""
     one_of("state format", options.state_format, [AUTO, *(known.name for known in _core.StateFormat)])
     if options.max_grad_norm is not None and not (is_number(options.max_grad_norm) and options.max_grad_norm > 0):
         refuse(f"max_grad_norm={options.max_grad_norm!r} is not possible", needed="a number above 0, or None")
@@ -132,8 +132,8 @@ def _require_count(name: str, value: Any, needed: str) -> None:
 
 
 def for_own_step(options: WrapOptions) -> WrapOptions:
-    """Return the options for an optimizer whose own step makes the updates. That step needs all master parameters at once, in
-    fp32, and each shard in one piece."""
+    """Return the options for an optimizer whose own step makes the updates. That step needs all master parameters at
+    once, in fp32, and each shard in one piece."""
     why = "the optimizer makes updates with its own step, for which the library has no rule"
     if options.chooses or options.memory is not None:
         option = "memory" if options.memory is not None else f'"{AUTO}"'
@@ -154,8 +154,8 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
 
 
 def without_gpu(options: WrapOptions) -> WrapOptions:
-    """Return the options for a CPU: a tier without a kind is meant for the state alone, because moving gradients to the host
-    would copy them from memory to memory."""
+    """Return the options for a CPU: a tier without a kind is meant for the state alone, because moving gradients to the
+    host would copy them from memory to memory."""
     if isinstance(options.offload, str) and not options.chooses_places:
         return replace(options, offload={"state": options.offload})
     return options
@@ -179,8 +179,8 @@ def _check_offload(options: WrapOptions) -> None:
         if options.offload.endswith(":"):
             refuse(f'offload="{options.offload}" names no directory', needed=f'a directory, such as "{AUTO}:/scratch"')
     all_known("kind of state", options.places, KINDS)
-    for kind, place in options.places.items():
-        for word in fractions_of(place):
+    for kind, tiers in options.places.items():
+        for word in fractions_of(tiers):
             _check_word(kind, word, options)
     for path in options.directories:
         if not Path(path).is_dir():

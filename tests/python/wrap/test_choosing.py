@@ -205,7 +205,7 @@ def test_ranks_of_a_machine_share_what_it_has():
         ({"offload": {"state": {"device": 0.5, "hots": 0.5}}}, 'Did you mean "host"'),
         ({"offload": {"state": {"device": 0.5, "nvme": 0.5}}}, "no directory"),
         ({"offload": {"state": {"nvme:.": 0.5, "nvme:/": 0.5}}}, "one directory"),
-        ({"offload": {"state": ["host"]}}, "no place"),
+        ({"offload": {"state": ["host"]}}, "no tier"),
         ({"offload": {"gradients": "nvme:."}}, "gradients were to wait on a drive"),
         ({"offload": {"parameters": {"device": 0.5, "host": 0.5}}}, "stage 3"),
         ({"offload": {"state": "auto"}}, "no tier"),

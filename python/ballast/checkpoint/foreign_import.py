@@ -1,4 +1,4 @@
-"""Parameters and moments of another program's checkpoint become those of a training."""
+"""Load the parameters and moments of a checkpoint that another program wrote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint.foreign import Source, source_of
-from ballast.checkpoint.holdings import buffers_by_name, parameter_names, parameters_by_name
+from ballast.checkpoint.inventory import buffers_by_name, parameter_names, parameters_by_name
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.partition import Partition
@@ -19,23 +19,24 @@ from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 log = logging.getLogger("ballast")
 
 
-class Adopting:
-    """All ranks do this together; each has one whole tensor at a time. The options of parameter groups stay the optimizer's."""
+class ForeignImport:
+    """One import into one model and optimizer. All ranks do this together, and each reads one full tensor at a time.
+    The options of the parameter groups do not change."""
 
     def __init__(self, directory: Path, model: torch.nn.Module, session: Session):
         self._session = session
         self._model = model
-        self._together = Agreement(session.group, "loading a checkpoint")
+        self._agreement = Agreement(session.group, "loading a checkpoint")
         self._parameters = parameters_by_name(model, session)
         self._names = parameter_names(model, session)
         self._buffers = buffers_by_name(model)
         self._moments = {kind.name: name for kind, name in session.names_of_moments()}
-        self._now: tuple[str, dict[str, torch.Tensor]] = ("", {})
-        with self._together.attempt():
+        self._current: tuple[str, dict[str, torch.Tensor]] = ("", {})
+        with self._agreement.attempt():
             session.require_put_away("cannot load a checkpoint")
             if session.has_own_step:
                 refuse(
-                    f"another program's checkpoint was loaded into {type(session.optimizer).__name__}, whose state is its own",
+                    f"cannot load another program's checkpoint into {type(session.optimizer).__name__}: its step is its own",
                     needed="an optimizer that the library has a rule for, such as AdamW",
                 )
             trained = self._trained()
@@ -45,26 +46,26 @@ class Adopting:
             self._fresh = self._without_state(trained)
             self._require_moments([name for name in trained if name not in self._fresh])
             made = {name: self._steps(name) for name in trained}
-        self._together.settle()
-        self._made = {id(self._parameters[name]): steps for name, steps in made.items()}
+        self._agreement.settle()
+        self._steps_made = {id(self._parameters[name]): steps for name, steps in made.items()}
 
     def run(self) -> None:
         self._session.optimizer.zero_grad()
-        steps = max(self._made.values(), default=0)
+        steps = max(self._steps_made.values(), default=0)
         expect(parameter for name, parameter in self._parameters.items() if self._has(name))
         expect_buffers(self._model)
         self._buffers = buffers_by_name(self._model)
-        partition = self._session.begin_from(self._made, steps, {})
+        partition = self._session.begin_from(self._steps_made, steps, {})
 
         def change(part: _core.StatePart) -> None:
-            with self._together.attempt():
-                if self._together.error is None:
+            with self._agreement.attempt():
+                if self._agreement.error is None:
                     self._change(part, self._names[id(partition.member_of(part).parameter)])
 
-        partition.change_parts(change, steps, self._together.settle)
-        with self._together.attempt():
+        partition.change_parts(change, steps, self._agreement.settle)
+        with self._agreement.attempt():
             self._fill_the_rest(partition)
-        self._together.settle()
+        self._agreement.settle()
         self._session.finish_loading()
 
     def _trained(self) -> list[str]:
@@ -78,47 +79,49 @@ class Adopting:
     def _require_tensors(self, trained: list[str]) -> None:
         for name in trained:
             if not self._has(name):
-                refuse("a checkpoint lacks a parameter that is trained", where=name, needed="all of them, under these names")
+                refuse("the checkpoint lacks a parameter that is trained", where=name, needed="all of them, under these names")
         kept = []
         for name, tensor in {**self._parameters, **self._buffers}.items():
             if self._has(name):
                 self._require_shape(name, tensor)
             else:
                 kept.append(name)
-        self._warn("the checkpoint does not hold, so these stay as they are: %s", kept)
+        self._warn("these tensors stay as they are, because the checkpoint does not hold them: %s", kept)
 
     def _without_state(self, trained: list[str]) -> set[str]:
-        """Torch has no state of parameters that no gradient has reached. Where no other has one either, it is lost."""
+        """Return the parameters without optimizer state: torch has none for a parameter that never got a gradient. If
+        all of them lack it, the state itself is missing."""
         without = [name for name in trained if not self._source.has_state(name)] if self._moments else []
         if len(without) == len(trained):
             return set()
-        self._warn("the checkpoint has no optimizer's state of these, which begins at zero: %s", without)
+        self._warn("the optimizer state of these parameters begins at zero, because the checkpoint has none: %s", without)
         return set(without)
 
     def _require_moments(self, names: list[str]) -> None:
         for name in names:
             for moment in self._moments.values():
                 if self._source.shape(name, moment) is None:
-                    refuse(f"a checkpoint lacks the optimizer's {moment}", where=name, needed="that of the same optimizer")
+                    refuse(f"the checkpoint lacks the optimizer's {moment}", where=name, needed="one of the same optimizer")
                 self._require_shape(name, self._parameters[name], moment)
 
     def _require_shape(self, name: str, tensor: torch.Tensor, moment: str = "") -> None:
         found, expected = self._source.shape(name, moment), tuple(tensor.shape)
         if found != expected and not (self._source.may_be_flat and found == (tensor.numel(),)):
-            what = f"a checkpoint holds {moment or 'a tensor'} of shape {found}"
-            refuse(what, where=name, needed=f"{expected}, as the model has it")
+            what = f"the checkpoint holds {moment or 'a tensor'} of shape {found}"
+            refuse(what, where=name, needed=f"{expected}, the shape in the model")
 
     def _steps(self, name: str) -> int:
-        """That have trained it. Second moments need them: they would be taken for those of a first step."""
+        """Return the number of steps that have trained the parameter. Without it, bias correction would take the second
+        moments for those of the first step."""
         if name in self._fresh:
             return 0
         found = self._source.steps(name)
         if found is None and "variance" in self._moments:
             refuse(
-                "a checkpoint holds moments, and not the number of steps that made them",
+                "the checkpoint holds moments, but not the number of steps that made them",
                 where=name,
-                needed="both: the next step corrects moments by their number",
-                remedy="DeepSpeed's ds_to_universal writes it to zero/optimizer_state.pt, torch keeps it beside moments.",
+                needed="both: the next step corrects the moments by that number",
+                remedy="DeepSpeed's ds_to_universal writes it to zero/optimizer_state.pt, torch next to the moments.",
             )
         return found or 0
 
@@ -129,13 +132,13 @@ class Adopting:
     # --- The change ---
 
     def _change(self, part: _core.StatePart, name: str) -> None:
-        """What the source has of the part, in fp32; a frozen parameter that it lacks stays as it is."""
+        """Copy what the source has of this shard, in fp32. A frozen parameter that the source lacks stays as it is."""
         if not self._has(name):
             return
         tensors = self._tensors_of(name, part.frozen)
         end = part.first + part.count
-        own = {kind: values[part.first : end].to(torch.float32).contiguous() for kind, values in tensors.items()}
-        at = {kind: values.data_ptr() for kind, values in own.items()}
+        shard = {kind: values[part.first : end].to(torch.float32).contiguous() for kind, values in tensors.items()}
+        at = {kind: values.data_ptr() for kind, values in shard.items()}
         part.copy_from(
             _core.StatePart(
                 dtype=_core.DType.fp32,
@@ -147,14 +150,15 @@ class Adopting:
         )
 
     def _tensors_of(self, name: str, frozen: bool) -> dict[str, torch.Tensor]:
-        """Flat. Parts of a tensor come one after the other."""
-        if self._now[0] != name:
+        """Return the flat tensors of a parameter. The shards of a tensor come one after the other, so the last one is
+        kept."""
+        if self._current[0] != name:
             tensors = {"parameter": self._source.parameter(name).reshape(-1)}
             for kind, moment in () if frozen else self._moments.items():
                 nothing = torch.zeros(()).expand_as(tensors["parameter"])
                 tensors[kind] = nothing if name in self._fresh else self._source.moment(name, moment).reshape(-1)
-            self._now = (name, tensors)
-        return self._now[1]
+            self._current = (name, tensors)
+        return self._current[1]
 
     def _fill_the_rest(self, partition: Partition) -> None:
         partitioned = {id(member.parameter) for member in partition.all_members}

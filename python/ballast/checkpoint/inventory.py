@@ -1,4 +1,4 @@
-"""What belongs to a training, by name: what is partitioned, and what torch holds whole on each rank."""
+"""List what a training consists of, by name: the sharded state, and the full tensors that torch holds on each rank."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ballast.checkpoint.held import Held, Writers, moment_name, state_aside
+from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.manifest import Tensor
-from ballast.checkpoint.own_state import own_state
+from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.optimizer import WrappedOptimizer
@@ -22,7 +22,7 @@ from ballast.wrapper.units import Member, names_of
 
 def session_of(optimizer: Any) -> Session:
     if not isinstance(optimizer, WrappedOptimizer):
-        refuse(f"a {type(optimizer).__name__} was to be saved or loaded", needed="an optimizer of ballast.wrap()")
+        refuse(f"cannot save or load a {type(optimizer).__name__}: it is not wrapped", needed="an optimizer of ballast.wrap()")
     optimizer._ballast.plans.require_open("call ballast.save() or ballast.load_checkpoint()")
     return optimizer._ballast.checkpoint
 
@@ -33,24 +33,24 @@ def checkpoints_in(session: Session, directory: Path) -> set[str]:
 
 
 def of_this_training(session: Session) -> set[str]:
-    """Return the same of all directories: the user may have copied one to another."""
+    """Return these folders of all directories, because the user may have copied one to another."""
     return set().union(*session.checkpoints.values())
 
 
 def parameter_names(model: torch.nn.Module, session: Session) -> dict[int, str]:
-    """By id: the model's, and those of the optimizer that are not in the model."""
+    """Return names by id, of the parameters of the model and of those that only the optimizer has."""
     return names_of(session.optimizer.param_groups, model)
 
 
 def require_all_partitioned(session: Session, names: Mapping[int, str]) -> None:
-    """Refuses a part of the model where stage 3 has partitioned, or may partition, the rest too. `names` are the part's."""
+    """Refuse a part of the model where stage 3 shards, or may shard, the rest too. `names` are those of the part."""
     if session.options.keeps_parameters_whole:
         return
     for number, name in session.names().items():
         if number not in names:
             refuse(
-                "a part of a model was to be saved or loaded, and the rest of it is partitioned too",
-                where=f"parameter {name} is in the rest",
+                "cannot save or load a part of a model: the rest of it is sharded too",
+                where=f"parameter {name}, which is in the rest",
                 needed="the model that was given to ballast.wrap()",
             )
 
@@ -63,7 +63,7 @@ def parameters_by_name(model: torch.nn.Module, session: Session) -> dict[str, to
 
 
 def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Those that a state_dict() has: others are computed anew."""
+    """Return the buffers that a state_dict() has. Others are computed anew."""
     found = {}
     for path, module in plain(model).named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -72,41 +72,42 @@ def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def held_by_torch(model: torch.nn.Module, session: Session, partition: Partition) -> Iterator[Held]:
-    """In the same order on all ranks."""
+def torch_tensors(model: torch.nn.Module, session: Session, partition: Partition) -> Iterator[TorchTensor]:
+    """Yield the tensors that torch holds, in the same order on all ranks."""
     names = parameter_names(model, session)
     partitioned = {id(member.parameter) for member in partition.all_members}
     for name, parameter in parameters_by_name(model, session).items():
         if id(parameter) not in partitioned:
-            yield Held(name, "frozen", parameter.detach(), steps=_steps_of(session, parameter))
+            yield TorchTensor(name, "frozen", parameter.detach(), steps=_steps_of(session, parameter))
     if session.has_own_step:
-        yield from own_state(session, partition, names)
+        yield from custom_state(session, partition, names)
     else:
-        yield from moments_aside(session, names)
+        yield from frozen_moments(session, names)
     for name, buffer in buffers_by_name(model).items():
-        yield Held(name, "buffer", buffer.detach(), Writers.first)
+        yield TorchTensor(name, "buffer", buffer.detach(), Writers.first)
 
 
-def moments_aside(session: Session, names: dict[int, str]) -> Iterator[Held]:
-    for parameter, values in state_aside(session):
+def frozen_moments(session: Session, names: dict[int, str]) -> Iterator[TorchTensor]:
+    for parameter, values in frozen_state(session):
         for moment, value in values.items():
             if moment != "step":
-                yield Held(moment_name(names[id(parameter)], moment), "moment", value)
+                yield TorchTensor(moment_name(names[id(parameter)], moment), "moment", value)
 
 
-def entry_of(held: Held) -> Tensor:
+def entry_of(held: TorchTensor) -> Tensor:
+    """Describe a tensor that torch holds, for the manifest."""
     tensor = held.tensor
     return Tensor(
         held.role,
         str(tensor.dtype).removeprefix("torch."),
         tensor.element_size(),
-        list(tensor.shape if held.whole is None else held.whole),
+        list(tensor.shape if held.full_shape is None else held.full_shape),
         steps=held.steps,
     )
 
 
 def entry_of_member(member: Member, partition: Partition, session: Session) -> Tensor:
-    """Of a parameter that is partitioned."""
+    """Describe a sharded parameter, for the manifest."""
     parameter = member.parameter
     entry = Tensor(
         "frozen" if member.group is None else "trained",
@@ -123,7 +124,7 @@ def entry_of_member(member: Member, partition: Partition, session: Session) -> T
 
 
 def _steps_of(session: Session, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
-    """That have trained it."""
+    """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
         return int(session.aside.get(id(parameter), {}).get("step", 0))
     return session.steps - member.begun_at

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of this model and this optimizer; and if not, why."""
+"""Check that a checkpoint is one of this model and this optimizer, and say why if it is not."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
 from ballast.wrapper.plain import own_names
 
 
-def use_own_names(checkpoint: Checkpoint, known: Container[str]) -> None:
-    """Of the model's tensors. Older checkpoints have the names that those had inside of what was around the model."""
+def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
+    """Rename the tensors of an older checkpoint, whose names include those of wrappers around the model."""
     names = own_names(checkpoint.tensors.keys(), known)
     checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
     for group in checkpoint.groups:
         group["parameters"] = [names.get(name, name) for name in group["parameters"]]
 
 
-def require_fit(
+def require_compatible(
     checkpoint: Checkpoint,
     session: Session,
     parameters: Mapping[str, torch.nn.Parameter],
     buffers: Mapping[str, torch.Tensor],
     names: Mapping[int, str],
 ) -> None:
+    """Raise B1001 where names, shapes, optimizer or parameter groups differ."""
     saved = checkpoint.tensors
     _require_names("parameter", parameters, [name for name, entry in saved.items() if entry.is_parameter()])
     _require_names("buffer", buffers, [name for name, entry in saved.items() if entry.role == "buffer"])
@@ -35,12 +36,12 @@ def require_fit(
         entry = saved[name]
         if entry.shape != list(tensor.shape):
             refuse(
-                f"a checkpoint holds a tensor of shape {tuple(entry.shape)}",
+                f"the checkpoint holds a tensor of shape {tuple(entry.shape)}",
                 where=name,
-                needed=f"{tuple(tensor.shape)}, as the model has it",
+                needed=f"{tuple(tensor.shape)}, the shape in the model",
             )
         if entry.role == "trained" and str(tensor.dtype).removeprefix("torch.") not in PARAMETER_DTYPES:
-            refuse(f"a parameter was trained as {entry.dtype}, and is {tensor.dtype} now", where=name)
+            refuse(f"a parameter was trained as {entry.dtype}, but is {tensor.dtype} now", where=name)
     _require_optimizer(checkpoint, session)
     _require_groups(checkpoint, session, names)
 
@@ -48,8 +49,8 @@ def require_fit(
 def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> None:
     here, there = set(ours), set(theirs)
     for missing, known, what in (
-        (sorted(here - there), there, f"a checkpoint lacks a {kind} of the model"),
-        (sorted(there - here), here, f"a checkpoint holds a {kind} that the model lacks"),
+        (sorted(here - there), there, f"the checkpoint lacks a {kind} of the model"),
+        (sorted(there - here), here, f"the checkpoint holds a {kind} that the model lacks"),
     ):
         if missing:
             near = difflib.get_close_matches(missing[0], sorted(known), n=1, cutoff=0.5)
@@ -67,8 +68,8 @@ def _require_optimizer(checkpoint: Checkpoint, session: Session) -> None:
     other_own_step = session.has_own_step and type(session.optimizer).__name__ != checkpoint.optimizer
     if moments != checkpoint.moments or session.has_own_step != checkpoint.own_step or other_own_step:
         refuse(
-            f"a checkpoint of {checkpoint.optimizer} was loaded into {type(session.optimizer).__name__}",
-            needed=f"an optimizer that keeps {_listed(checkpoint)}",
+            f"cannot load a checkpoint of {checkpoint.optimizer} into {type(session.optimizer).__name__}: their states differ",
+            needed=f"an optimizer that keeps {_state_kept(checkpoint)}",
         )
 
 
@@ -76,18 +77,18 @@ def _require_groups(checkpoint: Checkpoint, session: Session, names: Mapping[int
     groups = [[names[id(parameter)] for parameter in group["params"]] for group in session.optimizer.param_groups]
     saved = [group["parameters"] for group in checkpoint.groups]
     if len(groups) != len(saved):
-        refuse(f"a checkpoint has {len(saved)} parameter groups", needed=f"{len(groups)}, as the optimizer has them")
+        refuse(f"the checkpoint has {len(saved)} parameter groups", needed=f"{len(groups)}, the number in the optimizer")
     for number, (ours, theirs) in enumerate(zip(groups, saved)):
         others = sorted(set(ours) ^ set(theirs))
         if others:
             refuse(
-                "a parameter is in another group than when it was saved",
+                "a parameter is in another group than in the checkpoint",
                 where=f"param_groups[{number}]: {others[0]}",
                 needed="the same groups",
             )
 
 
-def _listed(checkpoint: Checkpoint) -> str:
+def _state_kept(checkpoint: Checkpoint) -> str:
     if checkpoint.own_step:
         return f"what {checkpoint.optimizer} keeps"
     return " and ".join(checkpoint.moments.values()) or "no moments"

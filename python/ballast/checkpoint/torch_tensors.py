@@ -1,0 +1,47 @@
+"""Tensors that torch holds outside of the sharded state. A checkpoint gets a copy of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
+
+
+class Writers(Enum):
+    """Which ranks write a tensor that torch holds."""
+
+    in_turns = 0  # all ranks hold the same values, so they share the work
+    first = 1  # rank 0, whose values count
+    each = 2  # every rank its local shard
+
+
+@dataclass
+class TorchTensor:
+    """A tensor that torch holds, or a shard of one."""
+
+    name: str
+    role: str
+    tensor: torch.Tensor
+    writers: Writers = Writers.in_turns
+    steps: int = 0  # made while a parameter was trained that is frozen now
+    begin: int = 0  # first element of the shard in the full tensor
+    full_shape: torch.Size | None = None  # of the full tensor, if this is a shard
+
+
+def moment_name(parameter: str, moment: str) -> str:
+    """Return the name of a moment in a checkpoint.
+
+    >>> moment_name("layer.weight", "exp_avg")
+    'layer.weight: exp_avg'
+    """
+    return f"{parameter}: {moment}"
+
+
+def frozen_state(session: Session) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+    """Return the optimizer state of the parameters that are frozen now."""
+    known = ((parameter, session.aside.get(id(parameter))) for _, parameter in session.parameters())
+    return [(parameter, values) for parameter, values in known if values]
