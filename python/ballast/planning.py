@@ -21,8 +21,9 @@ from ballast.suggestions import remedy
 def plan(model: ModelLike, **options: Any) -> Plan:
     """Find the fastest way to train a model that fits the machine. Needs no GPU.
 
-    >>> found = plan("llama-8b", ranks=8, gpu="h100")
-    >>> found.stage, found.fits, found.seconds < 10
+    >>> import ballast
+    >>> plan = ballast.plan("llama-8b", ranks=8, gpu="h100")
+    >>> plan.stage, plan.fits, plan.seconds < 10
     (2, True, True)
 
     `model` is a torch.nn.Module, a Hugging Face configuration (a dict, or the path of its JSON file), the name of a
@@ -61,7 +62,8 @@ def front(model: ModelLike, **options: Any) -> list[Plan]:
     """List the plans that no other plan beats in both GPU memory and time, fastest first. `plan()` explains the
     options.
 
-    >>> plans = front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
+    >>> import ballast
+    >>> plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB")
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """

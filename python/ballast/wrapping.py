@@ -57,28 +57,30 @@ def wrap(
 
     All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
     averaged over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see
-    `ballast.deferred()`.
+    `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates.
 
-    stage               0 shards nothing, 1 and 2 shard the state and the reduced gradients, 3 also shards the parameters of
-                        `model` and gathers them where torch uses them. "auto" chooses the fastest stage that fits
-    offload             None keeps everything on the device. "host" or "nvme:/scratch" moves the state there; a mapping gives
-                        each of "parameters", "gradients" and "state" a tier, or fractions of tiers such as
+    stage               0 shards nothing; 1 and 2 shard the state and the reduced gradients; 3 also shards the
+                        parameters of `model`, and gathers them where torch uses them; "auto" chooses the fastest
+    offload             None keeps everything on the device. "host" or "nvme:/scratch" moves the state there. A mapping
+                        gives each of "parameters", "gradients" and "state" a tier, or fractions of tiers such as
                         {"device": 0.25, "nvme:/scratch": 0.75}. "auto" or "auto:/scratch" chooses
-    memory              limits what the library keeps on this rank's device (a CPU: in its memory), such as "40GiB". Activations
-                        are not included. More is refused before anything is reserved (B2004). All ranks set it, or none
+    memory              limits what the library keeps on this rank's device (or CPU), such as "40GiB", without
+                        activations. A larger plan is refused before anything is reserved (B2004). All ranks set it, or
+                        none: "auto" then counts on three quarters of the free memory
     max_grad_norm       clips gradients to this norm in each step
     state_format        "split" ("auto"), "fp32", "bf16" or "compact": the format of the state of bfloat16 parameters
-    update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss scaling,
-                        gradient accumulation and skipped steps
-    elementwise         declares that the step of an unknown optimizer treats each element alone, so that it works on shards
+    update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
+                        scaling, gradient accumulation and skipped steps
+    elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
-    run                 a name under which the drives keep state and parameters, so that the same training resumes
+    run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,
+                        formats, optimizer) resumes after its last step, `optimizer.steps`; another one is refused
     process_group       the ranks that share this training
-    norm_group          ranks with other parts of the same model, which the gradient norm includes
+    norm_group          the ranks with other parts of the same model, which the gradient norm includes
     replicated          parameters that all ranks of `norm_group` hold, which the norm counts once
     timeline            records what ran when, for `optimizer.write_timeline(path)`
-    verify              repeats a part of the updates every so many steps with other code; different bits raise B3001
-    tile                elements that are moved and updated together; 0: 256Ki
+    verify              repeats a part of the updates every so many steps, by other code; different bits raise B3001
+    tile                elements that are moved and updated together, such as "1Mi"; 0: 256Ki
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """

@@ -1,5 +1,6 @@
 """The keywords of wrap(), plan() and front(): type checkers, inspect and help() see them, and a misspelt one is refused."""
 
+import doctest
 import inspect
 import os
 import pydoc
@@ -136,3 +137,13 @@ def test_help_is_one_screen_and_names_every_option(function):
     explained = {line.split()[0] for line in page if line.startswith("    ") and line.split()}
     if function is not ballast.front:  # it refers to plan()
         assert set(keywords_of(function)) <= explained
+
+
+@pytest.mark.parametrize("function", WITH_KEYWORDS)
+def test_the_example_in_the_help_runs(function):
+    module = sys.modules[function.__module__]
+    [found] = doctest.DocTestFinder(recurse=False).find(function, function.__name__, module=module)
+    assert len(found.examples) > 1
+    if function is ballast.wrap:
+        pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
+    assert doctest.DocTestRunner().run(found).failed == 0
