@@ -34,10 +34,10 @@ def save(
     Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
     training last saved or loaded. The training can continue, and save to another directory or later.
     """
-    from ballast.checkpoint.inventory import session_of
+    from ballast.checkpoint.inventory import access_of
     from ballast.checkpoint.saving import Saving
 
-    Saving(Path(directory), model, session_of(optimizer), extra).run()
+    Saving(Path(directory), model, access_of(optimizer), extra).run()
 
 
 def load_checkpoint(
@@ -67,11 +67,11 @@ def load_checkpoint(
     """
     from ballast.checkpoint.foreign import kind_of
     from ballast.checkpoint.foreign_import import ForeignImport
-    from ballast.checkpoint.inventory import session_of
+    from ballast.checkpoint.inventory import access_of
     from ballast.checkpoint.loading import LOADING, load_current
-    from ballast.wrapper.everybody import by_first_rank
+    from ballast.wrapper.collectives import by_first_rank
 
-    path, session = Path(directory), session_of(optimizer)
-    if by_first_rank(session.group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
-        return load_current(path, model, session)
-    return ForeignImport(path, model, session).run()
+    path, access = Path(directory), access_of(optimizer)
+    if by_first_rank(access.group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
+        return load_current(path, model, access)
+    return ForeignImport(path, model, access).run()

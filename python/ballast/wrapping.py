@@ -114,9 +114,9 @@ class Groups:
 
 
 def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups) -> Optimizer:
-    from ballast.wrapper import meeting
+    from ballast.wrapper import process_groups
+    from ballast.wrapper.custom_optimizer import updates_of
     from ballast.wrapper.optimizer import class_for
-    from ballast.wrapper.own_step import updates_of
     from ballast.wrapper.session import Session
 
     updates = updates_of(optimizer, declared=options.elementwise)
@@ -124,7 +124,7 @@ def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOpti
         options = for_own_step(options)
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
-    ranks = meeting.meet(groups.process_group, groups.norm_group, groups.replicated, options)
+    ranks = process_groups.connect_groups(groups.process_group, groups.norm_group, groups.replicated, options)
     session = Session(optimizer, model, ranks, updates, options)
     try:
         session.begin()

@@ -26,10 +26,13 @@ LAYERS = {
 # itself, which imports all that users see, is "".
 PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
-    "foundation": ["_core", "errors", "store", "checks", "leaving", "agreement", "connecting", "sizes", "safetensors_format"],
+    "foundation": [
+        *("_core", "errors", "store", "checks", "keywords", "leaving", "agreement", "connecting", "sizes"),
+        "safetensors_format",
+    ],
     "planning": [
         *("machine", "hardware", "places", "searching", "result", "options", "placements", "suggestions", "planning"),
-        *("models", "models.*", "offer", "plan_request", "finding", "diagnostic", "drives", "doctor"),
+        *("models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
     ],
     "torch": [
@@ -38,11 +41,9 @@ PYTHON_LAYERS = {
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradients", "wrapper.state", "wrapper.writes"),
-        *("wrapper.everybody", "wrapper.plain", "wrapper.meeting"),  # old names, until their users have the new ones
     ],
     "parameter": [
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
-        "wrapper.waiting",
     ],
     "residence": [
         *("wrapper.unit_gather", "wrapper.saved_tensors", "wrapper.gather_block", "wrapper.param_gather"),
@@ -50,7 +51,7 @@ PYTHON_LAYERS = {
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.sharded_state", "wrapper.partition"),
-        *("wrapper.updates", "wrapper.custom_optimizer", "wrapper.state_migration", "wrapper.own_step"),
+        *("wrapper.updates", "wrapper.custom_optimizer", "wrapper.state_migration"),
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),

@@ -9,8 +9,8 @@ import torch
 
 from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
-from ballast.wrapper.plain import own_names
+from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.unwrap import own_names
 
 
 def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
@@ -23,7 +23,7 @@ def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
 
 def require_compatible(
     checkpoint: Checkpoint,
-    session: Session,
+    access: CheckpointAccess,
     parameters: Mapping[str, torch.nn.Parameter],
     buffers: Mapping[str, torch.Tensor],
     names: Mapping[int, str],
@@ -42,8 +42,8 @@ def require_compatible(
             )
         if entry.role == "trained" and str(tensor.dtype).removeprefix("torch.") not in PARAMETER_DTYPES:
             refuse(f"a parameter was trained as {entry.dtype}, but is {tensor.dtype} now", where=name)
-    _require_optimizer(checkpoint, session)
-    _require_groups(checkpoint, session, names)
+    _require_optimizer(checkpoint, access)
+    _require_groups(checkpoint, access, names)
 
 
 def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> None:
@@ -63,18 +63,18 @@ def _require_names(kind: str, ours: Iterable[str], theirs: Iterable[str]) -> Non
             )
 
 
-def _require_optimizer(checkpoint: Checkpoint, session: Session) -> None:
-    moments = {moment.name: name for moment, name in session.names_of_moments()}
-    other_own_step = session.has_own_step and type(session.optimizer).__name__ != checkpoint.optimizer
-    if moments != checkpoint.moments or session.has_own_step != checkpoint.own_step or other_own_step:
+def _require_optimizer(checkpoint: Checkpoint, access: CheckpointAccess) -> None:
+    moments = {moment.name: name for moment, name in access.names_of_moments()}
+    other_own_step = access.has_own_step and type(access.optimizer).__name__ != checkpoint.optimizer
+    if moments != checkpoint.moments or access.has_own_step != checkpoint.own_step or other_own_step:
         refuse(
-            f"cannot load a checkpoint of {checkpoint.optimizer} into {type(session.optimizer).__name__}: their states differ",
+            f"cannot load a checkpoint of {checkpoint.optimizer} into {type(access.optimizer).__name__}: their states differ",
             needed=f"an optimizer that keeps {_state_kept(checkpoint)}",
         )
 
 
-def _require_groups(checkpoint: Checkpoint, session: Session, names: Mapping[int, str]) -> None:
-    groups = [[names[id(parameter)] for parameter in group["params"]] for group in session.optimizer.param_groups]
+def _require_groups(checkpoint: Checkpoint, access: CheckpointAccess, names: Mapping[int, str]) -> None:
+    groups = [[names[id(parameter)] for parameter in group["params"]] for group in access.optimizer.param_groups]
     saved = [group["parameters"] for group in checkpoint.groups]
     if len(groups) != len(saved):
         refuse(f"the checkpoint has {len(saved)} parameter groups", needed=f"{len(groups)}, the number in the optimizer")

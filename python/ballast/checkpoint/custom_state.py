@@ -14,9 +14,9 @@ from ballast.checkpoint.manifest import CUSTOM, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
-from ballast.wrapper.everybody import from_all_ranks
-from ballast.wrapper.own_step import shape_of
+from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.custom_optimizer import shape_of
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
 
@@ -27,16 +27,16 @@ NUMBERS = {int: torch.int64, float: torch.float64}
 LocalShards = dict[str, tuple[int, dict[str, torch.Tensor]]]
 
 
-def custom_state(session: Session, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
+def custom_state(access: CheckpointAccess, partition: Partition, names: Mapping[int, str]) -> Iterator[TorchTensor]:
     """Yield the state in the same order on all ranks. Some ranks have no shard of a parameter."""
-    agreement = Agreement(session.group, "saving an optimizer's own state")
+    agreement = Agreement(access.group, "saving an optimizer's own state")
     with agreement.attempt():  # another rank may hold another kind of state
-        mine, shards = _of_this_rank(session, partition, names)
+        mine, shards = _of_this_rank(access, partition, names)
     agreement.settle()
-    shapes = {names[id(parameter)]: parameter.shape for _, parameter in session.parameters()}
-    in_turns = session.options.stage == 0
-    frozen = {names[id(parameter)] for parameter, _ in frozen_state(session)}
-    for name, kinds in _merged(from_all_ranks(session.group, mine)).items():
+    shapes = {names[id(parameter)]: parameter.shape for _, parameter in access.parameters()}
+    in_turns = access.options.stage == 0
+    frozen = {names[id(parameter)] for parameter, _ in frozen_state(access)}
+    for name, kinds in _merged(from_all_ranks(access.group, mine)).items():
         for key, described in kinds.items():
             if isinstance(described, torch.dtype):
                 first, mine_by_key = shards.get(name, (0, {}))
@@ -49,7 +49,7 @@ def custom_state(session: Session, partition: Partition, names: Mapping[int, str
 
 
 def _of_this_rank(
-    session: Session, partition: Partition, names: Mapping[int, str]
+    access: CheckpointAccess, partition: Partition, names: Mapping[int, str]
 ) -> tuple[dict[str, dict[str, Any]], LocalShards]:
     """Return, by parameter, the description of its state for other ranks, and this rank's shard of state with a value
     for each element."""
@@ -64,8 +64,8 @@ def _of_this_rank(
 
     for member in partition.members:
         first, count = partition.part(member)
-        add(names[id(member.parameter)], session.optimizer.state.get(member.parameter, {}), shape_of(member, count), first)
-    for parameter, values in frozen_state(session):
+        add(names[id(member.parameter)], access.optimizer.state.get(member.parameter, {}), shape_of(member, count), first)
+    for parameter, values in frozen_state(access):
         add(names[id(parameter)], values, parameter.shape, 0)
     return mine, shards
 
@@ -100,8 +100,8 @@ def _merged(of_all: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]
 class CustomState:
     """The state that is loaded: this rank's shards, and the full state of frozen parameters."""
 
-    def __init__(self, session: Session, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
-        self._session = session
+    def __init__(self, access: CheckpointAccess, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
+        self._access = access
         self._names = names
         self._entries: dict[str, dict[str, Tensor]] = {}  # by parameter, and by the name in the optimizer's state
         for name, entry in tensors.items():
@@ -112,7 +112,7 @@ class CustomState:
 
     def frozen(self) -> State:
         """Allocate the state of frozen parameters, which targets() fills."""
-        for _, parameter in self._session.parameters():
+        for _, parameter in self._access.parameters():
             if not parameter.requires_grad:
                 self._make(parameter, parameter.shape)
         return dict(self._values)
@@ -146,7 +146,7 @@ class CustomState:
 
     def install(self) -> None:
         """Give the state to the optimizer, once it is read."""
-        for _, parameter in self._session.parameters():
+        for _, parameter in self._access.parameters():
             values = self._values.get(id(parameter))
             if values is None:
                 continue
@@ -154,4 +154,4 @@ class CustomState:
             for key, value in values.items():
                 if entries[key].role == NUMBER:
                     values[key] = value.item()
-            self._session.optimizer.state[parameter] = values
+            self._access.optimizer.state[parameter] = values

@@ -18,9 +18,9 @@ from ballast.gathering import gather_to_read
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import by_owner, managed, owner_of
-from ballast.wrapper.meeting import rank_in_job
 from ballast.wrapper.memory import bytes_at
-from ballast.wrapper.plain import named_parameters
+from ballast.wrapper.process_groups import rank_in_job
+from ballast.wrapper.unwrap import named_parameters
 
 SLICE = 4 << 20  # elements that are copied to the host at once
 

@@ -16,7 +16,7 @@ from ballast.checkpoint.manifest import MANIFEST, content_in, folder_in
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.sizes import human_size
-from ballast.wrapper.plain import own_names
+from ballast.wrapper.unwrap import own_names
 
 log = logging.getLogger("ballast")
 

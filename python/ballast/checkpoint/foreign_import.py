@@ -12,9 +12,9 @@ from ballast.agreement import Agreement
 from ballast.checkpoint.foreign import Source, source_of
 from ballast.checkpoint.inventory import buffers_by_name, parameter_names, parameters_by_name
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
+from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
 log = logging.getLogger("ballast")
 
@@ -23,20 +23,20 @@ class ForeignImport:
     """One import into one model and optimizer. All ranks do this together, and each reads one full tensor at a time.
     The options of the parameter groups do not change."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, session: Session):
-        self._session = session
+    def __init__(self, directory: Path, model: torch.nn.Module, access: CheckpointAccess):
+        self._access = access
         self._model = model
-        self._agreement = Agreement(session.group, "loading a checkpoint")
-        self._parameters = parameters_by_name(model, session)
-        self._names = parameter_names(model, session)
+        self._agreement = Agreement(access.group, "loading a checkpoint")
+        self._parameters = parameters_by_name(model, access)
+        self._names = parameter_names(model, access)
         self._buffers = buffers_by_name(model)
-        self._moments = {kind.name: name for kind, name in session.names_of_moments()}
+        self._moments = {kind.name: name for kind, name in access.names_of_moments()}
         self._current: tuple[str, dict[str, torch.Tensor]] = ("", {})
         with self._agreement.attempt():
-            session.require_put_away("cannot load a checkpoint")
-            if session.has_own_step:
+            access.require_put_away("cannot load a checkpoint")
+            if access.has_own_step:
                 refuse(
-                    f"cannot load another program's checkpoint into {type(session.optimizer).__name__}: its step is its own",
+                    f"cannot load another program's checkpoint into {type(access.optimizer).__name__}: its step is its own",
                     needed="an optimizer that the library has a rule for, such as AdamW",
                 )
             trained = self._trained()
@@ -50,12 +50,12 @@ class ForeignImport:
         self._steps_made = {id(self._parameters[name]): steps for name, steps in made.items()}
 
     def run(self) -> None:
-        self._session.optimizer.zero_grad()
+        self._access.optimizer.zero_grad()
         steps = max(self._steps_made.values(), default=0)
         expect(parameter for name, parameter in self._parameters.items() if self._has(name))
         expect_buffers(self._model)
         self._buffers = buffers_by_name(self._model)
-        partition = self._session.begin_from(self._steps_made, steps, {})
+        partition = self._access.begin_from(self._steps_made, steps, {})
 
         def change(part: _core.StatePart) -> None:
             with self._agreement.attempt():
@@ -66,10 +66,10 @@ class ForeignImport:
         with self._agreement.attempt():
             self._fill_the_rest(partition)
         self._agreement.settle()
-        self._session.finish_loading()
+        self._access.finish_loading()
 
     def _trained(self) -> list[str]:
-        return [self._names[id(each)] for _, each in self._session.parameters() if each.requires_grad]
+        return [self._names[id(each)] for _, each in self._access.parameters() if each.requires_grad]
 
     def _has(self, name: str) -> bool:
         return self._source.shape(name) is not None
@@ -126,7 +126,7 @@ class ForeignImport:
         return found or 0
 
     def _warn(self, words: str, names: list[str]) -> None:
-        if names and self._session.group.rank == 0:
+        if names and self._access.group.rank == 0:
             log.warning(words, ", ".join(sorted(names)))
 
     # --- The change ---

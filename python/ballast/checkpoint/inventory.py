@@ -13,40 +13,40 @@ from ballast.checkpoint.custom_state import custom_state
 from ballast.checkpoint.manifest import Tensor
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
+from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.plain import plain, plain_name
 from ballast.wrapper.units import Member, names_of
+from ballast.wrapper.unwrap import unwrapped, unwrapped_name
 
 
-def session_of(optimizer: Any) -> Session:
+def access_of(optimizer: Any) -> CheckpointAccess:
     if not isinstance(optimizer, WrappedOptimizer):
         refuse(f"cannot save or load a {type(optimizer).__name__}: it is not wrapped", needed="an optimizer of ballast.wrap()")
     optimizer._ballast.plans.require_open("call ballast.save() or ballast.load_checkpoint()")
     return optimizer._ballast.checkpoint
 
 
-def checkpoints_in(session: Session, directory: Path) -> set[str]:
+def checkpoints_in(access: CheckpointAccess, directory: Path) -> set[str]:
     """Return the folders of the checkpoints that this training has loaded, saved or replaced in the directory."""
-    return session.checkpoints.setdefault(os.path.realpath(directory), set())
+    return access.checkpoints.setdefault(os.path.realpath(directory), set())
 
 
-def of_this_training(session: Session) -> set[str]:
+def of_this_training(access: CheckpointAccess) -> set[str]:
     """Return these folders of all directories, because the user may have copied one to another."""
-    return set().union(*session.checkpoints.values())
+    return set().union(*access.checkpoints.values())
 
 
-def parameter_names(model: torch.nn.Module, session: Session) -> dict[int, str]:
+def parameter_names(model: torch.nn.Module, access: CheckpointAccess) -> dict[int, str]:
     """Return names by id, of the parameters of the model and of those that only the optimizer has."""
-    return names_of(session.optimizer.param_groups, model)
+    return names_of(access.optimizer.param_groups, model)
 
 
-def require_all_partitioned(session: Session, names: Mapping[int, str]) -> None:
+def require_all_partitioned(access: CheckpointAccess, names: Mapping[int, str]) -> None:
     """Refuse a part of the model where stage 3 shards, or may shard, the rest too. `names` are those of the part."""
-    if session.options.keeps_parameters_whole:
+    if access.options.keeps_parameters_whole:
         return
-    for number, name in session.names().items():
+    for number, name in access.names().items():
         if number not in names:
             refuse(
                 "cannot save or load a part of a model: the rest of it is sharded too",
@@ -55,40 +55,40 @@ def require_all_partitioned(session: Session, names: Mapping[int, str]) -> None:
             )
 
 
-def parameters_by_name(model: torch.nn.Module, session: Session) -> dict[str, torch.nn.Parameter]:
-    groups = session.optimizer.param_groups
+def parameters_by_name(model: torch.nn.Module, access: CheckpointAccess) -> dict[str, torch.nn.Parameter]:
+    groups = access.optimizer.param_groups
     everywhere = [*model.parameters(), *(parameter for group in groups for parameter in group["params"])]
     by_id = {id(parameter): parameter for parameter in everywhere}
-    return {name: by_id[number] for number, name in parameter_names(model, session).items()}
+    return {name: by_id[number] for number, name in parameter_names(model, access).items()}
 
 
 def buffers_by_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers that a state_dict() has. Others are computed anew."""
     found = {}
-    for path, module in plain(model).named_modules():
+    for path, module in unwrapped(model).named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                found[plain_name(f"{path}.{name}" if path else name)] = buffer
+                found[unwrapped_name(f"{path}.{name}" if path else name)] = buffer
     return found
 
 
-def torch_tensors(model: torch.nn.Module, session: Session, partition: Partition) -> Iterator[TorchTensor]:
+def torch_tensors(model: torch.nn.Module, access: CheckpointAccess, partition: Partition) -> Iterator[TorchTensor]:
     """Yield the tensors that torch holds, in the same order on all ranks."""
-    names = parameter_names(model, session)
+    names = parameter_names(model, access)
     partitioned = {id(member.parameter) for member in partition.all_members}
-    for name, parameter in parameters_by_name(model, session).items():
+    for name, parameter in parameters_by_name(model, access).items():
         if id(parameter) not in partitioned:
-            yield TorchTensor(name, "frozen", parameter.detach(), steps=_steps_of(session, parameter))
-    if session.has_own_step:
-        yield from custom_state(session, partition, names)
+            yield TorchTensor(name, "frozen", parameter.detach(), steps=_steps_of(access, parameter))
+    if access.has_own_step:
+        yield from custom_state(access, partition, names)
     else:
-        yield from frozen_moments(session, names)
+        yield from frozen_moments(access, names)
     for name, buffer in buffers_by_name(model).items():
         yield TorchTensor(name, "buffer", buffer.detach(), Writers.first)
 
 
-def frozen_moments(session: Session, names: dict[int, str]) -> Iterator[TorchTensor]:
-    for parameter, values in frozen_state(session):
+def frozen_moments(access: CheckpointAccess, names: dict[int, str]) -> Iterator[TorchTensor]:
+    for parameter, values in frozen_state(access):
         for moment, value in values.items():
             if moment != "step":
                 yield TorchTensor(moment_name(names[id(parameter)], moment), "moment", value)
@@ -106,7 +106,7 @@ def entry_of(held: TorchTensor) -> Tensor:
     )
 
 
-def entry_of_member(member: Member, partition: Partition, session: Session) -> Tensor:
+def entry_of_member(member: Member, partition: Partition, access: CheckpointAccess) -> Tensor:
     """Describe a sharded parameter, for the manifest."""
     parameter = member.parameter
     entry = Tensor(
@@ -114,7 +114,7 @@ def entry_of_member(member: Member, partition: Partition, session: Session) -> T
         str(parameter.dtype).removeprefix("torch."),
         parameter.element_size(),
         list(parameter.shape),
-        steps=_steps_of(session, parameter, member),
+        steps=_steps_of(access, parameter, member),
     )
     if member.group is not None:
         kind = partition.kind(member)
@@ -123,8 +123,8 @@ def entry_of_member(member: Member, partition: Partition, session: Session) -> T
     return entry
 
 
-def _steps_of(session: Session, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
+def _steps_of(access: CheckpointAccess, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
     """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
-        return int(session.aside.get(id(parameter), {}).get("step", 0))
-    return session.steps - member.begun_at
+        return int(access.aside.get(id(parameter), {}).get("step", 0))
+    return access.steps - member.begun_at

@@ -28,26 +28,26 @@ from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from ballast.checkpoint.torch_tensors import moment_name
 from ballast.checkpoint.unpickling import load_without_code
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
-from ballast.wrapper.everybody import by_first_rank
+from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.collectives import by_first_rank
+from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
-from ballast.wrapper.waiting import expect, expect_buffers, require_expected
 
 LOADING = "loading a checkpoint"
 
 
-def load_current(directory: Path, model: torch.nn.Module, session: Session) -> Any:
+def load_current(directory: Path, model: torch.nn.Module, access: CheckpointAccess) -> Any:
     """Load the checkpoint that the manifest names, and return what was saved as extra. All ranks do this together, and
     go by the manifest that rank 0 reads.
 
     A saving may replace it meanwhile, and remove the files that it names: then the new one is loaded."""
-    read = partial(by_first_rank, session.group, LOADING, partial(manifest.read_text, directory))
+    read = partial(by_first_rank, access.group, LOADING, partial(manifest.read_text, directory))
     for _ in range(manifest.READS):
         text = read()
-        agreement = Agreement(session.group, LOADING)
+        agreement = Agreement(access.group, LOADING)
         try:
-            return Loading(directory, text, model, session, agreement).run()
+            return Loading(directory, text, model, access, agreement).run()
         except Exception:  # of any kind: has_failed is the same on all ranks, and decides what they do next
             if not agreement.has_failed or read() == text:
                 raise
@@ -57,48 +57,48 @@ def load_current(directory: Path, model: torch.nn.Module, session: Session) -> A
 class Loading:
     """Loads one checkpoint into one model and optimizer. All ranks do this together."""
 
-    def __init__(self, directory: Path, text: bytes, model: torch.nn.Module, session: Session, agreement: Agreement):
-        self._session = session
+    def __init__(self, directory: Path, text: bytes, model: torch.nn.Module, access: CheckpointAccess, agreement: Agreement):
+        self._access = access
         self._directory = directory
         self._model = model
         self._agreement = agreement
-        self._parameters = parameters_by_name(model, session)
-        self._names = parameter_names(model, session)
+        self._parameters = parameters_by_name(model, access)
+        self._names = parameter_names(model, access)
         self._buffers = buffers_by_name(model)
         with self._agreement.attempt():
-            session.require_put_away("cannot load a checkpoint")
-            require_all_partitioned(session, self._names)
+            access.require_put_away("cannot load a checkpoint")
+            require_all_partitioned(access, self._names)
             self._checkpoint = manifest.parse(directory, text)
             use_model_names(self._checkpoint, {**self._parameters, **self._buffers})
             self._files = manifest.data_files(directory, self._checkpoint)
-            require_compatible(self._checkpoint, session, self._parameters, self._buffers, self._names)
+            require_compatible(self._checkpoint, access, self._parameters, self._buffers, self._names)
             require_expected(model, self._buffers.values())
-            self._extra = read_extra(directory, self._checkpoint, session.group.rank)
+            self._extra = read_extra(directory, self._checkpoint, access.group.rank)
         self._agreement.settle()
         self._tensors = self._checkpoint.tensors
 
     def run(self) -> Any:
         """Load it, and return what was saved as extra."""
-        self._session.optimizer.zero_grad()
+        self._access.optimizer.zero_grad()
         with self._agreement.attempt():  # finds a missing or short file before anything changes
             _core.CheckpointReader(self._files, self._last_pieces())
         self._agreement.settle()
-        set_groups(self._session.optimizer, self._checkpoint.groups)
-        custom = CustomState(self._session, self._tensors, self._names)
-        aside, late = (custom.frozen(), {}) if self._session.has_own_step else self._empty_moments()
+        set_groups(self._access.optimizer, self._checkpoint.groups)
+        custom = CustomState(self._access, self._tensors, self._names)
+        aside, late = (custom.frozen(), {}) if self._access.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
         expect_buffers(self._model)
         self._buffers = buffers_by_name(self._model)
-        partition = self._session.begin_from(made, self._checkpoint.step, aside)
-        moments = {} if self._session.has_own_step else {**aside, **late}
+        partition = self._access.begin_from(made, self._checkpoint.step, aside)
+        moments = {} if self._access.has_own_step else {**aside, **late}
         self._fill(partition, self._targets(partition, moments) + custom.targets(partition))
         custom.install()
-        if any(self._session.group.all_reduce([len(late)])):
-            partition.write_moments(moments_by_kind(late, self._session))
-        self._session.skipped = self._checkpoint.skipped
-        self._session.finish_loading()
-        known = checkpoints_in(self._session, self._directory)
+        if any(self._access.group.all_reduce([len(late)])):
+            partition.write_moments(moments_by_kind(late, self._access))
+        self._access.skipped = self._checkpoint.skipped
+        self._access.finish_loading()
+        known = checkpoints_in(self._access, self._directory)
         known.clear()
         known.add(self._checkpoint.folder)
         return self._extra
@@ -113,12 +113,12 @@ class Loading:
         that stay with frozen parameters, and those that return to parameters that are trained now."""
         aside: State = {}
         late: State = {}
-        for _, parameter in self._session.parameters():
+        for _, parameter in self._access.parameters():
             name = self._names[id(parameter)]
             entry = self._tensors[name]
-            kept = [moment for _, moment in self._session.names_of_moments() if moment_name(name, moment) in self._tensors]
+            kept = [moment for _, moment in self._access.names_of_moments() if moment_name(name, moment) in self._tensors]
             if not parameter.requires_grad and entry.role == "trained":
-                kept = [moment for _, moment in self._session.names_of_moments()]
+                kept = [moment for _, moment in self._access.names_of_moments()]
             if not kept or (parameter.requires_grad and entry.role == "trained"):
                 continue
             values = {moment: torch.zeros(parameter.shape, dtype=torch.float32) for moment in kept}
@@ -137,7 +137,7 @@ class Loading:
                 targets += [] if outside is None else [PlainTensor(name, entry, outside)]
                 targets += [self._plain_moment(name, moment, own[moment]) for moment in own if moment != "step"]
             elif outside is not None or own:
-                by_kind = {kind.name: own[moment] for kind, moment in self._session.names_of_moments() if moment in own}
+                by_kind = {kind.name: own[moment] for kind, moment in self._access.names_of_moments() if moment in own}
                 targets.append(TrainedTensor(name, entry, outside, by_kind))
         targets += [PlainTensor(name, self._tensors[name], buffer.data) for name, buffer in self._buffers.items()]
         return targets
@@ -182,12 +182,12 @@ def cuts_of(target: Target) -> Iterator[Cut]:
     return cover(target.entry.pieces, target.first, target.count)
 
 
-def moments_by_kind(late: State, session: Session) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+def moments_by_kind(late: State, access: CheckpointAccess) -> dict[tuple[int, _core.Moment], torch.Tensor]:
     """Order moments by parameter and kind."""
     return {
         (parameter, kind): values[name]
         for parameter, values in late.items()
-        for kind, name in session.names_of_moments()
+        for kind, name in access.names_of_moments()
         if name in values
     }
 

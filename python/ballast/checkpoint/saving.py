@@ -37,8 +37,8 @@ from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
-from ballast.wrapper.everybody import by_first_rank
+from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.collectives import by_first_rank
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # that a chunk takes in a rank's index
@@ -50,24 +50,24 @@ Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element,
 class Saving:
     """Saves one rank's part of one checkpoint. All ranks do this together."""
 
-    def __init__(self, directory: Path, model: torch.nn.Module, session: Session, extra: Any):
+    def __init__(self, directory: Path, model: torch.nn.Module, access: CheckpointAccess, extra: Any):
         self._directory = directory
-        self._session = session
-        self._group = session.group
-        self._partition = session.partition_now()
+        self._access = access
+        self._group = access.group
+        self._partition = access.partition_now()
         self._partition.require_not_updated("cannot save the model")
-        self._names = parameter_names(model, session)
+        self._names = parameter_names(model, access)
         self._agreement = Agreement(self._group, SAVING)
         with self._agreement.attempt():
-            session.require_put_away("cannot save a checkpoint")
+            access.require_put_away("cannot save a checkpoint")
             self._partition.require_not_cast()
-            require_all_partitioned(session, self._names)
+            require_all_partitioned(access, self._names)
             self._extra = packed(extra)
-            self._groups = groups_of(session.optimizer, self._names)
+            self._groups = groups_of(access.optimizer, self._names)
         self._agreement.settle()
-        self._torch_tensors = list(torch_tensors(model, session, self._partition))
+        self._torch_tensors = list(torch_tensors(model, access, self._partition))
         self._entries = {
-            self._names[id(member.parameter)]: entry_of_member(member, self._partition, session)
+            self._names[id(member.parameter)]: entry_of_member(member, self._partition, access)
             for member in self._partition.all_members
         }
         self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
@@ -75,7 +75,7 @@ class Saving:
         self._locked: CheckpointDirectory | None = None  # on rank 0, which locks the directory for all ranks
 
     def run(self) -> None:
-        folder = folder_name(self._session.steps, self._token())
+        folder = folder_name(self._access.steps, self._token())
         try:
             by_first_rank(self._group, SAVING, lambda: self._enter(folder))
             self._begin(folder)
@@ -98,8 +98,8 @@ class Saving:
         """Lock the directory, and refuse to replace the checkpoint of another training."""
         self._locked = CheckpointDirectory(self._directory)
         require_same_model(self._directory, set(self._names.values()))
-        known = checkpoints_in(self._session, self._directory)
-        require_same_history(self._directory, known, of_this_training(self._session))
+        known = checkpoints_in(self._access, self._directory)
+        require_same_history(self._directory, known, of_this_training(self._access))
         # If this saving fails, either checkpoint may be the current one. The next saving may replace both.
         known.update(name for name in (folder, manifest.folder_in(self._directory)) if name)
 
@@ -123,7 +123,7 @@ class Saving:
 
     def _writes(self, number: int) -> bool:
         """Where all ranks keep everything, they take turns."""
-        return self._session.options.stage != 0 or number % self._group.size == self._group.rank
+        return self._access.options.stage != 0 or number % self._group.size == self._group.rank
 
     def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int]]:
         """Yield the slices of torch's tensors that this rank writes."""
@@ -179,14 +179,14 @@ class Saving:
         files = [manifest.index_name(rank) for rank in range(self._group.size)]
         seals = [manifest.seal_of(manifest.read_bytes(self._directory / folder / file)) for file in files]
         return Checkpoint(
-            step=self._session.steps,
-            skipped=self._session.skipped,
+            step=self._access.steps,
+            skipped=self._access.skipped,
             ranks=self._group.size,
             folder=folder,
-            optimizer=type(self._session.optimizer).__name__,
-            moments={moment.name: name for moment, name in self._session.names_of_moments()},
+            optimizer=type(self._access.optimizer).__name__,
+            moments={moment.name: name for moment, name in self._access.names_of_moments()},
             groups=self._groups,
-            own_step=self._session.has_own_step,
+            own_step=self._access.has_own_step,
             tensors=self._entries,
             indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
         ).to_json()
@@ -230,7 +230,7 @@ def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[d
     """Return the parameter groups, with names instead of parameters."""
     groups = []
     for number, group in enumerate(optimizer.param_groups):
-        options = {key: plain(value) for key, value in group.items() if key != "params"}
+        options = {key: unwrapped(value) for key, value in group.items() if key != "params"}
         try:
             json.dumps(options)
         except TypeError as error:
@@ -243,5 +243,5 @@ def groups_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[d
     return groups
 
 
-def plain(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ballast.wrapper.checkpoint_access import CheckpointAccess as Session
+from ballast.wrapper.checkpoint_access import CheckpointAccess
 
 
 class Writers(Enum):
@@ -41,7 +41,7 @@ def moment_name(parameter: str, moment: str) -> str:
     return f"{parameter}: {moment}"
 
 
-def frozen_state(session: Session) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+def frozen_state(access: CheckpointAccess) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
     """Return the optimizer state of the parameters that are frozen now."""
-    known = ((parameter, session.aside.get(id(parameter))) for _, parameter in session.parameters())
+    known = ((parameter, access.aside.get(id(parameter))) for _, parameter in access.parameters())
     return [(parameter, values) for parameter, values in known if values]
