@@ -117,6 +117,7 @@ def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str
     mine.train(0, 1), other.train(0, 1)
     save(folder, mine)
     group = mine.optimizer._ballast.group
+    group.barrier()  # rank 0 unlocks the directory after the others have returned
     lock = ballast._core.DirectoryLock(directory=folder) if rank == 1 else None
     [holder] = group.all_reduce([os.getpid() * (rank == 1)])
     first = said_of(lambda: save(folder, mine))

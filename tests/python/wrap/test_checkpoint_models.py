@@ -169,7 +169,7 @@ def test_a_checkpoint_of_another_model_is_not_replaced(tmp_path):
     one, other = Training({"stage": 2}), Training({"stage": 3}, mlp())
     ballast.save(tmp_path, one.model, one.optimizer)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*another model(.|\n)*a directory for each"):
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*another model(.|\n)*one directory for each"):
         ballast.save(tmp_path, other.model, other.optimizer)
     assert sorted(tmp_path.rglob("*")) == before
     other.train(0, 1)
