@@ -3,7 +3,7 @@
 import ballast
 import pytest
 import torch
-from python.wrap.loops import Tower, mean_square, mlp
+from python.wrap.support.loops import Tower, mean_square, mlp
 
 WAYS = [{"stage": 0}, {"stage": 1}, {"stage": 2, "offload": "host"}, {"stage": 3}, {"stage": 3, "offload": "host"}]
 every_way = pytest.mark.parametrize("way", WAYS, ids=str)

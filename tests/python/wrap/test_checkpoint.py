@@ -7,9 +7,9 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
-from python.wrap import saved, stopped
-from python.wrap.ranks import run_ranks
-from python.wrap.saved import Training, numbers_in, same
+from python.wrap.support import saved, stopped
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.saved import Training, numbers_in, same
 
 RANKS = (1, 2, 3)
 BF16 = {"dtype": torch.bfloat16}

@@ -6,7 +6,7 @@ import re
 import pytest
 from ballast.checkpoint import manifest
 from ballast.commands import main
-from python.wrap import saved
+from python.wrap.support import saved
 
 
 @pytest.fixture

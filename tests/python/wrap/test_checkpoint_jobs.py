@@ -8,10 +8,10 @@ import pytest
 from ballast import checks
 from ballast.checkpoint import manifest
 from ballast.commands import main
-from python.wrap import jobs
-from python.wrap.jobs import load, once, replace, said_of, save, training
-from python.wrap.ranks import run_ranks
-from python.wrap.saved import same
+from python.wrap.support import jobs
+from python.wrap.support.jobs import load, once, replace, said_of, save, training
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.saved import same
 
 
 @pytest.mark.parametrize("moment", jobs.MOMENTS)

@@ -6,11 +6,11 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
-from python.wrap import saved
-from python.wrap.constructed import Tall
-from python.wrap.loops import Loop, Tower, mlp
-from python.wrap.ranks import run_ranks
-from python.wrap.saved import Training, same
+from python.wrap.support import saved
+from python.wrap.support.constructed import Tall
+from python.wrap.support.loops import Loop, Tower, mlp
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.saved import Training, same
 
 
 @pytest.mark.parametrize(

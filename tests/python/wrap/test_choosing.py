@@ -9,9 +9,9 @@ import pytest
 import torch
 from ballast.hardware import rates_of_cpus
 from ballast.wrapper.memory_budget import AvailableMachine, _machine
-from python.wrap import bodies
-from python.wrap.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
-from python.wrap.ranks import run_ranks
+from python.wrap.support import bodies
+from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
+from python.wrap.support.ranks import run_ranks
 
 TILE = 1024  # so that what is on its way from and to the drive is little, as in a large model
 loop = Loop(make_model=partial(Tower, width=128), steps=3)

@@ -3,7 +3,7 @@
 import ballast
 import pytest
 import torch
-from python.wrap.loops import Tower, mean_square, mlp
+from python.wrap.support.loops import Tower, mean_square, mlp
 
 WAYS = [
     {"stage": 0},

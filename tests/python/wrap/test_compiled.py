@@ -1,8 +1,8 @@
 """torch.compile() of a wrapped model, before it is wrapped or after."""
 
 import pytest
-from python.wrap import compiled
-from python.wrap.ranks import run_ranks
+from python.wrap.support import compiled
+from python.wrap.support.ranks import run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pickle
 import ballast
 import pytest
 import torch
-from python.wrap import copies
-from python.wrap.ranks import run_ranks
+from python.wrap.support import copies
+from python.wrap.support.ranks import run_ranks
 
 every_stage = pytest.mark.parametrize("stage", [0, 2, 3])
 

@@ -3,10 +3,10 @@
 import ballast
 import pytest
 import torch
-from python.wrap import constructing
-from python.wrap.constructed import Tall, Zoo
-from python.wrap.loops import Loop, Tower, check_equal
-from python.wrap.ranks import run_ranks
+from python.wrap.support import constructing
+from python.wrap.support.constructed import Tall, Zoo
+from python.wrap.support.loops import Loop, Tower, check_equal
+from python.wrap.support.ranks import run_ranks
 
 
 def in_both_ways(make, seed=1):

@@ -8,7 +8,7 @@ import weakref
 import ballast
 import pytest
 import torch
-from python.wrap.loops import Loop, check_close, mlp
+from python.wrap.support.loops import Loop, check_close, mlp
 from torch.utils.checkpoint import checkpoint
 
 
@@ -38,7 +38,7 @@ def test_it_is_the_users_own_optimizer():
     assert optimizer.defaults is defaults
     with pytest.raises(ballast.UsageError, match="Mine"):  # whose step may do anything
         ballast.wrap(Mine(model.parameters()))
-    with pytest.raises(ballast.UsageError, match="twice"):
+    with pytest.raises(ballast.UsageError, match="wrapped already"):
         ballast.wrap(optimizer)
 
 

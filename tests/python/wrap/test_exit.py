@@ -9,7 +9,7 @@ from python.exits import ROOT, folder_with_dill, folder_without_dill, run_silent
 TRAINING = """
 import atexit, sys, threading
 import ballast, torch
-from python.wrap.loops import mlp, mean_square
+from python.wrap.support.loops import mlp, mean_square
 
 def trained(stage=2, **options):
     model = mlp()

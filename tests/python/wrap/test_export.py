@@ -7,9 +7,9 @@ import ballast
 import pytest
 import torch
 from ballast.safetensors_format import DTYPES, Item, files_for
-from python.wrap import bodies, parallel, saved
-from python.wrap.loops import Loop, Tower
-from python.wrap.ranks import run_ranks
+from python.wrap.support import bodies, parallel, saved
+from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.ranks import run_ranks
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
 read = safetensors.load_file

@@ -7,7 +7,7 @@ from ballast import _core
 from ballast.wrapper import planner
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.state_migration import StateMigration
-from python.wrap.plans import evaluated, freeze_a_layer, step
+from python.wrap.support.plans import evaluated, freeze_a_layer, step
 
 
 def fail_once(monkeypatch, owner, name):

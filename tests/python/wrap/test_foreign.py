@@ -10,10 +10,10 @@ from unittest import mock
 import ballast
 import pytest
 import torch
-from python.wrap import saved
-from python.wrap.constructed import Tall
-from python.wrap.loops import Loop, Tower
-from python.wrap.ranks import run_ranks
+from python.wrap.support import saved
+from python.wrap.support.constructed import Tall
+from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.ranks import run_ranks
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 

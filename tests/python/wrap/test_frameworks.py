@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from python.wrap import frameworks
-from python.wrap.loops import mean_square
-from python.wrap.ranks import run_ranks
+from python.wrap.support import frameworks
+from python.wrap.support.loops import mean_square
+from python.wrap.support.ranks import run_ranks
 
 CANNOT_RESUME = "rank 0's alone cannot be resumed. Call ballast.save()"
 WHY = "is not installed: .ci/bootstrap venv frameworks"

@@ -3,9 +3,9 @@
 import ballast
 import pytest
 import torch
-from python.wrap.loops import mlp
-from python.wrap.plans import evaluated, freeze_a_layer, step
-from python.wrap.ranks import run_ranks
+from python.wrap.support.loops import mlp
+from python.wrap.support.plans import evaluated, freeze_a_layer, step
+from python.wrap.support.ranks import run_ranks
 
 
 def wrapped(model, stage):

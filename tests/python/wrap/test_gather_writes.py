@@ -4,9 +4,9 @@ import ballast
 import pytest
 import torch
 from ballast.wrapper.writes import checksum_on_device
-from python.wrap import writing
-from python.wrap.loops import Loop
-from python.wrap.ranks import run_ranks
+from python.wrap.support import writing
+from python.wrap.support.loops import Loop
+from python.wrap.support.ranks import run_ranks
 
 BF16 = torch.bfloat16
 FORMATS = ["fp32", "split", "fp32 of bf16", "compact", "compact, stage 3"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ballast.wrapper import gpu
 from ballast.wrapper.gpu import require_stream, stream_on
-from python.wrap.loops import Tower
+from python.wrap.support.loops import Tower
 
 
 def a_gpu():

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from launching import mpirun, torchrun
-from python.wrap.slurm import missing, slurm
+from python.wrap.support.slurm import missing, slurm
 
-SCRIPT = Path(__file__).with_name("launched.py")
+SCRIPT = Path(__file__).parent / "support" / "launched.py"
 
 
 def run(launcher: list[str], environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
-    folders = [environment["PYTHONPATH"], str(SCRIPT.parents[2])]  # the package, and tests/
+    folders = [environment["PYTHONPATH"], str(SCRIPT.parents[3])]  # the package, and tests/
     environment = {**environment, "PYTHONPATH": os.pathsep.join(folders)}
     command = [*launcher, str(SCRIPT), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parent / "support"
 LIMIT = int(os.environ.get("LIMIT", 120))  # seconds, after which ranks count as hanging
 
 
@@ -25,7 +25,7 @@ class Programs:
         self._begin()
 
     def _begin(self):
-        command = [sys.executable, str(HERE / "program_ends.py")]
+        command = [sys.executable, str(SUPPORT / "program_ends.py")]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._server = subprocess.Popen(command, env=self._environment, start_new_session=True, **pipes)
 
@@ -36,7 +36,7 @@ class Programs:
         folder.mkdir()
         port = free_port()
         meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "BALLAST_PORT": port, **(environment or {})}
-        job = {"script": str(HERE / script), "arguments": [str(each) for each in arguments], "ranks": ranks}
+        job = {"script": str(SUPPORT / script), "arguments": [str(each) for each in arguments], "ranks": ranks}
         job |= {"environment": meeting, "leaver": leaver, "folder": str(folder)}
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 import ballast
 import pytest
 import torch
-from python.wrap import constructing
-from python.wrap.checkpoints import save, save_in_parts
-from python.wrap.constructed import Tall
-from python.wrap.loops import Loop, check_equal, mean_square
-from python.wrap.ranks import run_ranks
+from python.wrap.support import constructing
+from python.wrap.support.checkpoints import save, save_in_parts
+from python.wrap.support.constructed import Tall
+from python.wrap.support.loops import Loop, check_equal, mean_square
+from python.wrap.support.ranks import run_ranks
 
 PLACES = {"meta": lambda: torch.device("meta"), "deferred": ballast.deferred, "at once": nullcontext}
 

@@ -3,10 +3,10 @@
 import ballast
 import pytest
 import torch
-from python.wrap import away
-from python.wrap.loops import Loop, Tower
-from python.wrap.ranks import run_ranks
-from python.wrap.resident import resident
+from python.wrap.support import away
+from python.wrap.support.loops import Loop, Tower
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.resident import resident
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -6,7 +6,7 @@ import math
 import ballast
 import pytest
 import torch
-from python.wrap.loops import Loop, Run, check_close, check_equal, mlp
+from python.wrap.support.loops import Loop, Run, check_close, check_equal, mlp
 
 RULES = [
     (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),

@@ -6,9 +6,9 @@ import weakref
 import ballast
 import pytest
 import torch
-from python.wrap import uncommon
-from python.wrap.loops import Tower
-from python.wrap.plans import evaluated, freeze_a_layer, step
+from python.wrap.support import uncommon
+from python.wrap.support.loops import Tower
+from python.wrap.support.plans import evaluated, freeze_a_layer, step
 
 
 def freeze(model, optimizer, _):

@@ -8,10 +8,10 @@ import weakref
 import ballast
 import pytest
 import torch
-from python.wrap import bodies
-from python.wrap.loops import Loop, check_close, mlp
-from python.wrap.own_steps import KINDS, Leaning
-from python.wrap.ranks import run_ranks
+from python.wrap.support import bodies
+from python.wrap.support.loops import Loop, check_close, mlp
+from python.wrap.support.own_steps import KINDS, Leaning
+from python.wrap.support.ranks import run_ranks
 from python.wrap.test_one_rank import in_bfloat16
 
 STAGES = [{"stage": stage} for stage in (0, 1, 2, 3)]

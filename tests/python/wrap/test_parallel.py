@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from python.wrap import parallel
-from python.wrap.ranks import run_ranks
+from python.wrap.support import parallel
+from python.wrap.support.ranks import run_ranks
 
 
 @pytest.mark.parametrize(("stage", "by_option"), [(2, True), (3, False)])

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from python.wrap import bodies, plans
-from python.wrap.loops import adapted, only_trained
-from python.wrap.ranks import run_ranks
+from python.wrap.support import bodies, plans
+from python.wrap.support.loops import adapted, only_trained
+from python.wrap.support.ranks import run_ranks
 
 REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
 

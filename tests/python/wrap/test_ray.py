@@ -6,8 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from python.wrap import frameworks
-from python.wrap.ranks import run_ranks
+from python.wrap.support import frameworks
+from python.wrap.support.ranks import run_ranks
 
 WHY = "Ray Train is not installed: .ci/bootstrap venv frameworks"
 ray = pytest.importorskip("ray", reason=WHY)

@@ -6,7 +6,7 @@ import ballast
 import pytest
 import torch
 from ballast.wrapper import preconditions
-from python.wrap.loops import mlp
+from python.wrap.support.loops import mlp
 
 
 def adamw(parameters):

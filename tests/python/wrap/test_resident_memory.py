@@ -5,8 +5,8 @@ import ctypes
 import ballast
 import torch
 from ballast.wrapper.memory import keep_freed_memory
-from python.wrap.ranks import run_ranks
-from python.wrap.resident import peak_resident
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.resident import peak_resident
 
 LAYERS = 64
 WIDE, NARROW = 1024, 512

@@ -4,9 +4,9 @@ import logging
 
 import ballast
 import pytest
-from python.wrap import kept_runs
-from python.wrap.kept_runs import Layers, kept_in, train
-from python.wrap.ranks import run_ranks
+from python.wrap.support import kept_runs
+from python.wrap.support.kept_runs import Layers, kept_in, train
+from python.wrap.support.ranks import run_ranks
 
 
 def frozen(model, name):

@@ -7,9 +7,9 @@ from functools import partial
 import ballast
 import pytest
 import torch
-from python.wrap import bodies
-from python.wrap.loops import Loop, Run, Tower, check_close, check_equal
-from python.wrap.ranks import run_ranks
+from python.wrap.support import bodies
+from python.wrap.support.loops import Loop, Run, Tower, check_close, check_equal
+from python.wrap.support.ranks import run_ranks
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])

@@ -5,7 +5,7 @@ from collections import defaultdict
 import ballast
 import pytest
 import torch
-from python.wrap.loops import Loop, Run, check_close, mlp
+from python.wrap.support.loops import Loop, Run, check_close, mlp
 
 
 def test_state_is_read_as_torchs():

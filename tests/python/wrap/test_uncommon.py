@@ -6,9 +6,9 @@ import ballast
 import numpy
 import pytest
 import torch
-from python.wrap import uncommon
-from python.wrap.loops import Tower, mlp
-from python.wrap.ranks import run_ranks
+from python.wrap.support import uncommon
+from python.wrap.support.loops import Tower, mlp
+from python.wrap.support.ranks import run_ranks
 
 every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
 

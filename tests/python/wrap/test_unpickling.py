@@ -5,8 +5,8 @@ import pickle
 
 import ballast
 import pytest
-from python.wrap import jobs
-from python.wrap.gadgets import GADGETS, as_torch_saves
+from python.wrap.support import jobs
+from python.wrap.support.gadgets import GADGETS, as_torch_saves
 from python.wrap.test_foreign import as_distributed, as_universal, as_universal_of_stage_3, fresh, trained_by_torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata

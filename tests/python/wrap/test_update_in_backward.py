@@ -3,9 +3,9 @@
 import ballast
 import pytest
 import torch
-from python.wrap import bodies
-from python.wrap.loops import Loop, Tower, check_equal
-from python.wrap.ranks import run_ranks
+from python.wrap.support import bodies
+from python.wrap.support.loops import Loop, Tower, check_equal
+from python.wrap.support.ranks import run_ranks
 
 IN_BACKWARD = {"stage": 3, "update_in_backward": True}
 

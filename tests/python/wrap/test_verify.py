@@ -4,7 +4,7 @@ import ballast
 import pytest
 import torch
 from ballast.wrapper.memory import bytes_at
-from python.wrap.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower
 
 
 @pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 2, "offload": "host"}, {"stage": 3}])

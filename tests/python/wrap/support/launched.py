@@ -8,7 +8,7 @@ import threading
 
 import ballast
 import torch
-from python.wrap.loops import Tower, mean_square
+from python.wrap.support.loops import Tower, mean_square
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--drive")

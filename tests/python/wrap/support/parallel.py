@@ -9,8 +9,8 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.bodies import Trained, loop_of
-from python.wrap.loops import Run, mean_square
+from python.wrap.support.bodies import Trained, loop_of
+from python.wrap.support.loops import Run, mean_square
 
 
 class CopyToParts(torch.autograd.Function):

@@ -7,8 +7,8 @@ import hashlib
 
 import ballast
 import torch
-from python.wrap.constructed import Tall
-from python.wrap.resident import peak_resident
+from python.wrap.support.constructed import Tall
+from python.wrap.support.resident import peak_resident
 
 
 def constructs_with_its_own_seed(rank: int) -> list[list[torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 import ballast
 import torch
-from python.wrap.loops import Tower, mean_square
+from python.wrap.support.loops import Tower, mean_square
 from torch._dynamo.utils import counters
 
 WAYS = ("before", "after", "blocks before", "blocks after")  # it is wrapped

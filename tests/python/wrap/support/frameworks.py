@@ -12,7 +12,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.loops import Loop, Run, mean_square, mlp
+from python.wrap.support.loops import Loop, Run, mean_square, mlp
 
 Way = dict[str, Any] | None  # none: the plain optimizer
 

@@ -4,7 +4,7 @@ import copy
 
 import ballast
 import torch
-from python.wrap.loops import mlp
+from python.wrap.support.loops import mlp
 
 
 def begun(stage: int):

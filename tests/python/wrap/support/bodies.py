@@ -15,8 +15,8 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast.wrapper import autotune
-from python.wrap.loops import Loop, Tower, mean_square, mlp
-from python.wrap.own_steps import Leaning, of_all_ranks
+from python.wrap.support.loops import Loop, Tower, mean_square, mlp
+from python.wrap.support.own_steps import Leaning, of_all_ranks
 
 Trained = tuple[list[float], list[torch.Tensor]]
 

@@ -9,7 +9,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.loops import Loop, mlp
+from python.wrap.support.loops import Loop, mlp
 
 Write = Callable[[torch.nn.Module, str], None]  # to the parameter of this name
 

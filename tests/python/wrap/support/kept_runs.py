@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ballast
 import torch
-from python.wrap.loops import mean_square
+from python.wrap.support.loops import mean_square
 
 
 class Layers(torch.nn.Module):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from python.wrap.loops import Loop, Run
+from python.wrap.support.loops import Loop, Run
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.RMSprop, {"lr": 1e-3, "momentum": 0.5, "centered": True, "weight_decay": 0.01}),

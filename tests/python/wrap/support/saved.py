@@ -14,7 +14,7 @@ from ballast.checkpoint import manifest
 from ballast.checkpoint.pieces import cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
-from python.wrap.loops import Loop, Tower
+from python.wrap.support.loops import Loop, Tower
 
 Way = Mapping[str, Any]  # options of wrap(), and "dtype"
 Numbers = dict[str, torch.Tensor]

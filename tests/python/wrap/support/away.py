@@ -7,8 +7,8 @@ from typing import Any
 
 import ballast
 import torch
-from python.wrap.bodies import Trained, loop_of
-from python.wrap.loops import Loop, Tower
+from python.wrap.support.bodies import Trained, loop_of
+from python.wrap.support.loops import Loop, Tower
 
 
 def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:

@@ -13,7 +13,7 @@ from typing import Any
 import ballast
 import torch
 from ballast.checkpoint import manifest
-from python.wrap.saved import Training, other_parameters
+from python.wrap.support.saved import Training, other_parameters
 
 WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
 EVERY = {"append": 16, "open": 3, "unlink": 2}  # of those that come often, each so many

@@ -15,8 +15,8 @@ from unittest import mock
 
 import ballast
 from ballast.checkpoint import manifest
-from python.wrap.saved import Training, other_parameters, same
-from python.wrap.stopped import named
+from python.wrap.support.saved import Training, other_parameters, same
+from python.wrap.support.stopped import named
 
 # Where a saving can be overtaken: it has made its folder, written its files, replaced the manifest.
 MOMENTS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import ballast
 import torch
-from python.wrap.bodies import Trained, loop_of
-from python.wrap.loops import mlp
+from python.wrap.support.bodies import Trained, loop_of
+from python.wrap.support.loops import mlp
 
 
 def step(model, optimizer):
