@@ -48,7 +48,8 @@ def pop_saved_tensor_hooks() -> None:
 
 
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
-    """Return what register_post_accumulate_grad_hook() has registered: by its own hook a session finds its parameters."""
+    """Return what register_post_accumulate_grad_hook() has registered: by its own hook a session finds its
+    parameters."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
 
 
@@ -57,7 +58,8 @@ def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.T
 
 def swap_tensors_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
     """Swap what two tensors are, while each stays the same Python object: a parameter leaves the meta device this way,
-    and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which RNNs make."""
+    and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which RNNs
+    make."""
     torch._C._swap_tensor_impl(one, other)
 
 
@@ -70,7 +72,8 @@ def without_torch_function() -> AbstractContextManager[None]:
 def make_wrapper_tensor(
     kind: type[torch.Tensor], shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return a tensor of this class with a shape and no memory: every use of it reaches the class's __torch_dispatch__."""
+    """Return a tensor of this class with a shape and no memory: every use of it reaches the class's
+    __torch_dispatch__."""
     made: torch.Tensor = torch.Tensor._make_wrapper_subclass(kind, tuple(shape), dtype=dtype, device=device)
     return made
 
@@ -108,12 +111,14 @@ def writes_to_arguments(operator: Any) -> bool:
 
 
 def default_store() -> Any:
-    """Return the store that init_process_group() has connected: ranks find each other through it, without a new port."""
+    """Return the store that init_process_group() has connected: ranks find each other through it, without a new
+    port."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def active_data_parallel() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running on this thread: a model cannot tell who has called it."""
+    """Return the DistributedDataParallel whose forward is running on this thread: a model cannot tell who has called
+    it."""
     return DistributedDataParallel._get_active_ddp_module()
 
 

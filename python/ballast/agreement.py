@@ -1,4 +1,4 @@
-"""What fails on one rank fails on all: none waits for another that has given up."""
+"""Let an operation fail on all ranks if it fails on one, so that no rank waits for another that has given up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ballast.checks import fail
 
 
 class Ranks(Protocol):
-    """As much of a Group as it takes."""
+    """The part of a Group that an Agreement needs."""
 
     @property
     def rank(self) -> int: ...
@@ -22,7 +22,7 @@ class Ranks(Protocol):
 
 
 class Agreement:
-    """Ranks attempt something, each on its own, and settle it together."""
+    """Ranks attempt an operation, each on its own, and settle together whether it failed."""
 
     def __init__(self, group: Ranks, what: str):
         self.group = group
@@ -32,7 +32,7 @@ class Agreement:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Keeps what its block raises."""
+        """Keep the exception of the block."""
         try:
             try:
                 yield
@@ -43,7 +43,7 @@ class Agreement:
                 self.error = error
 
     def settle(self) -> None:
-        """Raises this rank's error, or says whose it is. All ranks come here."""
+        """Raise this rank's error, or name the ranks that failed. All ranks call it together."""
         words = [0] * self.group.size
         words[self.group.rank] = int(self.error is not None)
         failed = self.group.all_reduce(words)
@@ -55,8 +55,8 @@ class Agreement:
             fail("peer_failed", _core.Problem(what=f"{self._what} failed on other ranks", where=f"rank {ranks}"))
 
     def _raise(self) -> NoReturn:
-        """What is raised keeps this alive, by the frames that it names: nothing here may keep it, or what the caller has
-        would live until Python looks for circles, and other ranks wait for its end."""
+        """Raise the error, and forget it: the error keeps this frame alive, so a reference back would form a cycle. The
+        caller's objects would then live until garbage collection, and other ranks would wait for their end."""
         error, self.error = self.error, None
         assert error is not None
         try:

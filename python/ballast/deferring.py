@@ -1,4 +1,4 @@
-"""Models that are constructed without memory."""
+"""Construct models without memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Large tensors that are made inside of the `with` block have no memory: they are on torch's meta device, and how they are
-    initialised is remembered. `ballast.wrap(optimizer, model)` makes parameters piece by piece, with the bits that they
-    would have had, or `ballast.load()` reads them.
+    """Make large tensors inside the `with` block without memory: they are on torch's meta device, and their
+    initialization is recorded. `ballast.wrap(optimizer, model)` makes the parameters piece by piece, with the same bits
+    as without this block, or `ballast.load()` reads them.
 
     >>> import torch
     >>> with deferred():
@@ -18,7 +18,7 @@ def deferred() -> Iterator[None]:
     >>> layer.weight.device
     device(type='meta')
 
-    Casts, and moves to a GPU, belong into the block: `model.to(torch.bfloat16)`.
+    Cast the model, or move it to a GPU, inside the block: `model.to(torch.bfloat16)`.
     """
     from ballast.wrapper.deferred_init import Pretender, Recorder
 

@@ -1,4 +1,4 @@
-"""Looking at parameters that are partitioned over ranks, and writing to them."""
+"""Read and write parameters that are partitioned over ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Hold parameters whole inside the `with` block, which all ranks enter together.
+    """Hold full parameters inside the `with` block, which all ranks enter together.
 
-    Writes to the parameters are kept, however they are made: in place, through `.data`, or by another tensor for `.data`. Every
-    rank writes the same values. A new Parameter in the place of one is refused. In stage 3 the parameters are copies until the
-    block ends: steps and `ballast.save()` come outside of it.
+    All writes to the parameters are kept: in place, through `.data`, or by assigning another tensor to `.data`. Every
+    rank writes the same values. Assigning a new Parameter to a module is refused. In stage 3 the parameters are copies
+    until the block ends, so steps and `ballast.save()` come outside of it.
 
     >>> import torch
     >>> layer = torch.nn.Linear(2, 1)
@@ -30,7 +30,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
 
     wanted = _parameters_of(what)
     for owner, _ in by_owner(wanted):
-        owner.begin()  # by which others may be partitioned too
+        owner.begin()  # it partitions others, too
     with ExitStack() as stack:
         for owner, parameters in by_owner(wanted):
             stack.enter_context(owner.gathered(parameters))
@@ -41,7 +41,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
 
 @contextmanager
 def gather_to_read(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Hold parameters whole as `gather()` does, for who writes nothing: nothing is looked for at the end."""
+    """Hold full parameters as `gather()` does, for reading only: writes are not looked for at the end."""
     from ballast.wrapper.managed_parameter import by_owner
 
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def gather_to_read(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
 
 def _by_trainer(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[Trainer, list[torch.nn.Parameter]]]:
-    """Return the parameters that torch has, and that are trained, with what trains them."""
+    """Group the trained parameters whose values torch has by the session that trains them."""
     from ballast.wrapper.hooks import trainer_of
     from ballast.wrapper.managed_parameter import owner_of
 

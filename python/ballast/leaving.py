@@ -1,4 +1,4 @@
-"""What a rank says to the others when an exception ends it."""
+"""Tell the other ranks when an exception ends this one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _makers: weakref.WeakKeyDictionary[_core.Group, threading.Thread] = weakref.Weak
 
 
 def watch(group: _core.Group) -> None:
-    """Tell the other ranks of the group about the exception that ends this thread or the process. The group itself tells them
-    about every other end."""
+    """Tell the other ranks of the group about an exception that ends this thread or the process. The group itself tells
+    them about all other ends."""
     _watch_ends()
     _makers[group] = threading.current_thread()
 
@@ -30,7 +30,7 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-@cache  # once
+@cache  # once in a process
 def _watch_ends() -> None:
     atexit.register(begin_exit)
     report = threading.excepthook
@@ -49,11 +49,11 @@ def _is_failure(error: BaseException | None) -> TypeGuard[BaseException]:
 
 
 def begin_exit() -> None:
-    """Tell other ranks about an uncaught exception. Every other end of the process, the process itself tells them."""
+    """Tell other ranks about an uncaught exception. The process itself tells them about all other ends."""
     uncaught = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
-    is_interactive = hasattr(sys, "ps1")  # and goes on after an exception, which may be an old one
+    is_interactive = hasattr(sys, "ps1")  # it continues after an exception, so this may be an old one
     if uncaught is not None and not is_interactive:
         for group in list(_makers):
-            if group.size > 1:  # a rank alone still gives back what it has
+            if group.size > 1:  # a rank alone still releases its memory
                 group.fail(words_of(uncaught))
     _core.begin_exit()

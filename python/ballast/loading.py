@@ -1,4 +1,4 @@
-"""Checkpoints that go straight to where a model's parameters are kept."""
+"""Load safetensors files straight into the memory where a model's parameters are kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
-    """Reads parameters and buffers from safetensors files: a file, a pattern, a directory, an index, or several of them.
+    """Read parameters and buffers from safetensors files: a file, a pattern, a directory, an index, or several of them.
 
-    No rank ever has more than a piece of what it does not keep. All ranks call this together, before or after
-    `ballast.wrap()`. Names, shapes and formats have to be the model's: all of them are looked at before anything is
-    changed. Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training
-    begins: files have to stay until then.
+    No rank ever holds more than a piece of values that it does not keep. All ranks call this together, before or after
+    `ballast.wrap()`. Names, shapes and formats must be those of the model: all are checked before anything changes.
+    Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins,
+    so the files must stay until then.
 
     >>> import torch
     >>> load(torch.nn.Linear(2, 1), "nowhere/*.safetensors")

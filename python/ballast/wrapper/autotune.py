@@ -1,4 +1,4 @@
-"""Which stage, and which places: of those that fit, what is predicted to take the least time."""
+"""Choose the stage and the tiers: of the configurations that fit, the one with the least predicted time."""
 
 from __future__ import annotations
 
@@ -24,59 +24,62 @@ log = logging.getLogger("ballast")
 
 @dataclass(frozen=True)
 class PartitionRequest:
-    """What is about to be partitioned."""
+    """The parameters to partition, and how."""
 
     group: Group
     rule: Rule
     members: Sequence[Member]  # trained
-    has_model: bool  # else parameters stay whole
+    has_model: bool  # without it parameters stay full
     units: Callable[[int], list[UnitOfMembers]]  # by stage
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A stage with places."""
+    """A stage with a placement."""
 
     stage: int
     placement: _core.Placement
     needs: Mapping[str, int]  # bytes by tier
-    seconds: float = 0.0  # of a step's transfers and updates
+    seconds: float = 0.0  # of the transfers and updates of a step
 
     def in_words(self) -> str:
         places = {kind: fractions_in(getattr(self.placement, kind)) for kind in KINDS}
         return in_words(self.stage, places, device="the device")
 
 
-def settled(options: WrapOptions, training: PartitionRequest) -> WrapOptions:
-    """Options with a stage and places. Raises B2004 where they do not fit. All ranks do this together, and with the same
-    outcome: they agree on what each may use, and all else is the same on each."""
+def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
+    """Return the options with a stage and tiers. Raise B2004 if they do not fit.
+
+    All ranks call it together, and with the same outcome: they agree on the memory that each may use, and all else is
+    the same on each.
+    """
     if not options.chooses and options.memory is None:
         return options
-    search = Search(options, training)
-    ways = [search.best(stage) for stage in search.stages]
-    fitting = [way for way in ways if search.has_room(way)]
+    search = Search(options, request)
+    configurations = [search.best(stage) for stage in search.stages]
+    fitting = [configuration for configuration in configurations if search.fits(configuration)]
     if not fitting:
-        search.refuse(min(ways, key=search.shortage))
+        search.refuse(min(configurations, key=search.shortage))
     if not options.chooses:
         return options
-    chosen = min(fitting, key=lambda way: way.seconds)
-    if training.group.rank == 0:
-        log.info("%s", search.in_words(chosen, ways))
+    chosen = min(fitting, key=lambda configuration: configuration.seconds)
+    if request.group.rank == 0:
+        log.info("%s", search.in_words(chosen, configurations))
     if not options.chooses_places:
         return replace(options, stage=chosen.stage)
     return replace(options, stage=chosen.stage, offload=_named(chosen.placement, options.directories))
 
 
 class Search:
-    """The questions that a choice is made of."""
+    """Asks the planner about configurations."""
 
-    def __init__(self, options: WrapOptions, training: PartitionRequest):
+    def __init__(self, options: WrapOptions, request: PartitionRequest):
         self._options = options
-        self._training = training
-        self._machine = budget_of_all_ranks(training.group, options, training.members)
+        self._request = request
+        self._machine = budget_of_all_ranks(request.group, options, request.members)
         of = self._machine
         self._has = {"device": of.device_bytes, "host": of.host_bytes, "nvme": of.nvme_bytes}
-        if not options.chooses:  # what the host and drives have is asked of them when it is reserved
+        if not options.chooses:  # memory of the host and drives is checked when it is reserved
             self._has = {"device": of.device_bytes}
         elif of.host_is_device:
             del self._has["host"]
@@ -85,19 +88,19 @@ class Search:
     def stages(self) -> tuple[int, ...]:
         if self._options.stage is not None:
             return (self._options.stage,)
-        alone = self._training.group.size == 1
+        alone = self._request.group.size == 1
         return tuple(
-            stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._training.has_model)
+            stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._request.has_model)
         )
 
     def best(self, stage: int) -> Configuration:
-        """The fastest that fits, or that which lacks least."""
-        units = self._training.units(stage)
+        """Return the fastest configuration that fits, else the one that lacks the least."""
+        units = self._request.units(stage)
         exact = self._question(stage, units)
         placements = exact.placements() if self._options.chooses_places else [self._given(stage)]
-        ways = [Configuration(stage, placement, exact.needs(placement)) for placement in placements]
-        if not self._options.chooses or not any(self.has_room(way) for way in ways):
-            return min(ways, key=self.shortage)
+        configurations = [Configuration(stage, placement, exact.needs(placement)) for placement in placements]
+        if not self._options.chooses or not any(self.fits(configuration) for configuration in configurations):
+            return min(configurations, key=self.shortage)
         if self._options.chooses_places:
             choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
         else:
@@ -105,12 +108,12 @@ class Search:
         return Configuration(stage, choice.placement, exact.needs(choice.placement), choice.simulation.seconds)
 
     def _question(self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False) -> _core.Question:
-        """As the training is going to be compiled."""
-        options, ranks = self._options, self._training.group.size
+        """Return the question about the program that the training will compile."""
+        options, ranks = self._options, self._request.group.size
         question = _core.Question(model_of(units), self._machine)
         question.ranks, question.stage, question.format = ranks, stage, options.format
-        question.set_rule(self._training.rule)
-        question.set_work([(0.0, 0.0)] * len(units))  # how long the model computes nobody knows before it does
+        question.set_rule(self._request.rule)
+        question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         question.tile_elements = parse_size(options.tile) or TILE
         if coarse:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
@@ -124,43 +127,43 @@ class Search:
         return question
 
     def _given(self, stage: int) -> _core.Placement:
-        placement = _core.placement_of_stage(stage, self._training.group.size)
+        placement = _core.placement_of_stage(stage, self._request.group.size)
         set_places(placement, self._options.places)
         return placement
 
-    # --- What fits ---
+    # --- Configurations that fit ---
 
-    def has_room(self, way: Configuration) -> bool:
-        return self.shortage(way) == 0
+    def fits(self, configuration: Configuration) -> bool:
+        return self.shortage(configuration) == 0
 
-    def shortage(self, way: Configuration) -> int:
-        """Bytes over what there is."""
-        return sum(max(0, way.needs[tier] - size) for tier, size in self._has.items())
+    def shortage(self, configuration: Configuration) -> int:
+        """Return the bytes that are missing."""
+        return sum(max(0, configuration.needs[tier] - size) for tier, size in self._has.items())
 
-    def in_words(self, chosen: Configuration, ways: Sequence[Configuration]) -> str:
-        """Why this one."""
+    def in_words(self, chosen: Configuration, configurations: Sequence[Configuration]) -> str:
+        """Return the reason for the choice."""
         others = [
-            f"stage {way.stage} {_seconds(way.seconds) if self.has_room(way) else 'does not fit'}"
-            for way in ways
-            if way is not chosen
+            f"stage {configuration.stage} {_seconds(configuration.seconds) if self.fits(configuration) else 'does not fit'}"
+            for configuration in configurations
+            if configuration is not chosen
         ]
         room = by_tier({tier: size for tier, size in self._has.items() if size > 0})
         forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
         return f"chosen for {room} of each rank: {'; '.join([chosen.in_words(), forecast, *others])}"
 
-    def refuse(self, way: Configuration) -> NoReturn:
+    def refuse(self, configuration: Configuration) -> NoReturn:
         options = self._options
         may = ["more free memory" if options.memory is None else "more memory="]
         if options.stage is not None and options.keeps_parameters_whole:
             may.append('stage="auto"')
-        elif options.stage is None and not self._training.has_model:
+        elif options.stage is None and not self._request.has_model:
             may.append("ballast.wrap(optimizer, model), which lets stage 3 be chosen")
         if not options.directories:
             may.append('a drive, with offload="auto:DIRECTORY"')
         problem = _core.Problem(
             what=f"cannot begin to train: {'every plan' if options.chooses else 'this plan'} needs more memory than a rank has",
-            where=way.in_words() + (", which lacks the least" if options.chooses else ""),
-            needed=by_tier({tier: way.needs[tier] for tier in self._has}),
+            where=configuration.in_words() + (", which lacks the least" if options.chooses else ""),
+            needed=by_tier({tier: configuration.needs[tier] for tier in self._has}),
             available=by_tier(self._has),
             remedy="Any of these may do: " + "; ".join([*may, "a smaller state_format=", "more ranks"]) + ".",
         )
@@ -172,7 +175,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _named(placement: _core.Placement, directories: Sequence[str]) -> Offload:
-    """With the directory of what lies on a drive."""
+    """Return the placement in words, with the directory of data on a drive."""
     drive = f"nvme:{directories[0]}" if directories else ""
     return {
         kind: {drive if tier == "nvme" else tier: part for tier, part in fractions_in(getattr(placement, kind)).items()}

@@ -1,4 +1,5 @@
-"""Casts and moves of a model after training began: refused, as the optimizer keeps its values in the format that they had."""
+"""Refuse to cast or move a model after training has begun: the optimizer keeps its values in the format that they
+had."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ CASTS = {"to", "type", "half", "bfloat16", "float", "double", "cpu", "cuda"}  # 
 
 
 def refuse_cast(what: str, name: str, *, code: str = "unsupported", to_look: str = "", available: str = "") -> NoReturn:
-    """`to_look`: how to get a copy in another format."""
+    """Raise the error. `to_look` says how to get a copy in another format."""
     needed = "a model that is cast and moved before ballast.wrap(), or before its first step"
     problem = _core.Problem(
         what=what,
@@ -26,14 +27,14 @@ def refuse_cast(what: str, name: str, *, code: str = "unsupported", to_look: str
 
 
 def require_no_cast(use: str, name: str, *, why: str) -> None:
-    """`use` is a function that was called with a parameter whose values are elsewhere."""
+    """Refuse the function `use` of a parameter whose values are elsewhere, if it is a cast or a move."""
     if use in CASTS:
         what = f"cannot cast or move a parameter with {use}(): {why}"
         refuse_cast(what, name, code="out_of_order", to_look="with ballast.gather(model): ...")
 
 
 def require_same_kind(name: str, *, kept: torch.Tensor, found: torch.Tensor) -> None:
-    """Refuse what cannot be copied back."""
+    """Refuse a parameter that cannot be copied back."""
     if (kept.dtype, kept.device) != (found.dtype, found.device):
         what = f"cannot continue: the model was cast or moved from {kept.dtype} on {kept.device} after training began"
         refuse_cast(what, name, available=f"{found.dtype} on {found.device}")

@@ -1,4 +1,4 @@
-"""A training as saving and loading a checkpoint see it."""
+"""The view of a training that saving and loading a checkpoint have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ballast.wrapper.updates import State
 
 
 class CheckpointAccess:
-    """Knows which checkpoints are this training's own."""
+    """Reads and changes a training, and knows the checkpoints that it has saved or loaded."""
 
     def __init__(self, plans: Plans, history: StepHistory):
         self._plans = plans
@@ -46,7 +46,7 @@ class CheckpointAccess:
 
     @property
     def has_own_step(self) -> bool:
-        """No rule of the library makes the updates: state is the optimizer's own."""
+        """Whether the optimizer's own step makes the updates, and its own state."""
         return self._plans.planner.updates.own_step is not None
 
     @property
@@ -75,8 +75,9 @@ class CheckpointAccess:
     # --- Loading ---
 
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
-        """Return the partition, for state of so many steps that is about to be written to it; finish_loading() says that it
-        was. `made` are the steps that have trained each parameter, by its id. All ranks do this together."""
+        """Return the partition for state of so many steps, which the caller writes to it before it calls
+        finish_loading(). `made` has the steps that have trained each parameter, by its id. All ranks call it
+        together."""
         return self._plans.begin_from(made, steps, aside)
 
     def finish_loading(self) -> None:

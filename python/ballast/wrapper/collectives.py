@@ -1,4 +1,4 @@
-"""What ranks tell each other of Python's and torch's values."""
+"""Collective operations on values of Python and torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def from_all_ranks(group: Group, value: Any) -> list[Any]:
-    """Every rank's, by rank. All ranks call it together."""
+    """Return the values of all ranks, by rank. All ranks call it together."""
     mine = pickle.dumps(value)
     lengths = group.all_reduce([len(mine) if rank == group.rank else 0 for rank in range(group.size)])
     return [pickle.loads(_broadcast(group, mine, length, rank)) for rank, length in enumerate(lengths)]
@@ -37,7 +37,7 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     [length] = group.all_reduce([len(told) if group.rank == 0 else 0])
     result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, told, length, 0))
     if result[1] is None:
-        together.settle()  # an error of another kind stays rank 0's, and other ranks name it
+        together.settle()  # an error of another type is raised on rank 0, and other ranks name it
         return result[0][0]
     together.error = None
     try:
@@ -54,9 +54,9 @@ def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
 
 
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
-    """Of all ranks' numbers: one of them where all are the same, none where nobody has any. NaN where one is not finite. All
-    ranks call it together."""
-    words = [0] * (3 * group.size)  # whether there are any, and the two, as their bits
+    """Return the least and the greatest number of all ranks; one number if they are equal, none if there are none, and
+    NaN if one is not finite. All ranks call it together."""
+    words = [0] * (3 * group.size)  # of each rank: whether it has numbers, and the bits of its least and its greatest
     if mine:
         ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
         words[group.rank :: group.size] = [1, *struct.unpack("qq", struct.pack("dd", *ends))]
@@ -69,7 +69,7 @@ def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
 
 
 def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
-    """Over ranks, which call it together; or it itself, where there is nobody to share with."""
+    """Return the sum over the ranks of the group, which call it together; without a group the tensor itself."""
     if group is None:
         return mine
     total = torch.empty_like(mine)
@@ -78,8 +78,8 @@ def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
 
 
 def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
-    """Called on every rank when it has the memory for what is to be done, or has failed to get it: where one has failed,
-    nothing is done on any."""
+    """Return the function to call on each rank when it has got the memory for an operation, or has failed to. If one
+    rank has failed, it raises on the others, so that no rank does the operation."""
 
     def agree(failed: bool) -> None:
         words = [int(failed and rank == group.rank) for rank in range(group.size)]
@@ -96,7 +96,7 @@ def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
 
 
 def broadcast_initial_values(group: Group, parameters: Iterable[torch.Tensor]) -> None:
-    """All ranks begin with rank 0's. All ranks call it together."""
+    """Copy the values of rank 0 to all ranks, which call this together."""
     if group.size == 1:
         return
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Torch's own data parallelism, where it is around a model whose gradients are reduced here."""
+"""Compatibility with DistributedDataParallel around a model whose gradients Ballast reduces."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ballast._torch_compat import active_data_parallel
-from ballast.wrapper.hooks import OfOneModule
+from ballast.wrapper.hooks import ModuleHook
 
 
 class UnsyncedDataParallel:
-    """Nothing is reduced a second time by a DistributedDataParallel that is the model, or is made of it later, as Accelerate
-    and Trainer do: it works as in its no_sync(), until this is removed."""
+    """Keep DistributedDataParallel from reducing gradients a second time, until this is removed.
+
+    It works as inside its no_sync(), whether it is the model itself or is made around it later, as Accelerate and
+    Trainer do.
+    """
 
     def __init__(self, model: torch.nn.Module):
-        self._quiet: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._hook = model.register_forward_pre_hook(OfOneModule(self._before_forward))
+        self._unsynced: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._hook = model.register_forward_pre_hook(ModuleHook(self._before_forward))
 
     def _before_forward(self, model: torch.nn.Module) -> None:
         for around in (model, active_data_parallel()):
             if isinstance(around, DistributedDataParallel) and model in (around, around.module):
                 around.require_backward_grad_sync = False
-                self._quiet.add(around)
+                self._unsynced.add(around)
 
     def remove(self) -> None:
         self._hook.remove()
-        for around in self._quiet:
+        for around in self._unsynced:
             around.require_backward_grad_sync = True
-        self._quiet.clear()
+        self._unsynced.clear()

@@ -1,4 +1,4 @@
-"""Tensors that are made later: what torch does to them is remembered, and done when their numbers are needed."""
+"""Deferred tensors: the operations of torch on them are recorded, and run when their values are needed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ballast._torch_compat import TorchDispatchMode, arguments_of, storage_addre
 from ballast.checks import refuse
 from ballast.wrapper.memory import return_freed_memory
 
-# Elements. Tensors of so few are made at once: constructors look at such, and nothing is gained by waiting.
+# Elements. Smaller tensors are made at once: constructors read such tensors, and deferring them gains nothing.
 SMALL = 1024
 
-_NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_NEEDS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _META = torch.device("meta")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A deferred tensor, as an operation saw it."""
+    """A deferred tensor at the time of an operation."""
 
     storage: torch.UntypedStorage
-    writes: int  # into the storage, until then
+    writes: int  # into the storage, before the operation
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -37,20 +37,20 @@ class Seen:
 
 
 @dataclass(eq=False)
-class Kept:
-    """A tensor with numbers that an operation was given, as it was then."""
+class Given:
+    """The values of a tensor that an operation was given."""
 
-    numbers: torch.Tensor
+    values: torch.Tensor
 
 
-# Storages, and how many of their writes are done, by address of the deferred one. Operations look at them as they are,
-# where that is how they have seen them; else they make what they have seen once more.
+# By address of the deferred storage: the real storage, and how many writes to it are done. An operation uses it if these
+# are the writes that it has seen; else it makes the values that it has seen again.
 BeingMade = Mapping[int, tuple[torch.UntypedStorage, int]]
 
 
 @dataclass(eq=False)
 class Operation:
-    """To be done later, on real memory."""
+    """An operation to run later, on real memory."""
 
     function: Any
     args: Sequence[Any]
@@ -59,12 +59,12 @@ class Operation:
     generator_state: torch.Tensor | None = None
 
     def run(self, being_made: BeingMade) -> Any:
-        def numbers(leaf: Any) -> Any:
-            if isinstance(leaf, Kept):
-                return leaf.numbers
+        def with_values(leaf: Any) -> Any:
+            if isinstance(leaf, Given):
+                return leaf.values
             return leaf.in_storage(_made(leaf, being_made)) if isinstance(leaf, Seen) else leaf
 
-        args, kwargs = tree_map(numbers, self.args), tree_map(numbers, self.kwargs)
+        args, kwargs = tree_map(with_values, self.args), tree_map(with_values, self.kwargs)
         if self.generator_state is None:
             return self.function(*args, **kwargs)
         generator = generator_of(self.kwargs, self.device)
@@ -78,20 +78,20 @@ class Operation:
 
 @dataclass(eq=False)
 class History:
-    """How a storage comes about. Its deferred storage keeps it, so it is gone with the last tensor that needs it."""
+    """How to make a storage. The deferred storage owns it, so it goes with the last tensor that needs it."""
 
     made_by: Operation
-    output: int  # of the operation's
+    output: int  # number among the outputs of the operation
     writes: list[Operation] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are going to be."""
+        """The device of the future values."""
         return self.made_by.device
 
 
 def history_of(tensor: torch.Tensor) -> History | None:
-    """None: it was not made while a Recorder was there."""
+    """Return how to make the tensor; None if it was not made while a Recorder was active."""
     if tensor.layout != torch.strided:
         return None
     found: History | None = getattr(tensor.untyped_storage(), "ballast_history", None)
@@ -99,8 +99,7 @@ def history_of(tensor: torch.Tensor) -> History | None:
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a deferred tensor: made now, and in memory as long as the result is. The bits are those of a tensor that was made
-    at once."""
+    """Make the values of a deferred tensor now. The bits are those of a tensor that was made at once."""
     with torch.no_grad():
         seen = _seen(tensor)
         return seen.in_storage(_made(seen, {}))
@@ -118,7 +117,7 @@ def generator_of(kwargs: dict[str, Any], device: torch.device) -> torch.Generato
 
 
 def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What deferred tensors are made from, beside the operations: states of generators, and tensors with numbers."""
+    """Return the inputs of recorded operations: states of generators, and tensors with values."""
     found: list[torch.Tensor] = []
     visited: set[int] = set()
 
@@ -134,8 +133,8 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             if operation.generator_state is not None:
                 found.append(operation.generator_state)
             for leaf in tree_leaves((operation.args, operation.kwargs)):
-                if isinstance(leaf, Kept):
-                    found.append(leaf.numbers)
+                if isinstance(leaf, Given):
+                    found.append(leaf.values)
                 elif isinstance(leaf, Seen):
                     visit(leaf.storage)
 
@@ -145,8 +144,8 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class Recorder(TorchDispatchMode):
-    """While it is there, torch makes large tensors without memory. Random numbers are drawn all the same, and dropped, so that
-    generators go on as if nothing were deferred."""
+    """While it is active, torch makes large tensors without memory. Random numbers are still drawn, and dropped, so
+    that generators continue as if nothing were deferred."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -157,13 +156,13 @@ class Recorder(TorchDispatchMode):
         if not histories:
             return _made_now_or_later(func, args, kwargs) if not given else func(*args, **kwargs)
         writes_to_real = any(history_of(tensor) is None for tensor in _written(func, args, kwargs))
-        if writes_to_real or _NEEDS_NUMBERS & set(func.tags):
+        if writes_to_real or _NEEDS_VALUES & set(func.tags):
             return func(*tree_map(_real, tuple(args)), **tree_map(_real, kwargs))
         return _record(func, args, kwargs, kwargs.get("device") or histories[0].device)
 
 
 class Pretender(TorchFunctionMode):
-    """Deferred tensors say that they are where they are going to be: constructors leave those on the meta device alone."""
+    """Lets deferred tensors report their future device: constructors do not initialize tensors on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -187,7 +186,7 @@ def _made_now_or_later(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     device = kwargs.get("device")
     if device is None:
         return func(*args, **kwargs)
-    if device == _META:  # torch itself asks for it where it writes a number to a deferred tensor
+    if device == _META:  # torch requests it to write a number to a deferred tensor
         cpu = torch.device("cpu")
         return _record(func, args, {**kwargs, "device": cpu}, cpu)
     shape = func(*args, **_on_meta(kwargs))
@@ -202,7 +201,7 @@ def _record(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
     if torch.Tag.nondeterministic_seeded in func.tags:
         operation.generator_state = generator_of(kwargs, device).get_state()
         _draw(operation, written)
-    result = func(*tree_map(_without_numbers, tuple(args)), **tree_map(_without_numbers, _on_meta(kwargs)))
+    result = func(*tree_map(_without_values, tuple(args)), **tree_map(_without_values, _on_meta(kwargs)))
     for tensor in written:
         tensor.untyped_storage().ballast_history.writes.append(operation)
     for number, output in enumerate(_tensors_in(result)):
@@ -212,13 +211,13 @@ def _record(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
 
 
 def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
-    """Random numbers into memory that is dropped at once."""
+    """Draw random numbers into memory that is dropped at once."""
     into = {}
     for seen in map(_seen, written):
         memory = torch.zeros(seen.storage.nbytes(), dtype=torch.uint8, device=operation.device)
         into[storage_address(seen.storage)] = (memory.untyped_storage(), seen.writes)
         del memory
-    state, operation.generator_state = operation.generator_state, None  # the generator goes on
+    state, operation.generator_state = operation.generator_state, None  # the generator advances
     operation.run(into)
     operation.generator_state = state
     into.clear()
@@ -226,7 +225,7 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
 
 
 def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
-    """As it was when it was seen."""
+    """Make the storage as it was at the time of the operation."""
     address = storage_address(seen.storage)
     made, writes = being_made.get(address, (None, 0))
     if made is not None and writes == seen.writes:
@@ -264,10 +263,10 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _remembered(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return _seen(leaf) if _is_on_meta(leaf) else Kept(leaf.detach().clone())
+    return _seen(leaf) if _is_on_meta(leaf) else Given(leaf.detach().clone())
 
 
-def _without_numbers(leaf: Any) -> Any:
+def _without_values(leaf: Any) -> Any:
     return leaf.to(_META) if isinstance(leaf, torch.Tensor) and not _is_on_meta(leaf) else leaf
 
 

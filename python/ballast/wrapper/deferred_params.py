@@ -1,4 +1,5 @@
-"""Parameters whose numbers are made or read when training begins, piece by piece, where each piece is going to be."""
+"""Parameters without values: these are made or read when training begins, piece by piece, on the rank that keeps each
+piece."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from ballast.wrapper.unwrap import named_buffers, named_parameters
 
 
 class Beginner(Protocol):
-    """What begins a training."""
+    """Begins a training, when a deferred parameter needs it."""
 
     @property
     def group(self) -> Group: ...
@@ -39,7 +40,7 @@ class Beginner(Protocol):
 
 
 class DeferredParameters:
-    """The owner of parameters until training begins: of those without memory, and between two plans."""
+    """The owner of parameters without values: until training begins, and between two plans."""
 
     def __init__(self, beginner: weakref.ref[Beginner]):
         self._beginner = beginner
@@ -73,7 +74,7 @@ class DeferredParameters:
         self._live().partition()
 
     def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> NoReturn:
-        """Refuse: they have an owner that gathers them after begin()."""
+        """Refuse: after begin() another owner has them, which gathers."""
         self.using(parameters, "gather")
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
@@ -86,14 +87,14 @@ def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None
     (managed(parameter) or ManagedParameter(parameter, ParameterState.DEFERRED)).begin_with(stored)
 
 
-def suspend(parameter: torch.nn.Parameter, waiting: DeferredParameters) -> None:
+def suspend(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
     """Let it be PENDING: it is in no plan any more, and the migration brings its values to the next one."""
-    (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(waiting)
+    (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(owner)
 
 
-def lose(parameter: torch.nn.Parameter, waiting: DeferredParameters) -> None:
-    """The same, but nothing brings its values."""
-    suspend(parameter, waiting)
+def lose(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
+    """Take a parameter out of its plan, with values that nothing brings."""
+    suspend(parameter, owner)
     drop(parameter)
 
 
@@ -104,10 +105,10 @@ def drop(parameter: torch.nn.Parameter) -> None:
     found.drop()
 
 
-def drop_pending(model: torch.nn.Module, waiting: DeferredParameters) -> None:
+def drop_pending(model: torch.nn.Module, owner: DeferredParameters) -> None:
     """The training ends: nothing brings what is pending."""
     for parameter in model.parameters():
-        if is_pending(parameter) and owner_of(parameter) is waiting:
+        if is_pending(parameter) and owner_of(parameter) is owner:
             drop(parameter)
 
 
@@ -126,8 +127,8 @@ def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def expect_buffers(model: torch.nn.Module) -> None:
-    """Those without numbers get memory, which a checkpoint fills: each rank has them whole."""
-    made: dict[int, torch.Tensor] = {}  # by id of the one on the meta device, which several modules may share
+    """Give memory to buffers without values, which a checkpoint fills. Each rank has all buffers, unsharded."""
+    made: dict[int, torch.Tensor] = {}  # by id of the buffer on the meta device, which modules may share
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -136,7 +137,7 @@ def expect_buffers(model: torch.nn.Module) -> None:
 
 
 def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> None:
-    """Refuses a buffer that has no numbers, and gets none of a checkpoint's, which brings those of `coming`."""
+    """Refuse a buffer without values that a checkpoint does not bring. It brings those in `coming`."""
     brought = {id(buffer) for buffer in coming}
     for name, buffer in named_buffers(model):
         if buffer.is_meta and id(buffer) not in brought:
@@ -148,14 +149,14 @@ def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> 
 
 
 def defer(
-    model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, waiting: DeferredParameters
+    model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, owner: DeferredParameters
 ) -> None:
-    """Let parameters without memory be owned by `waiting`. All ranks do this together."""
+    """Let parameters without memory be owned by `owner`. All ranks do this together."""
     known = _all_of(model, trained)
     for parameter in known:
         found = managed(parameter)
         if found is not None and found.is_without_values and found.owner is not None and found.owner.is_gone:
-            found.owner = waiting
+            found.owner = owner
     deferred = {id(parameter): parameter for parameter in known if parameter.is_meta}
     if not deferred:
         return
@@ -165,14 +166,14 @@ def defer(
         agree_on_recordings(group, [*deferred.values(), *(each for each in model.buffers() if each.is_meta)])
     make_buffers(model)
     for parameter in deferred.values():
-        _leave_meta_device(parameter, waiting)
+        _leave_meta_device(parameter, owner)
 
 
-def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], waiting: DeferredParameters) -> None:
+def defer_again(model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], owner: DeferredParameters) -> None:
     """Undo defer(): parameters are on the meta device again, and remember how their values are made."""
     for parameter in _all_of(model, trained):
         found = managed(parameter)
-        if found is None or found.owner is not waiting:
+        if found is None or found.owner is not owner:
             continue
         initial = found.initial
         meta = initial.tensor if isinstance(initial, Recorded) else torch.empty_like(parameter, device="meta")
@@ -195,8 +196,9 @@ def refuse_to_begin(name: str) -> NoReturn:
     )
 
 
-def _leave_meta_device(parameter: torch.nn.Parameter, waiting: DeferredParameters) -> None:
-    """It has its shape and no memory on the device where its values are going to be. It stays the same object."""
+def _leave_meta_device(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
+    """Move a parameter to the device of its future values, with its shape and without memory. It stays the same
+    object."""
     meta = parameter.data
     stand_in = torch.nn.Parameter(nothing_like(parameter, device_of(parameter)), parameter.requires_grad)
     swap_tensors_in_place(parameter, stand_in)
@@ -204,11 +206,11 @@ def _leave_meta_device(parameter: torch.nn.Parameter, waiting: DeferredParameter
     if found is None:
         initial = Unknown() if history_of(meta) is None else Recorded(meta)
         found = ManagedParameter(parameter, ParameterState.DEFERRED, initial=initial)
-    found.defer(waiting)
+    found.defer(owner)
 
 
-def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
-    """In torch's memory: parameters that are not trained, where those are kept whole. Buffers have to be there."""
+def make_unpartitioned(model: torch.nn.Module, partitioned: Iterable[torch.nn.Parameter]) -> None:
+    """Make the values of parameters that are not partitioned, in torch's memory. Refuse buffers without values."""
     others = {id(parameter) for parameter in partitioned}
     for name, buffer in named_buffers(model):
         if buffer.is_meta:
@@ -219,13 +221,13 @@ def make_the_rest(model: torch.nn.Module, partitioned: Iterable[torch.nn.Paramet
             continue
         if found.lacks_values:
             refuse_to_begin(name)
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
-        InitialValueReader().read(parameter, 0, whole.numel(), whole.data_ptr())
-        found.release(whole.to(parameter.device))
+        full = torch.empty(parameter.shape, dtype=parameter.dtype)
+        InitialValueReader().read(parameter, 0, full.numel(), full.data_ptr())
+        found.release(full.to(parameter.device))
 
 
 def device_of(deferred: torch.Tensor) -> torch.device:
-    """Where its numbers are going to be: if nobody has said it, on the GPU that there is."""
+    """Return the device of the future values: as it was requested, else the current GPU if there is one."""
     history = history_of(deferred)
     if history is not None:
         return history.device
@@ -233,7 +235,7 @@ def device_of(deferred: torch.Tensor) -> torch.device:
 
 
 def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
-    """All ranks make rank 0's numbers, together."""
+    """Let all ranks make the values of rank 0. All ranks call it together."""
     outside = inputs_from_outside(list(tensors))
     flat = [each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in outside]
     everything = torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
@@ -250,8 +252,8 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def make_buffers(model: torch.nn.Module) -> None:
-    """They are not partitioned: each rank has them whole."""
-    made: dict[int, torch.Tensor] = {}  # by id of the deferred one, which several modules may share
+    """Make all buffers: they are not partitioned."""
+    made: dict[int, torch.Tensor] = {}  # by id of the deferred buffer, which modules may share
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and history_of(buffer) is not None:
@@ -259,14 +261,15 @@ def make_buffers(model: torch.nn.Module) -> None:
 
 
 class InitialValueReader:
-    """Of parameters, piece by piece. Those that have to be made are made one at a time, and last until the next one."""
+    """Reads initial values piece by piece. It makes the values of one parameter at a time, and keeps them until the
+    next."""
 
     def __init__(self) -> None:
         self._parameter: torch.Tensor | None = None
-        self._numbers = torch.empty(0)
+        self._values = torch.empty(0)
 
     def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
-        """Elements, to this address in host memory."""
+        """Write elements to this address in host memory."""
         found = managed(parameter)
         initial = None if found is None else found.initial
         if isinstance(initial, StoredTensor):
@@ -276,9 +279,9 @@ class InitialValueReader:
             tensor_at(into, count, parameter.dtype).zero_()
             return
         if self._parameter is not parameter:
-            self._numbers = torch.empty(0)  # the last one goes before the next one comes
+            self._values = torch.empty(0)  # free the last one before the next is made
             return_freed_memory()
             there = parameter.detach() if not isinstance(initial, Recorded) else values_of(initial.tensor)
-            self._numbers = there.reshape(-1)
+            self._values = there.reshape(-1)
             self._parameter = parameter
-        tensor_at(into, count, parameter.dtype).copy_(self._numbers[first : first + count])
+        tensor_at(into, count, parameter.dtype).copy_(self._values[first : first + count])

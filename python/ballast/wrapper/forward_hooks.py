@@ -1,5 +1,5 @@
-"""Calls of the model, before which its parameters are partitioned, or partitioned anew: later something has been saved of them
-for backward."""
+"""Hooks on calls of the model. Parameters are partitioned before a call: afterwards autograd has saved some of them for
+backward."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ballast.wrapper.ddp_compat import UnsyncedDataParallel
-from ballast.wrapper.hooks import Known, OfOneModule
+from ballast.wrapper.hooks import Known, ModuleHook
 
 
 class ForwardHooks:
-    """Of the model; and in stage 3 of its modules with parameters of their own: it may be used by its methods."""
+    """Hooks the model, and in stage 3 its modules with parameters of their own: a user may call only methods of the
+    model."""
 
     def __init__(self, model: torch.nn.Module | None, session: Known, *, of_modules: bool):
         self._hooks: list[Any] = []
@@ -25,7 +26,7 @@ class ForwardHooks:
             self._of_modules = [_before_call(module, session, is_inner=True) for module in inner]
 
     def leave_modules(self) -> None:
-        """Their calls need not be seen."""
+        """Remove the hooks of the modules, and keep those of the model."""
         for hook in self._of_modules:
             hook.remove()
         self._of_modules = []
@@ -42,7 +43,7 @@ def _before_call(module: torch.nn.Module, session: Known, *, is_inner: bool = Fa
         if live is not None:
             (live.before_module if is_inner else live.before_forward)(module)
 
-    return module.register_forward_pre_hook(OfOneModule(called))
+    return module.register_forward_pre_hook(ModuleHook(called))
 
 
 def _has_own_parameters(module: torch.nn.Module) -> bool:

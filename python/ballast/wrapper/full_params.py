@@ -1,4 +1,4 @@
-"""Below stage 3: parameters lie in the library's memory, whole, where torch sees each update."""
+"""Stages 0 to 2: full parameters are in the library's memory, where torch sees each update."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require
 
 
 class FullParameters:
-    """Every parameter in its place. Owners may write to it, or put others there: that is noticed."""
+    """Keeps each parameter in its place, and notices when a user writes to one or assigns other memory."""
 
     def __init__(self, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
         self._group = group
         self._core = core
         self._units = units
         self._members = [member for unit in units for member in unit.members]
-        self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
+        self._index = {id(member.parameter): number for number, member in enumerate(self._members)}
         self._managed = [
             managed(member.parameter) or ManagedParameter(member.parameter, ParameterState.FULL) for member in self._members
         ]
-        self._watched: dict[int, Snapshot] = {}  # what was in a block of gather() since the last update
+        self._watched: dict[int, Snapshot] = {}  # parameters of blocks of gather() since the last update
         self._open: Counter[int] = Counter()  # blocks that have not ended
-        self._hidden: OffloadedParameters | None = None
+        self._offloaded: OffloadedParameters | None = None
         self._take_places()
 
     def _take_places(self) -> None:
@@ -52,37 +52,37 @@ class FullParameters:
             self._versions.append(each.parameter._version)
 
     def release_unit(self) -> None:
-        """For gradients there is always some."""
+        """Nothing: there is always memory for gradients."""
 
     def enter(self, module: torch.nn.Module) -> None:
-        """They are always there."""
+        """Nothing: full parameters are always visible."""
 
     def after_step(self) -> None:
         self._core.finish()
         self._watch_anew()
 
     def require_offloadable(self, parameters: bool) -> None:
-        """They always are."""
+        """Nothing: full parameters can always be offloaded."""
 
     def require_put_away(self, what: str) -> None:
-        """Nothing is gathered."""
+        """Nothing: full parameters are not gathered."""
 
-    def hide(self) -> None:
-        """Their memory goes."""
-        self._hidden = OffloadedParameters(self._members, self._managed, self._group)
+    def offload(self) -> None:
+        """Offload the parameters: their memory goes."""
+        self._offloaded = OffloadedParameters(self._members, self._managed, self._group)
         self._places, self._watched = [], {}
 
-    def show(self) -> None:
-        """They have memory again, if it had gone."""
-        if self._hidden is not None:
-            self._hidden = None
+    def reload(self) -> None:
+        """Give parameters memory again, if they were offloaded."""
+        if self._offloaded is not None:
+            self._offloaded = None
             self._take_places()
 
     def release(self, together: bool, gathers: bool) -> None:
-        """Parameters go back into torch's memory, from where they are there."""
+        """Return the parameters to torch's memory."""
         self._watched = {}
-        if self._hidden is not None:
-            self._hidden.is_gone = True
+        if self._offloaded is not None:
+            self._offloaded.is_gone = True
             for each in self._managed:
                 each.lose()
             return
@@ -90,13 +90,13 @@ class FullParameters:
             values = each.parameter.data
             each.release(values.clone() if values.data_ptr() == place.data_ptr() else None)
 
-    # --- Writes of their owner ---
+    # --- Writes of the user ---
 
     @contextmanager
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Watch these parameters until the next update, which takes over what was written to them inside the block, also what
-        torch does not count. The ranks need not do this together."""
-        numbers = [self._numbers[id(each)] for each in dict.fromkeys(parameters) if id(each) in self._numbers]
+        """Watch these parameters until the next update, which accepts all writes inside the block, also those that
+        torch does not count. The ranks need not call it together."""
+        numbers = [self._index[id(each)] for each in dict.fromkeys(parameters) if id(each) in self._index]
         self._watch(number for number in numbers if number not in self._watched)
         self._open.update(numbers)
         try:
@@ -111,12 +111,13 @@ class FullParameters:
         self._watched |= {number: Snapshot(self._members[number].parameter) for number in numbers}
 
     def _watch_anew(self) -> None:
-        """From here on, what is in a block that has not ended."""
+        """Watch the parameters of blocks that have not ended, from now on."""
         self._watched = {}
         self._watch(number for number, blocks in self._open.items() if blocks > 0)
 
     def writes(self) -> dict[Member, torch.Tensor]:
-        """Return the parameters that were written to since the last update, each with its place in the library's memory."""
+        """Return the parameters that were written to since the last update, each with its place in the library's
+        memory."""
         return {
             self._members[number]: place for number, place in enumerate(self._places) if self._is_written(number, place)
         }
@@ -139,8 +140,8 @@ class FullParameters:
                     remedy="To keep or swap values, clone() the parameter's first.",
                 )
 
-    def take_over(self) -> None:
-        """Copy what was written into the library's memory, if it is not there."""
+    def accept_writes(self) -> None:
+        """Copy writes into the library's memory, if they are elsewhere."""
         for number in range(len(self._places)):
             self._put_back(number)
             self._versions[number] = self._members[number].parameter._version
@@ -153,7 +154,7 @@ class FullParameters:
             parameter.data = place
 
     def _is_place_shared(self, number: int) -> bool:
-        """Whether a tensor of the owner has the place's memory, where the parameter has left it."""
+        """Return whether a tensor of the user shares the memory of a place that its parameter has left."""
         place, snapshot = self._places[number], self._watched.get(number)
         has_snapshot = snapshot is not None and not is_elsewhere(snapshot.values, place)
         return users_of(place) > self._users[number] + int(has_snapshot)

@@ -1,4 +1,4 @@
-"""Blocks of gather() in stage 3: parameters are full inside, as copies, and what is written to them is kept."""
+"""Blocks of gather() in stage 3: parameters are full copies inside, and writes to them are kept."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class GatherBlocks:
                 gather.reshard(copies)
 
     def _agree_to_keep(self, has_failed: bool) -> bool:
-        """Return whether the block has ended in the same way on all ranks. Where it failed on others only, this rank fails."""
+        """Return whether the block has ended in the same way on all ranks. Where it failed on others only, this rank
+        fails."""
         failed = self._group.all_reduce([int(has_failed and rank == self._group.rank) for rank in range(self._group.size)])
         if all(failed) or not any(failed):
             return True
@@ -92,13 +93,13 @@ class GatherBlocks:
         self._core.write_parameters(fill)
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
-        """Read files into what each rank keeps, and into the copies of a block. All ranks do this together."""
+        """Read files into the shards, and into the copies of a block. All ranks call it together."""
         self._gather.release_unit()
         stored = {}
         for parameter, each in values.items():
             member = self._gather.member_of(parameter)
             if member.unit in self._gather.full:
-                parameter.detach().copy_(each.read_whole())
+                parameter.detach().copy_(each.read_all())
             else:
                 stored[member.unit, member.tensor] = each
 

@@ -1,4 +1,4 @@
-"""Parameters of a unit in memory that is lent: other units' numbers are there next."""
+"""Views of a unit's parameters in acquired memory: the values of other units come there next."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ log = logging.getLogger("ballast")
 
 
 class GatheredViews:
-    """Knows who else looks at that memory."""
+    """Knows whether other tensors still share the memory."""
 
     def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
         self._members = members
         self._storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
-        self._users = [users_of_storage(storage) for storage in self._storages]  # these tensors
+        self._users = [users_of_storage(storage) for storage in self._storages]  # with these tensors alone
 
     def warn_of_views(self, said: set[Member]) -> None:
-        """That are still there when parameters are put away: whoever goes on with one computes with other numbers. It may be
-        that nobody does, so this is no error. Once for each parameter."""
+        """Warn of views that outlive the release of their parameter: what is computed with them uses the values of
+        other units. This is no error, as it may be that nothing uses them. Each parameter is named once."""
         for member in self._viewed():
             if member in said:
                 continue

@@ -1,4 +1,4 @@
-"""What Ballast and torch must agree about on a GPU: which one, in which stream, and whose memory is free."""
+"""Agreements between Ballast and torch on a GPU: which GPU, which stream, and which memory is free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ballast.checks import refuse, refuse_order
 
 
 def stream_on(gpu: int | None) -> int:
-    """Torch's current one, as CUDA names it: training begins in it."""
+    """Return the handle of torch's current stream, in which training begins; 0 without a GPU."""
     if gpu is None:
         return 0
     if torch.cuda.current_device() != gpu:
@@ -24,12 +24,12 @@ def stream_on(gpu: int | None) -> int:
 
 
 def current_stream(gpu: int | None) -> int:
-    """Return torch's current stream, as CUDA names it; 0 without a GPU."""
+    """Return the handle of torch's current stream; 0 without a GPU."""
     return 0 if gpu is None else int(torch.cuda.current_stream(gpu).cuda_stream)
 
 
 def require_stream(gpu: int | None, stream: int) -> None:
-    """What is done to parameters and gradients is ordered with work in this stream of torch's, and in no other."""
+    """Refuse another current stream: Ballast orders its work on parameters and gradients with this one only."""
     if current_stream(gpu) != stream:
         refuse_order(
             "cannot use the model in this CUDA stream: its training began in another CUDA stream",
@@ -39,8 +39,8 @@ def require_stream(gpu: int | None, stream: int) -> None:
 
 @contextmanager
 def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
-    """Work in this stream, whichever is the current one: the end of a training, or of the program, comes in any. What was
-    done in the current one is done by then, and so is what is done here when it ends."""
+    """Work in this stream inside the block. The end of a training or of the program may come in any stream: the work of
+    the current stream is complete when the block begins, and the work of the block is complete when it ends."""
     if current_stream(gpu) == stream:
         yield
         return
@@ -52,6 +52,6 @@ def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
 
 
 def return_cached_memory(gpu: int | None) -> None:
-    """To the GPU, where the library's memory is going to be: what torch keeps for its next tensors is not free for others."""
+    """Return the memory that torch caches for its next tensors to the GPU: the library needs it."""
     if gpu is not None:
         torch.cuda.empty_cache()

@@ -31,8 +31,8 @@ class GradientFactors:
         return self._by_member.get(member, 1.0)
 
     def agreed(self, taken: Collection[int]) -> float:
-        """Return what all gradients are multiplied by, of which this rank has those of the members in `taken`. All ranks call
-        it together."""
+        """Return what all gradients are multiplied by, of which this rank has those of the members in `taken`. All
+        ranks call it together."""
         mine = {self.of(member) for member in taken}
         factors = least_and_most(self._group, mine)
         if any(not math.isfinite(factor) for factor in factors):

@@ -1,4 +1,4 @@
-"""What stands in `parameter.grad` for a gradient that Ballast has taken: it has the shape, and no memory."""
+"""The tensor that replaces a taken gradient in `parameter.grad`: it has the shape, and no memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class Taker(Protocol):
-    """Who has taken gradients, and answers for them."""
+    """Has taken gradients, and answers questions about them."""
 
     def name_of(self, member: int) -> str: ...
     def norm_of(self, member: int) -> float: ...
@@ -34,14 +34,14 @@ class Taker(Protocol):
 
 
 class TakenGradient(torch.Tensor):
-    """Answers what norms, clipping and gradient scalers ask of a gradient, from the sums over all ranks. Gradients that
-    arrive later are added to it by autograd, and wait in `next`."""
+    """Answers norms, clipping and gradient scalers from the sums over all ranks. Autograd adds gradients of later
+    passes to it, which wait in `next`."""
 
     taker: Taker
     member: int
-    fresh: torch.Tensor | None  # what has come, until the unit is taken
-    next: torch.Tensor | None  # what comes in the pass that begins now
-    spent: bool  # in a step
+    fresh: torch.Tensor | None  # the gradient, until its unit is taken
+    next: torch.Tensor | None  # the gradient of the pass that begins now
+    spent: bool  # a step has used it
 
     @staticmethod
     def __new__(
@@ -83,7 +83,7 @@ class TakenGradient(torch.Tensor):
 
 
 def refuse(func: Any, args: Sequence[Any]) -> NoReturn:
-    """Nothing is computed with numbers that are not here."""
+    """Refuse to compute with values that are not on this rank."""
     flat = (each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,)))
     taken = next(each for each in flat if isinstance(each, TakenGradient))
     fail(
@@ -109,7 +109,7 @@ def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: An
 
 
 def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: Any) -> list[torch.Tensor]:
-    """As parts of one tensor: each copy to a GPU is waited for."""
+    """Return the norms as parts of one tensor, because torch waits for each copy to a GPU."""
     if _norm_order(order) != 2.0:
         refuse(f"a norm of order {order}", gradients)
     norms = [gradient.taker.norm_of(gradient.member) for gradient in gradients]
@@ -146,7 +146,7 @@ def _zero(gradient: TakenGradient) -> TakenGradient:
 
 
 def _cast(gradient: TakenGradient, **_: Any) -> NoReturn:
-    """Where a model is cast, each gradient comes after its parameter, which has been cast by then."""
+    """Undo the cast of parameters, and refuse it: torch casts each gradient after its parameter."""
     gradient.taker.undo_casts()
     refuse_cast(
         "cannot cast or move a gradient: training has begun, and the gradient is partitioned over ranks",

@@ -1,4 +1,4 @@
-"""What torch and Python call of a session, without keeping it alive."""
+"""Objects through which torch and Python call a session. They do not keep it alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ballast.leaving import begin_exit
 
 
 class Trainer(Protocol):
-    """What hooks call, and what is found by them: the session that trains a parameter."""
+    """The session that trains a parameter, as hooks see it."""
 
     @property
     def group(self) -> Group: ...
@@ -34,7 +34,7 @@ Known = weakref.ref[Trainer]
 
 
 class OnGradient:
-    """Of a parameter: its session's, by which it is found too."""
+    """Tells the session that a gradient has come. The session of a parameter is found through it, too."""
 
     def __init__(self, session: Known):
         self.session = session
@@ -46,14 +46,14 @@ class OnGradient:
 
 
 def trainer_of(parameter: torch.Tensor) -> Trainer | None:
-    """That trains it, if one does."""
+    """Return the session that trains the parameter, if there is one."""
     hooks = gradient_hooks_of(parameter)
     return next((hook.session() for hook in hooks.values() if isinstance(hook, OnGradient)), None)
 
 
-class OfOneModule:
-    """A hook that copies of the module have not, nor what is pickled of it: theirs does nothing. torch.compile() leaves it
-    as it is."""
+class ModuleHook:
+    """A hook that stays with its module: in a copy or a pickle of the module it does nothing. torch.compile() does not
+    compile it."""
 
     def __init__(self, hook: Callable[[torch.nn.Module], None]):
         self._hook = torch.compiler.disable(hook)
@@ -66,14 +66,14 @@ class OfOneModule:
 
 
 class Nothing:
-    """That is done."""
+    """Does nothing. Pickles of models name this class."""
 
     def __call__(self, *_: Any) -> None:
         pass
 
 
 def at_exit(session: Known) -> Callable[[], None]:
-    """What is called while Python is still whole: torch fails where it is used by destructors after that."""
+    """Close the session at exit, while Python is still complete: destructors that use torch later fail."""
     return atexit.register(partial(_close_alone, session))
 
 

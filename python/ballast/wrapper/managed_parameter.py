@@ -1,4 +1,5 @@
-"""One parameter whose values Ballast keeps: its state, its owner, and what each transition does to torch's parameter."""
+"""A parameter whose values Ballast keeps: its state, its owner, and the effect of each transition on torch's
+parameter."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
 
 
 class ParameterOwner(Protocol):
-    """The object that keeps values which torch does not have. It knows nothing of what is above it: upward calls are
-    callbacks, which it gets when it is made."""
+    """Keeps values that torch does not have. It knows nothing of the layers above: it gets callbacks for upward calls
+    when it is made."""
 
     @property
     def group(self) -> Group:
@@ -46,22 +47,25 @@ class ParameterOwner(Protocol):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Initial values that are made by the operations which torch was asked for."""
+    """Initial values that recorded operations of torch make."""
 
     tensor: torch.Tensor  # on the meta device
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Nobody has said yet what the initial values are."""
+    """There are no initial values yet."""
 
 
 InitialValues = Recorded | StoredTensor | Unknown
 
 
 class ManagedParameter:
-    """A torch parameter has it as its one attribute of Ballast's, unless it is FULL or RELEASED: torch uses such a parameter
-    as any other, and what is pickled of it has no trace of Ballast."""
+    """Ballast's one attribute of a torch parameter.
+
+    A FULL or RELEASED parameter does not have it: torch uses such a parameter as any other, and its pickle has no trace
+    of Ballast. The residence of the parameter keeps this object then.
+    """
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class ManagedParameter:
         self.parameter.__class__ = Ungathered
 
     def begin_with(self, initial: InitialValues) -> None:
-        """Take these values when training begins, instead of others."""
+        """Begin with these values, instead of others."""
         self._enter(ParameterState.DEFERRED)
         self.initial = initial
 
@@ -132,7 +136,7 @@ class ManagedParameter:
         self._put_away(owner, nothing_like(self.parameter, self.parameter.device))
 
     def drop(self) -> None:
-        """Forget that something brings the values: it cannot."""
+        """Become DEFERRED without initial values: nothing brings them any more."""
         self.begin_with(Unknown())
 
     # --- In training ---
@@ -201,19 +205,19 @@ class ManagedParameter:
 
 
 def managed(parameter: torch.Tensor) -> ManagedParameter | None:
-    """Return what Ballast knows of a parameter; none if torch has its values in memory that stays."""
+    """Return the ManagedParameter of a parameter; None if torch has the values in memory that stays."""
     found: ManagedParameter | None = getattr(parameter, ATTRIBUTE, None)
     return found
 
 
 def owner_of(parameter: torch.Tensor) -> ParameterOwner | None:
-    """Return the object that keeps the values; none if torch has them, or if the model is not wrapped yet."""
+    """Return the owner of the values; None if torch has them, or if the model is not wrapped yet."""
     found = managed(parameter)
     return None if found is None else found.owner
 
 
 def by_owner(parameters: Iterable[torch.nn.Parameter]) -> list[tuple[ParameterOwner, list[torch.nn.Parameter]]]:
-    """Return the parameters whose values torch does not have for good, by owner."""
+    """Group the parameters that have an owner by it."""
     found: dict[int, tuple[ParameterOwner, list[torch.nn.Parameter]]] = {}
     for parameter in parameters:
         owner = owner_of(parameter)
@@ -229,6 +233,6 @@ def is_without_values(parameter: torch.Tensor) -> bool:
 
 
 def lacks_values(parameter: torch.Tensor) -> bool:
-    """Return whether training cannot begin, as nobody has said where the parameter's values come from."""
+    """Return whether training cannot begin because the parameter has no initial values."""
     found = managed(parameter)
     return found is not None and found.lacks_values

@@ -1,4 +1,4 @@
-"""What a rank may use of its machine, and how fast bytes move there: the same on all ranks, that of the one with least."""
+"""The memory and the bandwidths that each rank may use. All ranks use the smallest of their figures."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.units import Member, gpu_of
 
-# Of what is free. The rest is for activations and for what CUDA and others take: nobody knows those before they come.
+# The part of free memory to use. The rest is for activations, CUDA and others, whose sizes are not known yet.
 KEPT = 0.75
 BYTES = ("device_bytes", "host_bytes", "nvme_bytes")
 
 
 @dataclass(frozen=True)
 class AvailableMachine:
-    """By the machine that a rank is on, in bytes."""
+    """The machine that a rank is on. Sizes are in bytes."""
 
     name: str
-    ranks: int  # of any kind that share it, as far as a launcher says
-    device: int | None  # for this rank alone; none: its part of the host
-    held: int  # by torch now, on the host, for what is going to be partitioned
+    ranks: int  # that share the machine, according to the launcher
+    device: int | None  # for this rank alone; None: its part of the host
+    held: int  # on the host by torch, for the parameters that are about to be partitioned
     free: int  # of the host
     drives: int
     rates: Rates
@@ -40,7 +40,7 @@ class AvailableMachine:
 
 
 def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Member]) -> _core.Machine:
-    """All ranks do this together."""
+    """Return the machine that each rank plans for. All ranks call it together."""
     offers = from_all_ranks(group, _offered(options, members))
     machines = [_machine(each, offers) for each in offers]
     least = machines[group.rank]
@@ -54,7 +54,7 @@ def _offered(options: WrapOptions, members: Sequence[Member]) -> AvailableMachin
     memory, limits = found["memory"], found["memory"]["cgroup"]
     free = memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])
     device = None if options.memory is None else int(options.memory)
-    if device is None and gpu is not None:  # where torch holds parameters until all is reserved: those do not count
+    if device is None and gpu is not None:  # torch holds parameters there until all is reserved: they are not free
         return_cached_memory(gpu)
         device = int(KEPT * torch.cuda.mem_get_info(gpu)[0])
     held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not is_without_values(each.parameter))
@@ -80,7 +80,7 @@ def _rates_of_gpu(gpu: int) -> Rates:
 def _machine(of: AvailableMachine, offers: Sequence[AvailableMachine]) -> _core.Machine:
     sharing = max(of.ranks, sum(each.name == of.name for each in offers))
     host = int(KEPT * of.free) // sharing
-    device = min(host + of.held, of.free) if of.device is None else of.device  # what torch holds goes piece by piece
+    device = min(host + of.held, of.free) if of.device is None else of.device  # torch's memory is freed piece by piece
     budget = Budget(device, host, of.drives // sharing)
     made = machine(budget, of.rates, ranks=len(offers), ranks_of_machine=sharing)
     if not of.on_gpu:

@@ -1,4 +1,4 @@
-"""A step in numbers, under names that stay."""
+"""Figures of a step, under stable names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ log = logging.getLogger("ballast")
 
 
 def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
-    """`custom_state`: where there are how many bytes that the library does not know of."""
+    """Return the figures. `custom_state` is the tier and the bytes of state outside the library's memory."""
     of_step = step.metrics
-    numbers = {
+    figures = {
         "step": float(step.step),
         "grad_norm": step.norm,
         "skipped": float(step.skipped),
@@ -22,19 +22,19 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
         "exposed_seconds": sum(of_step["exposed"].values()),
     }
     for phase, seconds in of_step["exposed"].items():
-        numbers[f"exposed_seconds/{phase}"] = seconds
+        figures[f"exposed_seconds/{phase}"] = seconds
     own_tier, own_bytes = custom_state
     for tier, count in of_step["memory"].items():
-        numbers[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
+        figures[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
     for lane, busy in of_step["busy"].items():
         if busy > 0:
-            numbers[f"bytes/{lane}"] = float(of_step["bytes"][lane])
-            numbers[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
-    return numbers
+            figures[f"bytes/{lane}"] = float(of_step["bytes"][lane])
+            figures[f"gb_per_second/{lane}"] = of_step["bytes"][lane] / busy / 1e9
+    return figures
 
 
 def warn_of_step(step: _core.StepResult) -> None:
-    """If something was wrong with it."""
+    """Warn if the step was skipped, or if something else was wrong with it."""
     if step.reason and step.skipped:
         log.warning("step %d was skipped: %s", step.step + 1, step.reason)
     elif step.reason:
@@ -42,7 +42,7 @@ def warn_of_step(step: _core.StepResult) -> None:
 
 
 class StepHistory:
-    """The last step, and how many were skipped."""
+    """The last step, and the count of skipped steps."""
 
     def __init__(self) -> None:
         self.last: _core.StepResult | None = None
@@ -54,6 +54,6 @@ class StepHistory:
         if warns:
             warn_of_step(step)
 
-    def numbers(self, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
+    def figures(self, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
         assert self.last is not None
         return metrics_of_step(self.last, self.skipped, custom_state)

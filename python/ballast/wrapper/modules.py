@@ -1,4 +1,4 @@
-"""Which parameters of a model are gathered together."""
+"""Group the parameters of a model into units, which are gathered together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ballast.wrapper.unwrap import named_parameters
 
 
 def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
-    """Of all its parameters: those that are not trained are frozen."""
+    """Return units of all parameters of the model. Those that are not trained are frozen."""
     by_id = {id(member.parameter): member for member in trained}
     for name, parameter in named_parameters(model):
         require_known(parameter, name)
@@ -24,7 +24,7 @@ def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Ite
 
 
 def outside_of(units: Iterable[UnitOfMembers], members: Iterable[Member]) -> set[int]:
-    """Ids of parameters that no module of the model has any more, or yet. Where modules gather them, nobody would."""
+    """Return the ids of parameters that no module of the model has: no call of a module would gather them."""
     there = {id(member) for unit in units for member in unit.members}
     return {id(member.parameter) for member in members if id(member) not in there}
 
@@ -40,8 +40,12 @@ def refuse_outside(name: str) -> NoReturn:
 def units_of_modules(
     model: torch.nn.Module, members: Sequence[Member], kinds: Iterable[str]
 ) -> list[UnitOfMembers]:
-    """One for each block, and one for each other module with parameters of its own, in order of declaration. Modules that
-    share a parameter are one unit. `kinds` are names of classes: blocks that were named, instead of those that are found."""
+    """Return one unit for each block, and one for each other module with parameters of its own, in order of
+    declaration.
+
+    Modules that share a parameter are one unit. `kinds` are the class names of blocks; without them repeated blocks are
+    found.
+    """
     blocks = named_blocks(model, set(kinds)) or repeated_blocks(model)
     by_id = {id(member.parameter): member for member in members}
     owners: dict[int, int] = {}  # parameter to unit
@@ -87,7 +91,7 @@ def named_blocks(model: torch.nn.Module, kinds: set[str]) -> list[torch.nn.Modul
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Modules of one class, side by side in a list: the outermost such lists."""
+    """Return the modules of the outermost lists whose modules have one class."""
     blocks: list[torch.nn.Module] = []
 
     def visit(module: torch.nn.Module) -> None:

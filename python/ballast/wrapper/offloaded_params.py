@@ -1,4 +1,4 @@
-"""Parameters that are kept whole, while their training is off its device."""
+"""Full parameters while their training is off its device."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ballast.wrapper.units import Member
 
 
 class OffloadedParameters:
-    """Stands where a window would be: whoever uses a parameter is told what to do."""
+    """The owner of offloaded parameters. It refuses each use, and says what to do."""
 
     def __init__(self, members: Sequence[Member], managed: Sequence[ManagedParameter], group: Group):
         self.group = group
-        self.is_gone = False  # also the training, and the values with it
+        self.is_gone = False  # the training, and with it the values
         self._names = {id(member.parameter): member.name for member in members}
         for each in managed:
             each.offload(self)

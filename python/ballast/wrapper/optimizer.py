@@ -1,4 +1,4 @@
-"""The class of a wrapped optimizer: the user's own, and this."""
+"""The class of a wrapped optimizer: a subclass of the user's own class and of WrappedOptimizer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ballast.wrapper.state import PART, require_own_part, warn_of_own_part
 
 
 class WrappedOptimizer(Optimizer):
-    """What `ballast.wrap()` adds to an optimizer. Everything else is as its own class has it."""
+    """The methods that `ballast.wrap()` adds to an optimizer. All else comes from its own class."""
 
     _ballast: Session
     _has_warned_of_part = False  # by state_dict()
     state: dict[torch.Tensor, dict[str, Any]]
-    _step_supports_amp_scaling = True  # a GradScaler leaves unscaling, and the decision to skip, to step()
+    _step_supports_amp_scaling = True  # a GradScaler lets step() unscale, and decide whether to skip
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all ranks with the gradients since the last one."""
+        """Make one step of all ranks with the gradients since the last one."""
         self._ballast.plans.require_open("call step()")
         count_step(self)
         loss = None
@@ -44,7 +44,7 @@ class WrappedOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients. Those that were computed since the last step then count for nothing."""
+        """Clear all gradients, and discard those since the last step."""
         self._ballast.discard()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -53,7 +53,7 @@ class WrappedOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """The norm of all gradients, which the next step clips to `max_norm`. All ranks call it together."""
+        """Return the norm of all gradients, and let the next step clip it to `max_norm`. All ranks call it together."""
         self._ballast.plans.require_open("call clip_grad_norm_()")
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
@@ -62,24 +62,25 @@ class WrappedOptimizer(Optimizer):
         return torch.tensor(norm)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients of backward passes inside of this `with` block are summed on this rank, in their own format, and reduced
-        together with those of the first pass after it, or with the step. Costs memory for all gradients, whole."""
+        """Sum gradients of backward passes inside this `with` block on this rank, in their own format. They are reduced
+        with those of the first pass after the block, or with the step. This needs memory for all gradients,
+        unsharded."""
         return self._ballast.holding()
 
     def on_any_rank(self, happened: bool) -> bool:
-        """Whether it has on any rank. All ranks call it together, between steps."""
+        """Return whether something happened on any rank. All ranks call it together, between steps."""
         self._ballast.plans.require_open("call on_any_rank()")
         return any(self._ballast.group.all_reduce([int(happened)]))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The same as for any optimizer, also between steps."""
+        """Add a group as to any optimizer, also between steps."""
         self._ballast.plans.require_open("call add_param_group()")
         super().add_param_group(param_group)
         self._ballast.plans.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shard in the form of any optimizer's state_dict(). No other rank takes part, and nothing is read:
-        what is in it is read when it is used. Warn once where that is not all of the state."""
+        """Return this rank's shard in the form of any optimizer's state_dict(). No other rank takes part, and nothing
+        is read yet: each entry is read when it is used. Warn once if the shard is not all of the state."""
         self._ballast.plans.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
         group = self._ballast.group
@@ -91,7 +92,7 @@ class WrappedOptimizer(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state_dict() of this optimizer or of the plain one, on all ranks together."""
+        """Load a state_dict() of this optimizer, or of one that is not wrapped. All ranks call it together."""
         kept: dict[Any, Any] = {}
 
         def keep(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class WrappedOptimizer(Optimizer):
 
         self._ballast.plans.require_open("call load_state_dict()")
         require_own_part(state_dict, self._ballast.group)
-        hook = self.register_load_state_dict_pre_hook(keep)  # the last of all
+        hook = self.register_load_state_dict_pre_hook(keep)  # it runs after all others
         state = self.state
         try:
             super().load_state_dict(state_dict)
@@ -113,27 +114,28 @@ class WrappedOptimizer(Optimizer):
 
     @property
     def steps(self) -> int:
-        """Updates made so far, those before a restart included."""
+        """The number of updates so far, those before a restart included."""
         return self._ballast.plans.steps
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step: a flat dictionary of numbers, for a progress bar or a logger."""
+        """Return figures of the last step in a flat dictionary, for a progress bar or a logger."""
         return self._ballast.metrics()
 
     def memory(self) -> str:
-        """A table: how many bytes this rank keeps for what, in which tier."""
+        """Return a table of the bytes that this rank keeps, by owner and tier."""
         self._ballast.plans.require_open("call memory()")
         return self._ballast.ledger()
 
     def write_timeline(self, path: str | os.PathLike[str]) -> None:
-        """What ran when on this rank, for ui.perfetto.dev. Kept where `timeline=True` was given to wrap()."""
+        """Write the timeline of this rank's operations, for ui.perfetto.dev. It needs `timeline=True` in wrap()."""
         self._ballast.plans.require_open("call write_timeline()")
         Path(path).write_text(self._ballast.plans.now().chrome_trace())
 
     def offload(self, *, parameters: bool = True) -> None:
-        """Between steps, on all ranks together: the memory that is kept on the device (all of it, or what is no parameter) is
-        free for others, until reload(). Parameters that stay, which they can below stage 3, are used under torch.no_grad().
-        What has to be kept goes to the host; where the device is the host, it stays.
+        """Free the device's memory for others until reload(). All ranks call it together, between steps.
+
+        With `parameters=False`, below stage 3, parameters stay on the device, and are used under torch.no_grad(). All
+        else goes to the host; if the device is the host, it stays.
 
         >>> import ballast
         >>> optimizer = ballast.wrap(torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
@@ -144,19 +146,22 @@ class WrappedOptimizer(Optimizer):
         self._ballast.plans.offload(parameters)
 
     def reload(self) -> None:
-        """Everything is on the device again, bit by bit. All ranks do this together."""
+        """Bring everything back to the device, with the same bits. All ranks call it together."""
         self._ballast.plans.require_open("call reload()")
         self._ballast.plans.reload()
 
     def close(self) -> None:
-        """Give all memory and files back, on all ranks together. The parameters stay as they are, whole. The optimizer has no
-        state any more: what needs it is refused from now on, and a new one can be wrapped for the same parameters. One that is
-        deleted instead leaves parameters that are partitioned over ranks without their numbers."""
+        """Release all memory and files. All ranks call it together.
+
+        The parameters keep their values, in torch's memory. The optimizer has no state any more, so its methods refuse
+        to run, and a new optimizer can be wrapped for the same parameters. If an optimizer is deleted instead,
+        parameters that are partitioned over ranks lose their values.
+        """
         self._ballast.close(together=True)
         self.state.clear()
 
     def __del__(self, _is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Nothing is called once modules are being taken apart: the session has been closed before that, by its hook."""
+        """Close the session, unless Python takes modules apart: then the hook at exit has closed it before."""
         if "_ballast" in self.__dict__ and not _is_exiting():
             self._ballast.close(together=False)
             self.state.clear()
@@ -180,9 +185,9 @@ def _refuse_copy(what: str) -> NoReturn:
 
 
 def class_for(kind: type[Optimizer]) -> type[WrappedOptimizer]:
-    """A subclass of the user's own class, with its name."""
+    """Return a subclass of the user's own class, with its name."""
     made: Any = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    made.step = Optimizer.profile_hook_step(WrappedOptimizer.step)  # with the hooks before and after a step
+    made.step = Optimizer.profile_hook_step(WrappedOptimizer.step)  # runs the hooks before and after a step
     made.step.hooked = True
     leave_uncounted(made.step)
     wrapped: type[WrappedOptimizer] = made

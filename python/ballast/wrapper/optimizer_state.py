@@ -1,4 +1,4 @@
-"""The optimizer's state where no partition has it: before it begins there, and of parameters that are frozen."""
+"""The optimizer's state outside a partition: before the partition has it, and of frozen parameters."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ballast.wrapper.wrapped import Wrapped
 
 
 class OptimizerState:
-    """Shows in optimizer.state what there is, whether a partition has it or not."""
+    """Holds that state, and shows all state in optimizer.state."""
 
     def __init__(self, wrapped: Wrapped, updates: Updates):
         self._wrapped = wrapped
         self._updates = updates
-        self.loaded: State | None = None  # waits for the partition
+        self.loaded: State | None = None  # for the next partition
         self.aside: State = {}  # of parameters that are frozen now
-        self._unbegun: State | None = None  # what a partition could not begin with
+        self._unbegun: State | None = None  # state that could not be written to the partition yet
 
     def is_there(self, state: State) -> bool:
-        """Return whether this was read from here, and would change nothing."""
+        """Return whether the state was read from here, so that loading it changes nothing."""
         return is_what_is_there(state, self._wrapped.optimizer.state)
 
     def load(self, state: State) -> None:
-        """Take all of it, or this rank's part of it, over to the partition of the next step."""
+        """Keep state for the partition of the next step: full state, or this rank's shard."""
         self.loaded, self._unbegun = read_of(state), None
         self.show(self.loaded)
 
     def load_what_is_left(self, partition: Partition) -> None:
-        """Take over what there is in optimizer.state, if something was taken out of it."""
+        """Load optimizer.state if the user has removed something from it."""
         left = self._updates.left_of_state(self._wrapped.optimizer, partition)
         if self.loaded is None and left is not None:
             self.loaded = read_of(left)
@@ -41,13 +41,13 @@ class OptimizerState:
         return None if self.loaded is None else max(steps_in(self.loaded).values(), default=0)
 
     def take_out(self, partition: Partition) -> State:
-        """Return what is not in the partition's memory: all of it, on every rank."""
+        """Return the full state outside the partition's memory, on every rank."""
         return {**self.aside, **self._updates.take_out(self._wrapped.optimizer, partition)}
 
     # --- Into a partition ---
 
     def begin(self, partition: Partition, state: State) -> None:
-        """Write the state to the partition, and set aside what it has no parameters of."""
+        """Write the state to the partition. State of parameters that it does not have stays here, in `aside`."""
         self._unbegun = state
         now = {id(member.parameter) for member in partition.members}
         self.aside = {key: values for key, values in state.items() if key not in now}
@@ -56,16 +56,16 @@ class OptimizerState:
         self._unbegun = None
 
     def begin_again(self, partition: Partition) -> None:
-        """The same, of what it could not begin with."""
+        """Write state again that could not be written."""
         if self._unbegun is not None:
             self.begin(partition, self._unbegun)
 
     def forget(self) -> None:
-        """A checkpoint brings other state."""
+        """Forget loaded state: a checkpoint brings other state."""
         self.loaded = self._unbegun = None
 
     def begin_empty(self, partition: Partition, aside: State) -> None:
-        """Begin with zeros, which a checkpoint replaces."""
+        """Begin with zeros, and a checkpoint replaces them."""
         self.aside = aside
         self.show(aside)
         self._updates.begin(self._wrapped.optimizer, partition, {})
@@ -78,7 +78,7 @@ class OptimizerState:
                 optimizer.state[parameter] = state[id(parameter)]
 
     def leave(self) -> None:
-        """The partition goes: what is in optimizer.state would be read from there, and keeps it."""
+        """Forget the partition, which goes: entries of optimizer.state would read from it, and keep it alive."""
         self._updates.leave()
         if (optimizer := self._wrapped.optimizer_if_alive) is not None:
             optimizer.state.clear()

@@ -14,7 +14,7 @@ from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.gather_block import GatherBlocks
-from ballast.wrapper.hooks import OfOneModule
+from ballast.wrapper.hooks import ModuleHook
 from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.saved_tensors import SavedTensors
 from ballast.wrapper.unit_gather import UnitGather
@@ -22,8 +22,8 @@ from ballast.wrapper.units import Member, UnitOfMembers
 
 
 class ParamGather:
-    """The owner of sharded parameters. Modules open a unit before they run; operations outside of modules, and blocks of
-    gather(), open what they use."""
+    """The owner of sharded parameters. Modules open a unit before they run; operations outside of modules, and blocks
+    of gather(), open what they use."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class ParamGather:
         return self.units.is_gone
 
     def begin(self) -> None:
-        """Values are there."""
+        """Nothing: training has begun."""
 
     @contextmanager
     def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> Iterator[None]:
-        """They are used together, outside of the modules that they belong to. Those of other units than the last one's are
-        copies meanwhile."""
+        """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
+        last are copies inside the block."""
         members = [self.units.member_of(parameter) for parameter in parameters]
         self.units.require_there(members[0])
         if not self._saved.is_in_call and not all(self.units.is_gathered(member) for member in members):
@@ -96,22 +96,22 @@ class ParamGather:
     # --- Modules ---
 
     def _unit_of(self, module: torch.nn.Module) -> int | None:
-        """Of parameters of its own."""
+        """Return the unit of the module's own parameters, if it has any."""
         own = next(module.parameters(recurse=False), None)
         return None if own is None else self.units.member_of(own).unit
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         unit = self._unit_of(module)
         return [
-            module.register_forward_pre_hook(OfOneModule(lambda _: self._begin_call(unit))),
-            module.register_forward_hook(OfOneModule(lambda _: self._saved.end_call()), always_call=True),
+            module.register_forward_pre_hook(ModuleHook(lambda _: self._begin_call(unit))),
+            module.register_forward_hook(ModuleHook(lambda _: self._saved.end_call()), always_call=True),
         ]
 
     def enter(self, module: torch.nn.Module) -> None:
         self._begin_call(self._unit_of(module))
 
     def _begin_call(self, unit: int | None) -> None:
-        if self.units.is_over:  # since this call began, which goes through the hooks that there were then
+        if self.units.is_over:  # since this call began: torch calls the hooks that there were then
             return
         if unit is not None:
             self.units.open(unit)
@@ -123,24 +123,24 @@ class ParamGather:
         self.units.release_unit()
 
     def after_step(self) -> None:
-        """Updates go on while the next forward pass begins."""
+        """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()
 
     def writes(self) -> dict[Member, torch.Tensor]:
-        """None that are not kept already, when a `gather()` ends."""
+        """Return nothing: writes are kept when a block of gather() ends."""
         return {}
 
     def require_acceptable_writes(self) -> None:
-        """The same."""
+        """Nothing: there are no other writes."""
 
-    def take_over(self) -> None:
-        """The same."""
+    def accept_writes(self) -> None:
+        """Nothing: there are no other writes."""
 
     def require_not_cast(self) -> None:
-        """Nobody can cast what is not there."""
+        """Nothing: a sharded parameter cannot be cast."""
 
     def undo_casts(self) -> None:
-        """Parameters inside of gather() are copies."""
+        """Nothing: parameters inside gather() are copies."""
 
     def require_offloadable(self, parameters: bool) -> None:
         if not parameters:
@@ -150,7 +150,7 @@ class ParamGather:
             )
 
     def require_put_away(self, what: str) -> None:
-        """Nothing is in torch's memory for a while."""
+        """Refuse an operation inside a block of gather()."""
         if self.units.full:
             refuse_order(
                 f"{what}: parameters are gathered",
@@ -158,10 +158,10 @@ class ParamGather:
                 needed="the same outside of `with ballast.gather(...)`",
             )
 
-    def hide(self) -> None:
+    def offload(self) -> None:
         self.units.offload(self)
 
-    def show(self) -> None:
+    def reload(self) -> None:
         self.units.reload()
 
     def release(self, together: bool, gathers: bool) -> None:

@@ -32,7 +32,7 @@ CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step is made with."""
+    """The inputs of a step."""
 
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
@@ -41,48 +41,48 @@ class StepInputs:
 
 
 class Partition(ShardedState):
-    """Takes gradients, and makes steps of them."""
+    """Takes gradients, and makes steps with them."""
 
     def __init__(
         self,
         units: list[UnitOfMembers],
         ranks: ProcessGroups,
-        numbers: Callable[[], StepInputs],
+        inputs: Callable[[], StepInputs],
         options: _core.TrainingOptions,
         reside: Callable[[_core.Training, list[UnitOfMembers]], Residence],
     ):
-        self._inputs_now = numbers
+        self._inputs_now = inputs
         self._order = backward_order(units)
-        if options.stage < 3:  # parameters are always there: nothing is lent forward
+        if options.stage < 3:  # torch always sees all parameters: no unit is acquired forward
             options.backward_order = self._order
-        self._first_inputs = numbers()
+        self._first_inputs = inputs()
         super().__init__(units, ranks, self._first_inputs.rules, options, reside)
         self._in_unit = [number for unit in units for number in range(len(unit.trained))]
         self._copies = GradientCopies(units, self._begins)
         self._updates_in_backward = options.update_in_backward
         self._order_is_learnt = False
-        self._begin_step()
+        self._reset_step()
 
-    def _begin_step(self) -> None:
-        self._arrivals = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
+    def _reset_step(self) -> None:
+        self._gradient_order = GradientOrder(self._order, [len(unit.trained) for unit in self._units])
         self._taken: set[int] = set()  # members
         self._factors = GradientFactors(self._group, self._members)
         self._norms: list[list[float]] | None = None
-        self._passes: int | None = None  # of all ranks, once they have agreed
-        self._may_update = False  # in backward: with numbers as they are when its first unit is taken
+        self._passes: int | None = None  # of all ranks, after they have agreed
+        self._may_update = False  # in backward: with the options of the time when its first unit is taken
 
     def require_not_updated(self, what: str) -> None:
-        """What is being done must not be, between updates of a backward pass and their step."""
+        """Refuse an operation between updates of a backward pass and their step."""
         if self._may_update:
             self._fail_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
 
     def begin_call(self, module: torch.nn.Module) -> None:
-        """It is being called, and the residence has not seen it begin."""
+        """Tell the residence about a call of a module that it has not seen begin."""
         self._residence.enter(module)
 
     def release(self, together: bool, gathers: bool = True) -> None:
-        """Parameters go back into torch's memory, if all ranks do this together and gather them; else those that are
-        whole."""
+        """End the training. Parameters return to torch's memory if all ranks call it together and gather them; else
+        only full ones do."""
         with in_stream(self._gpu, self._stream):
             if together:
                 self.end_step()
@@ -93,36 +93,36 @@ class Partition(ShardedState):
 
     @property
     def has_begun(self) -> bool:
-        """Gradients have come since the last step."""
-        return self._arrivals.passes > 0 or bool(self._passes)
+        """Whether gradients have come since the last step."""
+        return self._gradient_order.passes > 0 or bool(self._passes)
 
     def end_step(self) -> None:
-        """That has begun: whoever ends in the middle of one ends the training of all ranks."""
+        """End a step that has begun. A rank that left it open would end the training of all ranks."""
         try:
             [begun] = self._group.all_reduce([int(self.has_begun)])
             if begun > 0:
                 self.step(discard=not self._updates_in_backward)
-        except FailureError as error:  # what this rank has is given back all the same
+        except FailureError as error:  # this rank still releases its memory
             log.warning("the training had failed before it was released: %s", error)
 
     # --- Gradients ---
 
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
-        """Called when a gradient has been added to `parameter.grad`. One to hold waits for the next, or for the step."""
+        """Take a gradient that was added to `parameter.grad`. If `hold`, it waits for the next one, or for the step."""
         require_stream(self._gpu, self._stream)
-        number = self._numbers[id(parameter)]
+        number = self._index[id(parameter)]
         if number in self._taken and not isinstance(parameter.grad, TakenGradient):
             self._discard_what_was_cleared()
         place = (self._members[number].unit, self._in_unit[number])
-        self._take_all(self._arrivals.ended_by(*place))
+        self._take_all(self._gradient_order.ended_by(*place))
         self._put_aside(number, parameter)
         if hold:
-            self._arrivals.held()
+            self._gradient_order.held()
         else:
-            self._take_all(self._arrivals.arrived(*place))
+            self._take_all(self._gradient_order.arrived(*place))
 
     def _put_aside(self, number: int, parameter: torch.nn.Parameter) -> None:
-        """Until its unit is taken; so that autograd does not add the next pass to it."""
+        """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
         gradient = parameter.grad
         if not isinstance(gradient, TakenGradient):
             parameter.grad = TakenGradient(parameter, self, number, gradient)
@@ -146,7 +146,7 @@ class Partition(ShardedState):
             finally:
                 self._core.give_back()
 
-    # --- What is asked of taken gradients ---
+    # --- Questions about taken gradients ---
 
     def name_of(self, member: int) -> str:
         return self._members[member].name
@@ -159,7 +159,7 @@ class Partition(ShardedState):
         return self._norms[place.unit][place.tensor] * abs(self._factors.of(member))
 
     def all_finite(self) -> bool:
-        """Those of other ranks too, so that all ranks say the same."""
+        """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
         return all(math.isfinite(self.norm_of(member)) for member in range(len(self._members)))
 
     def scale_all(self, factor: float) -> None:
@@ -175,48 +175,48 @@ class Partition(ShardedState):
         self._residence.undo_casts()
 
     def gradient_norm(self) -> float:
-        """Of all gradients, of which all ranks ask together."""
+        """Return the norm of all gradients. All ranks call it together."""
         self._agree()
         return self._core.gradient_norm(loss_scale=1.0 / self._factors.agreed(self._taken))
 
     # --- Steps ---
 
     def _agree(self, *, count: bool = True) -> int:
-        """All ranks complete the same passes, and take over parameters that were written to."""
+        """Complete the same passes on all ranks, accept writes to parameters, and return the number of passes."""
         require_stream(self._gpu, self._stream)
-        self._residence.release_unit()  # what was used last may be frozen, and no gradient tells when it was
+        self._residence.release_unit()  # the last unit may be frozen, so that no gradient has released it
         if self._passes is not None:
             return self._passes
         ranks, rank = self._group.size, self._group.rank
         words = [0] * (2 * ranks)
-        words[rank] = self._arrivals.passes
+        words[rank] = self._gradient_order.passes
         writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
         words[ranks + rank] = len(writes)
         words = self._group.all_reduce(words)
         if any(words[ranks:]):
-            self._take_over(writes)
+            self._accept_writes(writes)
         self._passes = max(words[:ranks])
-        completed = self._arrivals.completed
-        self._take_all(self._arrivals.rest(self._passes), count=count)
+        completed = self._gradient_order.completed
+        self._take_all(self._gradient_order.rest(self._passes), count=count)
         if self._passes > 0 and not self._order_is_learnt:
             self._learn_order(completed)
         return self._passes
 
     def _learn_order(self, completed: list[int]) -> None:
-        """From the next step on, units are taken in the order in which rank 0 has seen them come."""
+        """Take units in the order in which they came on rank 0, from the next step on."""
         seen = completed + [unit for unit in self._order if unit not in completed]
         self._order = self._group.all_reduce(seen if self._group.rank == 0 else [0] * len(seen))
         self._order_is_learnt = True
 
     def step(self, *, loss_scale: float = 1.0, discard: bool = False) -> _core.StepResult | None:
-        """None where no rank has a gradient."""
+        """Make a step, and return its result; None if no rank has a gradient."""
         require_stream(self._gpu, self._stream)
         if not discard:
             self._residence.require_put_away("cannot make a step")
             self._discard_what_was_cleared()
             self._take_assigned()
         if self._agree(count=not discard) == 0:
-            self._begin_step()
+            self._reset_step()
             return None
         try:
             result = self._end_updates(loss_scale, discard) if self._updates_in_backward else self._update(loss_scale, discard)
@@ -227,11 +227,11 @@ class Partition(ShardedState):
             gradient = self._members[number].parameter.grad
             if isinstance(gradient, TakenGradient):
                 gradient.spent = True
-        self._begin_step()
+        self._reset_step()
         return result
 
     def _update(self, loss_scale: float, discard: bool) -> _core.StepResult:
-        now = self._first_inputs if discard else self._inputs_now()  # their owner may be gone
+        now = self._first_inputs if discard else self._inputs_now()  # the optimizer may be gone
         return self._core.step(
             rules=now.rules,
             begun_at=now.begun_at,
@@ -256,22 +256,21 @@ class Partition(ShardedState):
         )
 
     def discard(self) -> bool:
-        """Gradients that have come since the last step count for nothing. Whether there were any. All ranks do this
-        together."""
+        """Discard the gradients since the last step, and return whether there were any. All ranks call it together."""
         has_begun = self.has_begun
         if has_begun:
             self.step(discard=True)
         return has_begun
 
     def _take_assigned(self) -> None:
-        """Gradients that were not computed by backward(), but put in their places."""
+        """Take gradients that were assigned, and not computed by backward()."""
         for number, member in enumerate(self._members):
             gradient = member.parameter.grad
             if number not in self._taken and gradient is not None and not isinstance(gradient, TakenGradient):
                 self.arrived(member.parameter)
 
     def _discard_what_was_cleared(self) -> None:
-        """Gradients may have been cleared through the model, too."""
+        """Discard gradients that were cleared through the model."""
         gradients = {number: self._members[number].parameter.grad for number in self._taken}
         cleared = [number for number, gradient in gradients.items() if not isinstance(gradient, TakenGradient)]
         if len(cleared) < len(self._taken) and cleared:
@@ -286,23 +285,23 @@ class Partition(ShardedState):
 
     # --- While something else needs the device ---
 
-    def leave_device(self, parameters: bool) -> None:
+    def offload(self, parameters: bool) -> None:
         require_stream(self._gpu, self._stream)  # before writes are taken over
         self.require_not_updated("cannot offload the optimizer")
         self._discard_what_was_cleared()
         writes = self._residence.writes()
         written, pending = self._group.all_reduce([len(writes), len(self._taken)])
         if written > 0:
-            self._take_over(writes)
+            self._accept_writes(writes)
         if pending > 0:
             refuse_order(
                 "cannot offload the optimizer between a backward pass and its step: it has gradients",
                 needed="step() or zero_grad() before offload()",
             )
         self._copies.forget_views()
-        super().leave_device(parameters)
+        super().offload(parameters)
 
-    # --- What there is to see ---
+    # --- Reports ---
 
     def ledger(self, custom_state: tuple[_core.Tier, int]) -> str:
         return self._core.ledger(custom_state)

@@ -1,4 +1,4 @@
-"""How parameters are partitioned: which stage and places, which units, and the partition that is made of them."""
+"""Make a partition: choose the stage and the tiers, group parameters into units, and begin the training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.wrapper.autotune import PartitionRequest, settled
-from ballast.wrapper.deferred_params import make_the_rest
+from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.modules import outside_of, units_of_model
@@ -24,25 +24,26 @@ from ballast.wrapper.wrapped import Wrapped
 
 
 class Planner:
-    """Makes partitions. Knows the last one's groups, and which parameters it could not have."""
+    """Makes partitions. It knows the groups of the last one, and the parameters that were outside of it."""
 
     def __init__(self, wrapped: Wrapped, ranks: ProcessGroups, updates: Updates, options: WrapOptions):
         self._wrapped = wrapped
         self.ranks = ranks
         self.updates = updates
-        self._asked = self.options = options  # the latter with what was chosen, from the first partition on
+        self._asked = self.options = options  # with the chosen stage and tiers, from the first partition on
         self.groups = Groups()
-        self.outside: set[int] = set()  # ids of parameters that no module has
+        self.outside: set[int] = set()  # ids of parameters that no module of the model has
 
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
-        """Partition what is trained now. It continues after the steps that the state has made, or others have."""
+        """Partition the parameters that are trained now. The count of steps continues that of the state, or
+        `steps_before`."""
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)
         self.options = self._settled(members)
         units, is_full = self.units(members, self.options.stage), self.options.keeps_parameters_whole
         if (model := self._wrapped.model) is not None:
-            make_the_rest(model, (member.parameter for unit in units for member in unit.members))
+            make_unpartitioned(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         group = self.ranks.of_data
@@ -50,7 +51,7 @@ class Planner:
             partial(FullParameters, group) if is_full else partial(ParamGather, self._wrapped.required_model, group, options)
         )
         self.outside = outside_of(units, members)
-        partition = Partition(units, self.ranks, self.numbers, options, reside)
+        partition = Partition(units, self.ranks, self.step_inputs, options, reside)
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
             if steps > 0 or is_loaded:
@@ -79,8 +80,8 @@ class Planner:
             return units_of_model(self._wrapped.required_model, members, self.options.units)
         return units_of(members)
 
-    def numbers(self) -> StepInputs:
-        """Return what the next step is made with, of the optimizer's groups as they are now."""
+    def step_inputs(self) -> StepInputs:
+        """Return the inputs of the next step, from the optimizer's groups as they are now."""
         groups = self._wrapped.optimizer.param_groups
         return StepInputs(
             rules=[self.updates.rule(groups[place]) for place in self.groups.places],
@@ -94,6 +95,6 @@ class Planner:
         self.updates.own_step(self._wrapped.optimizer, kept, tiles, factor)
 
     def is_planned(self, partition: Partition) -> bool:
-        """Return whether the partition has what is trained now, and nothing else."""
+        """Return whether the partition has the parameters that are trained now, and no others."""
         known = self.outside | {id(member.parameter) for member in partition.members}
         return known == {id(each) for _, each in self._wrapped.trained()}

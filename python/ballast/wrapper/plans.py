@@ -1,4 +1,5 @@
-"""The partition that trains, and the change to another one when other parameters are trained or other state is loaded."""
+"""The partition that trains, and the change to another one when other parameters are trained or other state is
+loaded."""
 
 from __future__ import annotations
 
@@ -24,41 +25,41 @@ log = logging.getLogger("ballast")
 
 
 class Plans:
-    """Makes a partition when it is first needed: until then the model can be moved and cast. All ranks do all of this
-    together, but for close()."""
+    """Makes a partition when it is first needed: until then the model can be moved and cast. All ranks call all methods
+    together, except close()."""
 
     def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, waiting: DeferredParameters):
         self.wrapped = wrapped
         self.planner = planner
         self.state = OptimizerState(wrapped, planner.updates)
         self.current: Partition | None = None
-        self.of_this_step: Partition | None = None  # the same, once it is known to be of what is trained
+        self.of_this_step: Partition | None = None  # the same, after the look-up when a step begins
         self._hooks = hooks
-        self._waiting = waiting  # where parameters are in no partition
-        self._own_parts = StateMigration()  # of a partition that is gone; wait for the next one
+        self._waiting = waiting  # owns parameters between two partitions
+        self._migration = StateMigration()  # shards of a partition that is gone, for the next one
         self._steps_at_close = 0
-        self.is_half_loaded, self.is_away, self.is_closed = False, False, False  # away from the device
+        self.is_half_loaded, self.is_offloaded, self.is_closed = False, False, False
 
-    # --- Which partition it is ---
+    # --- The partition of now ---
 
     def begin_step(self) -> Partition:
-        """Return the partition of what is trained in this step: looked up when it begins."""
+        """Return the partition of the parameters that this step trains. It is looked up when the step begins."""
         self.of_this_step = self.now()
         return self.of_this_step
 
     def now(self) -> Partition:
-        """The same, without a step that begins: parameters can still be frozen and thawed."""
+        """Return the partition without beginning a step: parameters can still be frozen and thawed."""
         self.require_open("train")
-        preconditions.require_here(self.is_away)
+        preconditions.require_on_device(self.is_offloaded)
         preconditions.require_loaded(not self.is_half_loaded)
-        with torch.inference_mode(False):  # what an evaluation begins with is trained later
+        with torch.inference_mode(False):  # an evaluation may begin with it, and training follows
             return self.of_this_step or self._look_up()
 
     def require_open(self, what: str) -> None:
         preconditions.require_open(what, is_closed=self.is_closed)
 
     def require_put_away(self, what: str) -> None:
-        preconditions.require_here(self.is_away)
+        preconditions.require_on_device(self.is_offloaded)
         if self.current is not None:
             self.current.require_put_away(what)
 
@@ -69,7 +70,7 @@ class Plans:
     def _look_up(self) -> Partition:
         self.watch()
         if self.current is not None:
-            if not self.wrapped.trained():  # for the sake of what goes into the model: nothing moves
+            if not self.wrapped.trained():  # only gradients of the model's inputs are computed
                 return self.current
             self.state.begin_again(self.current)
             self.state.load_what_is_left(self.current)
@@ -79,7 +80,7 @@ class Plans:
             preconditions.require_same_run(self.planner.options.run, is_same)
         return self._make()
 
-    # --- From one to the next ---
+    # --- To the next partition ---
 
     def _make(self) -> Partition:
         state, steps = self.state.loaded, 0
@@ -91,12 +92,12 @@ class Plans:
             self._take_apart(moments)
         try:
             but_of = {id(each) for _, each in self.wrapped.trained()}
-            state = merged(state or {}, self._own_parts.take_moments(but_of=but_of))
+            state = merged(state or {}, self._migration.take_moments(but_of=but_of))
             is_loaded = self.state.loaded is not None
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=is_loaded))
         except BaseException:
-            self.state.loaded = state  # which is nowhere else any more
-            self.state.show(merged(state or {}, self._own_parts.shown()))
+            self.state.loaded = state  # it is nowhere else any more
+            self.state.show(merged(state or {}, self._migration.shown()))
             raise
         self.state.loaded = None
         self.state.begin(partition, state)
@@ -105,18 +106,18 @@ class Plans:
         return partition
 
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
-        """The partition, for state of so many steps that is about to be written to it; `is_half_loaded` is taken back
-        when that is done. `made` are the steps that have trained each parameter, by its id."""
+        """Return the partition for state of so many steps, which the caller writes to it. Until it has,
+        `is_half_loaded` is set. `made` has the steps that have trained each parameter, by its id."""
         self.watch()
         self.is_half_loaded = True
         self.state.forget()
         self.of_this_step = None
-        self._own_parts.begin_again()
+        self._migration.begin_again()
         begun = {id(each): (number, steps - made.get(id(each), 0)) for number, each in self.wrapped.trained()}
         partition = self.current
         if partition is None or not self.planner.groups.regroup(partition.members, begun):
             if partition is not None:
-                del partition  # it goes, and its memory
+                del partition  # so that its memory can go
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=False))
@@ -124,21 +125,21 @@ class Plans:
         return partition
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
-        self.current = self._own_parts.hand_over(make)
+        self.current = self._migration.hand_over(make)
         if self.planner.options.keeps_parameters_whole:
             self._hooks.leave_modules()
-        self._own_parts = StateMigration()
+        self._migration = StateMigration()
         return self.current
 
     def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
-        """For the next partition, so that nothing is gathered."""
+        """End the partition, and keep its shards for the next one: nothing is gathered."""
         assert self.current is not None
         self.current.require_put_away("cannot train other parameters, or with other state")
         self.current.end_step()
-        awaited = None if self.planner.options.keeps_parameters_whole else self._waiting
-        self._own_parts = StateMigration(self.current, moments, awaited)
+        owner = None if self.planner.options.keeps_parameters_whole else self._waiting
+        self._migration = StateMigration(self.current, moments, owner)
         self._drop(gathers=False)
-        self._own_parts.let_come()
+        self._migration.suspend_all()
 
     def _drop(self, together: bool = True, gathers: bool = True) -> None:
         assert self.current is not None
@@ -146,7 +147,7 @@ class Plans:
         self.current = self.of_this_step = None
         self.state.leave()
 
-    # --- What there is to see ---
+    # --- Reports ---
 
     @property
     def steps(self) -> int:
@@ -155,44 +156,44 @@ class Plans:
         return self._steps_at_close if self.current is None else self.current.steps
 
     def custom_state(self) -> tuple[_core.Tier, int]:
-        """Return where state is that is in memory which is not the library's, and its bytes."""
+        """Return the tier and the bytes of state outside the library's memory."""
         kept = 0 if self.current is None else self.planner.updates.state_bytes(self.wrapped.optimizer, self.current)
         return _core.Tier[self.planner.options.tier_of_state], kept
 
     # --- State, from optimizer.load_state_dict() ---
 
     def load(self, state: State) -> None:
-        """Whole, or this rank's part of it; taken over when the next step begins."""
+        """Load full state, or this rank's shard. The next step takes it over when it begins."""
         if self.state.is_there(state) if state else self.current is None and self.state.loaded is None:
             return
         self.of_this_step = None
         self.state.load(state)
-        self._own_parts.forget_moments()
+        self._migration.forget_moments()
 
     # --- While something else needs the device ---
 
     def offload(self, parameters: bool) -> None:
-        self.now().leave_device(parameters)
-        self.of_this_step, self.is_away = None, True
-        self.planner.updates.leave_device(self.wrapped.optimizer)
+        self.now().offload(parameters)
+        self.of_this_step, self.is_offloaded = None, True
+        self.planner.updates.offload(self.wrapped.optimizer)
 
     def reload(self) -> None:
-        if self.current is None or not self.is_away:
+        if self.current is None or not self.is_offloaded:
             refuse_order("cannot reload: the training is already on its device", needed="offload() before")
-        self.current.return_to_device()
-        self.is_away = False
+        self.current.reload()
+        self.is_offloaded = False
 
     # --- The end ---
 
     def close(self, *, together: bool) -> None:
-        """Together with all ranks, which gather what is partitioned; or this one alone."""
+        """End the training: together with all ranks, which gather the parameters; or on this rank alone."""
         is_alone = self.planner.ranks.of_data.size == 1
         self._steps_at_close, self.is_closed = self.steps, True
-        if self.is_away and (together or is_alone):
+        if self.is_offloaded and (together or is_alone):
             self.reload()
         if self.current is not None:
             self._drop(together)
         elif together or is_alone:
-            self._own_parts.give_back()
+            self._migration.return_to_torch()
         if (model := self.wrapped.model) is not None:
             drop_pending(model, self._waiting)

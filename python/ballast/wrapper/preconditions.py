@@ -1,4 +1,5 @@
-"""What has to be so before parameters are trained: nobody else trains them, ranks begin alike, a run goes on as it began."""
+"""Conditions for training: no other optimizer trains the parameters, ranks begin with the same values, a run resumes as
+it began."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from ballast.wrapper.unwrap import named_parameters
 
 
 def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor], stage: int | None) -> None:
-    """By other optimizers, whose hooks would take the gradients. In stage 3 that is said of all that the model has, which is
-    gathered together."""
+    """Refuse parameters that another wrapped optimizer trains, whose hooks would take the gradients. Stage 3 gathers
+    the whole model, so there it refuses another optimizer of any of the model's parameters."""
     ids = {id(each) for each in mine}
 
     def of_others() -> str | None:
@@ -29,7 +30,7 @@ def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor
 
     if of_others() is None:
         return
-    gc.collect()  # nobody may have the other one any more, but a cycle of references
+    gc.collect()  # only a cycle of references may keep the other one
     name = of_others()
     if name is not None:
         refuse(
@@ -47,7 +48,7 @@ def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
 
 
 def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
-    """With rank 0's numbers of what is trained, and of all else that the model has: each once. All ranks call it together."""
+    """Begin with rank 0's values of what is trained, and of all else in the model. All ranks call it together."""
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
     broadcast_initial_values(group, (each for each in known.values() if not (is_without_values(each) or each.is_meta)))
@@ -62,13 +63,13 @@ def require_open(what: str, *, is_closed: bool) -> None:
         )
 
 
-def require_here(is_away: bool) -> None:
-    if is_away:
+def require_on_device(is_offloaded: bool) -> None:
+    if is_offloaded:
         refuse_order("cannot use the training: it is off its device", needed="optimizer.reload(), on all ranks")
 
 
-def require_loaded(is_whole: bool) -> None:
-    if not is_whole:
+def require_loaded(is_loaded: bool) -> None:
+    if not is_loaded:
         refuse_order(
             "cannot continue to train: a checkpoint was loaded in part",
             needed="ballast.load_checkpoint() of one that can be read",
@@ -76,7 +77,7 @@ def require_loaded(is_whole: bool) -> None:
 
 
 def require_same_run(run: str, is_same: bool) -> None:
-    """What is kept under a name is of the parameters that were trained when it began."""
+    """Refuse other parameters in a run with a name: its files hold those that were trained when it began."""
     if run and not is_same:
         refuse_order(
             f'cannot train other parameters in the run "{run}": it began with others',

@@ -1,4 +1,4 @@
-"""The ranks that train together, as torch knows them."""
+"""The process groups of a training: ranks of torch.distributed, or of a launcher."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from ballast.wrapper.options import WrapOptions
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """Who trains together."""
+    """The groups in which this rank trains."""
 
-    of_data: Group  # those that share the state, and whose gradients are averaged
-    of_model: Group | None  # those that have other parts of the same model, over which the norm runs too
-    repeated: frozenset[int]  # ids of parameters that all of these have alike
+    of_data: Group  # ranks that share the state, and average gradients
+    of_model: Group | None  # ranks with other parts of the same model: the norm includes theirs
+    repeated: frozenset[int]  # ids of parameters that all ranks of `of_model` have
 
     def counts(self, parameter: torch.Tensor) -> bool:
-        """In the norm: what several ranks have counts on the first of them."""
+        """Return whether the norm includes the parameter on this rank: of a replicated one it includes the first
+        rank's."""
         return self.of_model is None or self.of_model.rank == 0 or id(parameter) not in self.repeated
 
     def leave(self) -> None:
-        """Tell the other ranks that this one takes part in nothing more."""
+        """Tell the other ranks that this one takes part no more."""
         self.of_data.leave()
         if self.of_model is not None:
             self.of_model.leave()
@@ -39,7 +40,7 @@ class ProcessGroups:
 def connect_groups(
     process_group: Any, norm_group: Any, replicated: Iterable[torch.Tensor], options: WrapOptions
 ) -> ProcessGroups:
-    """With all ranks of these groups of torch.distributed."""
+    """Connect with all ranks of these groups of torch.distributed."""
     repeated = frozenset(id(parameter) for parameter in replicated)
     if norm_group is None:
         if repeated:
@@ -57,7 +58,7 @@ def connect_groups(
 
 
 def group_of(process_group: Any, timeout: float | None) -> Group:
-    """The ranks of `process_group`; without one, all that torch.distributed has, or the launcher's."""
+    """Connect the ranks of `process_group`; without it all ranks of torch.distributed, else the launcher's."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         if process_group is not None:
@@ -78,7 +79,7 @@ def group_of(process_group: Any, timeout: float | None) -> Group:
 
 
 def rank_in_job() -> int:
-    """Of this process, among all that torch.distributed has, or that the launcher has started."""
+    """Return the rank of this process among all ranks of torch.distributed, or of the launcher."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -86,13 +87,13 @@ def rank_in_job() -> int:
 
 
 def own_address() -> str:
-    """Of this machine, as those on others reach it; empty where all are on this one."""
+    """Return the address at which other machines reach this one; empty if all ranks are on this machine."""
     master = os.environ.get("MASTER_ADDR", "")
     if master in ("", "localhost", "127.0.0.1", "::1"):
         return ""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, 9))  # sends nothing, but chooses the way
+            probe.connect((master, 9))  # sends nothing, and chooses the route
             address: str = probe.getsockname()[0]
             return address
     except OSError:

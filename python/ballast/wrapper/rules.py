@@ -1,4 +1,4 @@
-"""Which of the library's rules does what a torch optimizer does, and with which numbers."""
+"""The library's rule for a torch optimizer, with the values of its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rule = _core.AdamW | _core.Adam | _core.Sgd | _core.SgdMomentum | _core.Lion | _
 MakeRule = Callable[[Group], Rule]
 
 
-# Of torch's own, those whose step does the same to each element, whatever the others are.
+# Torch's optimizers whose step does the same to each element, whatever the other elements are.
 ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.ASGD,
     torch.optim.Adadelta,
@@ -29,24 +29,24 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.Rprop,
     torch.optim.SGD,
 )
-# By name of the class, or of one that it comes from: what makes parts of a parameter useless.
+# The reason why an optimizer needs full parameters, by the name of its class or of a base.
 WHOLE = {
-    "LBFGS": "it computes the loss again and again in a step, and its directions are of all parameters together",
+    "LBFGS": "it computes the loss again and again in a step, and its directions depend on all parameters together",
     "Adafactor": "it keeps sums of rows and columns of whole matrices",
     "Muon": "it orthogonalizes whole matrices",
     "Shampoo": "it keeps products of whole matrices",
     "DistributedShampoo": "it keeps products of whole matrices",
     "SOAP": "it turns whole matrices",
-    "LAMB": "it scales a parameter's update by norms of all of it",
-    "Lamb": "it scales a parameter's update by norms of all of it",
-    "LARS": "it scales a parameter's update by norms of all of it",
-    "Lars": "it scales a parameter's update by norms of all of it",
+    "LAMB": "it scales a parameter's update by norms of the full parameter",
+    "Lamb": "it scales a parameter's update by norms of the full parameter",
+    "LARS": "it scales a parameter's update by norms of the full parameter",
+    "Lars": "it scales a parameter's update by norms of the full parameter",
     "SparseAdam": "it takes sparse gradients only, and gradients that are summed over ranks are dense",
 }
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> None:
-    """Refuses an optimizer whose own step cannot run on parts of parameters."""
+    """Refuse an optimizer whose own step cannot run on shards of parameters."""
     kind = type(optimizer)
     reason = next((WHOLE[base.__name__] for base in kind.__mro__ if base.__name__ in WHOLE), "")
     what = f"cannot wrap the optimizer {kind.__module__}.{kind.__qualname__}"
@@ -71,7 +71,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> MakeRule | None:
-    """From a parameter group, as it is at the moment, to its rule. None: the library has no such rule.
+    """Return the function that makes the rule of a parameter group, as it is now; None if the library has no such rule.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)

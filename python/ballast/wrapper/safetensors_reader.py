@@ -1,5 +1,7 @@
-"""Tensors in safetensors files, read piece by piece into memory that is already there. By our own few lines: the package of
-that name maps files, whose pages then stay in memory, and gives tensors, not pieces of them."""
+"""Read tensors of safetensors files piece by piece, into memory that is already there.
+
+The package `safetensors` is not used: it maps files, whose pages stay in memory, and it reads whole tensors.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class OpenFile:
-    """Closed when nothing refers to it any more."""
+    """A file that is closed when nothing refers to it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -49,18 +51,18 @@ class StoredTensor:
     shape: tuple[int, ...]
 
     def read(self, first: int, count: int, into: int) -> None:
-        """Elements, to this address."""
+        """Read elements to this address."""
         width = self.dtype.itemsize
         self.file.read(self.begin + first * width, bytes_at(into, count * width))
 
-    def read_whole(self) -> torch.Tensor:
-        whole = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.read(0, whole.numel(), whole.data_ptr())
-        return whole
+    def read_all(self) -> torch.Tensor:
+        values = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read(0, values.numel(), values.data_ptr())
+        return values
 
 
 def tensors_in(files: Files) -> dict[str, StoredTensor]:
-    """By name. Only headers are read."""
+    """Return the tensors by name. Reads only headers."""
     found: dict[str, StoredTensor] = {}
     for path in _paths(files):
         for name, tensor in _header(OpenFile(path)).items():
@@ -76,7 +78,7 @@ def tensors_in(files: Files) -> dict[str, StoredTensor]:
 
 
 def _paths(files: Files) -> list[Path]:
-    """Of a file, an index, a directory or a pattern; or of several."""
+    """Return the files of a file, an index, a directory or a pattern; or of several."""
     if not isinstance(files, (str, os.PathLike)):
         return [path for each in files for path in _paths(each)]
     path = Path(files)

@@ -1,4 +1,4 @@
-"""What autograd saves of parameters for backward: not their values, but where they are found again by opening their unit."""
+"""Save the place of a parameter for backward instead of its values. Backward finds them by opening the unit again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ballast.wrapper.unit_gather import UnitGather
 
 @dataclass(frozen=True)
 class Saved:
-    """Instead of what autograd would save of a parameter: where to find it again."""
+    """The place of a view of a parameter."""
 
     unit: int
     member: int  # of the unit
@@ -30,11 +30,11 @@ class Saved:
 
 
 class SavedTensors:
-    """Hooks of autograd, which are there while modules run and inside gather(): backward may come later."""
+    """Hooks of autograd that are active while modules run, and inside gather()."""
 
     def __init__(self, gather: UnitGather):
         self._gather = gather
-        self._depth = 0  # of calls that have not ended
+        self._depth = 0  # the number of calls that have not ended
 
     @property
     def is_in_call(self) -> bool:
@@ -50,13 +50,13 @@ class SavedTensors:
             pop_saved_tensor_hooks()
 
     def end_all_calls(self) -> None:
-        """There are none: what began and is there was interrupted, from the keyboard, say, which torch calls no hooks for."""
+        """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""
         while self._depth > 0:
             self.end_call()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The same inside the block, which is no call."""
+        """Activate the hooks inside the block, outside of calls."""
         push_saved_tensor_hooks(*self._hooks(top_saved_tensor_hooks()))
         try:
             yield
@@ -64,13 +64,13 @@ class SavedTensors:
             pop_saved_tensor_hooks()
 
     def _hooks(self, outer: SavedTensorHooks | None) -> SavedTensorHooks:
-        """What is no parameter goes to whoever saves tensors around here: activation checkpointing, for instance."""
+        """Return hooks that pass other tensors on to the outer hooks, such as those of activation checkpointing."""
 
         def pack(tensor: torch.Tensor) -> Any:
             place = self._place_of(tensor)
             if place is not None:
                 return place
-            if self._gather.has(tensor):  # a copy, which the parameter will have lost by then
+            if self._gather.has(tensor):  # a copy, which the parameter will not have in backward
                 tensor = tensor.detach()
             return tensor if outer is None else outer[0](tensor)
 

@@ -28,8 +28,8 @@ from ballast.wrapper.writes import keeping_writes
 
 
 class Session:
-    """Watches the optimizer's parameters, and has them partitioned when the first gradient arrives, in stage 3 when the model
-    is called."""
+    """Watches the optimizer's parameters. They are partitioned when the first gradient arrives, in stage 3 when the
+    model is called."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Session:
     # --- The beginning ---
 
     def begin(self) -> None:
-        """Hook what can be trained, and begin with rank 0's values. All ranks do this together."""
+        """Hook the parameters and the model, and begin with rank 0's values. All ranks call it together."""
         wrapped = self._wrapped
         model = wrapped.required_model if self.stage == 3 else wrapped.model
         mine = [each for _, each in wrapped.parameters()]
@@ -63,7 +63,7 @@ class Session:
         preconditions.begin_with_same_values(self.group, model, mine)
 
     def take_back(self) -> None:
-        """Leave the optimizer and the model as they were: this rank refuses to wrap them."""
+        """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""
         self.close(together=False)
         defer_again(self._wrapped.model, (each for _, each in self._wrapped.parameters()), self._waiting)
 
@@ -73,7 +73,7 @@ class Session:
 
     @property
     def options(self) -> WrapOptions:
-        """With what was chosen, from the first partition on."""
+        """The options, with the chosen stage and tiers from the first partition on."""
         return self.plans.planner.options
 
     @property
@@ -95,44 +95,44 @@ class Session:
         return self.plans.begin_step()
 
     def partition_now(self) -> Partition:
-        """The same, without a step that begins."""
+        """Return the partition without beginning a step."""
         return self.plans.now()
 
     def load(self, state: State) -> None:
         """Take the optimizer's state over when the next step begins. All ranks do this together."""
         self.plans.load(state)
 
-    # --- What hooks call ---
+    # --- Called by hooks ---
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
-        """A gradient has been added to `parameter.grad`."""
+        """Take a gradient that was added to `parameter.grad`."""
         partition = self.partition()
         if id(parameter) in self.plans.planner.outside:
             refuse_outside(self.names()[id(parameter)])
         partition.arrived(parameter, hold=self.holds)
 
     def before_forward(self, module: torch.nn.Module) -> None:
-        """Partitions, where that has to be, before it runs."""
+        """Partition the parameters before a module runs, if they are not partitioned yet."""
         plans = self.plans
         begins_step = torch.is_grad_enabled()
         are_full = self.options.keeps_parameters_whole
         if are_full and not begins_step or (are_full or plans.current is None) and not self._wrapped.trained():
             return
         if plans.of_this_step is not None and not plans.of_this_step.has_begun:
-            plans.of_this_step = None  # no gradient came of the calls before, such as an evaluation's
-        known = None if plans.current is None else weakref.ref(plans.current)  # it may go, and its memory
+            plans.of_this_step = None  # the calls before brought no gradients, as in an evaluation
+        known = None if plans.current is None else weakref.ref(plans.current)  # the partition may go, and its memory
         partition = plans.begin_step() if begins_step else plans.now()
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
-            partition.begin_call(module)  # its own hook comes too late for this one
+            partition.begin_call(module)  # its own hook comes too late for this call
 
     def before_module(self, module: torch.nn.Module) -> None:
-        """The same, of a model that is used by its methods."""
+        """The same before a module inside the model runs: the user may call only methods of the model."""
         if self.plans.of_this_step is None and (torch.is_grad_enabled() or self.plans.current is None):
             self.before_forward(module)
 
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:
-        """Keep what is written inside the block to parameters that are full, or not partitioned yet."""
+        """Keep writes inside the block to parameters that are full, or not partitioned yet."""
         watcher = self.plans.current if self.options.keeps_parameters_whole else None
         return keeping_writes(self._wrapped.model, watcher, parameters)
 
@@ -161,8 +161,8 @@ class Session:
             self.plans.of_this_step = None
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step, and of memory; empty before the first."""
-        return {} if self._history.last is None else self._history.numbers(self.plans.custom_state())
+        """Return figures of the last step and of memory; nothing before the first step."""
+        return {} if self._history.last is None else self._history.figures(self.plans.custom_state())
 
     def ledger(self) -> str:
         return self.plans.now().ledger(self.plans.custom_state())
@@ -170,7 +170,7 @@ class Session:
     # --- The end ---
 
     def close(self, *, together: bool) -> None:
-        """Together with all ranks, which gather what is partitioned; or this one alone."""
+        """End the training: together with all ranks, which gather the parameters; or on this rank alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
         if together and self.plans.current is not None:

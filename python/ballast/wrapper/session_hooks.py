@@ -14,7 +14,7 @@ from ballast.wrapper.units import require_known
 
 
 class SessionHooks:
-    """The one at exit is there from the beginning, and remove() removes all of them."""
+    """Registers the hook at exit at once, and the others when they are needed. remove() removes all of them."""
 
     def __init__(self, session: Known):
         self._session = session
@@ -35,7 +35,7 @@ class SessionHooks:
         self._calls = ForwardHooks(model, self._session, of_modules=of_modules)
 
     def leave_modules(self) -> None:
-        """Keep no hooks but the model's own."""
+        """Remove the hooks of modules inside the model."""
         if self._calls is not None:
             self._calls.leave_modules()
 

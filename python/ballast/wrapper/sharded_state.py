@@ -1,4 +1,4 @@
-"""The parameters of an optimizer and their state in a training of the library: looked at, and changed, between steps."""
+"""The parameters of an optimizer and their state in a training of the library: read and changed between steps."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ log = logging.getLogger("ballast")
 
 
 class Residence(Protocol):
-    """Where torch sees the parameters."""
+    """The memory in which torch sees the parameters."""
 
-    def release_unit(self) -> None: ...  # nothing else may be lent with gradients, or while state is looked at
+    def release_unit(self) -> None: ...  # no unit may be acquired with gradients, or while state is read
     def after_step(self) -> None: ...
     def enter(self, module: torch.nn.Module) -> None: ...
     def release(self, together: bool, gathers: bool) -> None: ...
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
     def writes(self) -> dict[Member, torch.Tensor]: ...
     def require_acceptable_writes(self) -> None: ...
-    def take_over(self) -> None: ...
+    def accept_writes(self) -> None: ...
     def require_not_cast(self) -> None: ...
-    def undo_casts(self) -> None: ...  # of the model, where one is refused that has begun
+    def undo_casts(self) -> None: ...  # of a cast of the model that is refused
     def require_offloadable(self, parameters: bool) -> None: ...
     def require_put_away(self, what: str) -> None: ...
-    def hide(self) -> None: ...
-    def show(self) -> None: ...
+    def offload(self) -> None: ...
+    def reload(self) -> None: ...
 
 
-Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, all of it
+Moments = Mapping[tuple[int, _core.Moment], torch.Tensor]  # by id of the parameter: in fp32, of the full parameter
 
 
 class ShardedState:
-    """Of this rank. Made when parameters are where they stay."""
+    """This rank's shards. It is made when the parameters are on the device where they stay."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ShardedState:
         self._units = units
         self._group = ranks.of_data
         self._members = [member for unit in units for member in unit.trained]
-        self._numbers = {id(member.parameter): number for number, member in enumerate(self._members)}
+        self._index = {id(member.parameter): number for number, member in enumerate(self._members)}
         self._gpu, self._stream = options.gpu, options.stream
         return_cached_memory(self._gpu)
         self._core = _core.Training(
@@ -74,7 +74,7 @@ class ShardedState:
         self._pass_on_log()
         if self._core.unpinned_because:
             log.warning("host memory could not be pinned, so copies of it are slower: %s", self._core.unpinned_because)
-        self._freed = 0  # units whose parameters torch has no memory for any more
+        self._freed = 0  # units whose parameters have no memory of torch any more
         self._start()
         if self._gpu is None:
             keep_freed_memory()
@@ -82,16 +82,16 @@ class ShardedState:
             return_cached_memory(self._gpu)
         self._residence = reside(self._core, units)
         self._begins = [self._core.tensor_begins(unit) for unit in range(len(units))]
-        self._is_shared = options.stage > 0 and self._group.size > 1  # each rank has a part of the state
+        self._is_shared = options.stage > 0 and self._group.size > 1  # each rank has a shard of the state
         self._update_is_elsewhere = _keeps_copies(options, units)
 
     def _pass_on_log(self) -> None:
-        """Give what the library has said to Python's logger."""
+        """Pass the library's log on to Python's logger."""
         for level, line in self._core.take_log():
             log.log(level, "%s", line)
 
     def _start(self) -> None:
-        """Asked for unit by unit: what is copied is given back at once, so that no rank holds all parameters twice."""
+        """Copy parameters unit by unit, and free torch's memory of each: no rank holds all parameters twice."""
         members = [member for unit in self._units for member in unit.members]
         for member in members:
             is_kept = self._core.found and member.group is not None
@@ -100,18 +100,18 @@ class ShardedState:
         if not self._core.found:
             there = [member for member in members if not is_without_values(member.parameter)]
             require_same_values(self._group, there, "cannot begin to train")
-        numbers = InitialValueReader()
+        values = InitialValueReader()
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             self._free(unit)
-            numbers.read(self._units[unit].members[tensor].parameter, first, count, into)
+            values.read(self._units[unit].members[tensor].parameter, first, count, into)
             return True
 
         self._core.start(fill)
         self._free(len(self._units))
 
     def _free(self, units: int) -> None:
-        """The memory that torch has for so many units' parameters."""
+        """Free torch's memory of the parameters of this many units."""
         for unit in self._units[self._freed : units]:
             for member in unit.members:
                 member.parameter.data = nothing_like(member.parameter, member.parameter.device)
@@ -126,55 +126,55 @@ class ShardedState:
         return self._core.steps
 
     def parts(self, parameter: torch.Tensor) -> list[tuple[int, int]]:
-        """Of which elements this rank keeps the state."""
-        member = self._members[self._numbers[id(parameter)]]
+        """Return the elements whose state this rank keeps: ranges of first and count."""
+        member = self._members[self._index[id(parameter)]]
         return self._core.parts(member.unit, member.tensor)
 
     def part(self, member: Member) -> tuple[int, int]:
-        """The same, as a stretch: first, count. Of a frozen one: of the parameter."""
+        """Return the same as one range. Of a frozen parameter it is the range of its values."""
         parts = self._core.parts(member.unit, member.tensor)
-        return parts[0] if parts else (0, 0)  # shards are stretches, and so is what they have of a parameter
+        return parts[0] if parts else (0, 0)  # a shard is one range, and so is its part of a parameter
 
     def in_tile(self, unit: int, first: int) -> Iterator[tuple[Member, int]]:
-        """The members that have a part in a tile which holds all of this rank's shard, and where that begins in it."""
+        """Yield the members with elements in a tile that holds this rank's shard, and where these begin in the tile."""
         for member in self._units[unit].trained:
             begin, count = self.part(member)
             if count > 0:
                 yield member, self._begins[unit][member.tensor] + begin - first
 
     def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
-        """Of the whole parameter, with zeros where other ranks have it."""
-        member = self._members[self._numbers[id(parameter)]]
+        """Return the moment of the full parameter, with zeros where other ranks keep it."""
+        member = self._members[self._index[id(parameter)]]
         self._residence.release_unit()
-        numbers = torch.zeros(parameter.shape, dtype=torch.float32)
-        self._core.read_moment(member.unit, member.tensor, moment, into=numbers.data_ptr())
-        return numbers
+        full = torch.zeros(parameter.shape, dtype=torch.float32)
+        self._core.read_moment(member.unit, member.tensor, moment, into=full.data_ptr())
+        return full
 
     @property
     def sharing(self) -> Group | None:
-        """The ranks that have a part of the state each; None: this one has all of it."""
+        """The ranks that keep a shard of the state each; None if this rank keeps all of it."""
         return self._group if self._is_shared else None
 
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]:
-        """Keep what is written to these parameters inside the block, however it is written."""
+        """Keep all writes to these parameters inside the block."""
         return self._residence.gathered(parameters)
 
-    def _take_over(self, writes: Mapping[Member, torch.Tensor]) -> None:
-        """Take over the parameters that any rank has written to. All ranks call it together, if one has."""
+    def _accept_writes(self, writes: Mapping[Member, torch.Tensor]) -> None:
+        """Accept the parameters that a rank has written to. All ranks call it together, if one has."""
         before = {member: writes.get(member, member.parameter.data) for member in self._members}
         written = agree_on_writes(self._group, before, writes, self._residence.require_acceptable_writes)
-        self._residence.take_over()
+        self._residence.accept_writes()
         if self._update_is_elsewhere:
             self._core.take_whole_parameters({(member.unit, member.tensor) for member in written})
         else:
             self._core.parameters_changed()
 
     def continue_from(self, steps: int) -> None:
-        """Before state is written: what goes to drives is committed as of this step."""
+        """Continue after this step. Call it before state is written: drives commit it as of this step."""
         self._core.continue_from(steps)
 
     def write_moments(self, moments: Moments) -> None:
-        """All ranks do this together."""
+        """Write moments, and zeros where there are none. All ranks call it together."""
 
         def address_of(unit: int, tensor: int, moment: _core.Moment) -> int:
             found = moments.get((id(self._units[unit].members[tensor].parameter), moment))
@@ -184,35 +184,35 @@ class ShardedState:
         self._core.write_moments(address_of)
 
     def require_put_away(self, what: str) -> None:
-        """Refuses it while parameters are in torch's memory that otherwise are not."""
+        """Refuse an operation while parameters are gathered in torch's memory."""
         self._residence.require_put_away(what)
 
     def require_not_cast(self) -> None:
-        """Refuse a model that was cast or moved since training began."""
+        """Refuse a model that was cast or moved after training began."""
         self._residence.require_not_cast()
 
     # --- While something else needs the device ---
 
-    def leave_device(self, parameters: bool) -> None:
-        """Parameters too, or not. All ranks do this together."""
+    def offload(self, parameters: bool) -> None:
+        """Free the device's memory, that of parameters too or not. All ranks call it together."""
         self._residence.require_offloadable(parameters)
         self.require_put_away("cannot offload the training")
         self._residence.release_unit()
         self._core.leave_device(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
         if parameters:
-            self._residence.hide()
+            self._residence.offload()
 
-    def return_to_device(self) -> None:
-        """The same, in any stream: a training that is away can be closed, too."""
+    def reload(self) -> None:
+        """Bring everything back, in any stream: a training that is offloaded can be closed, too."""
         with in_stream(self._gpu, self._stream):
             return_cached_memory(self._gpu)
             self._core.return_to_device(agree=agree_on_memory(self._group, "reload()"))
-            self._residence.show()
+            self._residence.reload()
 
     # --- Checkpoints ---
 
     def own_parts(self) -> list[_core.StatePart]:
-        """What this rank keeps of which tensors, in the order in which it is looked at."""
+        """Return the shards that this rank keeps, in the order in which they are read."""
         return self._core.own_parts()
 
     def member_of(self, part: _core.StatePart) -> Member:
@@ -222,19 +222,20 @@ class ShardedState:
         return self._core.kind(member.unit)
 
     def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
-        """All ranks do this together, as parameters may have been written to."""
+        """Read the shards one by one. All ranks call it together, because parameters may have been written to."""
         require_stream(self._gpu, self._stream)
         writes = self._residence.writes()
         [written] = self._group.all_reduce([len(writes)])
         if written > 0:
-            self._take_over(writes)
+            self._accept_writes(writes)
         self._residence.release_unit()
         self._core.look_at_parts(look)
 
     def change_parts(
         self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
     ) -> None:
-        """All ranks do this together; and `agree`, before what is written to drives is committed as of so many steps."""
+        """Change the shards one by one. All ranks call it together, and `agree` before drives commit the shards as of
+        so many steps."""
 
         def agreed() -> None:
             agree()
@@ -246,7 +247,7 @@ class ShardedState:
 
     @property
     def members(self) -> Sequence[Member]:
-        """Those that are trained."""
+        """The members that are trained."""
         return self._members
 
     @property
@@ -259,5 +260,5 @@ class ShardedState:
 
 
 def _keeps_copies(options: _core.TrainingOptions, units: Sequence[UnitOfMembers]) -> bool:
-    """Whether what is updated is not the parameter alone, in the memory that torch sees."""
+    """Return whether updates change more than the parameter in the memory that torch sees."""
     return options.state != _core.Spread(device=1.0) or any(unit.dtype != torch.float32 for unit in units)

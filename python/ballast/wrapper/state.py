@@ -1,4 +1,4 @@
-"""The optimizer's state as torch knows it: read when it is looked at, wherever it is kept."""
+"""The optimizer's state in torch's form. It is read when it is used, from the tier where it is kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ballast._torch_compat import COPY_AS, make_wrapper_tensor, tree_map, writes
 from ballast.checks import fail
 from ballast.connecting import Group
 
-PART = "ballast_part"  # in a state_dict(): whose it is
+PART = "ballast_part"  # in a state_dict(): the rank that it belongs to
 REMEDY = "Call ballast.save() and ballast.load_checkpoint() on all ranks; or save and load a file for each rank."
 
 
 class LazyState(torch.Tensor):
-    """A moment, or the count of steps. Every use reads it, so it costs no memory, and is as of now."""
+    """A moment, or the count of steps. Each use reads it, so it needs no memory and is always current."""
 
     read_now: Callable[[], torch.Tensor]
     place: str
@@ -74,20 +74,22 @@ class LazyState(torch.Tensor):
 
 
 def _only_moves(kwargs: dict[str, Any]) -> bool:
-    """Whether .to() was asked for another device, and for nothing else."""
+    """Return whether .to() changes the device and nothing else."""
     return kwargs.get("device") is not None and kwargs.get("dtype", torch.float32) == torch.float32
 
 
 def is_what_is_there(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:
-    """Read from here: Accelerate gives an optimizer its own state_dict(), moved to the device that it is on. What is loaded has
-    ids of parameters."""
+    """Return whether the loaded state, by id of the parameter, is the state that is there.
+
+    Accelerate loads the optimizer's own state_dict() after it has moved it to the optimizer's device.
+    """
     return bool(now) and all(
         id(parameter) not in loaded or _are_same(values, loaded[id(parameter)]) for parameter, values in now.items()
     )
 
 
 def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both are lazy, and read the same."""
+    """Return whether both are lazy and read the same state."""
     return one.keys() == other.keys() and all(
         isinstance(value, LazyState)
         and isinstance(other[name], LazyState)
@@ -97,7 +99,7 @@ def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def read_of(state: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """As it is now."""
+    """Return the state as it is now."""
     return {key: {name: _now(value) for name, value in values.items()} for key, values in state.items()}
 
 
@@ -116,7 +118,7 @@ def warn_of_own_part(group: Group) -> None:
 
 
 def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:
-    """Refuses what another rank has saved, and what was saved with other ranks."""
+    """Refuse the shard of another rank, and one of another number of ranks."""
     part = state_dict.get(PART)
     if part is None or not state_dict["state"] or part == {"rank": group.rank, "ranks": group.size}:
         return

@@ -1,4 +1,5 @@
-"""The class that a parameter has while its values are elsewhere: it has the shape, and asks its owner when it is used."""
+"""The class that a parameter has while its values are elsewhere: it has the shape, and asks its owner when it is
+used."""
 
 from __future__ import annotations
 

@@ -18,18 +18,21 @@ from ballast.wrapper.units import Member, UnitOfMembers
 
 
 class UnitGather:
-    """Opens units, and closes the one that is open. Parameters can also be copied out, and are full until they are resharded.
-    Parameters know their owner for as long as they live, and the training ends before: then nothing can be opened."""
+    """Opens units, and releases the open one. Parameters can also be copied out: such copies stay until they are
+    resharded.
+
+    Parameters may outlive the training. After its end no unit can be opened.
+    """
 
     def __init__(
         self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool
     ):
         self._core = core
         self._gpu, self._stream = options.gpu, options.stream
-        self._warns = warns  # of views that outlive their parameter: one rank does
+        self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
-        self._said: set[Member] = set()  # of whose views
+        self._said: set[Member] = set()  # members whose views were named in a warning
         self._members = {id(member.parameter): member for unit in units for member in unit.members}
         self._nothing = {
             member: nothing_like(member.parameter, member.parameter.device) for member in self._members.values()
@@ -38,9 +41,9 @@ class UnitGather:
         self.units = units
         self.now = GatheredViews((), ())  # the open unit's
         self.open_unit: int | None = None
-        self.full: set[int] = set()  # units that are in torch's memory for a while, by a block of gather()
+        self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training, and with it the values
-        self.is_over = False  # the same, or another plan has the values
+        self.is_over = False  # the training has ended, or another plan has the values
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
@@ -95,7 +98,7 @@ class UnitGather:
             )
 
     def release_unit(self) -> None:
-        """Close the unit that is open."""
+        """Release the open unit, if there is one."""
         if self.open_unit is None:
             return
         self.reshard(self.units[self.open_unit].members)
@@ -104,10 +107,10 @@ class UnitGather:
         self._core.give_back()
         self.open_unit = None
 
-    # --- Copies, of several units at the same time ---
+    # --- Copies of several units at the same time ---
 
     def copies_of(self, units: Iterable[int]) -> dict[Member, torch.Tensor]:
-        """Return all values of these units, which are opened one after the other."""
+        """Return all values of these units. They are opened one after the other."""
         return {member: self.copy_out(member) for unit in units for member in self.opened(unit)}
 
     def opened(self, unit: int) -> Sequence[Member]:
@@ -150,7 +153,8 @@ class UnitGather:
                 self._managed[member].release(values)
 
     def end(self, *, is_gone: bool) -> None:
-        """Let the training's memory go. The values are released, or another plan has them; if it is gone, nobody."""
+        """Let the training's memory go. If `is_gone`, the values are lost; else they are released, or another plan has
+        them."""
         self.release_unit()
         self.is_gone, self.is_over = is_gone, True
         for each in self._managed.values() if is_gone else ():

@@ -1,4 +1,4 @@
-"""Parameters of torch as units of the library: those that are reduced and updated together."""
+"""Torch's parameters as units of the library: parameters of one unit are reduced and updated together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ballast.checks import fail
 from ballast.wrapper.ungathered import Ungathered
 from ballast.wrapper.unwrap import named_parameters
 
-# Large enough that what a unit costs in itself does not count, small enough that the first is reduced early in backward.
+# Large enough that the cost of a unit itself is small, small enough that the first is reduced early in backward.
 UNIT_ELEMENTS = 8 << 20
 
 DTYPES = {
@@ -26,15 +26,15 @@ DTYPES = {
 
 @dataclass(eq=False)
 class Member:
-    """A parameter, and where it is kept."""
+    """A parameter with its place in a unit."""
 
     parameter: torch.nn.Parameter
     name: str
-    group: int | None  # of the library's groups: see Session; none: it is frozen
-    begun_at: int = 0  # steps of the training before its first one
-    counted: bool = True  # in the norm of all gradients
+    group: int | None  # of the library's groups, see Groups; None: it is frozen
+    begun_at: int = 0  # steps of the training before the parameter's first one
+    counted: bool = True  # whether the norm of all gradients includes it
     unit: int = 0
-    tensor: int = 0  # in the unit
+    tensor: int = 0  # number in the unit
 
 
 @dataclass
@@ -52,7 +52,7 @@ class UnitOfMembers:
 
 
 def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
-    """In the order of declaration, each of one number format."""
+    """Return units in the order of declaration, each of one number format."""
     units: list[UnitOfMembers] = []
     open_units: dict[torch.dtype, UnitOfMembers] = {}
     for member in members:
@@ -66,7 +66,7 @@ def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
 
 
 def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
-    """Members know where they are."""
+    """Tell the members their unit and their number in it."""
     for number, unit in enumerate(units):
         for tensor, member in enumerate(unit.members):
             member.unit, member.tensor = number, tensor
@@ -74,17 +74,18 @@ def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
 
 
 def gpu_of(members: Iterable[Member]) -> int | None:
-    """The one that parameters are on, if they are on one."""
+    """Return the GPU that the parameters are on; None if they are on the CPU."""
     return next((each.parameter.device.index for each in members if each.parameter.device.type == "cuda"), None)
 
 
 def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
-    """That of declaration, from the end: which it really is, is seen in the first backward pass."""
+    """Return the reverse order of declaration. The first backward pass shows the real order."""
     return [unit for unit in reversed(range(len(units))) if units[unit].trained]
 
 
 class Groups:
-    """The library's: of parameters with the same place in param_groups, and as many steps before their first one."""
+    """The library's groups: parameters of one entry of param_groups, with the same number of steps before their first
+    one."""
 
     def __init__(self) -> None:
         self._of: list[tuple[int, int]] = []
@@ -103,7 +104,8 @@ class Groups:
         return [begun_at for _, begun_at in self._of]
 
     def regroup(self, members: Sequence[Member], begun: Mapping[int, tuple[int, int]]) -> bool:
-        """Whether they need other numbers only, which their members get. `begun`, by id of the parameter: place, and steps."""
+        """Change the numbers of the groups if that is enough, and return whether it is. `begun` has, by id of the
+        parameter, its entry of param_groups and the steps before its first one."""
         groups: dict[int, tuple[int, int]] = {}
         for member in members:
             now = begun.get(id(member.parameter))
@@ -140,7 +142,8 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
 
 
 def unit_names(units: Sequence[UnitOfMembers]) -> list[str]:
-    """Of the module that has all of its parameters, where that is one; else the first parameter's and the last one's."""
+    """Return for each unit the name of the module with all of its parameters; else the names of the first and the
+    last."""
     modules = [_module_of([member.name for member in unit.members]) for unit in units]
     times = Counter(modules)
     return [
@@ -159,7 +162,7 @@ def _from_to(members: Sequence[Member]) -> str:
 
 
 def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | None) -> dict[int, str]:
-    """By id of the parameter: the model's names, or the place in the optimizer."""
+    """Return names by id of the parameter: the model's names, else the place in the optimizer."""
     names = {id(parameter): name for name, parameter in named_parameters(model)} if model is not None else {}
     for number, group in enumerate(groups):
         for i, parameter in enumerate(group["params"]):  # type: ignore[arg-type, var-annotated]
@@ -168,7 +171,7 @@ def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | No
 
 
 def require_known(parameter: torch.Tensor, name: str) -> None:
-    """Refuses what cannot be partitioned."""
+    """Refuse a parameter that cannot be partitioned."""
     problem = ""
     if parameter.dtype not in DTYPES:
         problem = f"it holds {parameter.dtype}"

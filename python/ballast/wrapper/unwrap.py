@@ -1,4 +1,4 @@
-"""A model without what torch has put around it, or around parts of it: with it or without, tensors have the same names."""
+"""Models without torch's wrappers around them or around parts of them. Tensors have the same names with and without."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Collection, Container, Iterator
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-COMPILED = "_orig_mod"  # what torch.compile() calls a module inside of its own
-PARALLEL = "module"  # and what DistributedDataParallel does
+COMPILED = "_orig_mod"  # the name that torch.compile() gives to the module in its own
+PARALLEL = "module"  # the name that DistributedDataParallel gives
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself. Parts of it that are compiled stay as they are.
+    """Return the model itself. Compiled parts of it stay as they are.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> unwrapped(torch.compile(model)) is model
@@ -28,7 +28,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def unwrapped_name(name: str) -> str:
-    """
+    """Return a tensor's name without the names of wrappers.
+
     >>> unwrapped_name("blocks.0._orig_mod.weight")
     'blocks.0.weight'
     """
@@ -46,8 +47,9 @@ def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def own_names(saved: Collection[str], known: Container[str]) -> dict[str, str]:
-    """By the name under which a tensor was saved, the model's own. They differ where it was saved with the names that it has
-    inside of something else. State of a tensor has its name and more.
+    """Return the model's own name of each saved tensor. They differ if it was saved from inside a wrapper.
+
+    The name of a tensor's state begins with the tensor's name.
 
     >>> own_names(["module.weight", "module._orig_mod.bias: exp_avg", "cells"], {"weight", "bias"})
     {'module.weight': 'weight', 'module._orig_mod.bias: exp_avg': 'bias: exp_avg', 'cells': 'cells'}
@@ -58,5 +60,5 @@ def own_names(saved: Collection[str], known: Container[str]) -> dict[str, str]:
         bare = unwrapped_name(tensor)
         own = next((each for each in (tensor, bare, bare.removeprefix(f"{PARALLEL}.")) if each in known), tensor)
         own += colon + state
-        names[name] = name if own in saved else own  # none takes the place of another
+        names[name] = name if own in saved else own  # no name replaces another
     return names

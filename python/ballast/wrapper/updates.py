@@ -1,4 +1,4 @@
-"""Who makes updates, and with them the optimizer's state: the library, by a rule."""
+"""How updates are made, and where the optimizer's state is: the protocol, and updates by a rule of the library."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ CustomStep = Callable[[torch.optim.Optimizer, ShardedState, Sequence[_core.TileT
 
 
 class Updates(Protocol):
-    """What differs between optimizers."""
+    """The differences between optimizers."""
 
     @property
     def own_step(self) -> CustomStep | None:
-        """None: the library makes them, by its rule."""
+        """The step of the optimizer's own class; None if the library makes updates by a rule."""
 
     def rule(self, group: Group) -> Rule: ...
 
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
-        """That the library keeps, with torch's names."""
+        """Return the moments that the library keeps, with torch's names."""
 
-    def begin(self, optimizer: torch.optim.Optimizer, partition: ShardedState, state: State) -> None:
-        """Takes over the state so far, and shows it in optimizer.state. All ranks do this together."""
+    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+        """Take the state over, and show it in optimizer.state. All ranks do this together."""
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State | None:
-        """What there is in optimizer.state, if something was taken out of it that the library keeps; else None."""
+    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
+        """Return optimizer.state if state that the library keeps was removed from it; else None."""
 
-    def take_out(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State:
-        """What is not in the library's memory: all of it, on every rank."""
+    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
+        """Return the full state outside the library's memory, on every rank."""
 
     def leave(self) -> None:
-        """The partition goes, and its memory."""
+        """Forget the partition's memory, which goes."""
 
-    def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
-        """State that is not in the library's memory goes to the host, until the next step."""
+    def offload(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move state outside the library's memory to the host, until the next step."""
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> int:
-        """Of this rank, in memory that is not the library's."""
+    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
+        """Return the bytes of this rank's state outside the library's memory."""
 
 
 class RuleUpdates:
-    """Those of the library, which keeps up to two moments of each parameter, and counts steps."""
+    """Updates by a rule of the library, which keeps up to two moments of each parameter, and counts steps."""
 
     def __init__(self, make_rule: MakeRule):
         self._make_rule = make_rule
@@ -70,21 +70,21 @@ class RuleUpdates:
         rule = self.rule(optimizer.param_groups[0])
         return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
 
-    def begin(self, optimizer: torch.optim.Optimizer, partition: ShardedState, state: State) -> None:
+    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         names = self.moments(optimizer)
-        if moments := _moments(partition, names, state):
-            partition.write_moments(moments)
-        for member in partition.members:
+        if moments := _moments(kept, names, state):
+            kept.write_moments(moments)
+        for member in kept.members:
             optimizer.state[member.parameter] = {
-                "step": LazyState((), f"{member.name}, step", partial(steps_of, partition, member)),
-                **{name: _lazy(partition, member, moment, name) for moment, name in names},
+                "step": LazyState((), f"{member.name}, step", partial(steps_of, kept, member)),
+                **{name: _lazy(kept, member, moment, name) for moment, name in names},
             }
 
-    def left_of_state(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State | None:
-        missing = [member for member in partition.members if member.parameter not in optimizer.state]
+    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
+        missing = [member for member in kept.members if member.parameter not in optimizer.state]
         if not missing:
             return None
-        if len(missing) < len(partition.members) and partition.sharing is not None:
+        if len(missing) < len(kept.members) and kept.sharing is not None:
             refuse(
                 "cannot take over optimizer.state: the state of some parameters was removed, and ranks have shards of the rest",
                 where=f"parameter {missing[0].name}",
@@ -92,54 +92,55 @@ class RuleUpdates:
             )
         return {id(parameter): values for parameter, values in optimizer.state.items()}
 
-    def take_out(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> State:
-        return {id(member.parameter): {"step": steps_of(partition, member)} for member in partition.members}
+    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
+        return {id(member.parameter): {"step": steps_of(kept, member)} for member in kept.members}
 
     def leave(self) -> None:
         pass
 
-    def leave_device(self, optimizer: torch.optim.Optimizer) -> None:
+    def offload(self, optimizer: torch.optim.Optimizer) -> None:
         pass
 
-    def state_bytes(self, optimizer: torch.optim.Optimizer, partition: ShardedState) -> int:
+    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
         return 0
 
 
 def _moments(
-    partition: ShardedState, names: list[tuple[_core.Moment, str]], state: State
+    kept: ShardedState, names: list[tuple[_core.Moment, str]], state: State
 ) -> dict[tuple[int, _core.Moment], torch.Tensor]:
     moments = {}
-    for member in partition.members:
+    for member in kept.members:
         for moment, name in names:
             value = state.get(id(member.parameter), {}).get(name)
             if value is not None:
-                moments[id(member.parameter), moment] = _whole_moment(partition, member, value)
+                moments[id(member.parameter), moment] = _full_moment(kept, member, value)
     return moments
 
 
-def _lazy(partition: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
-    """Of all of the parameter where this rank keeps all, else of its part, one-dimensional."""
+def _lazy(kept: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
+    """Return a moment that is read when it is used: full if this rank keeps all of it, else its shard,
+    one-dimensional."""
     parameter = member.parameter
-    parts = partition.parts(parameter)
-    is_whole = sum(count for _, count in parts) == parameter.numel()
+    parts = kept.parts(parameter)
+    is_full = sum(count for _, count in parts) == parameter.numel()
 
     def read() -> torch.Tensor:
-        whole = partition.read_moment(parameter, moment)
-        own = [whole.view(-1)[first : first + count] for first, count in parts]
-        return whole if is_whole else torch.cat([whole.new_empty(0), *own])
+        full = kept.read_moment(parameter, moment)
+        own = [full.view(-1)[first : first + count] for first, count in parts]
+        return full if is_full else torch.cat([full.new_empty(0), *own])
 
-    shape = tuple(parameter.shape) if is_whole else (sum(count for _, count in parts),)
+    shape = tuple(parameter.shape) if is_full else (sum(count for _, count in parts),)
     return LazyState(shape, f"{member.name}, {name}", read)
 
 
 def merged(one: State, other: State) -> State:
-    """What is known of parameters here and there."""
+    """Return the union of two states, which may know different things of one parameter."""
     both = {key: {**one.get(key, {}), **other.get(key, {})} for key in {**one, **other}}
     return {key: values for key, values in both.items() if values}
 
 
 def steps_in(state: State) -> dict[int, int]:
-    """That have trained each parameter, where that is known."""
+    """Return the count of steps of each parameter whose state has one."""
     return {key: int(values["step"]) for key, values in state.items() if _is_count(values.get("step"))}
 
 
@@ -147,27 +148,27 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
-def steps_of(partition: ShardedState, member: Member) -> torch.Tensor:
-    """As torch counts them."""
-    return torch.tensor(float(partition.steps - member.begun_at))
+def steps_of(kept: ShardedState, member: Member) -> torch.Tensor:
+    """Return the count of steps of a parameter, in the form in which torch keeps it."""
+    return torch.tensor(float(kept.steps - member.begun_at))
 
 
-def _whole_moment(partition: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
-    """In fp32, zero where other ranks keep it."""
+def _full_moment(kept: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
+    """Return the moment in fp32, with zeros where other ranks keep it."""
     shape = member.parameter.shape
     value = value.detach().to("cpu", torch.float32).contiguous()
     if value.shape == shape:
         return value
-    parts = partition.parts(member.parameter)
+    parts = kept.parts(member.parameter)
     if value.numel() != sum(count for _, count in parts):
         refuse(
             f"cannot load state of {value.numel()} elements: the parameter has another size",
             where=f"parameter {member.name}",
             needed=f"{tuple(shape)}, or this rank's shard of {sum(count for _, count in parts)} elements",
         )
-    whole = torch.zeros(shape, dtype=torch.float32)
+    full = torch.zeros(shape, dtype=torch.float32)
     begin = 0
     for first, count in parts:
-        whole.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
+        full.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
         begin += count
-    return whole
+    return full

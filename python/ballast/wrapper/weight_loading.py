@@ -1,4 +1,4 @@
-"""What is in files becomes a model's parameters and buffers."""
+"""Load files into a model's parameters and buffers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def restore(model: torch.nn.Module, files: Files) -> None:
             if parameter.is_meta:
                 begin_with_file(parameter, each)
             else:
-                parameter.copy_(each.read_whole())
+                parameter.copy_(each.read_all())
         restore_buffers(model, {id(tensor): each for tensor, each, _ in found})
 
 
 def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of all that has to be in files. What several modules share has several names."""
+    """Yield all tensors that files must hold, by name. A tensor that several modules share has several names."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield unwrapped_name(name), parameter
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -61,7 +61,7 @@ Match = tuple[torch.Tensor, StoredTensor, str]  # a tensor of the model, where i
 
 
 def match(names: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> list[Match]:
-    """For each tensor of the model the first of its names that is in the files."""
+    """Return each tensor of the model with the first of its names that the files have."""
     found: dict[int, Match] = {}
     for name, tensor in names.items():
         if name in stored and id(tensor) not in found:
@@ -110,8 +110,8 @@ def restore_buffers(model: torch.nn.Module, stored: Mapping[int, StoredTensor]) 
             if buffer is None or id(buffer) not in stored:
                 continue
             if not buffer.is_meta:
-                buffer.copy_(stored[id(buffer)].read_whole())
+                buffer.copy_(stored[id(buffer)].read_all())
                 continue
             if id(buffer) not in made:
-                made[id(buffer)] = stored[id(buffer)].read_whole().to(device_of(buffer))
+                made[id(buffer)] = stored[id(buffer)].read_all().to(device_of(buffer))
             module._buffers[name] = made[id(buffer)]

@@ -12,7 +12,7 @@ from ballast.wrapper.units import names_of
 
 
 class Wrapped:
-    """Keeps neither of them alive: the optimizer owns the session, which has this."""
+    """Does not keep them alive: the optimizer owns the session, and the session owns this."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None):
         self._optimizer = weakref.ref(optimizer)

@@ -1,4 +1,4 @@
-"""What the owner of a model writes to its parameters: found however it is written, and the same on all ranks."""
+"""Find what a user writes to parameters, however it is written, and require that all ranks write the same."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.units import Member
 
-_CHUNK = 4 << 20  # bytes of a GPU's memory that are looked at together, as eight times as many
-_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, and of no pattern: 2^64 divided by the golden ratio
+_CHUNK = 4 << 20  # bytes of a GPU's memory that are summed together; as int64 they take eight times as many
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # odd and without a pattern: 2^64 divided by the golden ratio
 
 
 class Snapshot:
-    """What a parameter was at one moment. Torch counts most writes; those through `.data`, NumPy or DLPack are found by
-    their bytes."""
+    """The values of a parameter at one moment. Torch counts most writes; those through `.data`, NumPy or DLPack are
+    found by a checksum."""
 
     def __init__(self, parameter: torch.nn.Parameter):
         self.values = parameter.data  # keeps the memory, so that no other tensor gets its address
@@ -53,7 +53,8 @@ def fingerprint(tensor: torch.Tensor) -> int:
 
 
 def checksum_on_device(flat: torch.Tensor) -> int:
-    """Return a checksum of bytes without copying them to the host: each counts with a weight of its own, modulo 2^64."""
+    """Return a checksum of bytes without copying them to the host: each counts with a weight of its own, modulo
+    2^64."""
     place = torch.arange(1, min(_CHUNK, flat.numel()) + 1, device=flat.device)
     weights = (place * _MIX) ^ ((place * _MIX) >> 29)
     weights = (weights * _MIX) ^ (weights >> 32)
@@ -71,9 +72,12 @@ def users_of(tensor: torch.Tensor) -> int:
 def agree_on_writes(
     group: Group, before: Mapping[Member, torch.Tensor], written: Collection[Member], check: Callable[[], None]
 ) -> list[Member]:
-    """Return the members that were written to on any rank, of those in `before`, with what each was. All ranks call it
-    together. Refuses on all ranks what cannot be kept: what `check` refuses on one, other shapes, formats or devices, and
-    values that differ by rank."""
+    """Return the members that were written to on any rank. `before` has each member with its values before the writes.
+    All ranks call it together.
+
+    Refuses on all ranks what cannot be kept: what `check` refuses on one rank; other shapes, formats or devices; and
+    values that differ between ranks.
+    """
     agreement = Agreement(group, "keeping what was written to parameters")
     with agreement.attempt():
         check()
@@ -104,7 +108,7 @@ def require_same_values(group: Group, members: Collection[Member], what: str) ->
 
 
 def is_same_kind(parameter: torch.Tensor, before: torch.Tensor) -> bool:
-    """Return whether it can be copied back."""
+    """Return whether the parameter can be copied back."""
     return (parameter.dtype, parameter.device, parameter.shape) == (before.dtype, before.device, before.shape)
 
 
@@ -113,7 +117,7 @@ def require_same_kind(member: Member, before: torch.Tensor) -> None:
 
 
 class Slots:
-    """The places of parameters in a model's modules, where another parameter may not be assigned."""
+    """The slots of parameters in a model's modules. No other parameter may be assigned to one."""
 
     def __init__(self, model: torch.nn.Module | None, parameters: Iterable[torch.nn.Parameter]):
         wanted = {id(parameter) for parameter in parameters}
@@ -126,7 +130,7 @@ class Slots:
         ]
 
     def require_unchanged(self) -> None:
-        """Refuse a parameter that was assigned in another's place, which is put back."""
+        """Refuse a parameter that was assigned to a slot, and put the original back."""
         assigned = []
         for path, module, name, parameter in self._slots:
             now = module._parameters.get(name)
@@ -146,7 +150,7 @@ class Slots:
 
 
 class Watcher(Protocol):
-    """What finds writes to whole parameters."""
+    """Finds writes to full parameters."""
 
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
 
@@ -155,7 +159,7 @@ class Watcher(Protocol):
 def keeping_writes(
     model: torch.nn.Module | None, watcher: Watcher | None, parameters: Sequence[torch.nn.Parameter]
 ) -> Iterator[None]:
-    """Keep what is written to whole parameters inside the block; without a watcher they are in torch's memory still."""
+    """Keep what is written to full parameters inside the block. Without a watcher they are in torch's memory still."""
     slots = Slots(model, parameters)
     with nullcontext() if watcher is None else watcher.gathered(parameters):
         yield

@@ -349,9 +349,9 @@ def forecast_of(session: Any) -> tuple[int, int]:
 
 
 def search_of(session: Any) -> autotune.Search:
-    members, rule = session.partition().members, session.plans.planner.numbers().rules[0]
-    training = autotune.PartitionRequest(session.group, rule, members, True, partial(session.plans.planner.units, members))
-    return autotune.Search(session.options, training)
+    members, rule = session.partition().members, session.plans.planner.step_inputs().rules[0]
+    request = autotune.PartitionRequest(session.group, rule, members, True, partial(session.plans.planner.units, members))
+    return autotune.Search(session.options, request)
 
 
 def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
