@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ _META = torch.device("meta")
 class Seen:
     """A deferred tensor at the time of an operation."""
 
-    storage: torch.UntypedStorage
+    address: int  # of the storage
+    storage: torch.UntypedStorage | None  # None: the storage that the operation writes to, whose history has the operation
     writes: int  # into the storage, before the operation
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -135,7 +136,7 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             for leaf in tree_leaves((operation.args, operation.kwargs)):
                 if isinstance(leaf, Given):
                     found.append(leaf.values)
-                elif isinstance(leaf, Seen):
+                elif isinstance(leaf, Seen) and leaf.storage is not None:
                     visit(leaf.storage)
 
     for tensor in tensors:
@@ -196,8 +197,16 @@ def _made_now_or_later(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _record(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
-    operation = Operation(func, tree_map(_remembered, tuple(args)), tree_map(_remembered, kwargs), device)
     written = list(_written(func, args, kwargs))
+    own = _address(written[0]) if len({*map(_address, written)}) == 1 else None
+
+    def remembered(leaf: Any) -> Any:
+        """Record the leaf without a cycle of a storage and its history. The garbage collector of torch 2.9 clears such a
+        history, because it does not know which storages tensors use."""
+        seen = _remembered(leaf)
+        return replace(seen, storage=None) if isinstance(seen, Seen) and seen.address == own else seen
+
+    operation = Operation(func, tree_map(remembered, tuple(args)), tree_map(remembered, kwargs), device)
     if torch.Tag.nondeterministic_seeded in func.tags:
         operation.generator_state = generator_of(kwargs, device).get_state()
         _draw(operation, written)
@@ -213,9 +222,10 @@ def _record(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
 def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
     """Draw random numbers into memory that is dropped at once."""
     into = {}
-    for seen in map(_seen, written):
-        memory = torch.zeros(seen.storage.nbytes(), dtype=torch.uint8, device=operation.device)
-        into[storage_address(seen.storage)] = (memory.untyped_storage(), seen.writes)
+    for tensor in written:
+        seen = _seen(tensor)
+        memory = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=operation.device)
+        into[seen.address] = (memory.untyped_storage(), seen.writes)
         del memory
     state, operation.generator_state = operation.generator_state, None  # the generator advances
     operation.run(into)
@@ -226,8 +236,7 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
 
 def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
     """Make the storage as it was at the time of the operation."""
-    address = storage_address(seen.storage)
-    made, writes = being_made.get(address, (None, 0))
+    made, writes = being_made.get(seen.address, (None, 0))
     if made is not None and writes == seen.writes:
         return made
     history: History | None = getattr(seen.storage, "ballast_history", None)
@@ -235,14 +244,19 @@ def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
         refuse("cannot make the values of a tensor on the meta device: nothing has recorded how", needed="ballast.deferred()")
     made = _tensors_in(history.made_by.run(being_made))[history.output].untyped_storage()
     for number, write in enumerate(history.writes[: seen.writes]):
-        write.run({**being_made, address: (made, number)})
+        write.run({**being_made, seen.address: (made, number)})
     return made
 
 
 def _seen(tensor: torch.Tensor) -> Seen:
     storage, history = tensor.untyped_storage(), history_of(tensor)
     writes = 0 if history is None else len(history.writes)
-    return Seen(storage, writes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    place = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return Seen(_address(tensor), storage, writes, *place)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return storage_address(tensor.untyped_storage())
 
 
 def _tensors_in(what: Any) -> list[torch.Tensor]:

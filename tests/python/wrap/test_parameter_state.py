@@ -5,7 +5,7 @@ import pytest
 import torch
 from ballast.wrapper.managed_parameter import ManagedParameter, managed
 from ballast.wrapper.parameter_state import TRANSITIONS, ParameterState, require_transition
-from python.wrap.loops import mlp
+from python.wrap.support.loops import mlp
 
 MISSING = [(a, b) for a in ParameterState for b in ParameterState if a is not b and b not in TRANSITIONS[a]]
 
