@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ballast._torch_compat import TorchDispatchMode, arguments_of, storage_address, tree_leaves, tree_map
+from ballast._torch_compat import TorchDispatchMode, arguments_of, tree_leaves, tree_map
 from ballast.checks import refuse
 from ballast.wrapper.memory import return_freed_memory
 
@@ -22,10 +22,13 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Seen:
-    """A deferred tensor at the time of an operation."""
+    """A deferred tensor at the time of an operation.
 
-    address: int  # of the storage
-    storage: torch.UntypedStorage | None  # None: the storage that the operation writes to, whose history has the operation
+    It names the history of the storage and not the storage, which owns the history: the garbage collector of torch 2.9
+    clears what it finds in a cycle with a storage, because it does not know which storages tensors use.
+    """
+
+    history: History | None  # None: nothing has recorded how to make the storage
     writes: int  # into the storage, before the operation
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -44,8 +47,8 @@ class Given:
     values: torch.Tensor
 
 
-# By address of the deferred storage: the real storage, and how many writes to it are done. An operation uses it if these
-# are the writes that it has seen; else it makes the values that it has seen again.
+# By id of the history: the real storage, and how many writes to it are done. An operation uses it if these are the writes
+# that it has seen; else it makes the values that it has seen again.
 BeingMade = Mapping[int, tuple[torch.UntypedStorage, int]]
 
 
@@ -122,8 +125,7 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     visited: set[int] = set()
 
-    def visit(storage: torch.UntypedStorage) -> None:
-        history: History | None = getattr(storage, "ballast_history", None)
+    def visit(history: History | None) -> None:
         if history is None or id(history) in visited:
             return
         visited.add(id(history))
@@ -136,11 +138,11 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             for leaf in tree_leaves((operation.args, operation.kwargs)):
                 if isinstance(leaf, Given):
                     found.append(leaf.values)
-                elif isinstance(leaf, Seen) and leaf.storage is not None:
-                    visit(leaf.storage)
+                elif isinstance(leaf, Seen):
+                    visit(leaf.history)
 
     for tensor in tensors:
-        visit(tensor.untyped_storage())
+        visit(history_of(tensor))
     return found
 
 
@@ -198,15 +200,7 @@ def _made_now_or_later(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 def _record(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> Any:
     written = list(_written(func, args, kwargs))
-    own = _address(written[0]) if len({*map(_address, written)}) == 1 else None
-
-    def remembered(leaf: Any) -> Any:
-        """Record the leaf without a cycle of a storage and its history. The garbage collector of torch 2.9 clears such a
-        history, because it does not know which storages tensors use."""
-        seen = _remembered(leaf)
-        return replace(seen, storage=None) if isinstance(seen, Seen) and seen.address == own else seen
-
-    operation = Operation(func, tree_map(remembered, tuple(args)), tree_map(remembered, kwargs), device)
+    operation = Operation(func, tree_map(_remembered, tuple(args)), tree_map(_remembered, kwargs), device)
     if torch.Tag.nondeterministic_seeded in func.tags:
         operation.generator_state = generator_of(kwargs, device).get_state()
         _draw(operation, written)
@@ -225,7 +219,7 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
     for tensor in written:
         seen = _seen(tensor)
         memory = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=operation.device)
-        into[seen.address] = (memory.untyped_storage(), seen.writes)
+        into[id(seen.history)] = (memory.untyped_storage(), seen.writes)
         del memory
     state, operation.generator_state = operation.generator_state, None  # the generator advances
     operation.run(into)
@@ -236,27 +230,22 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
 
 def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
     """Make the storage as it was at the time of the operation."""
-    made, writes = being_made.get(seen.address, (None, 0))
-    if made is not None and writes == seen.writes:
-        return made
-    history: History | None = getattr(seen.storage, "ballast_history", None)
+    history = seen.history
     if history is None:
         refuse("cannot make the values of a tensor on the meta device: nothing has recorded how", needed="ballast.deferred()")
+    made, writes = being_made.get(id(history), (None, 0))
+    if made is not None and writes == seen.writes:
+        return made
     made = _tensors_in(history.made_by.run(being_made))[history.output].untyped_storage()
     for number, write in enumerate(history.writes[: seen.writes]):
-        write.run({**being_made, seen.address: (made, number)})
+        write.run({**being_made, id(history): (made, number)})
     return made
 
 
 def _seen(tensor: torch.Tensor) -> Seen:
-    storage, history = tensor.untyped_storage(), history_of(tensor)
+    history = history_of(tensor)
     writes = 0 if history is None else len(history.writes)
-    place = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-    return Seen(_address(tensor), storage, writes, *place)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return storage_address(tensor.untyped_storage())
+    return Seen(history, writes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
 
 def _tensors_in(what: Any) -> list[torch.Tensor]:

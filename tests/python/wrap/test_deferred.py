@@ -1,8 +1,11 @@
 """Models without memory: what is made of them later has the bits of what is made at once."""
 
+import gc
+
 import ballast
 import pytest
 import torch
+from ballast.wrapper.deferred_init import history_of
 from python.wrap.support import constructing
 from python.wrap.support.constructed import Tall, Zoo
 from python.wrap.support.loops import Loop, Tower, check_equal
@@ -124,3 +127,12 @@ def test_a_run_goes_on_without_any_numbers(tmp_path):
         model = without_norm(Tall())
     resumed = train(model, 6)
     assert resumed.losses == whole.losses[3:]
+
+
+def test_histories_outlive_a_garbage_collection():
+    """Also of a tensor from which the values that are written to it are made."""
+    with torch.no_grad(), ballast.deferred():
+        weight = torch.empty(60, 60).uniform_()
+        weight.copy_(weight.new_empty((60, 60)).normal_() + weight)
+    gc.collect()
+    assert history_of(weight) is not None
