@@ -153,7 +153,7 @@ TEST_CASE("the memory of a communicator is booked as long as it is there, and re
                                    .launch = Launch{.rank = rank, .size = 2},
                                    .store = &store,
                                    .timeout = patient,
-                                   .way = Way::shared_memory};
+                                   .transport = HostTransport::shared_memory};
       {
         const auto ranks = connect(options);  // throws, the second time
         expect(accounts.usage(MemoryKind::pageable, "shared memory, group all").now > 256 * 1024, "booked");

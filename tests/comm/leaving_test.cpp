@@ -203,7 +203,7 @@ TEST_CASE("a child of a rank does not keep the others from noticing its end") {
 }
 
 TEST_CASE("a reason may be as long as it likes") {
-  const MeetingPlace place(2, Way::shared_memory, an_hour);
+  const MeetingPlace place(2, HostTransport::shared_memory, an_hour);
   Processes processes(2, [&](std::size_t rank) {
     place.as_rank(rank, [&](Communicator& ranks) {
       if (rank == 0) return ranks.barrier();

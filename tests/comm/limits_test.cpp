@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t enough = 100;
 
 // Two ranks meet and exchange; one of them can have so many more of a thing. What both fail with.
-Failures meet_with_limit(std::size_t limited, Way way, const std::function<void()>& allow) {
+Failures meet_with_limit(std::size_t limited, HostTransport way, const std::function<void()>& allow) {
   const std::uint16_t port = local_endpoint(listen_at({"127.0.0.1", 0})).port;
   Processes processes(2, [&](std::size_t rank) {
     ::alarm(hangs_after_seconds);
@@ -23,7 +23,7 @@ Failures meet_with_limit(std::size_t limited, Way way, const std::function<void(
     MemoryAccounts accounts;
     const Launch launch{.rank = rank, .size = 2, .hub = {"127.0.0.1", port}, .job = "job"};
     const auto ranks =
-        connect({.backend = *backend, .accounts = accounts, .launch = launch, .timeout = patient, .way = way});
+        connect({.backend = *backend, .accounts = accounts, .launch = launch, .timeout = patient, .transport = way});
     ranks->split(0)->barrier();
   });
   Failures failures(2);
@@ -34,7 +34,7 @@ Failures meet_with_limit(std::size_t limited, Way way, const std::function<void(
   return failures;
 }
 
-void check_every_limit_of(std::size_t limited, Way way, const std::function<void(std::size_t more)>& allow,
+void check_every_limit_of(std::size_t limited, HostTransport way, const std::function<void(std::size_t more)>& allow,
                           const std::string& limit) {
   for (std::size_t more = 0; more < enough; ++more) {
     CAPTURE(limited, static_cast<int>(way), more);
@@ -55,7 +55,7 @@ TEST_CASE("a rank that gets too few threads says which limit is reached") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
   if (process_kinds().size() < 2) return skip("processes of two users share no memory, and there is no Gloo");
   for (const std::size_t limited : {0u, 1u}) {
-    check_every_limit_of(limited, Way::gloo, allow_threads, "RLIMIT_NPROC");
+    check_every_limit_of(limited, HostTransport::gloo, allow_threads, "RLIMIT_NPROC");
   }
 }
 

@@ -101,8 +101,8 @@ Failures Processes::failures() {
 }
 
 std::vector<ProcessKind> process_kinds() {
-  std::vector<ProcessKind> kinds{{"shared memory", Way::shared_memory}};
-  if (has_gloo()) kinds.push_back({"gloo", Way::gloo});
+  std::vector<ProcessKind> kinds{{"shared memory", HostTransport::shared_memory}};
+  if (has_gloo()) kinds.push_back({"gloo", HostTransport::gloo});
   return kinds;
 }
 
@@ -115,7 +115,7 @@ void MeetingPlace::as_rank(std::size_t rank, const RankBody& body) const {
                  .launch = Launch{.rank = rank, .size = size_},
                  .store = &store,
                  .timeout = timeout_,
-                 .way = way_}));
+                 .transport = way_}));
 }
 
 }  // namespace ballast::testing

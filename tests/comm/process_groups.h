@@ -44,7 +44,7 @@ class Processes {
 
 struct ProcessKind {
   std::string name;
-  Way way;
+  HostTransport way;
 };
 
 std::vector<ProcessKind> process_kinds();  // that there are here
@@ -52,7 +52,7 @@ std::vector<ProcessKind> process_kinds();  // that there are here
 // Where processes meet, and by which way they are connected.
 class MeetingPlace {
  public:
-  MeetingPlace(std::size_t size, Way way, std::chrono::milliseconds timeout)
+  MeetingPlace(std::size_t size, HostTransport way, std::chrono::milliseconds timeout)
       : size_(size), way_(way), timeout_(timeout) {}
 
   void as_rank(std::size_t rank, const RankBody& body) const;  // connects this process
@@ -60,7 +60,7 @@ class MeetingPlace {
  private:
   TemporaryDirectory folder_;
   std::size_t size_;
-  Way way_;
+  HostTransport way_;
   std::chrono::milliseconds timeout_;
 };
 

@@ -13,7 +13,7 @@ TEST_CASE("what one writes into shared memory the other reads") {
   {
     SharedMemory made = SharedMemory::make(bytes, "boxes");
     const SharedMemory opened = SharedMemory::open(made.invitation());
-    made.close_door();
+    made.close_file();
     CHECK(opened.data() != made.data());
     CHECK(opened.data()[bytes - 1] == std::byte{0});
     made.data()[bytes - 1] = std::byte{7};
@@ -27,6 +27,6 @@ TEST_CASE("shared memory that cannot be reached says why") {
   const std::string invitation = made.invitation();
   CHECK_THROWS_WITH(SharedMemory::open("x" + invitation),
                     Contains("B2301") && Contains("not all ranks are on one machine"));
-  made.close_door();
+  made.close_file();
   CHECK_THROWS_WITH(SharedMemory::open(invitation), Contains("B2301") && Contains("cannot share the memory"));
 }

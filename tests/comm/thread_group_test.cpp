@@ -12,24 +12,24 @@ TEST_CASE("memory that a rank has shown is not given back while another looks at
   bool given_back_too_early = true;
   std::thread shows([&] {
     const std::vector<std::byte> memory(1 << 20);
-    group.show(0, {.data = memory.data(), .bytes = memory.size()});
-    group.hide(0);
+    group.publish(0, {.data = memory.data(), .bytes = memory.size()});
+    group.withdraw(0);
     given_back_too_early = looking;
   });
-  group.show(1, {});
+  group.publish(1, {});
   group.abort("enough");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   looking = false;
-  group.hide(1);
+  group.withdraw(1);
   shows.join();
   CHECK_FALSE(given_back_too_early);
-  CHECK_THROWS_WITH(group.show(1, {}), Catch::Contains("B3301") && Catch::Contains("enough"));
+  CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301") && Catch::Contains("enough"));
 }
 
 TEST_CASE("a rank that comes too late does not meet one that has left") {
   ThreadGroup group(2, std::chrono::milliseconds(10));
-  CHECK_THROWS_WITH(group.show(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 1 did not come"));
-  CHECK_THROWS_WITH(group.show(1, {}), Catch::Contains("B3301"));
+  CHECK_THROWS_WITH(group.publish(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 1 did not come"));
+  CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301"));
 }
 
 TEST_CASE("a group has no other ranks than its own") {

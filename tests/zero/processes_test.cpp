@@ -24,7 +24,7 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 
 // Trains, and leaves a rank's last parameters in a file of its number.
 struct TrainingJob {
-  TrainingJob(const Setup& of, Way way)
+  TrainingJob(const Setup& of, HostTransport way)
       : setup(of), meeting(of.placement.shards * of.placement.replicas, way, patient) {
     setup.keeps_run = true;
     if (setup.directory.empty()) setup.directory = directory.path();

@@ -1,5 +1,5 @@
-// Writing to a connection whose other end is gone raises a signal that ends the process, unless the writer asks for an
-// error instead, which Gloo does not.
+// Blocks SIGPIPE around calls of Gloo. A write to a closed connection raises this signal, which ends the process,
+// unless the writer requests an error instead. Gloo does not.
 #pragma once
 
 #include <csignal>
@@ -7,7 +7,8 @@
 
 namespace ballast {
 
-// Of the thread that makes it, and of the threads that it starts meanwhile, for good. The process's own handling stays.
+// Blocks the signal in the calling thread until the end of this object, and for good in threads started meanwhile. The
+// process's own signal handler does not change.
 class NoSignalOfBrokenPipes {
  public:
   NoSignalOfBrokenPipes() {

@@ -1,4 +1,4 @@
-// What a rank calls, as it is told to its peers, who must be making the same call.
+// The description of a collective call that ranks compare: all ranks of a group must make the same call.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,7 @@ struct Call {
 
 std::string text(const Call& call);  // "reduce_scatter of 100 bf16"
 
+// Throws B1001 that names the peer if the calls differ.
 void require_same(const Call& ours, const Call& theirs, std::string_view peer);
 
 }  // namespace ballast

@@ -10,8 +10,8 @@
 namespace ballast {
 namespace {
 
-// Below this an all-reduce is one round in which everybody adds everything; above it, each adds a part, and parts are
-// gathered. Both give the same bits.
+// Up to this size every rank of an all-reduce adds everything, in one exchange. Above it each rank adds a part, and the
+// parts are gathered. Both give the same bits.
 constexpr std::size_t small_bytes = 64 * 1024;
 
 void require_counts(std::size_t count, std::size_t needed) {
@@ -36,7 +36,7 @@ ConstView bytes_of(const T& values) {
   return {bytes.data(), bytes.size(), DType::u8};
 }
 
-// Bytes of integers that begin at the byte `first` of all that are summed.
+// Adds bytes of integers that begin at the byte `first` of the whole array.
 void add_integers(const ConstView& theirs, std::size_t first, std::span<std::int64_t> into) {
   const auto* integers = reinterpret_cast<const std::int64_t*>(theirs.data());
   for (std::size_t i = 0; i < theirs.bytes() / sizeof(std::int64_t); ++i) {
@@ -44,17 +44,17 @@ void add_integers(const ConstView& theirs, std::size_t first, std::span<std::int
   }
 }
 
-// What a rank gives of a collective, however many rounds that takes: `values` to each, of which those for rank p begin
-// p * stride bytes later.
-struct Given {
+// What a rank sends in a collective of any number of exchanges: `values` to each rank; those for rank p begin p *
+// stride bytes later.
+struct Sent {
   Call call{};
   ConstView values{};
   std::size_t stride = 0;
-  std::size_t giver = everybody;
-  Where where = Where::backend;
+  std::size_t sender = all_ranks;
+  ChunkMemory where = ChunkMemory::backend;
 
-  // Of which a round takes a part of the values.
-  Round round(const ConstView& part) const { return {call, part.data(), part.bytes(), stride, giver, where}; }
+  // The chunk of one exchange, which is a part of the values.
+  SentChunk chunk(const ConstView& part) const { return {call, part.data(), part.bytes(), stride, sender, where}; }
 };
 
 class Collectives : public Communicator {
@@ -107,7 +107,7 @@ class Collectives : public Communicator {
       const std::vector<std::int64_t> mine(values.begin(), values.end());
       std::ranges::fill(values, 0);
       const Call call{Collective::sum, DType::u8, 0, values.size(), purpose};
-      exchange({.call = call, .values = bytes_of(mine), .where = Where::host},
+      exchange({.call = call, .values = bytes_of(mine), .where = ChunkMemory::host},
                [&](std::size_t, const ConstView& theirs, std::size_t first) { add_integers(theirs, first, values); });
     });
   }
@@ -119,7 +119,7 @@ class Collectives : public Communicator {
                        .needed = fmt::format("a rank below {}", size())};
       });
       const Call call{Collective::broadcast, values.dtype(), static_cast<std::uint32_t>(root), values.count()};
-      exchange({.call = call, .values = values, .giver = root},
+      exchange({.call = call, .values = values, .sender = root},
                [&](std::size_t, const ConstView& theirs, std::size_t first) {
                  copy(theirs, values.part(first, theirs.count()));
                });
@@ -127,7 +127,7 @@ class Collectives : public Communicator {
   }
 
   void barrier() override {
-    together([&] { exchange({.where = Where::host}, [](std::size_t, const ConstView&, std::size_t) {}); });
+    together([&] { exchange({.where = ChunkMemory::host}, [](std::size_t, const ConstView&, std::size_t) {}); });
   }
 
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
@@ -135,17 +135,17 @@ class Collectives : public Communicator {
     together([&] {
       const ConstView mine = bytes_of(std::span(&color, 1));
       std::vector<std::size_t> ranks;
-      exchange({.call = {.kind = Collective::split}, .values = mine, .where = Where::host},
+      exchange({.call = {.kind = Collective::split}, .values = mine, .where = ChunkMemory::host},
                [&](std::size_t peer, const ConstView& theirs, std::size_t) {
                  if (std::ranges::equal(theirs.as_bytes(), mine.as_bytes())) ranks.push_back(peer);
                });
-      group = transport_->split(ranks, channel == nullptr ? std::nullopt : std::optional(channel->place));
+      group = transport_->split(ranks, channel == nullptr ? std::nullopt : std::optional(channel->stream));
     });
     return make_collectives(std::move(group), channel == nullptr ? backend_ : *channel->backend);
   }
 
  private:
-  // A call that fails on one rank would leave the others waiting for it: they are told.
+  // Aborts the group if the call fails here: else the other ranks would wait for this one.
   template <class Body>
   void together(Body&& body) {
     try {
@@ -156,24 +156,24 @@ class Collectives : public Communicator {
     }
   }
 
-  // In rounds; one at least, as peers expect it. Calls take(peer, piece, first), where the piece begins at `first` of what
-  // the peer gives.
+  // Sends in chunks; at least one, because peers expect it. Calls take(peer, piece, first); the piece begins at the
+  // element `first` of what the peer sends.
   template <class TakePiece>
-  void exchange(const Given& given, TakePiece&& take) {
-    const ConstView& values = given.values;
+  void exchange(const Sent& sent, TakePiece&& take) {
+    const ConstView& values = sent.values;
     const std::size_t width = byte_size(values.dtype());
-    const std::size_t most = transport_->round_bytes(given.where, given.round(values).all(size())) / width;
+    const std::size_t most = transport_->max_chunk_bytes(sent.where, sent.chunk(values).all(size())) / width;
     std::size_t first = 0;
     do {
       const ConstView mine = values.part(first, std::min(most, values.count() - first));
-      transport_->round(given.round(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
+      transport_->exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
         take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
       });
       first += mine.count();
     } while (first < values.count());
   }
 
-  // What peers read in place they read where it is gathered: that is memory which many gathers have in turn.
+  // Peers that read in place read from the gathered array, because many gathers share its memory in turn.
   void gather(const Call& call, ConstView mine, View all) {
     if (transport_->is_shared(all.as_bytes())) {
       const View own = all.part(rank() * mine.count(), mine.count());
@@ -185,14 +185,14 @@ class Collectives : public Communicator {
     });
   }
 
-  // into = the sum of this rank's part of `all`.
+  // Writes the sum of this rank's part of `all` into `into`.
   void add_parts(const Call& call, ConstView all, View into) {
     const ConstView first_part = all.part(0, into.count());
     add({.call = call, .values = first_part, .stride = first_part.bytes()}, into);
   }
 
-  void add(const Given& given, View into) {
-    exchange(given, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
+  void add(const Sent& sent, View into) {
+    exchange(sent, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
       const View sum = into.part(first, theirs.count());
       peer == 0 ? backend_.begin_sum(theirs, sum) : backend_.accumulate(theirs, 1.0f, sum);
     });

@@ -1,4 +1,4 @@
-// The communicator over any transport. Sums are made by the backend in rank order, so bits do not depend on the transport.
+// The communicator over any transport. The backend adds in rank order, so the bits do not depend on the transport.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,8 @@
 
 namespace ballast {
 
-// The backend outlives it and all that is split from it. It is called by the thread that calls the communicator.
+// The backend outlives the communicator and all groups that are split from it. It is called by the thread that calls
+// the communicator.
 std::unique_ptr<Communicator> make_collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend);
 
 }  // namespace ballast

@@ -24,11 +24,12 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options) {
 using Pages = std::shared_ptr<SharedPages>;
 
 std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options, const Pages& pages,
-                                          const std::optional<GpuPlace>& gpu);
+                                          const std::optional<GpuStream>& gpu);
 
-// Of groups that are split off. Without a place of their own they work where the group works that they are part of.
-MakeTransport maker(const ConnectOptions& options, const Pages& pages, const std::optional<GpuPlace>& gpu) {
-  return [options, pages, gpu](const ProcessGroup& part, const std::optional<GpuPlace>& own) {
+// Returns the maker of transports for groups that are split off. Without a stream of their own they use that of this
+// group.
+MakeTransport maker(const ConnectOptions& options, const Pages& pages, const std::optional<GpuStream>& gpu) {
+  return [options, pages, gpu](const ProcessGroup& part, const std::optional<GpuStream>& own) {
     return make_transport(part, options, pages, own ? own : gpu);
   };
 }
@@ -36,11 +37,11 @@ MakeTransport maker(const ConnectOptions& options, const Pages& pages, const std
 std::unique_ptr<Transport> transport_of_host(const ProcessGroup& group, const ConnectOptions& options,
                                              const Pages& pages) {
   const MakeTransport make = maker(options, pages, std::nullopt);
-  if (options.way == Way::gloo) return gloo_transport(group, options.accounts, make);
+  if (options.transport == HostTransport::gloo) return gloo_transport(group, options.accounts, make);
   try {
     return shared_memory_transport(group, pages, options.accounts, make);
   } catch (const Error& error) {
-    if (options.way != Way::fastest || error.code() != Code::no_transport) throw;
+    if (options.transport != HostTransport::fastest || error.code() != Code::no_transport) throw;
     if (options.log != nullptr) {
       options.log->write_once(Level::info, "Gloo", "ranks exchange data through Gloo: " + error.problem().what);
     }
@@ -49,7 +50,7 @@ std::unique_ptr<Transport> transport_of_host(const ProcessGroup& group, const Co
 }
 
 std::unique_ptr<Transport> make_transport(const ProcessGroup& group, const ConnectOptions& options, const Pages& pages,
-                                          const std::optional<GpuPlace>& gpu) {
+                                          const std::optional<GpuStream>& gpu) {
   std::unique_ptr<Transport> host = transport_of_host(group, options, pages);
   if (!gpu) return host;
   return nccl_transport(std::move(host), group, *gpu, options.accounts, maker(options, pages, gpu));

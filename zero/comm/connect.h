@@ -1,4 +1,4 @@
-// How a process comes to its communicator.
+// Connects a process to the other ranks of its job.
 #pragma once
 
 #include "kernels/backend.h"
@@ -9,22 +9,22 @@
 
 namespace ballast {
 
-// How bytes go in host memory; `fastest` is shared memory for ranks of one machine, and Gloo for others. Where a way that is
-// asked for cannot be had, that is an error. Memory of GPUs is for groups that are split off with a channel.
-enum class Way { fastest, shared_memory, gloo };
+// The transport for host memory. `fastest` is shared memory if all ranks are on one machine, else Gloo. It is an error
+// (B2301) if the named transport is not available. GPU memory needs a group that is split off with a channel.
+enum class HostTransport { fastest, shared_memory, gloo };
 
 struct ConnectOptions {
-  kernels::Backend& backend;  // makes the sums; outlives the communicator, as the accounts do
-  MemoryAccounts& accounts;   // where the communicator's memory is booked
+  kernels::Backend& backend;  // adds; outlives the communicator, as the accounts do
+  MemoryAccounts& accounts;   // book the communicator's memory
   Environment environment{};
-  std::optional<Launch> launch{};  // instead of what the environment says
-  KeyValueStore* store = nullptr;  // to find each other by, instead of an address; needed until connect() returns
+  std::optional<Launch> launch{};                      // replaces the environment's description
+  KeyValueStore* store = nullptr;                      // replaces the address of rank 0; needed until connect() returns
   std::optional<std::chrono::milliseconds> timeout{};  // of every wait; BALLAST_TIMEOUT (seconds), or 5 minutes
-  Way way = Way::fastest;
+  HostTransport transport = HostTransport::fastest;
   Log* log = nullptr;  // outlives the communicator
 };
 
-// Returns when all ranks are there. Without a launcher: one rank, alone.
+// Returns when all ranks are connected. Without a launcher, there is only one rank.
 std::unique_ptr<Communicator> connect(const ConnectOptions& options);
 
 }  // namespace ballast

@@ -11,12 +11,12 @@
 namespace ballast {
 namespace {
 
-constexpr auto between_attempts = std::chrono::milliseconds(20);
-constexpr auto time_of_verdict = std::chrono::seconds(3);  // rank 0, where the hub is, is itself late that says nothing
-constexpr auto time_to_deliver = std::chrono::seconds(2);  // what the hub says of a late rank arrives after the timeout
-constexpr auto time_to_learn = std::chrono::seconds(2);    // why a connection has broken
-constexpr auto between_looks = std::chrono::milliseconds(5);
-constexpr std::size_t most_words = 4096;  // bytes of a reason: an exception's text may be as long as a batch
+constexpr auto retry_interval = std::chrono::milliseconds(20);
+constexpr auto verdict_time = std::chrono::seconds(3);   // if the hub sends nothing by then, rank 0 is the late rank
+constexpr auto delivery_time = std::chrono::seconds(2);  // the hub's verdict arrives after the timeout
+constexpr auto reason_time = std::chrono::seconds(2);    // for the reason of a lost connection
+constexpr auto poll_interval = std::chrono::milliseconds(5);
+constexpr std::size_t max_reason_bytes = 4096;  // bytes of a reason: an exception's text may be as long as a batch
 
 std::vector<Member> members_from(const std::string& lines) {
   std::vector<Member> members;
@@ -27,10 +27,10 @@ std::vector<Member> members_from(const std::string& lines) {
   return members;
 }
 
-// Whole characters of UTF-8.
+// Cuts at a whole character of UTF-8.
 std::string shortened(std::string words) {
-  if (words.size() <= most_words) return words;
-  std::size_t end = most_words;
+  if (words.size() <= max_reason_bytes) return words;
+  std::size_t end = max_reason_bytes;
   while ((static_cast<unsigned char>(words[end]) & 0xC0) == 0x80) {
     --end;
   }
@@ -43,34 +43,38 @@ Control::Control(const ControlOptions& options, FirstError& error) : options_(op
   const auto end = Clock::now() + options.timeout;
   while (members_.empty()) {
     require(Clock::now() < end, Code::no_meeting, [&] {
-      return Problem{
-          .what = "cannot reach rank 0", .where = place(), .available = "waited for " + seconds(options.timeout)};
+      return Problem{.what = "cannot reach rank 0",
+                     .where = described_hub(),
+                     .available = "waited for " + seconds(options.timeout)};
     });
     Descriptor socket = try_connect(options.hub, options.timeout);
     if (socket) connection_ = std::make_unique<Connection>(std::move(socket));
-    if (!connection_ || !meet()) std::this_thread::sleep_for(between_attempts);
+    if (!connection_ || !join_job()) std::this_thread::sleep_for(retry_interval);
   }
   thread_ = start_thread("a rank's connection to its job", [this] { listen(); });
 }
 
-std::string Control::place() const { return fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub)); }
+std::string Control::described_hub() const {
+  return fmt::format("rank {}, at {}", options_.self.rank, text(options_.hub));
+}
 
-// False where an earlier job of the same name is about to end.
-bool Control::meet() {
+// Returns false if an earlier job of the same name has not ended yet.
+bool Control::join_job() {
   send({.kind = Message::Kind::hello, .key = options_.job, .value = to_line(options_.self)});
-  const auto end = Clock::now() + options_.timeout + time_to_deliver;
+  const auto end = Clock::now() + options_.timeout + delivery_time;
   std::optional<Message> answer;
   while (!answer) {
-    const bool open = connection_->receive(between_attempts);
+    const bool open = connection_->receive(retry_interval);
     answer = connection_->next();
     if (!answer && !open) return false;
     require(answer || Clock::now() < end, Code::no_meeting, [&] {
-      return Problem{.what = "cannot connect to rank 0: the process at its address does not answer", .where = place()};
+      return Problem{.what = "cannot connect to rank 0: the process at its address does not answer",
+                     .where = described_hub()};
     });
   }
   if (answer->kind == Message::Kind::later) return false;
   require(answer->kind == Message::Kind::welcome, Code::no_meeting,
-          [&] { return Problem{.what = answer->value, .where = place()}; });
+          [&] { return Problem{.what = answer->value, .where = described_hub()}; });
   members_ = members_from(answer->value);
   return true;
 }
@@ -81,11 +85,11 @@ Control::~Control() {
   thread_.join();
 }
 
-// The thread's.
+// Runs on the thread.
 void Control::listen() {
   try {
     do {
-      while (const auto message = connection_->next()) {  // the first may have come with the welcome
+      while (const auto message = connection_->next()) {  // the first may have arrived with the welcome
         take(*message);
       }
     } while (connection_->receive(std::chrono::milliseconds(-1)));
@@ -129,20 +133,20 @@ void Control::set(const std::string& key, const std::string& value) {
 std::string Control::get(const std::string& key) {
   send({.kind = Message::Kind::get, .key = key});
   std::unique_lock lock(mutex_);
-  const Patience patience(error_, options_.timeout);
+  const Deadline deadline(error_, options_.timeout);
   const auto is_answered = [&] { return values_.contains(key) || hub_is_gone_; };
-  patience.wait([&](auto pause) { return changed_.wait_for(lock, pause, is_answered); },
-                [&] { patience.blame("the rank that sets " + key); });
+  deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, is_answered); },
+                [&] { deadline.fail_late("the rank that sets " + key); });
   if (values_.contains(key)) return values_[key];
   lock.unlock();
-  fail_without(0);
+  fail_after_leave(0);
 }
 
-void Control::give_up_on(std::size_t rank) {
+void Control::fail_late(std::size_t rank) {
   send({.kind = Message::Kind::late, .value = std::to_string(rank)});
-  const Patience patience(error_, time_of_verdict);
-  while (!error_.is_set() && !patience.is_over()) {
-    std::this_thread::sleep_for(between_attempts);
+  const Deadline deadline(error_, verdict_time);
+  while (!error_.is_set() && !deadline.is_over()) {
+    std::this_thread::sleep_for(retry_interval);
   }
   error_.set(late(text(members_.front()), options_.timeout));
   ballast::fail(Code::peer_late, {.what = error_.reason()});
@@ -161,7 +165,7 @@ void Control::leave(const Farewell& farewell) {
   send({.kind = Message::Kind::goodbye,
         .key = std::string(farewell.has_failed ? key_of_failure : ""),
         .value = shortened(farewell.words)});
-  if (farewell.has_failed) error_.set(left(options_.self, farewell.words));  // what it has begun with others ends
+  if (farewell.has_failed) error_.set(left(options_.self, farewell.words));  // ends this rank's pending collectives
 }
 
 void Control::set_activity(std::string_view activity) {
@@ -174,12 +178,12 @@ bool Control::has_left(std::size_t rank) {
   return left_.contains(rank);
 }
 
-bool Control::nobody_tells() {
+bool Control::hub_is_gone() {
   const std::lock_guard lock(mutex_);
   return hub_is_gone_;
 }
 
-void Control::fail_without(std::size_t rank) {
+void Control::fail_after_leave(std::size_t rank) {
   std::string reason;
   {
     const std::lock_guard lock(mutex_);
@@ -191,12 +195,12 @@ void Control::fail_without(std::size_t rank) {
   ballast::fail(Code::peer_failed, {.what = error_.reason()});
 }
 
-void Control::learn_of(std::size_t rank) {
-  const auto end = Clock::now() + time_to_learn;
+void Control::wait_for_reason(std::size_t rank) {
+  const auto end = Clock::now() + reason_time;
   do {
     error_.check();
-    if (has_left(rank)) fail_without(rank);
-    std::this_thread::sleep_for(between_looks);
+    if (has_left(rank)) fail_after_leave(rank);
+    std::this_thread::sleep_for(poll_interval);
   } while (Clock::now() < end);
 }
 

@@ -1,4 +1,5 @@
-// A process's connection to the hub of its job: word left for others, and the watch for failures. One thread listens.
+// A process's connection to the hub of its job: a key-value store for all ranks, and news of failures. One thread
+// listens.
 #pragma once
 
 #include <chrono>
@@ -9,11 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "zero/comm/deadline.h"
 #include "zero/comm/farewell.h"
 #include "zero/comm/first_error.h"
 #include "zero/comm/key_value_store.h"
 #include "zero/comm/member.h"
-#include "zero/comm/patience.h"
 #include "zero/comm/socket.h"
 
 namespace ballast {
@@ -29,10 +30,10 @@ class Control : public KeyValueStore {
   using Clock = std::chrono::steady_clock;
 
  public:
-  // Returns when all ranks are there. Throws B3303 when they do not come, or the hub refuses this one. `error` is set to
-  // the first error of the job, and outlives this.
+  // Returns when all ranks are connected. Throws B3303 if some do not connect in time, or if the hub refuses this rank.
+  // `error` receives the first error of the job, and outlives this object.
   Control(const ControlOptions& options, FirstError& error);
-  ~Control() override;  // says goodbye, if it was not said before
+  ~Control() override;  // announces that this rank leaves, unless leave() has done so
 
   const std::vector<Member>& members() const { return members_; }
   Endpoint local_endpoint() const { return ballast::local_endpoint(connection_->socket()); }
@@ -40,23 +41,24 @@ class Control : public KeyValueStore {
   // Any thread may call.
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
-  [[noreturn]] void give_up_on(std::size_t rank);  // time is up; throws B3302, which names the rank that all wait for
-  void fail(const std::string& reason);            // the job has failed, because of this rank
+  [[noreturn]] void fail_late(std::size_t rank);  // after a timeout; throws B3302, which names the rank that is late
+  void fail(const std::string& reason);           // ends the job because of this rank
 
   void leave(const Farewell& farewell);  // once
   void set_activity(std::string_view activity);
 
-  // What a rank did before it left is done. Where that was rank 0, and its process has ended, nobody tells of the others.
+  // After has_left() all that the rank sent earlier has arrived. If rank 0 has left and its process has ended, the hub
+  // is gone, and no news of other ranks arrives.
   bool has_left(std::size_t rank);
-  bool nobody_tells();
-  [[noreturn]] void fail_without(std::size_t rank);  // throws B3301 for all: this rank needs one that has left
-  // Throws B3301 if it turns out soon that the job has failed, or that the rank has left: a connection breaks before that is
-  // known.
-  void learn_of(std::size_t rank);
+  bool hub_is_gone();
+  [[noreturn]] void fail_after_leave(std::size_t rank);  // ends the job with B3301: this rank needs one that has left
+  // Waits for the reason of a lost connection, which arrives after the loss. Throws B3301 if the job has failed or the
+  // rank has left; returns if no reason arrives in time.
+  void wait_for_reason(std::size_t rank);
 
  private:
-  std::string place() const;
-  bool meet();
+  std::string described_hub() const;
+  bool join_job();
   void listen();
   void take(const Message& message);
   bool send(const Message& message);
@@ -67,10 +69,10 @@ class Control : public KeyValueStore {
   std::vector<Member> members_;
 
   std::mutex sending_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;
-  std::map<std::size_t, std::string> left_;  // by rank: its last words
+  std::map<std::size_t, std::string> left_;  // by rank: its reason
   std::string activity_;
   bool hub_is_gone_ = false;  // after rank 0 had left
   bool leaving_ = false;

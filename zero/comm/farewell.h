@@ -1,4 +1,4 @@
-// What a rank says when it leaves.
+// The reason that a rank gives when it leaves its job.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@ namespace ballast {
 
 struct Farewell {
   std::string words = "it closed its group";
-  bool has_failed = false;  // then all ranks fail with it; else those that wait for this one, or need it later
+  bool has_failed = false;  // true: all ranks fail; false: only ranks that need this one fail
 };
 
 }  // namespace ballast

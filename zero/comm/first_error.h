@@ -1,4 +1,4 @@
-// Why a group of ranks cannot go on. The first reason counts; those that follow from it are not heard.
+// The first error of a job. Later errors are its consequences, and are dropped.
 #pragma once
 
 #include <atomic>
@@ -12,15 +12,15 @@ namespace ballast {
 // Any thread may call.
 class FirstError {
  public:
-  bool set(std::string reason);  // false if there was one
+  bool set(std::string reason);  // false if one is set already
   bool is_set() const { return set_.load(std::memory_order_acquire); }
-  const std::string& reason() const { return reason_; }  // once it is set
+  const std::string& reason() const { return reason_; }  // valid once it is set
   void check() const;                                    // throws it as B3301
 
-  // For waits that cannot look now and then. Called by the thread that sets it, or at once, and by wake(); no more after
-  // forget().
+  // Registers a call for waits that cannot poll. The thread that sets the error or calls wake() makes the call, under a
+  // lock; if the error is set already, when_set() makes it at once. No call begins after forget().
   void when_set(const void* owner, std::function<void()> call);
-  void wake();  // there is other news: a rank has left
+  void wake();  // makes the calls for other news, such as a rank that has left
   void forget(const void* owner);
 
  private:

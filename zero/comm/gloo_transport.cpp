@@ -1,4 +1,4 @@
-// Gloo carries bytes from rank to rank; it sums nothing. One thread of Gloo's reads and writes the sockets of a group.
+// Gloo moves bytes between ranks; it does not add. One thread of Gloo reads and writes the sockets of a group.
 #include "zero/comm/gloo_transport.h"
 
 #include <fmt/format.h>
@@ -20,22 +20,22 @@
 namespace ballast {
 namespace {
 
-// Whole rounds fit the caches; all that is received in one is bounded.
+// A chunk fits the caches, and the bytes received in one exchange are bounded.
 constexpr std::size_t least_round_bytes = std::size_t{64} << 10;
 constexpr std::size_t most_round_bytes = std::size_t{1} << 20;
 constexpr std::size_t most_received_bytes = std::size_t{16} << 20;
 
-constexpr int times_gloo_waits_to_connect = 5;  // its timeout, to which it stays deaf to errors of the job
+constexpr int times_gloo_waits_to_connect = 5;  // its timeout, during which it does not notice errors of the job
 
-// What a rank sent before it left may still be on its way when the hub tells of that. Its connections may stay open for
-// longer: with a process that lives on, or a child of that.
+// Bytes that a rank sent before it left may arrive after the hub's news that it left. Its connections may stay open for
+// longer, if its process or a child of it is still running.
 constexpr auto time_to_arrive = std::chrono::seconds(3);
 
 std::size_t round_bytes_of(std::size_t size) {
   return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 64 * 64;
 }
 
-// Where Gloo's ranks leave each other their addresses.
+// The store in which Gloo's ranks exchange their addresses.
 class Store : public gloo::rendezvous::Store {
  public:
   explicit Store(const ProcessGroup& group) : control_(group.job().control()), prefix_(group.name() + "/gloo/") {}
@@ -57,7 +57,7 @@ class Store : public gloo::rendezvous::Store {
   std::string prefix_;
 };
 
-// Gloo tells errors as text alone.
+// Gloo reports errors only as text.
 void require_descriptors(std::string_view gloo_says) {
   if (gloo_says.find(std::generic_category().message(EMFILE)) == std::string_view::npos) return;
   fail(Code::system_limit, {.what = "Gloo cannot open a descriptor: " + std::generic_category().message(EMFILE),
@@ -83,8 +83,8 @@ class GlooTransport : public ProcessTransport {
   GlooTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
       : ProcessTransport(members, std::move(make)),
         error_(group().job().error()),
-        round_bytes_(round_bytes_of(size())),
-        received_(allocate(accounts, {.bytes = size() * round_bytes_, .owner = "gloo, group " + group().name()})),
+        max_chunk_bytes_(round_bytes_of(size())),
+        received_(allocate(accounts, {.bytes = size() * max_chunk_bytes_, .owner = "gloo, group " + group().name()})),
         calls_(size()),
         context_(static_cast<int>(rank()), static_cast<int>(size())) {
     connect();
@@ -92,87 +92,87 @@ class GlooTransport : public ProcessTransport {
   }
   ~GlooTransport() override { error_.forget(this); }
 
-  std::size_t round_bytes(Where, std::span<const std::byte>) const override { return round_bytes_; }
+  std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override { return max_chunk_bytes_; }
 
-  // Gloo's thread would go on with the memory of a round that failed, which its owner is free to give back.
-  void round(const Round& given, const Take& take) override {
+  // After a failed exchange Gloo's thread would still use memory that its owner may free.
+  void exchange(const SentChunk& chunk, const Receive& receive) override {
     error_.check();
     try {
-      exchange(given, take);
+      exchange_with_peers(chunk, receive);
     } catch (...) {
-      let_go();
+      detach();
       throw;
     }
   }
 
  private:
-  void exchange(const Round& given, const Take& take) {
-    begin(given);
+  void exchange_with_peers(const SentChunk& chunk, const Receive& receive) {
+    begin(chunk);
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) receive_call(peer, given);
+      if (peer != rank()) receive_call(peer, chunk);
     }
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (!given.gives(peer)) continue;
-      if (peer != rank() && given.bytes > 0) wait_received(peer, *parts_[peer]);
-      take(peer, peer == rank() ? given.piece(peer) : std::span<const std::byte>(place(peer), given.bytes), 0);
+      if (!chunk.sends(peer)) continue;
+      if (peer != rank() && chunk.bytes > 0) wait_received(peer, *parts_[peer]);
+      receive(peer, peer == rank() ? chunk.piece(peer) : std::span<const std::byte>(slot(peer), chunk.bytes), 0);
     }
     end();
   }
 
-  void let_go() noexcept {
+  void detach() noexcept {
     try {
       context_.closeConnections();
     } catch (const std::exception&) {
-      // It was closed from the other end.
+      // The other end has closed it.
     }
     sending_.clear();
   }
 
   void connect() {
-    const NoSignalOfBrokenPipes no_signal;  // here for the sake of Gloo's thread
+    const NoSignalOfBrokenPipes no_signal;  // here because Gloo's thread inherits it
     gloo::transport::tcp::attr attributes(group().job().control().local_endpoint().host.c_str());
     std::shared_ptr<gloo::transport::Device> device = make_device(attributes);
     Store store(group());
     context_.setTimeout(group().job().timeout() / times_gloo_waits_to_connect);
     guarded(next(), [&] { context_.connectFullMesh(store, device); });
-    group().ask_all("connected", "");  // a rank that failed sooner would leave the others connecting to it
+    group().exchange_strings("connected", "");  // else the others would try to connect to a rank that has failed
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      parts_.push_back(context_.createUnboundBuffer(place(peer), round_bytes_));
+      parts_.push_back(context_.createUnboundBuffer(slot(peer), max_chunk_bytes_));
       call_buffers_.push_back(context_.createUnboundBuffer(&calls_[peer], sizeof(Call)));
     }
     mine_ = context_.createUnboundBuffer(&call_, sizeof(Call));
   }
 
-  // Gloo does not say whose connection failed while it made all of them.
+  // Gloo does not report which connection failed while it made all of them.
   std::size_t next() { return (rank() + 1) % size(); }
 
-  std::byte* place(std::size_t peer) const { return received_.data() + peer * round_bytes_; }
+  std::byte* slot(std::size_t peer) const { return received_.data() + peer * max_chunk_bytes_; }
   std::uint64_t slot_of_call() const { return 2 * rounds_; }
   std::uint64_t slot_of_bytes() const { return 2 * rounds_ + 1; }
 
-  // Sends all that this rank gives. Bytes are asked for when the peer's call is known to be the same.
-  void begin(const Round& given) {
+  // Sends this rank's chunk. It requests a peer's bytes only after it has checked that the peer makes the same call.
+  void begin(const SentChunk& chunk) {
     ++rounds_;
-    call_ = given.call;
+    call_ = chunk.call;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
       const int to = static_cast<int>(peer);
       guarded(peer, [&] {
         call_buffers_[peer]->recv(to, slot_of_call());
         mine_->send(to, slot_of_call());
-        if (!given.gives(rank()) || given.bytes == 0) return;
-        auto* const data = const_cast<std::byte*>(given.piece(peer).data());  // Gloo has one type for both directions
-        sending_.push_back({peer, context_.createUnboundBuffer(data, given.bytes)});
+        if (!chunk.sends(rank()) || chunk.bytes == 0) return;
+        auto* const data = const_cast<std::byte*>(chunk.piece(peer).data());  // Gloo has one type for both directions
+        sending_.push_back({peer, context_.createUnboundBuffer(data, chunk.bytes)});
         sending_.back().buffer->send(to, slot_of_bytes());
       });
     }
   }
 
-  void receive_call(std::size_t peer, const Round& given) {
+  void receive_call(std::size_t peer, const SentChunk& chunk) {
     wait_received(peer, *call_buffers_[peer]);
-    require_same(given.call, calls_[peer], group().member(peer));
-    if (!given.gives(peer) || given.bytes == 0) return;
-    guarded(peer, [&] { parts_[peer]->recv(static_cast<int>(peer), slot_of_bytes(), 0, given.bytes); });
+    require_same(chunk.call, calls_[peer], group().member(peer));
+    if (!chunk.sends(peer) || chunk.bytes == 0) return;
+    guarded(peer, [&] { parts_[peer]->recv(static_cast<int>(peer), slot_of_bytes(), 0, chunk.bytes); });
   }
 
   void end() {
@@ -198,20 +198,20 @@ class GlooTransport : public ProcessTransport {
     const auto no_more = [this](UnboundBuffer*) { wait_on(nullptr); };
     const std::unique_ptr<UnboundBuffer, decltype(no_more)> waiting(&buffer, no_more);
     bool is_done = false;
-    while (!is_done) {  // or there is news
+    while (!is_done) {  // or there is news of another rank
       error_.check();
       const std::chrono::milliseconds limit = group().has_left(peer) ? time_to_arrive : group().job().timeout();
       guarded(peer, [&] { is_done = wait_for_buffer(limit); });
     }
   }
 
-  // What news ends the waiting on.
+  // The buffer whose wait the news ends.
   void wait_on(UnboundBuffer* buffer) {
     const std::lock_guard lock(mutex_);
     waiting_ = buffer;
   }
 
-  // Called by the thread that brings news: of the first error, or of a rank that has left.
+  // Called by the thread that has news: the first error, or a rank that has left.
   void abort_wait() {
     const std::lock_guard lock(mutex_);
     if (waiting_ == nullptr) return;
@@ -221,7 +221,7 @@ class GlooTransport : public ProcessTransport {
 
   template <class Body>
   void guarded(std::size_t peer, Body&& body) {
-    const Patience patience(error_, group().job().timeout());
+    const Deadline deadline(error_, group().job().timeout());
     const NoSignalOfBrokenPipes no_signal;
     try {
       body();
@@ -229,14 +229,14 @@ class GlooTransport : public ProcessTransport {
       throw;
     } catch (const std::exception& broken) {
       require_descriptors(broken.what());
-      explain(peer, patience, broken.what());
+      explain(peer, deadline, broken.what());
     }
   }
 
-  // Connections break before it is known why: the hub tells who has died or left.
-  [[noreturn]] void explain(std::size_t peer, const Patience& patience, const char* gloo_says) {
-    if (patience.is_over()) group().give_up_on(peer);
-    group().learn_of(peer);
+  // A connection breaks before its reason is known: the hub reports which rank died or left.
+  [[noreturn]] void explain(std::size_t peer, const Deadline& deadline, const char* gloo_says) {
+    if (deadline.is_over()) group().fail_late(peer);
+    group().wait_for_reason(peer);
     fail(Code::peer_failed,
          {.what = fmt::format("lost the connection to {}", group().member(peer)), .available = gloo_says});
   }
@@ -247,10 +247,10 @@ class GlooTransport : public ProcessTransport {
   };
 
   FirstError& error_;
-  std::size_t round_bytes_;
-  Buffer received_;          // a place for each rank
-  std::vector<Call> calls_;  // received ones
-  Call call_;                // ours
+  std::size_t max_chunk_bytes_;
+  Buffer received_;          // a slot for each rank
+  std::vector<Call> calls_;  // of each rank
+  Call call_;                // of this rank
   std::uint64_t rounds_ = 0;
   gloo::rendezvous::Context context_;
   std::vector<std::unique_ptr<UnboundBuffer>> parts_;

@@ -1,4 +1,4 @@
-// Bytes from process to process through Gloo: TCP, on the address by which this process reaches its hub.
+// A transport between processes through Gloo, over TCP on the address by which this process reaches its hub.
 #pragma once
 
 #include "kernels/runtime/accounts.h"
@@ -6,9 +6,9 @@
 
 namespace ballast {
 
-bool has_gloo();  // this build
+bool has_gloo();  // whether this build includes Gloo
 
-// Without it: B2301. `make` makes the transports of groups that are split off.
+// Throws B2301 without Gloo. `make` makes the transports of groups that are split off. All ranks of the group call.
 std::unique_ptr<Transport> gloo_transport(const ProcessGroup& group, MemoryAccounts& accounts,
                                           const MakeTransport& make);
 

@@ -1,4 +1,5 @@
-// Where the processes of a job meet: a thread of rank 0 that every process, rank 0 too, has a connection to.
+// The rendezvous of a job: a thread of rank 0 that every process, rank 0 included, has a connection to. What it decides
+// is in rendezvous.h.
 #pragma once
 
 #include <chrono>
@@ -9,7 +10,7 @@
 #include <thread>
 
 #include "kernels/runtime/not_in_children.h"
-#include "zero/comm/meeting.h"
+#include "zero/comm/rendezvous.h"
 #include "zero/comm/socket.h"
 
 namespace ballast {
@@ -17,17 +18,17 @@ namespace ballast {
 struct HubOptions {
   std::string job{};
   std::size_t size = 1;
-  std::chrono::milliseconds timeout{};  // for all to come, and for the others to leave
+  std::chrono::milliseconds timeout{};  // for all ranks to connect, and at the end for the others to leave
 };
 
 class Hub {
  public:
   Hub(Descriptor listener, const HubOptions& options);
-  ~Hub();  // waits until all have left; not for long where the job has failed
+  ~Hub();  // waits until all ranks have left; after a failure, for two seconds at most
 
-  // The same without waiting: its thread owns it from then on. Returns when the goodbye of rank 0, which has been said, is
-  // passed on, so that the process may end.
-  static void let_go(std::unique_ptr<Hub> hub);
+  // Ends without waiting for the others: the thread owns the hub from then on. Returns when the goodbye of rank 0,
+  // which has been sent, is passed on, so that the process may end.
+  static void detach(std::unique_ptr<Hub> hub);
 
   Endpoint endpoint() const { return local_endpoint(listener_); }
 
@@ -35,28 +36,28 @@ class Hub {
   using Clock = std::chrono::steady_clock;
 
   void run();
-  void begin_to_leave() const;
+  void begin_shutdown() const;
   bool is_over();
-  void look_at_the_clock();
+  void check_deadlines();
   void wait();
   void accept();
-  void turn_away(int error);
+  void refuse_connection(int error);
   void read(std::size_t connection);
 
   Descriptor listener_;
   NotInChildren parents_{listener_.get()};
   HubOptions options_;
-  Meeting meeting_;
+  Rendezvous rendezvous_;
   std::map<std::size_t, std::unique_ptr<Connection>> connections_;
   std::size_t next_ = 0;
-  Clock::time_point end_;                         // of the time to come; later, of the time to leave
-  std::optional<Clock::time_point> judgement_{};  // when those who wait in vain have had the time to say so
+  Clock::time_point end_;                          // of the time to connect; later, of the time to leave
+  std::optional<Clock::time_point> verdict_at_{};  // when all waiting ranks have had time to report
   bool leaving_ = false;
-  Descriptor closing_;        // an eventfd: the owner wants to leave
-  Descriptor spare_;          // closed to take a last connection where there is no other descriptor
-  std::promise<void> heard_;  // the goodbye of rank 0
-  bool was_heard_ = false;
-  std::unique_ptr<Hub> self_;  // once it is let go
+  Descriptor closing_;               // an eventfd: the owner has asked the thread to end
+  Descriptor spare_;                 // closed to accept a last connection when descriptors run out
+  std::promise<void> goodbye_seen_;  // set when the goodbye of rank 0 arrives
+  bool has_seen_goodbye_ = false;
+  std::unique_ptr<Hub> self_;  // set by detach()
   std::thread thread_;
 };
 

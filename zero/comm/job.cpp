@@ -11,11 +11,11 @@ namespace {
 
 const std::string key_of_hub = "ballast/hub";
 
-void leave_word(KeyValueStore& store, const Endpoint& hub) {
+void publish_hub(KeyValueStore& store, const Endpoint& hub) {
   store.set(key_of_hub, fmt::format("{} {}", hub.port, hub.host));
 }
 
-Endpoint find_word(KeyValueStore& store) {
+Endpoint find_hub(KeyValueStore& store) {
   const std::string word = store.get(key_of_hub);
   const std::size_t space = word.find(' ');
   require(space != std::string::npos, Code::no_meeting, [&] {
@@ -24,8 +24,8 @@ Endpoint find_word(KeyValueStore& store) {
   return {word.substr(space + 1), static_cast<std::uint16_t>(std::stoi(word))};
 }
 
-// An address that all ranks of the store's owner reach is not known here, unless it is given.
-Endpoint place_of_hub(const JobOptions& options) {
+// With a store, the address is the caller's, or loopback: no other address is known to be reachable by all ranks.
+Endpoint address_of_hub(const JobOptions& options) {
   if (options.store == nullptr) return options.launch.hub;
   const std::string& host = options.launch.hub.host;
   return {host.empty() ? "127.0.0.1" : host, 0};
@@ -35,14 +35,14 @@ Endpoint place_of_hub(const JobOptions& options) {
 
 Job::Job(const JobOptions& options)
     : launch_(options.launch), timeout_(options.timeout), exceptions_(std::uncaught_exceptions()) {
-  Endpoint hub = place_of_hub(options);
+  Endpoint hub = address_of_hub(options);
   if (launch_.rank == 0) {
     Descriptor listener = listen_at(hub);
     hub = local_endpoint(listener);
     hub_ = std::make_unique<Hub>(std::move(listener), HubOptions{launch_.job, launch_.size, options.timeout});
-    if (options.store != nullptr) leave_word(*options.store, hub);
+    if (options.store != nullptr) publish_hub(*options.store, hub);
   } else if (options.store != nullptr) {
-    hub = find_word(*options.store);
+    hub = find_hub(*options.store);
   }
   control_.emplace(ControlOptions{hub, launch_.job, this_process(launch_.rank, launch_.size), options.timeout}, error_);
 }
@@ -56,7 +56,7 @@ Job::~Job() {
 void Job::leave(const Farewell& farewell) {
   const std::lock_guard lock(leaving_);
   control_->leave(farewell);
-  if (hub_) Hub::let_go(std::move(hub_));
+  if (hub_) Hub::detach(std::move(hub_));
 }
 
 void Job::fail(std::string_view reason) {

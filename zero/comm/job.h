@@ -1,4 +1,5 @@
-// This process in its job: the connection to the others, and the first error of any. Communicators share it.
+// A process's membership of its job: the connection to the hub, and the first error of any rank. All communicators of a
+// job share it.
 #pragma once
 
 #include <memory>
@@ -13,21 +14,21 @@ namespace ballast {
 
 struct JobOptions {
   Launch launch{};
-  KeyValueStore* store = nullptr;  // tells the ranks where rank 0 waits, instead of launch.hub
+  KeyValueStore* store = nullptr;  // tells the ranks the address of rank 0; replaces launch.hub
   std::chrono::milliseconds timeout = default_timeout;
 };
 
 class Job {
  public:
-  explicit Job(const JobOptions& options);  // returns when all ranks are there
-  ~Job();  // says goodbye, or that this rank fails if an exception ends it; rank 0 waits until the others have left
+  explicit Job(const JobOptions& options);  // returns when all ranks are connected
+  ~Job();  // leaves, or fails the job if an exception ends it; rank 0 waits until the others have left
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
   FirstError& error() { return error_; }
   Control& control() { return *control_; }
-  void fail(std::string_view reason);  // because of this rank
-  // Says goodbye. Waits for no other rank: where that is to be waited for, the hub goes on alone. Any thread may call.
+  void fail(std::string_view reason);  // ends the job because of this rank
+  // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left. Any thread may call.
   void leave(const Farewell& farewell);
   std::chrono::milliseconds timeout() const { return timeout_; }
 
@@ -36,9 +37,9 @@ class Job {
   FirstError error_;
   std::chrono::milliseconds timeout_;
   std::mutex leaving_;
-  std::unique_ptr<Hub> hub_;  // of rank 0
+  std::unique_ptr<Hub> hub_;  // on rank 0 only
   std::optional<Control> control_;
-  int exceptions_;  // under way when this was made
+  int exceptions_;  // in flight at construction
 };
 
 }  // namespace ballast

@@ -1,5 +1,5 @@
-// Where processes that do not know each other yet leave word. The hub of a job has one; a caller may bring its own, such
-// as a torch.distributed store.
+// A key-value store, by which processes exchange addresses before they are connected. The hub of a job has one; a
+// caller may pass its own, such as a torch.distributed store. Any thread may call.
 #pragma once
 
 #include <string>

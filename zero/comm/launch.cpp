@@ -11,28 +11,28 @@
 namespace ballast {
 namespace {
 
-// At MASTER_PORT itself torch has its store, torchrun's or that of init_process_group().
+// torch has its store at MASTER_PORT itself: that of torchrun or of init_process_group().
 constexpr std::int64_t ports_above_master = 111;
 constexpr std::int64_t last_port = 65535;
-// From here on systems hand out ports to whoever calls another machine: any of them may be taken at any moment. torchrun
-// chooses its MASTER_PORT there.
+// From this port on, systems assign ports to outgoing connections, so any of them may be in use. torchrun chooses its
+// MASTER_PORT there.
 constexpr std::int64_t first_handed_out = 32768;
-constexpr std::int64_t own_ports = 20000;  // where nobody names one
+constexpr std::int64_t own_ports = 20000;  // used when no variable names a port
 constexpr std::int64_t number_of_own_ports = 12000;
 constexpr std::string_view loopback = "127.0.0.1";
 
-// The names that a launcher gives to the same things.
+// The variables of a launcher.
 struct Names {
   std::string_view launcher;
-  std::string_view sign;  // set whenever this launcher is at work
+  std::string_view sign;  // set whenever this launcher runs
   std::string_view rank;
   std::string_view size;
   std::string_view local_rank;
-  std::vector<std::string_view> job;  // what tells jobs apart
+  std::vector<std::string_view> job;  // these distinguish jobs
 };
 
-// Slurm's variables are there too where mpirun or torchrun was started by it. Its step is: in a batch script, which is one
-// process, the others are set as well.
+// If Slurm started mpirun or torchrun, its variables are set as well. In a batch script, which is one process, all of
+// them but those of the step are set.
 const std::vector<Names>& launchers() {
   static const std::vector<Names> all{
       {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", {"TORCHELASTIC_RUN_ID"}},
@@ -125,9 +125,10 @@ class Reader {
     }
     const auto master = checked_port("MASTER_PORT");
     if (!master) return own_port(job);
-    const std::int64_t beside = *master + ports_above_master;
-    const bool is_free = times_before_ == 0 && beside < first_handed_out;  // the next one is that of a job beside this
-    return is_free ? static_cast<std::uint16_t>(beside) : own_port(fmt::format("{}.{}", job, *master));
+    const std::int64_t candidate = *master + ports_above_master;
+    const bool is_free = times_before_ == 0 &&
+                         candidate < first_handed_out;  // the next port belongs to the job with the next MASTER_PORT
+    return is_free ? static_cast<std::uint16_t>(candidate) : own_port(fmt::format("{}.{}", job, *master));
   }
 
   std::optional<std::int64_t> checked_port(std::string_view name) const {
@@ -136,7 +137,7 @@ class Reader {
     return port;
   }
 
-  // Another one for another job, mostly.
+  // Different jobs get different ports, in most cases.
   std::uint16_t own_port(const std::string& job) const {
     std::uint32_t hash = 2166136261;  // FNV-1a
     for (const char letter : job) {

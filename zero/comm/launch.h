@@ -1,4 +1,4 @@
-// Who this process is in its job, from the environment that its launcher made. Pure: a function of the variables.
+// The rank and job of this process, from the environment variables of its launcher. A pure function of the variables.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 namespace ballast {
 
 struct Launch {
-  std::string launcher{};  // "torchrun", "Slurm", "Open MPI"; "RANK" for the variables alone; empty: one rank, alone
+  std::string launcher{};  // "torchrun", "Slurm", "Open MPI"; "RANK" for the variables alone; empty: a single rank
   std::size_t rank = 0;
   std::size_t size = 1;
   std::size_t local_rank = 0;  // among the ranks of its machine: its GPU
-  Endpoint hub{};              // where rank 0 waits for the others
+  Endpoint hub{};              // the address of rank 0
   std::string job{};           // the same on all ranks of a job, and on those of no other
 };
 
-// Throws B1006, which names the variable that is missing or cannot be right. Who meets more often than once in a process, as
-// all of its job do, says how often before: each time has a port of its own.
+// Throws B1006 that names a missing or wrong variable. A process that connects several times, as all ranks of its job
+// then do, passes the number of earlier connections: each has a port of its own.
 Launch launch_from(const Environment& environment, std::size_t times_before = 0);
 
 }  // namespace ballast

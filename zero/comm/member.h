@@ -1,4 +1,4 @@
-// A process of a job, as others speak of it.
+// The identity of a process in its job, for messages.
 #pragma once
 
 #include <sys/types.h>
@@ -9,7 +9,7 @@ namespace ballast {
 
 struct Member {
   std::size_t rank = 0;
-  std::size_t size = 1;  // of the job, as this process was told
+  std::size_t size = 1;  // of the job, as this process's environment says
   std::string host{};
   pid_t pid = 0;
 };
@@ -19,7 +19,7 @@ Member this_process(std::size_t rank, std::size_t size);
 std::string text(const Member& member);  // "rank 2 (node7, pid 4711)"
 std::string died(const Member& member);
 std::string left(const Member& member, const std::string& words);
-std::string to_line(const Member& member);  // and back
+std::string to_line(const Member& member);  // member_from() reads it
 Member member_from(const std::string& line);
 
 }  // namespace ballast

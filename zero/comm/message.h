@@ -1,4 +1,4 @@
-// What the processes of a job and their hub (hub.h) tell each other, and its bytes on the wire.
+// The messages between the processes of a job and their hub (hub.h), and their bytes on the wire.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@ namespace ballast {
 
 struct Message {
   enum class Kind : std::uint8_t {
-    hello,    // to the hub: the job, and who I am
-    welcome,  // to all when all are there: who they are
-    later,    // to one who was there already and has left: this job is ending, the next is yet to begin
-    refused,  // to one who cannot take part, and why
+    hello,    // to the hub: the job, and the sender's identity
+    welcome,  // to all ranks, when all are connected: their identities
+    later,    // to a rank that has left already: this job is ending, and the next has not begun
+    refused,  // to a process that cannot join: the reason
     set,      // a key and its value
-    get,      // a key; the answer is a `set`, as soon as there is a value
-    late,     // to the hub: the rank that I have waited for as long as I may
-    failed,   // to the hub: I give up, and why. To all: the first error
-    left,     // to all: a rank, and its last words
-    goodbye,  // to the hub: I leave, and my last words; with the key `failed` if all others shall fail
+    get,      // a key; the answer is a `set`, as soon as the key has a value
+    late,     // to the hub: the rank that the sender has waited for until the timeout
+    failed,   // to the hub: the reason for which the sender fails. To all ranks: the first error
+    left,     // to all ranks: a rank that has left, and its reason
+    goodbye,  // to the hub: the sender leaves, and its reason; with the key `failed`, all ranks fail
   };
   Kind kind = Kind::goodbye;
   std::string key{};
@@ -31,11 +31,11 @@ inline constexpr std::string_view key_of_failure = "failed";
 
 std::string to_wire(const Message& message);
 
-// Puts messages together from bytes as they arrive.
+// Assembles messages from bytes as they arrive.
 class Inbox {
  public:
   void add(std::string_view bytes) { bytes_ += bytes; }
-  std::optional<Message> next();  // throws B3303 at bytes that are nobody's of ours
+  std::optional<Message> next();  // throws B3303 for bytes of another protocol
 
  private:
   std::string bytes_;

@@ -31,10 +31,11 @@ std::size_t round_bytes_of(std::size_t size) {
   return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 512 * 512;
 }
 
-// Work in a stream that waits for peers, looked at by a thread: all others wait for the stream, for as long as that takes.
+// Watches work in a stream that waits for peers. A thread of its own does this, because the others wait for the stream
+// without a timeout.
 class Watch {
  public:
-  Watch(FirstError& error, std::chrono::milliseconds timeout, const GpuPlace& place)
+  Watch(FirstError& error, std::chrono::milliseconds timeout, const GpuStream& place)
       : error_(error),
         timeout_(timeout),
         stream_(Stream::wrap(place.stream, place.gpu)),
@@ -49,7 +50,7 @@ class Watch {
   }
   Watch(Watch&&) = delete;
 
-  // What has been issued by now.
+  // Begins to watch the work that has been issued so far.
   void begin() {
     Issued issued{Event(stream_.gpu()), Clock::now()};
     issued.end.record(stream_);
@@ -70,12 +71,12 @@ class Watch {
   void watch() {
     try {
       if (is_late()) error_.set(late(some_rank, timeout_));
-    } catch (const Error& failure) {  // of the GPU
+    } catch (const Error& failure) {  // the GPU failed
       error_.set(failure.what());
     }
   }
 
-  // Returns at the end, or when one is.
+  // Returns true when a piece of work is late, and false at the end.
   bool is_late() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -92,15 +93,16 @@ class Watch {
   FirstError& error_;
   std::chrono::milliseconds timeout_;
   Stream stream_;
-  std::mutex mutex_;  // of the two that follow
+  std::mutex mutex_;  // guards the two members below
   std::deque<Issued> under_way_;
   bool ending_ = false;
   std::condition_variable changed_;
   std::thread thread_;
 };
 
-// Aborts a communicator, in a thread of its own: NCCL may wait for all that the GPU does, other communicators' kernels too,
-// which end when those are aborted. The thread is there from the beginning: a job may fail because it gets no more.
+// Aborts a communicator in a thread of its own. The abort may wait for all work of the GPU, which includes kernels of
+// other communicators that end only when those are aborted. The thread starts at construction, because a job may fail
+// for want of threads.
 class Aborter {
  public:
   Aborter() : thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
@@ -111,7 +113,7 @@ class Aborter {
   Aborter(const Aborter&) = delete;
   Aborter& operator=(const Aborter&) = delete;
 
-  void abort(ncclComm_t handle) {  // once; returns at once
+  void abort(ncclComm_t handle) {  // called once; does not wait
     is_given_ = true;
     given_.set_value(handle);
   }
@@ -126,15 +128,15 @@ class Aborter {
   std::thread thread_;
 };
 
-// An NCCL communicator whose calls do not block, so that a first error can end what hangs.
+// An NCCL communicator with calls that do not block, so that the first error of the job can end a call that hangs.
 class Nccl {
  public:
-  Nccl(ProcessGroup& group, const GpuPlace& place)
+  Nccl(ProcessGroup& group, const GpuStream& place)
       : error_(group.job().error()), timeout_(group.job().timeout()), watch_(error_, timeout_, place) {
     ncclUniqueId id{};
     if (group.rank() == 0) check(ncclGetUniqueId(&id));
     const std::string mine(id.internal, group.rank() == 0 ? sizeof id.internal : 0);
-    const std::string first = group.ask_all("nccl", mine).front();
+    const std::string first = group.exchange_strings("nccl", mine).front();
     std::memcpy(id.internal, first.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -151,7 +153,7 @@ class Nccl {
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
 
-  // Issues what `body` calls with the handle, as one.
+  // Issues the calls of `body` as one group.
   template <class Body>
   void issue(Body&& body) {
     {
@@ -173,10 +175,10 @@ class Nccl {
   }
 
  private:
-  // Until what was called is issued, or has failed.
+  // Waits until the calls are issued or have failed.
   void settle() {
-    const Patience patience(error_, timeout_);
-    patience.wait(
+    const Deadline deadline(error_, timeout_);
+    deadline.wait(
         [&](auto) {
           ncclResult_t state = ncclInProgress;
           {
@@ -188,13 +190,13 @@ class Nccl {
           if (state == ncclInProgress) std::this_thread::sleep_for(look_again);
           return state != ncclInProgress;
         },
-        [&] { patience.blame(some_rank); });
+        [&] { deadline.fail_late(some_rank); });
   }
 
-  // By the thread that learns of the first error: kernels that wait for a peer end.
+  // Called by the thread that sets the first error. Kernels that wait for a peer end.
   void abort() {
     const std::lock_guard lock(mutex_);
-    if (!error_.is_set() || handle_ == nullptr) return;  // other news, or later news
+    if (!error_.is_set() || handle_ == nullptr) return;  // other news, or aborted already
     aborter_.abort(std::exchange(handle_, nullptr));
   }
 
@@ -208,50 +210,50 @@ class Nccl {
 
 class NcclTransport : public ProcessTransport {
  public:
-  NcclTransport(std::unique_ptr<Transport> host, const ProcessGroup& members, const GpuPlace& place,
+  NcclTransport(std::unique_ptr<Transport> host, const ProcessGroup& members, const GpuStream& place,
                 MemoryAccounts& accounts, MakeTransport make)
       : ProcessTransport(members, std::move(make)),
         host_(std::move(host)),
         stream_(place.stream),
-        round_bytes_(round_bytes_of(size())),
+        max_chunk_bytes_(round_bytes_of(size())),
         received_(allocate(accounts, {.kind = MemoryKind::device,
-                                      .bytes = size() * round_bytes_,
+                                      .bytes = size() * max_chunk_bytes_,
                                       .owner = "nccl, group " + group().name(),
                                       .gpu = place.gpu})),
         nccl_(group(), place) {}
 
-  std::size_t round_bytes(Where where, std::span<const std::byte> bytes) const override {
-    return where == Where::host ? host_->round_bytes(where, bytes) : round_bytes_;
+  std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const override {
+    return where == ChunkMemory::host ? host_->max_chunk_bytes(where, bytes) : max_chunk_bytes_;
   }
 
-  void round(const Round& given, const Take& take) override {
-    if (given.where == Where::host) return host_->round(given, take);
+  void exchange(const SentChunk& chunk, const Receive& receive) override {
+    if (chunk.where == ChunkMemory::host) return host_->exchange(chunk, receive);
     nccl_.issue([&](ncclComm_t handle) {
       for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (peer != rank()) exchange(given, peer, handle);
+        if (peer != rank()) send_and_receive(chunk, peer, handle);
       }
     });
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (!given.gives(peer)) continue;
-      take(peer, {peer == rank() ? given.piece(peer).data() : place(peer), given.bytes}, 0);
+      if (!chunk.sends(peer)) continue;
+      receive(peer, {peer == rank() ? chunk.piece(peer).data() : place(peer), chunk.bytes}, 0);
     }
   }
 
  private:
-  std::byte* place(std::size_t peer) const { return received_.data() + peer * round_bytes_; }
+  std::byte* place(std::size_t peer) const { return received_.data() + peer * max_chunk_bytes_; }
 
-  void exchange(const Round& given, std::size_t peer, ncclComm_t handle) const {
+  void send_and_receive(const SentChunk& chunk, std::size_t peer, ncclComm_t handle) const {
     const int other = static_cast<int>(peer);
-    if (given.gives(rank())) {
-      nccl_.check(ncclSend(given.piece(peer).data(), given.bytes, ncclUint8, other, handle, stream_));
+    if (chunk.sends(rank())) {
+      nccl_.check(ncclSend(chunk.piece(peer).data(), chunk.bytes, ncclUint8, other, handle, stream_));
     }
-    if (given.gives(peer)) nccl_.check(ncclRecv(place(peer), given.bytes, ncclUint8, other, handle, stream_));
+    if (chunk.sends(peer)) nccl_.check(ncclRecv(place(peer), chunk.bytes, ncclUint8, other, handle, stream_));
   }
 
   std::unique_ptr<Transport> host_;
   StreamHandle stream_;
-  std::size_t round_bytes_;
-  Buffer received_;  // a place for each rank
+  std::size_t max_chunk_bytes_;
+  Buffer received_;  // a slot for each rank
   Nccl nccl_;
 };
 
@@ -260,7 +262,7 @@ class NcclTransport : public ProcessTransport {
 bool has_nccl() { return true; }
 
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuPlace& place, MemoryAccounts& accounts, const MakeTransport& make) {
+                                          const GpuStream& place, MemoryAccounts& accounts, const MakeTransport& make) {
   return std::make_unique<NcclTransport>(std::move(host), group, place, accounts, make);
 }
 

@@ -1,4 +1,4 @@
-// Bytes between GPUs through NCCL, in the order of a stream. NCCL adds nothing: its order of additions is its own.
+// A transport between GPUs through NCCL, in the order of a stream. NCCL only moves bytes: its sums have another order.
 #pragma once
 
 #include "kernels/runtime/accounts.h"
@@ -6,12 +6,12 @@
 
 namespace ballast {
 
-bool has_nccl();  // this build
+bool has_nccl();  // whether this build includes NCCL
 
-// Without it: B2301. The place's stream is the one that the backend works on: calls return when their work
-// is issued. `host` carries what lies in host memory. Ranks that make different calls are not found out; a rank that does not
-// come in time is, and then nobody waits in the stream any more.
+// Throws B2301 without NCCL. The backend works on the same stream; calls return when their work is issued. `host`
+// carries chunks in host memory. Ranks that make different calls are not detected. A rank that does not arrive in time
+// is detected; then the communicators of this process are aborted, so that no stream waits for it.
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuPlace& place, MemoryAccounts& accounts, const MakeTransport& make);
+                                          const GpuStream& place, MemoryAccounts& accounts, const MakeTransport& make);
 
 }  // namespace ballast

@@ -5,7 +5,7 @@ namespace ballast {
 
 bool has_nccl() { return false; }
 
-std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport>, const ProcessGroup&, const GpuPlace&,
+std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport>, const ProcessGroup&, const GpuStream&,
                                           MemoryAccounts&, const MakeTransport&) {
   fail(Code::no_transport,
        {.what = "cannot exchange GPU memory between processes: this build of Ballast has no NCCL",

@@ -1,4 +1,4 @@
-// What all ranks do, or none of them.
+// Work that succeeds on all ranks or fails on all.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,8 @@
 
 namespace ballast {
 
-// Does `work` on this rank, and returns when all ranks have done it. Where it fails on any, every rank throws the error of the
-// first rank that failed, which names that rank: none is left waiting for the others.
+// Does `work` on this rank and returns when all ranks have done theirs. If it fails on any rank, every rank throws the
+// error of the lowest failed rank, with its number: no rank waits for one that failed. All ranks of the group call.
 void on_all_ranks(Communicator& world, const std::function<void()>& work);
 
 }  // namespace ballast

@@ -21,7 +21,7 @@ ProcessGroup ProcessGroup::part(std::span<const std::size_t> ranks) {
   return group;
 }
 
-std::vector<std::string> ProcessGroup::ask_all(const std::string& subject, const std::string& mine) {
+std::vector<std::string> ProcessGroup::exchange_strings(const std::string& subject, const std::string& mine) {
   const auto key = [&](std::size_t rank) { return fmt::format("{}/{}/{}", name_, subject, rank); };
   job_->control().set(key(rank_), mine);
   std::vector<std::string> answers;

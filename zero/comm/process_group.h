@@ -1,4 +1,5 @@
-// Some of the processes of a job, and what they tell each other before they have a transport.
+// A group of processes of a job, and the exchange of strings between them before they have a transport. Used by one
+// thread at a time.
 #pragma once
 
 #include <memory>
@@ -12,25 +13,25 @@ namespace ballast {
 
 class ProcessGroup {
  public:
-  explicit ProcessGroup(std::shared_ptr<Job> job, std::size_t rank);  // all of them
+  explicit ProcessGroup(std::shared_ptr<Job> job, std::size_t rank);  // of all processes
 
   std::size_t rank() const { return rank_; }
   std::size_t size() const { return members_.size(); }
-  const std::string& name() const { return name_; }  // of no other group of the job
+  const std::string& name() const { return name_; }  // unique in the job
   std::string member(std::size_t rank) const { return text(members_[rank]); }
   Job& job() const { return *job_; }
 
-  // What Control does, of ranks of this group.
-  [[noreturn]] void give_up_on(std::size_t rank) const { job_->control().give_up_on(members_[rank].rank); }
+  // The calls of Control, with ranks of this group.
+  [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late(members_[rank].rank); }
   bool has_left(std::size_t rank) const { return job_->control().has_left(members_[rank].rank); }
-  [[noreturn]] void fail_without(std::size_t rank) const { job_->control().fail_without(members_[rank].rank); }
-  void learn_of(std::size_t rank) const { job_->control().learn_of(members_[rank].rank); }
+  [[noreturn]] void fail_after_leave(std::size_t rank) const { job_->control().fail_after_leave(members_[rank].rank); }
+  void wait_for_reason(std::size_t rank) const { job_->control().wait_for_reason(members_[rank].rank); }
 
-  // Those that `ranks` of this one form. All of them call.
+  // Return the group of `ranks` of this one. All of them call.
   ProcessGroup part(std::span<const std::size_t> ranks);
 
-  // What each rank says of a subject, by rank. All of them call.
-  std::vector<std::string> ask_all(const std::string& subject, const std::string& mine);
+  // Return the string of each rank about a subject, by rank. All ranks of the group call.
+  std::vector<std::string> exchange_strings(const std::string& subject, const std::string& mine);
 
  private:
   std::shared_ptr<Job> job_;

@@ -1,4 +1,4 @@
-// What the transports between processes have in common.
+// The common part of all transports between processes.
 #pragma once
 
 #include <functional>
@@ -9,9 +9,9 @@
 
 namespace ballast {
 
-// Makes the transport of a group; all its ranks call it. For memory of a GPU, if a place there is given.
+// Makes the transport of a group. All its ranks call it. With a stream, it carries GPU memory.
 using MakeTransport =
-    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, const std::optional<GpuPlace>& place)>;
+    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, const std::optional<GpuStream>& place)>;
 
 class ProcessTransport : public Transport {
  public:
@@ -22,7 +22,7 @@ class ProcessTransport : public Transport {
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const Farewell& farewell) override { group_.job().leave(farewell); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
-  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuPlace>& place) override {
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuStream>& place) override {
     return make_(group_.part(ranks), place);
   }
 

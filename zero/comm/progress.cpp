@@ -15,7 +15,7 @@ void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 
 }  // namespace
 
-// Sequentially consistent on both sides: either the sleeper sees the count, or this sees the sleeper.
+// Both sides are sequentially consistent: either the sleeper sees the count, or this thread sees the sleeper.
 void Progress::advance() {
   count_.fetch_add(1);
   if (sleepers_.load() > 0) futex(count_, FUTEX_WAKE, INT_MAX, nullptr);
@@ -24,12 +24,12 @@ void Progress::advance() {
 bool Progress::wait_for(std::uint32_t count, std::chrono::nanoseconds pause) {
   sleepers_.fetch_add(1);
   const std::uint32_t seen = count_.load();
-  if (!has_come_to(count)) {
+  if (!has_reached(count)) {
     const timespec timeout{0, static_cast<long>(pause.count())};
     futex(count_, FUTEX_WAIT, seen, &timeout);
   }
   sleepers_.fetch_sub(1);
-  return has_come_to(count);
+  return has_reached(count);
 }
 
 }  // namespace ballast

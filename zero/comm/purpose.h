@@ -1,4 +1,4 @@
-// What a sum of integers is for. Ranks that sum for different purposes do not make the same call, whatever the lengths.
+// The purpose of a sum of integers. Ranks that add for different purposes make different calls, whatever the lengths.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 namespace ballast {
 
 enum class Purpose : std::uint8_t {
-  values,     // of the caller
-  agreement,  // on the decision of a step
-  off_plan,   // that all ranks leave the program's order in the same way
+  values,     // the caller's values
+  agreement,  // the decision of a step
+  off_plan,   // that all ranks take the same off-plan use
 };
 
 }  // namespace ballast

@@ -21,14 +21,14 @@ namespace {
 
 std::string reason() { return std::generic_category().message(errno); }
 
-// Process numbers mean the same within it.
+// Within a PID namespace, process numbers have the same meaning.
 std::string namespace_of_this_process() {
   std::error_code unknown;
   const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
   return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
 }
 
-// In parts, each tried again: a signal that comes meanwhile ends a call, and undoes what it did.
+// Allocates in parts and repeats each: a signal ends the call and undoes its work.
 bool take_pages(int file, std::size_t bytes) {
   constexpr std::size_t part = std::size_t{16} << 20;
   for (std::size_t begin = 0; begin < bytes; begin += part) {
@@ -40,7 +40,7 @@ bool take_pages(int file, std::size_t bytes) {
   return true;
 }
 
-// Null where that fails.
+// Returns null on failure.
 HostPages map(int file, std::size_t bytes, int protection, int flags) {
   void* const memory = ::mmap(nullptr, bytes, protection, MAP_SHARED | flags, file, 0);
   return HostPages(memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory), Unmap{bytes});
@@ -82,7 +82,7 @@ SharedMemory SharedMemory::open(const std::string& invitation) {
   return open(pid, descriptor, PROT_READ | PROT_WRITE);
 }
 
-SharedMemory SharedMemory::open_beside(int file) const { return open(maker_, file, PROT_READ); }
+SharedMemory SharedMemory::open_file_of_same_process(int file) const { return open(maker_, file, PROT_READ); }
 
 SharedMemory SharedMemory::open(pid_t maker, int file, int protection) {
   const int access = (protection & PROT_WRITE) != 0 ? O_RDWR : O_RDONLY;

@@ -1,5 +1,5 @@
-// Memory that processes of one machine share. It has no name: it is gone with the last process that has it, however that
-// ends, and does not count against the size of /dev/shm, which containers keep small.
+// Memory that processes of one machine share. It has no name: the kernel frees it with the last process that maps it,
+// however that process ends. It does not count against the size of /dev/shm, which containers keep small.
 #pragma once
 
 #include <sys/types.h>
@@ -13,23 +13,23 @@ namespace ballast {
 
 class SharedMemory {
  public:
-  // Zeroed and resident. Throws B2001 where there is not enough.
+  // Returns zeroed, resident memory. Throws B2001 if too little is available.
   static SharedMemory make(std::size_t bytes, const std::string& owner);
 
-  // Another process's, from what it says of it. Throws B2301 where that cannot be reached: on another machine, in another
-  // container, of another user.
+  // Maps the memory of another process by its invitation. Throws B2301 if the process is on another machine, in another
+  // container, or of another user.
   static SharedMemory open(const std::string& invitation);
 
   std::byte* data() const { return memory_.get(); }
   std::size_t bytes() const { return memory_.get_deleter().bytes; }
 
-  int file() const { return file_.get(); }  // its number in the process that made it
-  std::string invitation() const;           // what other processes open it by
-  // More of the process that made this one, which was opened; to be read only. A page is resident here, too, from when it is
-  // first looked at.
-  SharedMemory open_beside(int file) const;
-  void close_door() { file_ = Descriptor(); }  // nobody else is to come
-  void empty();                                // gives back the pages, whoever has them
+  int file() const { return file_.get(); }  // the descriptor in the process that made it
+  std::string invitation() const;           // for open() in other processes
+  // Maps another file of the process that made this memory, read-only. A page counts as resident here, too, after the
+  // first read.
+  SharedMemory open_file_of_same_process(int file) const;
+  void close_file() { file_ = Descriptor(); }  // after that, no other process can open it
+  void empty();                                // frees the pages in all processes; they read zeros then
 
  private:
   SharedMemory(pid_t maker, Descriptor file, HostPages memory);

@@ -1,6 +1,6 @@
-// Bytes between processes of one machine, through memory that they share: each rank puts what it gives into boxes of its
-// own, in pieces that stay in the caches, and the others take it from there. What lies in memory that they share is taken
-// from where it is.
+// A transport between processes of one machine, through shared memory. Each rank copies what it sends into its own
+// buffers, in pieces that fit the caches, and the others read them there. Arrays that lie in shared memory are read in
+// place.
 #pragma once
 
 #include "kernels/runtime/accounts.h"
@@ -9,8 +9,8 @@
 
 namespace ballast {
 
-// Throws B2301, on all ranks of the group, where one of them cannot reach the memory of another. `make` makes the
-// transports of groups that are split off, which have the same `pages`: those of the process.
+// Throws B2301 on all ranks of the group if one of them cannot map the memory of another. `make` makes the transports
+// of groups that are split off; they have the same `pages`, those of the process.
 std::unique_ptr<Transport> shared_memory_transport(const ProcessGroup& group, std::shared_ptr<SharedPages> pages,
                                                    MemoryAccounts& accounts, const MakeTransport& make);
 

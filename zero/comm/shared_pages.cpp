@@ -20,27 +20,29 @@ std::byte* SharedPages::allocate(std::size_t bytes) {
 void SharedPages::release(std::byte* memory, std::size_t) noexcept {
   const std::lock_guard lock(mutex_);
   const auto released = memories_.find(memory);
-  released->second.empty();  // for peers still have it mapped
+  released->second.empty();  // because peers still have it mapped
   memories_.erase(released);
   ++releases_;
 }
 
-std::optional<SharedPlace> SharedPages::find(std::span<const std::byte> bytes) const {
+std::optional<SharedLocation> SharedPages::find(std::span<const std::byte> bytes) const {
   const std::lock_guard lock(mutex_);
   auto after = memories_.upper_bound(bytes.data());
   if (bytes.empty() || after == memories_.begin()) return std::nullopt;
   const SharedMemory& memory = std::prev(after)->second;
   const auto begin = static_cast<std::size_t>(bytes.data() - memory.data());
   if (begin + bytes.size() > memory.bytes()) return std::nullopt;
-  return SharedPlace{memory.file(), releases_, begin};
+  return SharedLocation{memory.file(), releases_, begin};
 }
 
-const std::byte* PeerPages::at(const SharedPlace& place, const SharedMemory& door) {
-  if (place.releases != releases_) memories_.clear();
-  releases_ = place.releases;
-  auto memory = memories_.find(place.file);
-  if (memory == memories_.end()) memory = memories_.emplace(place.file, door.open_beside(place.file)).first;
-  return memory->second.data() + place.begin;
+const std::byte* PeerPages::at(const SharedLocation& location, const SharedMemory& any_memory) {
+  if (location.releases != releases_) memories_.clear();
+  releases_ = location.releases;
+  auto memory = memories_.find(location.file);
+  if (memory == memories_.end()) {
+    memory = memories_.emplace(location.file, any_memory.open_file_of_same_process(location.file)).first;
+  }
+  return memory->second.data() + location.begin;
 }
 
 }  // namespace ballast

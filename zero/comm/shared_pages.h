@@ -1,4 +1,4 @@
-// A process's memory that others of its machine read in place, and the view that those have of it.
+// Memory of a process that others of its machine read in place, and the view that those have of it.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,20 @@
 
 namespace ballast {
 
-// Where bytes lie, as it is told to another process.
-struct SharedPlace {
+// The location of bytes, in a form that another process can use.
+struct SharedLocation {
   int file = -1;
-  std::uint32_t releases = 0;  // that the process has made: after the next one `file` may be the number of other memory
+  std::uint32_t releases = 0;  // of the process so far: after the next one, `file` may name other memory
   std::uint64_t begin = 0;
 };
 
+// Any thread may call.
 class SharedPages : public Allocator {
  public:
   std::byte* allocate(std::size_t bytes) override;
-  void release(std::byte* memory, std::size_t bytes) noexcept override;  // whoever still reads there finds zeros
+  void release(std::byte* memory, std::size_t bytes) noexcept override;  // a peer that still reads there finds zeros
 
-  std::optional<SharedPlace> find(std::span<const std::byte> bytes) const;  // of those that lie here
+  std::optional<SharedLocation> find(std::span<const std::byte> bytes) const;  // empty for other memory
 
  private:
   mutable std::mutex mutex_;
@@ -32,11 +33,11 @@ class SharedPages : public Allocator {
   std::uint32_t releases_ = 0;
 };
 
-// Of one other process. Used by one thread at a time.
+// The pages of one other process. Used by one thread at a time.
 class PeerPages {
  public:
-  // `door` is any memory of that process. What it has released, empty since then, is unmapped when it next shows something.
-  const std::byte* at(const SharedPlace& place, const SharedMemory& door);
+  // `any_memory` is any mapped memory of that process. Memory that it has released is unmapped at the next call.
+  const std::byte* at(const SharedLocation& location, const SharedMemory& any_memory);
 
  private:
   std::map<int, SharedMemory> memories_;

@@ -39,7 +39,7 @@ Addresses addresses_of(const Endpoint& endpoint, int flags) {
   return {found, ::freeaddrinfo};
 }
 
-// Empty where the machine lacks this kind of address.
+// Returns an empty descriptor if the machine lacks this kind of address.
 Descriptor open_socket(const addrinfo& address) {
   Descriptor socket(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol));
   if (!socket && is_descriptor_limit(errno)) fail_limit("cannot make a socket", errno);
@@ -48,7 +48,7 @@ Descriptor open_socket(const addrinfo& address) {
 
 void set_option(const Descriptor& socket, int level, int option, int value) {
   ::setsockopt(socket.get(), level, option, &value,
-               sizeof value);  // all are refinements: one that is refused is missed
+               sizeof value);  // the options are refinements, so a refused one is no error
 }
 
 bool wait_for(const Descriptor& socket, short events, std::chrono::milliseconds timeout) {
@@ -56,7 +56,7 @@ bool wait_for(const Descriptor& socket, short events, std::chrono::milliseconds 
   return ::poll(&waiting, 1, static_cast<int>(timeout.count())) > 0;
 }
 
-// Where nobody listens yet, the system may choose the very port that is called for the caller, who then hears itself.
+// If no process listens at a port, the system may choose that port for the caller, which then connects to itself.
 bool is_self(const Descriptor& socket, const Endpoint& called) {
   const Endpoint mine = local_endpoint(socket);
   return mine.port == called.port && is_loopback(mine.host);
@@ -82,7 +82,7 @@ Descriptor listen_at(const Endpoint& endpoint) {
   const Addresses addresses = addresses_of(endpoint, AI_PASSIVE);
   Descriptor socket = open_socket(*addresses);
   if (!socket) refuse_to_listen(endpoint, errno);
-  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // else a job could not follow at once on another at the same port
+  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);  // so that a job can use the port of one that has just ended
   if (::bind(socket.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
     refuse_to_listen(endpoint, errno);
   }
@@ -108,7 +108,7 @@ Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeo
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     Descriptor socket = open_socket(*address);
     const timeval limit{timeout.count() / 1000, timeout.count() % 1000 * 1000};
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // holds for connect() too
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // applies to connect() too
     const bool connected = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0;
     if (connected && !is_self(socket, endpoint)) return socket;
   }
@@ -119,7 +119,8 @@ Connection::Connection(Descriptor socket) : socket_(std::move(socket)) {
   const timeval limit{5, 0};
   ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   set_option(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
-  // A machine that vanishes sends no end: after half a minute of silence it is asked, and given up.
+  // A machine that vanishes closes no connection. TCP probes it after 15 seconds of silence, and closes after half a
+  // minute.
   set_option(socket_, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket_, IPPROTO_TCP, TCP_KEEPIDLE, 15);
   set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, 5);

@@ -1,4 +1,4 @@
-// TCP as the hub and its clients use it: small messages, and an end that is noticed.
+// TCP between the hub and its clients: small messages, and prompt notice of a lost connection.
 #pragma once
 
 #include <chrono>
@@ -19,23 +19,23 @@ struct Endpoint {
 
 std::string text(const Endpoint& endpoint);  // "host:port"
 
-// A port that is taken or an address that is not this machine's: B3303. Port 0: any that is free.
+// Throws B3303 for a port in use or an address of another machine. Port 0 means any free port.
 Descriptor listen_at(const Endpoint& endpoint);
-Endpoint local_endpoint(const Descriptor& socket);  // in numbers
+Endpoint local_endpoint(const Descriptor& socket);  // numeric
 bool is_loopback(const std::string& host);
 
-// One attempt; empty if nobody listens there. A name that nobody knows: B3303.
+// Makes one attempt. Returns an empty descriptor if no process listens there; throws B3303 for an unknown host name.
 Descriptor try_connect(const Endpoint& endpoint, std::chrono::milliseconds timeout);
 
-// One end of a connection. Sending and receiving may be two threads' work.
+// One end of a connection. One thread may send while another receives.
 class Connection {
  public:
   explicit Connection(Descriptor socket);
 
-  // Without waiting for long: false if the other end is gone or has not read for seconds.
+  // Returns false if the other end is gone, or has not read for five seconds.
   bool send(const Message& message);
 
-  // Takes what has arrived, waiting for at most `timeout`; false when the other end is gone.
+  // Reads what has arrived, and waits up to `timeout` for it. Returns false when the other end is gone.
   bool receive(std::chrono::milliseconds timeout);
   std::optional<Message> next() { return inbox_.next(); }
 

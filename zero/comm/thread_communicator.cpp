@@ -21,7 +21,7 @@ std::vector<std::size_t> all_below(std::size_t size) {
 
 }  // namespace
 
-void ThreadJob::come(std::size_t rank) {
+void ThreadJob::join(std::size_t rank) {
   const std::lock_guard lock(mutex_);
   left_.erase(rank);
 }
@@ -34,7 +34,7 @@ void ThreadJob::leave(std::size_t rank, const Farewell& farewell) {
   if (farewell.has_failed) error_.set(fmt::format("rank {} left: {}", rank, farewell.words));
 }
 
-std::optional<std::string> ThreadJob::last_words(std::size_t rank) {
+std::optional<std::string> ThreadJob::leave_reason(std::size_t rank) {
   const std::lock_guard lock(mutex_);
   const auto found = left_.find(rank);
   return found == left_.end() ? std::nullopt : std::optional(found->second);
@@ -46,10 +46,10 @@ ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout)
 ThreadGroup::ThreadGroup(std::vector<std::size_t> members, std::chrono::milliseconds timeout,
                          std::shared_ptr<ThreadJob> job)
     : members_(std::move(members)),
-      shown_(members_.size()),
+      published_(members_.size()),
       timeout_(timeout),
       job_(std::move(job)),
-      here_(members_.size()) {}
+      arrived_(members_.size()) {}
 
 std::unique_ptr<ThreadGroup> ThreadGroup::part(std::span<const std::size_t> ranks) const {
   std::vector<std::size_t> members;
@@ -60,71 +60,71 @@ std::unique_ptr<ThreadGroup> ThreadGroup::part(std::span<const std::size_t> rank
 }
 
 std::size_t ThreadGroup::arrive(std::size_t rank) {
-  const std::size_t meeting = meeting_;
-  here_[rank] = true;
+  const std::size_t generation = generation_;
+  arrived_[rank] = true;
   if (++waiting_ == size()) {
     waiting_ = 0;
-    here_.assign(size(), false);
-    ++meeting_;
+    arrived_.assign(size(), false);
+    ++generation_;
     changed_.notify_all();
   }
-  return meeting;
+  return generation;
 }
 
 std::string ThreadGroup::missing() const {
-  const auto first = std::ranges::find(here_, false);
-  return fmt::format("rank {}", first - here_.begin());
+  const auto first = std::ranges::find(arrived_, false);
+  return fmt::format("rank {}", first - arrived_.begin());
 }
 
-void ThreadGroup::fail_without_who_has_left() const {
+void ThreadGroup::fail_if_missing_rank_left() const {
   for (std::size_t rank = 0; rank < size(); ++rank) {
-    const auto words = here_[rank] ? std::nullopt : job_->last_words(members_[rank]);
+    const auto words = arrived_[rank] ? std::nullopt : job_->leave_reason(members_[rank]);
     if (!words) continue;
     job_->error().set(fmt::format("rank {} left: {}", members_[rank], *words));
     job_->error().check();
   }
 }
 
-void ThreadGroup::show(std::size_t rank, const Round& given) {
-  const Patience patience(job_->error(), timeout_);
+void ThreadGroup::publish(std::size_t rank, const SentChunk& chunk) {
+  const Deadline deadline(job_->error(), timeout_);
   std::unique_lock lock(mutex_);
   job_->error().check();
-  shown_[rank] = given;
-  const std::size_t meeting = arrive(rank);
-  const auto have_come = [&] { return meeting_ != meeting; };
-  patience.wait(
+  published_[rank] = chunk;
+  const std::size_t generation = arrive(rank);
+  const auto all_arrived = [&] { return generation_ != generation; };
+  deadline.wait(
       [&](auto pause) {
-        if (!have_come()) fail_without_who_has_left();
-        return changed_.wait_for(lock, pause, have_come);
+        if (!all_arrived()) fail_if_missing_rank_left();
+        return changed_.wait_for(lock, pause, all_arrived);
       },
-      [&] { patience.blame(missing()); });
+      [&] { deadline.fail_late(missing()); });
 }
 
-void ThreadGroup::hide(std::size_t rank) noexcept {
+void ThreadGroup::withdraw(std::size_t rank) noexcept {
   std::unique_lock lock(mutex_);
-  const std::size_t meeting = arrive(rank);
-  changed_.wait(lock, [&] { return meeting_ != meeting; });
+  const std::size_t generation = arrive(rank);
+  changed_.wait(lock, [&] { return generation_ != generation; });
 }
 
 namespace {
 
-// What is shown for as long as this object lives. Where the ranks' work is on a GPU, what is shown is there before others
-// see it, and they have taken it before it goes.
-class Shown {
+// A chunk that is published while this object lives. On a GPU it waits for the stream before it publishes, and again
+// after reading, so that peers read complete data and this rank does not withdraw too early.
+class Published {
  public:
-  Shown(ThreadGroup& group, std::size_t rank, const Round& given, std::optional<StreamHandle> stream)
+  Published(ThreadGroup& group, std::size_t rank, const SentChunk& chunk, std::optional<StreamHandle> stream)
       : group_(group), rank_(rank), stream_(group.size() > 1 ? stream : std::nullopt) {
     if (stream_) device::synchronize(*stream_);
-    group_.show(rank, given);
+    group_.publish(rank, chunk);
   }
-  void taken() const {
+  void finished_reading() const {
     if (stream_) device::synchronize(*stream_);
   }
-  ~Shown() { group_.hide(rank_); }
-  Shown(const Shown&) = delete;
-  Shown& operator=(const Shown&) = delete;
+  ~Published() { group_.withdraw(rank_); }
+  Published(const Published&) = delete;
+  Published& operator=(const Published&) = delete;
 
-  const Round& by(std::size_t peer) const { return group_.shown_by(peer); }
+  const SentChunk& by(std::size_t peer) const { return group_.published_by(peer); }
 
  private:
   ThreadGroup& group_;
@@ -132,72 +132,76 @@ class Shown {
   std::optional<StreamHandle> stream_;
 };
 
-// A rank of a group, there as long as one of its communicators is.
-class Presence {
+// A rank's membership of a group, which lasts as long as one of its communicators.
+class Membership {
  public:
-  Presence(const ThreadGroup& group, std::size_t rank)
+  Membership(const ThreadGroup& group, std::size_t rank)
       : job_(group.job()), rank_(rank), exceptions_(std::uncaught_exceptions()) {
-    job_->come(rank);
+    job_->join(rank);
   }
-  ~Presence() {
+  ~Membership() {
     const bool is_thrown = std::uncaught_exceptions() > exceptions_;
     job_->leave(rank_, is_thrown ? Farewell{.words = "ended by an exception"} : Farewell{});
   }
-  Presence(const Presence&) = delete;
-  Presence& operator=(const Presence&) = delete;
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
 
   void leave(const Farewell& farewell) const { job_->leave(rank_, farewell); }
 
  private:
   std::shared_ptr<ThreadJob> job_;
   std::size_t rank_;
-  int exceptions_;  // under way when this was made
+  int exceptions_;  // in flight at construction
 };
 
-// Takes from where the givers have their memory, so a round may have any size.
+// Reads directly from the senders' memory, so a chunk may have any size.
 class ThreadTransport : public Transport {
  public:
   ThreadTransport(ThreadGroup& group, std::size_t rank)
-      : group_(&group), rank_(rank), presence_(std::make_shared<Presence>(group, rank)) {}
+      : group_(&group), rank_(rank), membership_(std::make_shared<Membership>(group, rank)) {}
   explicit ThreadTransport(std::shared_ptr<ThreadGroup> alone) : ThreadTransport(*alone, 0) {
     owned_ = std::move(alone);
   }
-  ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank, std::shared_ptr<Presence> presence,
+  ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank, std::shared_ptr<Membership> membership,
                   std::optional<StreamHandle> stream)
-      : owned_(std::move(group)), group_(owned_.get()), rank_(rank), presence_(std::move(presence)), stream_(stream) {}
+      : owned_(std::move(group)),
+        group_(owned_.get()),
+        rank_(rank),
+        membership_(std::move(membership)),
+        stream_(stream) {}
 
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
-  std::size_t round_bytes(Where, std::span<const std::byte>) const override {
+  std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
   void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
-  void leave(const Farewell& farewell) override { presence_->leave(farewell); }
+  void leave(const Farewell& farewell) override { membership_->leave(farewell); }
   void set_activity(std::string_view) override {}
 
-  void round(const Round& given, const Take& take) override {
-    const Shown shown(*group_, rank_, given, stream_);
+  void exchange(const SentChunk& chunk, const Receive& receive) override {
+    const Published published(*group_, rank_, chunk, stream_);
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      const Round& theirs = shown.by(peer);
-      require_same(given.call, theirs.call, fmt::format("rank {}", peer));
-      if (given.gives(peer)) take(peer, theirs.piece(rank_), 0);
+      const SentChunk& theirs = published.by(peer);
+      require_same(chunk.call, theirs.call, fmt::format("rank {}", peer));
+      if (chunk.sends(peer)) receive(peer, theirs.piece(rank_), 0);
     }
-    shown.taken();
+    published.finished_reading();
   }
 
-  // The first of the ranks makes the group, and shows the others where.
-  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuPlace>& on) override {
+  // The first rank makes the group and publishes its address to the others.
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuStream>& on) override {
     std::shared_ptr<ThreadGroup> part;
     if (ranks.front() == rank_) part = group_->part(ranks);
     const auto bytes = std::as_bytes(std::span(&part, 1));
-    round({{.kind = Collective::split}, bytes.data(), bytes.size()},
-          [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t) {
-            if (peer == ranks.front() && peer != rank_) {
-              part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());
-            }
-          });
+    exchange({{.kind = Collective::split}, bytes.data(), bytes.size()},
+             [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t) {
+               if (peer == ranks.front() && peer != rank_) {
+                 part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());
+               }
+             });
     const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
-    return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place), presence_,
+    return std::make_unique<ThreadTransport>(std::move(part), static_cast<std::size_t>(place), membership_,
                                              on ? std::optional(on->stream) : stream_);
   }
 
@@ -205,7 +209,7 @@ class ThreadTransport : public Transport {
   std::shared_ptr<ThreadGroup> owned_;
   ThreadGroup* group_;
   std::size_t rank_;
-  std::shared_ptr<Presence> presence_;
+  std::shared_ptr<Membership> membership_;
   std::optional<StreamHandle> stream_;
 };
 

@@ -1,4 +1,4 @@
-// Ranks that are threads of one process: for tests, and for several ranks in one process.
+// Ranks that are threads of one process.
 #pragma once
 
 #include <condition_variable>
@@ -11,18 +11,19 @@
 
 #include "kernels/backend.h"
 #include "zero/comm/communicator.h"
-#include "zero/comm/patience.h"
+#include "zero/comm/deadline.h"
 #include "zero/comm/transport.h"
 
 namespace ballast {
 
-// What a group of threads and all its parts have in common. Ranks are those of the whole group. Any thread may call.
+// The common state of a group of threads and all its subgroups. Ranks are those of the whole group. Any thread may
+// call.
 class ThreadJob {
  public:
   FirstError& error() { return error_; }
-  void come(std::size_t rank);
+  void join(std::size_t rank);
   void leave(std::size_t rank, const Farewell& farewell);
-  std::optional<std::string> last_words(std::size_t rank);  // if it has left
+  std::optional<std::string> leave_reason(std::size_t rank);  // empty if it has not left
 
  private:
   FirstError error_;
@@ -30,45 +31,45 @@ class ThreadJob {
   std::map<std::size_t, std::string> left_;
 };
 
-// Where the threads of a group meet and show each other what they give.
+// The rendezvous of a group of threads: each publishes the chunk that it sends. Any thread may call.
 class ThreadGroup {
  public:
   explicit ThreadGroup(std::size_t size, std::chrono::milliseconds timeout = default_timeout);
-  std::size_t size() const { return shown_.size(); }
+  std::size_t size() const { return published_.size(); }
   void abort(std::string_view reason) { job_->error().set(std::string(reason)); }
   const std::shared_ptr<ThreadJob>& job() const { return job_; }
 
-  // Shows what this rank gives, and waits until all ranks have shown theirs. Each show() that returns is followed by a
-  // hide(), which waits until all ranks have looked. It does so in an aborted group too, where the others are still
-  // looking, so that memory never goes while it is looked at.
-  void show(std::size_t rank, const Round& given);
-  const Round& shown_by(std::size_t rank) const { return shown_[rank]; }
-  void hide(std::size_t rank) noexcept;
+  // Publishes this rank's chunk, and waits until all ranks have published theirs. Each publish() that returns is
+  // followed by a withdraw(), which waits until all ranks have read. It waits in an aborted group too, so that memory
+  // is never freed while a peer reads it.
+  void publish(std::size_t rank, const SentChunk& chunk);
+  const SentChunk& published_by(std::size_t rank) const { return published_[rank]; }
+  void withdraw(std::size_t rank) noexcept;
 
-  std::unique_ptr<ThreadGroup> part(std::span<const std::size_t> ranks) const;  // fails with this one, and this with it
+  std::unique_ptr<ThreadGroup> part(std::span<const std::size_t> ranks) const;  // the two fail together
 
  private:
   ThreadGroup(std::vector<std::size_t> members, std::chrono::milliseconds timeout, std::shared_ptr<ThreadJob> job);
-  std::size_t arrive(std::size_t rank);  // at which meeting; called with the lock held
+  std::size_t arrive(std::size_t rank);  // returns the generation; called with the lock held
   std::string missing() const;
-  void fail_without_who_has_left() const;  // if one that is missing has
+  void fail_if_missing_rank_left() const;  // throws if a missing rank has left
 
   std::vector<std::size_t> members_;  // ranks of the whole group
-  std::vector<Round> shown_;
+  std::vector<SentChunk> published_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<ThreadJob> job_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<bool> here_;
+  std::vector<bool> arrived_;
   std::size_t waiting_ = 0;
-  std::size_t meeting_ = 0;
+  std::size_t generation_ = 0;
 };
 
-// `group` and `backend` outlive it and all that is split from it. The backend is done when a call of it returns; a thread's
-// calls to it must not be needed by another's.
+// `group` and `backend` outlive the communicator and all that is split from it. A call of the backend returns when its
+// work is done, and does not wait for the call of another rank.
 std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_t rank, kernels::Backend& backend);
 
-// One rank, alone.
+// A communicator of a single rank.
 std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend);
 
 }  // namespace ballast

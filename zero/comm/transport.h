@@ -1,5 +1,5 @@
-// How bytes get from rank to rank: in rounds, in each of which every rank gives every other one some. All collectives are
-// made of rounds (collectives.h), so a new way to carry bytes is one small class.
+// The interface of transports. A transport exchanges chunks: in each exchange every rank sends bytes to every other
+// rank. All collectives consist of such exchanges (collectives.h), so a new transport is one small class.
 #pragma once
 
 #include <cstddef>
@@ -11,58 +11,61 @@
 
 #include "zero/comm/call.h"
 #include "zero/comm/farewell.h"
-#include "zero/comm/gpu_place.h"
+#include "zero/comm/gpu_stream.h"
 
 namespace ballast {
 
 class Allocator;
 
-// Where the bytes of a round lie: where the backend works, which may be a GPU, or in host memory all the same.
-enum class Where : bool { backend, host };
+// The memory of a chunk: that of the backend, which may be a GPU's, or always host memory.
+enum class ChunkMemory : bool { backend, host };
 
-inline constexpr std::size_t everybody = SIZE_MAX;
+inline constexpr std::size_t all_ranks = SIZE_MAX;
 
-// What a rank gives in one round: `bytes` to each, of which those for rank p begin at data + p * stride. With a stride of
-// 0 all get the same.
-struct Round {
-  Call call{};  // that the round belongs to
+// What a rank sends in one exchange: `bytes` to each rank; those for rank p begin at data + p * stride. With a stride
+// of 0 all ranks get the same bytes.
+struct SentChunk {
+  Call call{};  // the collective that the exchange belongs to
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
   std::size_t stride = 0;
-  std::size_t giver = everybody;  // the only one who gives
-  Where where = Where::backend;
+  std::size_t sender = all_ranks;  // the only rank that sends
+  ChunkMemory where = ChunkMemory::backend;
 
   std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
   std::span<const std::byte> all(std::size_t ranks) const { return {data, (ranks - 1) * stride + bytes}; }
-  bool gives(std::size_t rank) const { return giver == everybody || giver == rank; }
+  bool sends(std::size_t rank) const { return sender == all_ranks || sender == rank; }
 };
 
-// Called for what each rank that gives has given, this rank's own included: all of it, or piece after piece, of which each
-// begins at the byte `first`. Every byte is taken of one rank after the other, in rank order. They stay until it returns.
-using Take = std::function<void(std::size_t peer, std::span<const std::byte> bytes, std::size_t first)>;
+// Receives the bytes of each sending rank, this rank's own included: all at once, or in pieces that begin at the byte
+// `first`. Each byte is received from one rank after the other, in rank order. The bytes stay valid until the call
+// returns.
+using Receive = std::function<void(std::size_t peer, std::span<const std::byte> bytes, std::size_t first)>;
 
+// One thread at a time calls exchange() and split(); any thread may call abort(), leave() and set_activity().
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::size_t rank() const = 0;
   virtual std::size_t size() const = 0;
 
-  // The most that a round may give to each, of what lies there.
-  virtual std::size_t round_bytes(Where where, std::span<const std::byte> bytes) const = 0;
+  // The largest chunk for each rank, if it lies in such memory.
+  virtual std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const = 0;
 
-  // Throws B3301 or B3302 when a peer fails or does not come. What was given may be changed when it returns.
-  virtual void round(const Round& given, const Take& take) = 0;
+  // Throws B3301 or B3302 if a peer fails or does not arrive. The caller may change the sent bytes when it returns.
+  virtual void exchange(const SentChunk& chunk, const Receive& receive) = 0;
 
-  // Host memory that peers read in place, if there is such. On each rank a round's bytes lie in it, or on none.
+  // An allocator of host memory that peers read in place, or null. The chunks of one exchange lie in it on all ranks or
+  // on none.
   virtual Allocator* shared_memory() { return nullptr; }
   virtual bool is_shared(std::span<const std::byte>) const { return false; }
 
-  // The group that `ranks` of this one form, this rank among them; for memory of a GPU, if a place there is given. All ranks
-  // call at the same time.
+  // Returns the transport of a group of `ranks`, this rank among them; with a stream, for GPU memory. All ranks call at
+  // the same time.
   virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
-                                           const std::optional<GpuPlace>& place) = 0;
+                                           const std::optional<GpuStream>& place) = 0;
 
-  // Any thread may call. What they mean, Communicator says.
+  // See Communicator.
   virtual void abort(std::string_view reason) = 0;
   virtual void leave(const Farewell& farewell) = 0;
   virtual void set_activity(std::string_view activity) = 0;

@@ -1,4 +1,4 @@
-#include "zero/comm/meeting.h"
+#include "zero/comm/rendezvous.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,7 +8,7 @@
 
 namespace ballast {
 
-void Meeting::take(std::size_t connection, const Message& message) {
+void Rendezvous::take(std::size_t connection, const Message& message) {
   if (message.kind == Message::Kind::hello) return hello(connection, message);
   if (!members_.contains(connection)) return;
   switch (message.kind) {
@@ -21,10 +21,10 @@ void Meeting::take(std::size_t connection, const Message& message) {
   }
 }
 
-void Meeting::hello(std::size_t connection, const Message& message) {
+void Rendezvous::hello(std::size_t connection, const Message& message) {
   const Member member = member_from(message.value);
   if (message.key == job_ && has_left(member.rank)) return send_(connection, {.kind = Message::Kind::later});
-  if (const auto reason = objection(message, member)) {
+  if (const auto reason = refusal(message, member)) {
     refused_.push_back(fmt::format("{}: {}", text(member), *reason));
     send_(connection, {.kind = Message::Kind::refused, .value = *reason});
     return;
@@ -39,19 +39,19 @@ void Meeting::hello(std::size_t connection, const Message& message) {
   send_to_all({.kind = Message::Kind::welcome, .value = fmt::format("{}", fmt::join(lines, "\n"))});
 }
 
-bool Meeting::has_left(std::size_t rank) const {
+bool Rendezvous::has_left(std::size_t rank) const {
   return std::ranges::any_of(
       members_, [&](const auto& entry) { return entry.second.rank == rank && left_.contains(entry.first); });
 }
 
-void Meeting::leave(std::size_t connection, const Message& goodbye) {
+void Rendezvous::leave(std::size_t connection, const Message& goodbye) {
   if (!left_.insert(connection).second) return;
   const Member& member = members_.at(connection);
   if (goodbye.key == key_of_failure) return fail(left(member, goodbye.value));
   send_to_all({.kind = Message::Kind::left, .key = std::to_string(member.rank), .value = goodbye.value});
 }
 
-std::optional<std::string> Meeting::objection(const Message& hello, const Member& member) const {
+std::optional<std::string> Rendezvous::refusal(const Message& hello, const Member& member) const {
   if (hello.key != job_) return fmt::format("job \"{}\" uses this address, not job \"{}\"", job_, hello.key);
   if (member.size != size_) {
     return fmt::format("rank 0 has a world size of {}, but rank {} one of {}", size_, member.rank, member.size);
@@ -63,7 +63,7 @@ std::optional<std::string> Meeting::objection(const Message& hello, const Member
                      text(same->second));
 }
 
-void Meeting::set(const Message& message) {
+void Rendezvous::set(const Message& message) {
   values_[message.key] = message.value;
   const auto [first, last] = waiting_.equal_range(message.key);
   for (auto asked = first; asked != last; ++asked) {
@@ -72,7 +72,7 @@ void Meeting::set(const Message& message) {
   waiting_.erase(first, last);
 }
 
-void Meeting::get(std::size_t connection, const std::string& key) {
+void Rendezvous::get(std::size_t connection, const std::string& key) {
   const auto found = values_.find(key);
   if (found == values_.end()) {
     waiting_.emplace(key, connection);
@@ -81,13 +81,13 @@ void Meeting::get(std::size_t connection, const std::string& key) {
   }
 }
 
-void Meeting::ended(std::size_t connection) {
+void Rendezvous::ended(std::size_t connection) {
   const auto found = members_.find(connection);
   if (found == members_.end() || !left_.insert(connection).second) return;
   fail(died(found->second));
 }
 
-void Meeting::time_is_up(const std::string& after) {
+void Rendezvous::fail_without_missing(const std::string& after) {
   std::vector<std::size_t> missing;
   for (std::size_t rank = 0; rank < size_; ++rank) {
     if (std::ranges::none_of(members_, [&](const auto& entry) { return entry.second.rank == rank; })) {
@@ -99,12 +99,12 @@ void Meeting::time_is_up(const std::string& after) {
                    refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))));
 }
 
-void Meeting::late(std::size_t connection, const std::string& rank) {
+void Rendezvous::late(std::size_t connection, const std::string& rank) {
   waited_for_[members_.at(connection).rank].insert(std::stoul(rank));
 }
 
-// Whoever waits is late for those behind it: the ones to name are those at the ends of the chains.
-void Meeting::judge(const std::string& after) {
+// A rank that waits is itself late for the ranks behind it. The late ranks are those at the ends of such chains.
+void Rendezvous::fail_with_late_ranks(const std::string& after) {
   std::set<std::size_t> named;
   for (const auto& [waiting, ranks] : waited_for_) {
     std::ranges::copy_if(ranks, std::inserter(named, named.end()),
@@ -119,17 +119,17 @@ void Meeting::judge(const std::string& after) {
   fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after));
 }
 
-const Member& Meeting::member(std::size_t rank) const {
+const Member& Rendezvous::member(std::size_t rank) const {
   return std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; })->second;
 }
 
-void Meeting::fail(const std::string& reason) {
+void Rendezvous::fail(const std::string& reason) {
   if (first_error_) return;
   first_error_ = reason;
   send_to_all({.kind = Message::Kind::failed, .value = reason});
 }
 
-void Meeting::send_to_all(const Message& message) {
+void Rendezvous::send_to_all(const Message& message) {
   for (const auto& [connection, member] : members_) {
     if (!left_.contains(connection)) send_(connection, message);
   }

@@ -1,4 +1,4 @@
-#include "zero/comm/patience.h"
+#include "zero/comm/deadline.h"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@ std::string late(std::string_view missing, std::chrono::milliseconds timeout) {
   return fmt::format("{} did not arrive within {}", missing, seconds(timeout));
 }
 
-void Patience::blame(std::string_view missing) const {
+void Deadline::fail_late(std::string_view missing) const {
   const std::string what = late(missing, timeout_);
   error_.set(what);
   fail(Code::peer_late, {.what = what});

@@ -1,4 +1,4 @@
-// How long a rank waits for its peers: until they come, until the group has failed, or until its time is up.
+// A wait for peers. It ends when they arrive, when the job fails, or at the timeout.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,18 @@ inline constexpr std::chrono::milliseconds default_timeout = std::chrono::minute
 std::string seconds(std::chrono::milliseconds time);                            // "0.3 s"
 std::string late(std::string_view missing, std::chrono::milliseconds timeout);  // "rank 1 did not arrive within 0.3 s"
 
-// Of one wait: made when it begins.
-class Patience {
+// One wait, which begins at construction. Used by one thread.
+class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Patience(FirstError& error, std::chrono::milliseconds timeout)
+  Deadline(FirstError& error, std::chrono::milliseconds timeout)
       : error_(error), timeout_(timeout), end_(Clock::now() + timeout) {}
 
-  // `come_within(pause)` waits for as long as `pause` and says whether they have come; `give_up()` throws.
+  // `is_done_within(pause)` waits for as long as `pause` and says whether they have come; `give_up()` throws.
   template <class ComeWithin, class GiveUp>
-  void wait(ComeWithin&& come_within, GiveUp&& give_up) const {
-    while (!come_within(pause())) {
+  void wait(ComeWithin&& is_done_within, GiveUp&& give_up) const {
+    while (!is_done_within(pause())) {
       error_.check();
       if (is_over()) give_up();
     }
@@ -34,11 +34,11 @@ class Patience {
 
   bool is_over() const { return Clock::now() >= end_; }
 
-  // B3302. The group has failed then.
-  [[noreturn]] void blame(std::string_view missing) const;
+  // Fails the job with B3302.
+  [[noreturn]] void fail_late(std::string_view missing) const;
 
  private:
-  // So often is it looked whether the group has failed.
+  // Between two checks for a failed job.
   Clock::duration pause() const {
     return std::clamp<Clock::duration>(end_ - Clock::now(), Clock::duration::zero(), std::chrono::milliseconds(20));
   }

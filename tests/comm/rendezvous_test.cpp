@@ -1,4 +1,4 @@
-#include "zero/comm/meeting.h"
+#include "zero/comm/rendezvous.h"
 
 #include <catch2/catch.hpp>
 #include <utility>
@@ -11,11 +11,11 @@ namespace {
 
 // A meeting of three, and what it said to whom.
 struct Rig {
-  Meeting meeting{"job", 3, [this](std::size_t to, const Message& message) { sent.emplace_back(to, message); }};
+  Rendezvous rendezvous{"job", 3, [this](std::size_t to, const Message& message) { sent.emplace_back(to, message); }};
   std::vector<std::pair<std::size_t, Message>> sent{};
 
   void hello(std::size_t connection, std::size_t rank, std::size_t size = 3, const std::string& job = "job") {
-    meeting.take(connection, {Kind::hello, job, to_line({rank, size, "node", static_cast<pid_t>(100 + rank)})});
+    rendezvous.take(connection, {Kind::hello, job, to_line({rank, size, "node", static_cast<pid_t>(100 + rank)})});
   }
   void all_come() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -24,7 +24,7 @@ struct Rig {
     sent.clear();
   }
   void late(std::size_t rank, std::size_t waited_for) {
-    meeting.take(10 + rank, {Kind::late, "", std::to_string(waited_for)});
+    rendezvous.take(10 + rank, {Kind::late, "", std::to_string(waited_for)});
   }
   std::string last() const { return sent.empty() ? "" : sent.back().second.value; }
 };
@@ -37,7 +37,7 @@ TEST_CASE("all are welcomed when the last has come") {
   rig.hello(2, 0);
   CHECK(rig.sent.empty());
   rig.hello(3, 1);
-  CHECK(rig.meeting.complete());
+  CHECK(rig.rendezvous.complete());
   CHECK(rig.sent.size() == 3);
   CHECK(rig.sent[0].second == Message{Kind::welcome, "", "0 3 100 node\n1 3 101 node\n2 3 102 node"});
 }
@@ -53,33 +53,33 @@ TEST_CASE("who does not belong is refused, and the others go on") {
   CHECK_THAT(rig.last(), Contains("\"job\"") && Contains("\"other\""));
   rig.hello(5, 7);
   CHECK_THAT(rig.last(), Contains("rank 7 in a world of 3"));
-  rig.meeting.ended(2);  // they are not missed
-  CHECK_FALSE(rig.meeting.failed());
-  rig.meeting.time_is_up("3 s");
+  rig.rendezvous.ended(2);  // they are not missed
+  CHECK_FALSE(rig.rendezvous.failed());
+  rig.rendezvous.fail_without_missing("3 s");
   CHECK_THAT(rig.last(), Contains("rank 1, 2 did not connect within 3 s") && Contains("world size of 3"));
 }
 
 TEST_CASE("a value reaches those who asked before it was set, and after") {
   Rig rig;
   rig.all_come();
-  rig.meeting.take(11, {Kind::get, "key", ""});
+  rig.rendezvous.take(11, {Kind::get, "key", ""});
   CHECK(rig.sent.empty());
-  rig.meeting.take(10, {Kind::set, "key", "value"});
-  rig.meeting.take(12, {Kind::get, "key", ""});
+  rig.rendezvous.take(10, {Kind::set, "key", "value"});
+  rig.rendezvous.take(12, {Kind::get, "key", ""});
   REQUIRE(rig.sent.size() == 2);
   CHECK(rig.sent[0] == std::pair<std::size_t, Message>{11, {Kind::set, "key", "value"}});
   CHECK(rig.sent[1] == std::pair<std::size_t, Message>{12, {Kind::set, "key", "value"}});
-  rig.meeting.take(99, {Kind::get, "key", ""});  // a stranger is told nothing
+  rig.rendezvous.take(99, {Kind::get, "key", ""});  // a stranger is told nothing
   CHECK(rig.sent.size() == 2);
 }
 
 TEST_CASE("all hear of the first error, and only of it") {
   Rig rig;
   rig.all_come();
-  rig.meeting.ended(11);
+  rig.rendezvous.ended(11);
   CHECK(rig.sent.size() == 2);  // the dead are told nothing
   CHECK(rig.last() == "rank 1 (node, pid 101) died: connection lost: its process ended");
-  rig.meeting.take(12, {Kind::failed, "", "a consequence"});
+  rig.rendezvous.take(12, {Kind::failed, "", "a consequence"});
   CHECK(rig.sent.size() == 2);
 }
 
@@ -87,12 +87,12 @@ TEST_CASE("who says goodbye has not died") {
   Rig rig;
   rig.all_come();
   for (std::size_t connection = 10; connection < 13; ++connection) {
-    CHECK_FALSE(rig.meeting.everybody_left());
-    rig.meeting.take(connection, {Kind::goodbye, "", ""});
-    rig.meeting.ended(connection);
+    CHECK_FALSE(rig.rendezvous.all_left());
+    rig.rendezvous.take(connection, {Kind::goodbye, "", ""});
+    rig.rendezvous.ended(connection);
   }
-  CHECK(rig.meeting.everybody_left());
-  CHECK_FALSE(rig.meeting.failed());
+  CHECK(rig.rendezvous.all_left());
+  CHECK_FALSE(rig.rendezvous.failed());
   rig.hello(20, 1);  // of the next job, before rank 0 has come so far
   CHECK(rig.sent.back() == std::pair<std::size_t, Message>{20, {Kind::later, "", ""}});
 }
@@ -100,13 +100,13 @@ TEST_CASE("who says goodbye has not died") {
 TEST_CASE("the others hear the last words of a rank, and fail where that has failed") {
   Rig rig;
   rig.all_come();
-  rig.meeting.take(11, {Kind::goodbye, "", "it is done"});
+  rig.rendezvous.take(11, {Kind::goodbye, "", "it is done"});
   REQUIRE(rig.sent.size() == 2);
   CHECK(rig.sent[0] == std::pair<std::size_t, Message>{10, {Kind::left, "1", "it is done"}});
   CHECK(rig.sent[1] == std::pair<std::size_t, Message>{12, {Kind::left, "1", "it is done"}});
-  CHECK_FALSE(rig.meeting.failed());
-  rig.meeting.take(12, {Kind::goodbye, "failed", "ValueError: this batch is bad"});
-  CHECK(rig.meeting.failed());
+  CHECK_FALSE(rig.rendezvous.failed());
+  rig.rendezvous.take(12, {Kind::goodbye, "failed", "ValueError: this batch is bad"});
+  CHECK(rig.rendezvous.failed());
   CHECK(rig.sent.back().first == 10);  // the only one that is still there
   CHECK(rig.last() == "rank 2 (node, pid 102) left: ValueError: this batch is bad");
 }
@@ -116,12 +116,12 @@ TEST_CASE("of those who are late, the one that waits for nobody is named") {
   chain.all_come();
   chain.late(0, 1);
   chain.late(1, 2);
-  chain.meeting.judge("5 s");
+  chain.rendezvous.fail_with_late_ranks("5 s");
   CHECK(chain.last() == "rank 2 (node, pid 102) did not arrive within 5 s");
   Rig circle;
   circle.all_come();
   circle.late(0, 1);
   circle.late(1, 0);
-  circle.meeting.judge("5 s");
+  circle.rendezvous.fail_with_late_ranks("5 s");
   CHECK_THAT(circle.last(), Contains("rank 1 (node, pid 101) did not come"));
 }

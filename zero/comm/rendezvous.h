@@ -1,5 +1,5 @@
-// What the hub of a job knows and decides: who is there, what they left word of, who failed first. Pure: connections are
-// numbers, and what is to be sent goes to a function.
+// The decisions of a job's hub: which ranks are connected, the values of keys, the first failure. Pure: a connection is
+// a number, and messages go to a function. Used by one thread.
 #pragma once
 
 #include <functional>
@@ -14,27 +14,28 @@
 
 namespace ballast {
 
-class Meeting {
+class Rendezvous {
  public:
   using Send = std::function<void(std::size_t connection, const Message& message)>;
 
-  Meeting(std::string job, std::size_t size, Send send) : job_(std::move(job)), size_(size), send_(std::move(send)) {}
+  Rendezvous(std::string job, std::size_t size, Send send)
+      : job_(std::move(job)), size_(size), send_(std::move(send)) {}
 
   void take(std::size_t connection, const Message& message);
-  void ended(std::size_t connection);  // of a member who has not said goodbye: it died
+  void ended(std::size_t connection);  // a connection is lost; a member that has not left has died
   bool has_left(std::size_t rank) const;
-  void time_is_up(const std::string& after);  // those who have not come are named
-  bool some_are_late() const { return !waited_for_.empty(); }
-  void judge(const std::string& after);  // names the late ones that wait for nobody themselves
-  void fail(const std::string& reason);  // tells all members, and those who come later; only the first reason counts
+  void fail_without_missing(const std::string& after);  // names the ranks that have not connected
+  bool has_late_ranks() const { return !waited_for_.empty(); }
+  void fail_with_late_ranks(const std::string& after);  // names the late ranks that wait for no other rank
+  void fail(const std::string& reason);  // tells all members, later ones included; only the first reason counts
   bool complete() const { return members_.size() == size_; }
-  bool everybody_left() const { return (complete() || failed()) && left_.size() == members_.size(); }
+  bool all_left() const { return (complete() || failed()) && left_.size() == members_.size(); }
   bool failed() const { return first_error_.has_value(); }
 
  private:
   void hello(std::size_t connection, const Message& message);
   void leave(std::size_t connection, const Message& goodbye);
-  std::optional<std::string> objection(const Message& hello, const Member& member) const;
+  std::optional<std::string> refusal(const Message& hello, const Member& member) const;
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);
   void late(std::size_t connection, const std::string& rank);
@@ -48,8 +49,8 @@ class Meeting {
   std::set<std::size_t> left_;             // connections
   std::vector<std::string> refused_;
   std::map<std::string, std::string> values_;
-  std::multimap<std::string, std::size_t> waiting_;          // connections, by the key they asked for
-  std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the rank that waited
+  std::multimap<std::string, std::size_t> waiting_;          // connections, by the key that they wait for
+  std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the waiting rank
   std::optional<std::string> first_error_;
 };
 

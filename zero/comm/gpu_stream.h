@@ -1,11 +1,11 @@
-// Where a rank's work on a GPU goes.
+// The stream of a GPU that a group works on.
 #pragma once
 
 #include "kernels/runtime/device.h"
 
 namespace ballast {
 
-struct GpuPlace {
+struct GpuStream {
   StreamHandle stream = nullptr;
   int gpu = 0;
 };
