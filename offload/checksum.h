@@ -1,4 +1,5 @@
-// XXH3-64, with the widest instructions that the processor has: the same numbers from all of them.
+// XXH3-64, with the widest instructions that the processor has. All of them give the same checksums. Any thread may
+// call.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@ namespace ballast::offload {
 
 std::uint64_t checksum(std::span<const std::byte> bytes, std::uint64_t seed = 0);
 
-// What it chooses from. The library that distributions ship knows the oldest processors only, at a third of AVX2's speed.
+// The implementations to choose from. The library that distributions ship has only the baseline, at a third of AVX2's
+// speed.
 std::uint64_t checksum_baseline(std::span<const std::byte> bytes, std::uint64_t seed);
 std::uint64_t checksum_avx2(std::span<const std::byte> bytes, std::uint64_t seed);  // x86 with AVX2 only
 

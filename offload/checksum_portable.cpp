@@ -1,4 +1,4 @@
-// In place of checksum_x86.cpp on other processors.
+// Replaces checksum_x86.cpp on other processors.
 #include "offload/checksum.h"
 
 namespace ballast::offload {

@@ -1,4 +1,5 @@
-// The only place that includes xxHash: its functions become static ones of each source, so each has its own instructions.
+// The only file that includes xxHash. Its functions become static in each source, so that each source has its own
+// instructions.
 #pragma once
 
 #define XXH_INLINE_ALL

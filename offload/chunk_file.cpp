@@ -12,7 +12,7 @@
 namespace ballast::offload {
 namespace {
 
-constexpr std::size_t most_slots = 16;  // as deep as queues are
+constexpr std::size_t max_slots = 16;  // the usual depth of a queue
 
 // Direct I/O moves whole blocks.
 Chunk in_blocks(const Chunk& chunk) {
@@ -88,7 +88,7 @@ std::uint64_t ChunkWriter::finish() {
 ChunkReader::ChunkReader(const std::vector<std::filesystem::path>& files, std::vector<ChunkPlace> in_order,
                          IoQueue& queue, std::size_t memory_bytes)
     : in_order_(std::move(in_order)), queue_(queue), slot_bytes_(largest(in_order_)) {
-  slots_ = std::clamp<std::size_t>(memory_bytes / slot_bytes_, 2, most_slots);
+  slots_ = std::clamp<std::size_t>(memory_bytes / slot_bytes_, 2, max_slots);
   for (const std::filesystem::path& file : files) {
     files_.push_back(std::make_unique<File>(file, FileOptions{.allow_network = true, .writable = false}));
   }
@@ -120,7 +120,7 @@ std::span<std::byte> ChunkReader::slot(std::size_t number) const {
   return {pages_.get() + number % slots_ * slot_bytes_, slot_bytes_};
 }
 
-// The chunk that was given last stays where it is.
+// The slot of the chunk that the caller still uses is not overwritten.
 void ChunkReader::read_ahead() {
   const std::size_t end = std::min(in_order_.size(), given_ + (given_ == 0 ? slots_ : slots_ - 1));
   for (; begun_ < end; ++begun_) {

@@ -1,5 +1,5 @@
-// Files of chunks: written once, from the beginning to the end, and read in an order that is known before. Where each chunk
-// lies, and its seal, is kept by whoever had it written.
+// Files of chunks, for checkpoints: written once from beginning to end, and read in an order that is known in advance.
+// The caller keeps the location and the seal of each chunk.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ballast::offload {
 
-inline constexpr std::size_t chunk_alignment = 64;  // chunks begin at multiples of it, in the file and in memory
+inline constexpr std::size_t chunk_alignment = 64;  // of chunks in the file and in memory
 
 struct Chunk {
   std::uint64_t offset = 0;
@@ -19,24 +19,24 @@ struct Chunk {
   std::uint64_t seal = 0;  // XXH3-64
 };
 
-// Used by one thread. The queue outlives it.
+// Used by one thread. The queue outlives the writer.
 class ChunkWriter {
  public:
   struct Memory {
     std::size_t buffers = 4;
-    std::size_t buffer_bytes = std::size_t{4} << 20;  // whole blocks
+    std::size_t buffer_bytes = std::size_t{4} << 20;  // a multiple of block_bytes
   };
 
-  // Makes a new file.
+  // Creates the file; an existing one is an error.
   ChunkWriter(const std::filesystem::path& path, IoQueue& queue, const Memory& memory);
   ChunkWriter(const std::filesystem::path& path, IoQueue& queue) : ChunkWriter(path, queue, Memory{}) {}
   ChunkWriter(ChunkWriter&&) = delete;
   ~ChunkWriter();
 
-  // The bytes are the caller's again when this returns.
+  // Appends a chunk. The caller may change the bytes when this returns.
   Chunk append(std::span<const std::byte> bytes);
 
-  // Everything is on the drive when this returns the file's size, which is of whole blocks.
+  // Flushes and returns the file's size, a multiple of block_bytes. All chunks are on the drive then.
   std::uint64_t finish();
 
  private:
@@ -50,10 +50,10 @@ class ChunkWriter {
   HostPages pages_;
   File file_;
   IoQueue& queue_;
-  std::vector<Completion> written_;  // by buffer
-  std::size_t now_ = 0;              // buffer
-  std::size_t filled_ = 0;           // bytes of it
-  std::uint64_t begin_ = 0;          // of that buffer in the file
+  std::vector<Completion> written_;  // of each buffer
+  std::size_t now_ = 0;              // the buffer that is being filled
+  std::size_t filled_ = 0;           // bytes of that buffer
+  std::uint64_t begin_ = 0;          // offset of that buffer in the file
 };
 
 // A chunk of one of several files.
@@ -62,18 +62,18 @@ struct ChunkPlace {
   Chunk chunk{};
 };
 
-// Used by one thread. The queue outlives it.
+// Used by one thread. The queue outlives the reader.
 class ChunkReader {
  public:
-  // Opens the files, and refuses (B3202) one that ends before its chunks do. Reads run ahead, in this memory or in that of two
-  // chunks.
+  // Opens the files; throws B3202 for one that is too short for its chunks. Reads ahead into `memory_bytes`, or into
+  // the memory of two chunks if that is more.
   ChunkReader(const std::vector<std::filesystem::path>& files, std::vector<ChunkPlace> in_order, IoQueue& queue,
               std::size_t memory_bytes = std::size_t{32} << 20);
   ChunkReader(ChunkReader&&) = delete;
   ~ChunkReader();
 
-  // The next chunk, which stays until the one after it is asked for. B3202 names the file and the bytes of one that is not what
-  // was written; the next can be read all the same.
+  // Returns the next chunk, which stays valid until the next call. Throws B3202 with the file and the bytes if the
+  // chunk is damaged; the chunk after it can still be read.
   std::span<const std::byte> next();
 
  private:
@@ -82,13 +82,13 @@ class ChunkReader {
   std::span<std::byte> slot(std::size_t number) const;
 
   std::vector<ChunkPlace> in_order_;
-  std::vector<std::unique_ptr<File>> files_;  // the kernel and the queue know them by their address
+  std::vector<std::unique_ptr<File>> files_;  // by pointer: the kernel and the queue know their addresses
   IoQueue& queue_;
   std::size_t slots_;
   std::size_t slot_bytes_;
   HostPages pages_;
-  std::vector<Completion> read_;  // by slot
-  std::size_t begun_ = 0;         // chunks
+  std::vector<Completion> read_;  // of each slot
+  std::size_t begun_ = 0;         // chunks whose read has begun
   std::size_t given_ = 0;
 };
 

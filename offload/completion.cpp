@@ -36,9 +36,9 @@ void Completion::wait() const {
   state_->rethrow();
 }
 
-bool Completion::wait_for(std::chrono::nanoseconds patience) const {
-  if (event_ != nullptr) {  // CUDA has no wait with an end
-    const auto until = std::chrono::steady_clock::now() + patience;
+bool Completion::wait_for(std::chrono::nanoseconds timeout) const {
+  if (event_ != nullptr) {  // CUDA has no wait with a timeout
+    const auto until = std::chrono::steady_clock::now() + timeout;
     while (!event_->is_done() && std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
@@ -46,7 +46,7 @@ bool Completion::wait_for(std::chrono::nanoseconds patience) const {
   }
   if (state_ == nullptr) return true;
   std::unique_lock lock(state_->mutex);
-  if (!state_->ended.wait_for(lock, patience, [&] { return state_->done; })) return false;
+  if (!state_->ended.wait_for(lock, timeout, [&] { return state_->done; })) return false;
   state_->rethrow();
   return true;
 }
@@ -70,14 +70,14 @@ InFlight::~InFlight() {
   try {
     wait();
   } catch (...) {
-    // Who wanted to know has called wait().
+    // A caller that needs the error has called wait().
   }
 }
 
 Promise::Promise() : state_(std::make_shared<Completion::State>()) {}
 
 Promise::~Promise() {
-  if (state_ == nullptr) return;  // moved from
+  if (state_ == nullptr) return;  // moved-from
   const std::lock_guard lock(state_->mutex);
   if (state_->done) return;
   state_->done = true;
@@ -97,7 +97,7 @@ void Promise::end(std::exception_ptr error) {
   require(!state_->done, Code::internal, [] { return Problem{.what = "cannot end an operation twice"}; });
   state_->done = true;
   state_->error = std::move(error);
-  state_->ended.notify_all();  // with the lock held: the last waiter may free the state as soon as it has it
+  state_->ended.notify_all();  // under the lock, because the last waiter frees the state
 }
 
 }  // namespace ballast::offload

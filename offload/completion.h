@@ -1,4 +1,4 @@
-// The one future of the library: something that is under way and will be done, or will fail, exactly once.
+// The library's only future: an operation that ends exactly once, with success or with an error.
 #pragma once
 
 #include <chrono>
@@ -10,17 +10,18 @@
 
 namespace ballast::offload {
 
-// A value: copies wait for the same thing. Any thread may ask and wait.
+// A value: copies refer to the same operation. Any thread may query and wait.
 class Completion {
  public:
-  Completion() = default;                             // done already
-  explicit Completion(std::shared_ptr<Event> event);  // done when the GPU gets there
+  Completion() = default;                             // has ended
+  explicit Completion(std::shared_ptr<Event> event);  // ends when the GPU reaches the event
 
-  bool is_done() const;                                    // failed counts as done
-  void wait() const;                                       // throws what it failed with
-  bool wait_for(std::chrono::nanoseconds patience) const;  // false: not done yet
+  bool is_done() const;                                   // true after a failure, too
+  void wait() const;                                      // throws the error
+  bool wait_for(std::chrono::nanoseconds timeout) const;  // false: not ended yet
 
-  // Later work in the stream starts after this. The GPU waits for an event; for the host the calling thread waits.
+  // Orders later work in the stream after this operation. The GPU waits for an event; for work of the host, the calling
+  // thread waits.
   void order(const Stream& stream) const;
 
  private:
@@ -31,21 +32,22 @@ class Completion {
   std::shared_ptr<Event> event_;
 };
 
-// Several at once. It ends only when all of them have: memory that they use is declared before it, and so outlives them.
+// Several operations in flight. The destructor waits for all of them: declare the memory that they use before this
+// object, so that it outlives them. Used by one thread.
 class InFlight {
  public:
   InFlight() = default;
   InFlight(InFlight&&) = delete;
-  ~InFlight();  // passes over what failed
+  ~InFlight();  // ignores failures
 
   void add(Completion completion) { completions_.push_back(std::move(completion)); }
-  void wait();  // for all, then throws what the first failed one failed with
+  void wait();  // for all, then throws the error of the first that failed
 
  private:
   std::vector<Completion> completions_;
 };
 
-// The end that has to keep it. One that is dropped fails, so that nobody waits for ever.
+// The producer's end. A promise that is destroyed without a result fails, so that no thread waits for ever.
 class Promise {
  public:
   Promise();
@@ -55,7 +57,7 @@ class Promise {
 
   Completion completion() const;
 
-  // One of the two, once.
+  // Call one of the two, once.
   void finish() { end(nullptr); }
   void fail(std::exception_ptr error) { end(std::move(error)); }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* lock_name = "ballast.lock";
 
-// For the process that finds the directory locked.
+// The text for a process that finds the directory locked.
 std::string who_we_are() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
@@ -54,14 +54,14 @@ void lock(int file, const std::filesystem::path& directory) {
   if (::flock(file, LOCK_EX | LOCK_NB) != 0) fail_to_lock(file, directory, errno);
   const std::string us = who_we_are();
   const bool said = ::ftruncate(file, 0) == 0 && ::pwrite(file, us.data(), us.size(), 0) > 0;
-  if (!said) fail_file("write", directory / lock_name, 0, errno);  // a full drive: it would not hold our data either
+  if (!said) fail_file("write", directory / lock_name, 0, errno);  // a full drive would not hold the state either
 }
 
 }  // namespace
 
 DirectoryLock::DirectoryLock(const std::filesystem::path& directory) : holder_(::getpid()) {
   const auto name = directory / lock_name;
-  // Writable, also for the lock itself: NFS locks no file exclusively that is only open for reading.
+  // Opened for writing, because NFS gives no exclusive lock on a read-only descriptor.
   file_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file_ < 0) fail_file("open", name, 0, errno);
   try {
@@ -83,10 +83,10 @@ DirectoryLock::~DirectoryLock() { release(); }
 
 void DirectoryLock::release() noexcept {
   if (file_ < 0) return;
-  // Closing alone would leave it locked as long as a child has the file open that was made without fork()'s handlers.
+  // A child that was made without fork()'s handlers may have the file open; closing alone would leave it locked.
   if (holder_ == ::getpid()) ::flock(file_, LOCK_UN);
   kept_from_children_.reset();
-  ::close(std::exchange(file_, -1));  // the file stays, for its removal could hit another's lock
+  ::close(std::exchange(file_, -1));  // the file stays: to remove it could remove the lock of another process
 }
 
 }  // namespace ballast::offload

@@ -1,4 +1,4 @@
-// A directory that one process works in at a time.
+// A lock on a directory that one process uses at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -10,12 +10,13 @@
 
 namespace ballast::offload {
 
-// Holds the directory's `ballast.lock` from construction to release. The kernel unlocks it when the process ends, however
-// it ends, also if children that it has forked live on: they do not get the lock's file, and nothing that they do here unlocks
-// the directory.
+// Holds the directory's `ballast.lock` from construction to release. The kernel unlocks it when the process ends in any
+// way. Forked children that are still running do not keep the lock and cannot release it, because they do not get its
+// descriptor.
 class DirectoryLock {
  public:
-  // The directory has to exist. In use: B2204, with the holder's own words. On a file system without locks: B2205.
+  // The directory must exist. Throws B2204, with the holder's name, if it is in use, and B2205 on a file system without
+  // locks.
   explicit DirectoryLock(const std::filesystem::path& directory);
   DirectoryLock(DirectoryLock&& other) noexcept;
   DirectoryLock& operator=(DirectoryLock&&) = delete;

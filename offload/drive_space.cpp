@@ -18,7 +18,7 @@ dev_t device_of(const std::filesystem::path& directory) {
   return found.st_dev;
 }
 
-// A process that writes past this limit is killed.
+// The kernel kills a process that writes past this limit.
 void require_allowed(std::uint64_t file_bytes, const std::filesystem::path& directory) {
   struct rlimit limit {};
   ::getrlimit(RLIMIT_FSIZE, &limit);

@@ -1,4 +1,4 @@
-// Whether records will fit, asked before anything is written.
+// The check that records will fit, before anything is written.
 #pragma once
 
 #include <filesystem>
@@ -8,8 +8,8 @@
 
 namespace ballast::offload {
 
-// Refuses (B2202) what would not fit into the directories, several of which may share a drive: `stores` of this shape, each
-// in all of them.
+// Throws B2202 if `stores` stores of this shape, each striped over all directories, do not fit. Several directories may
+// share a drive.
 void require_space(const RecordShape& shape, std::span<const std::filesystem::path> directories, std::size_t stores);
 
 }  // namespace ballast::offload

@@ -23,7 +23,7 @@ int open_or_fail(const std::filesystem::path& path, int flags) {
   return descriptor;
 }
 
-// Before a file is made there.
+// Checks the directory before a file is created in it.
 void check_place(const std::filesystem::path& directory, const FileOptions& options) {
   const std::filesystem::path place = directory.empty() ? "." : directory;
   if (!options.allow_network) require_local(file_system_of(place), place);
@@ -34,7 +34,7 @@ int open_file(const std::filesystem::path& path, const FileOptions& options) {
   return open_or_fail(path, (options.writable ? O_RDWR : O_RDONLY) | (options.create ? O_CREAT | O_EXCL : 0));
 }
 
-// Why direct I/O in our blocks is impossible on the file; empty if it is not.
+// Returns why the file does not support direct I/O in blocks of block_bytes; empty if it does.
 std::string no_direct_io(int descriptor) {
   const int flags = ::fcntl(descriptor, F_GETFL);
   if (::fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) {
@@ -71,7 +71,7 @@ File File::nameless(const std::filesystem::path& directory, const FileOptions& o
   const int descriptor = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (descriptor < 0 && errno != EOPNOTSUPP && errno != EISDIR) fail_file("open", directory, 0, errno);
   File file(directory / "(no name)", descriptor);
-  if (descriptor < 0) {  // the file system knows no such files: one with a name for a moment
+  if (descriptor < 0) {  // the file system lacks nameless files: create one with a name, and unlink it
     const auto name = directory / scratch_name();
     file.descriptor_ = open_or_fail(name, O_RDWR | O_CREAT | O_EXCL);
     ::unlink(name.c_str());

@@ -1,4 +1,4 @@
-// An open file on a drive, and what its file system asks of those who read and write it.
+// An open file on a drive, and the requirements of its file system.
 #pragma once
 
 #include <cstddef>
@@ -8,21 +8,21 @@
 
 namespace ballast::offload {
 
-inline constexpr std::size_t block_bytes = 4096;  // direct I/O in units of this works on every drive we know of
+inline constexpr std::size_t block_bytes = 4096;  // the unit of direct I/O that works on all known drives
 
 struct FileOptions {
   bool create = false;         // a new file, readable by its user only; an existing one is an error
-  bool direct = true;          // past the page cache, where the file system can
-  bool allow_network = false;  // NFS and its kind: slow, and a lost server stops the process
+  bool direct = true;          // bypass the page cache if the file system supports it
+  bool allow_network = false;  // network file systems are slow, and a lost server blocks the process
   bool writable = true;
 };
 
-// Closed by its owner's end. Moves nothing by itself: an IoQueue does.
+// Owns the descriptor. It does no I/O on the content: an IoQueue does.
 class File {
  public:
   explicit File(const std::filesystem::path& path, const FileOptions& options = {});
 
-  // Without a name, in a directory: gone with the last process that has it open, however that one ends.
+  // Creates a file without a name. The kernel removes it when the last process that has it open ends, in any way.
   static File nameless(const std::filesystem::path& directory, const FileOptions& options = {});
 
   File(File&& other) noexcept;
@@ -31,10 +31,10 @@ class File {
 
   const std::filesystem::path& path() const { return path_; }
   int descriptor() const { return descriptor_; }
-  std::uint64_t bytes() const;  // now
+  std::uint64_t bytes() const;  // current size
   void rename(const std::filesystem::path& to);
 
-  // Direct I/O moves whole blocks of block_bytes, to and from memory that begins at a multiple of it.
+  // Direct I/O moves whole blocks, to and from memory that is aligned to block_bytes.
   bool direct() const { return buffered_because_.empty(); }
   const std::string& buffered_because() const { return buffered_because_; }
 
@@ -46,7 +46,7 @@ class File {
   std::string buffered_because_ = "it is requested";
 };
 
-// A new or removed name is on the drive when this returns.
+// Makes new and removed names in the directory durable.
 void flush_directory(const std::filesystem::path& directory);
 
 // Throws B3201, or B2202 where the drive is full; `error` is an errno.

@@ -20,7 +20,7 @@ struct KnownFileSystem {
   bool network;
 };
 
-// Of the others nothing needs to be known.
+// All other file systems are treated as local.
 constexpr std::array known_file_systems{
     KnownFileSystem{EXT4_SUPER_MAGIC, "ext4", false},
     KnownFileSystem{XFS_SUPER_MAGIC, "xfs", false},

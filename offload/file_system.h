@@ -1,4 +1,4 @@
-// Which file system a path lies on, as far as it matters here.
+// The file system of a path.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace ballast::offload {
 
 struct FileSystem {
   std::string name;      // "ext4", or the number that statfs(2) gives
-  bool network = false;  // NFS and its kind: slow, and a lost server stops the process
+  bool network = false;  // slow, and a lost server blocks the process
 };
 
 FileSystem file_system(std::uint32_t statfs_type);

@@ -1,5 +1,5 @@
-// Reads, writes and flushes that go on while their caller does something else. One interface; what is done with an answer
-// of the system is the same in all implementations, see transfer.h.
+// Asynchronous reads, writes and flushes. All implementations handle the system's answers in the same way: see
+// transfer.h.
 #pragma once
 
 #include <chrono>
@@ -12,16 +12,17 @@
 
 namespace ballast::offload {
 
-// Any thread may call. A queue ends when what is in flight is done.
+// Any thread may call. The destructor waits for the requests in flight.
 class IoQueue {
  public:
   virtual ~IoQueue() = default;
 
-  // Ends with all bytes moved, or with an error that names operation, file, offset and cause. File and memory stay until
-  // then. Waits while as many requests are in flight as the queue is deep. Requests have no order among each other.
+  // Starts a request. It ends with all bytes moved, or with an error that names operation, file, offset and cause; file
+  // and memory must live until then. Blocks while `depth` requests are in flight. Requests are not ordered.
   virtual Completion submit(const IoRequest& request) = 0;
 
-  // Memory and files that many requests will use; forgotten before they go. Using them is then cheaper, that is all.
+  // Registers memory or a file that many requests will use, which makes these requests cheaper. Forget it before it is
+  // freed or closed.
   virtual void remember(std::span<std::byte> memory) = 0;
   virtual void forget(std::span<std::byte> memory) = 0;
   virtual void remember(const File& file) = 0;
@@ -31,37 +32,37 @@ class IoQueue {
 };
 
 struct IoOptions {
-  std::size_t depth = 16;  // requests at once, at least 1
+  std::size_t depth = 16;  // requests in flight, at least 1
   Log* log = nullptr;      // outlives the queue
 };
 
-const IoOptions& checked(const IoOptions& options);  // throws what is wrong with them
+const IoOptions& checked(const IoOptions& options);  // throws B1001 if they are invalid
 
-// The best that this machine has: io_uring, or threads, which says why.
+// Opens io_uring if this machine has it; else threads, with a message in the log that says why.
 std::unique_ptr<IoQueue> open_queue(const IoOptions& options = {});
 
-// Where the kernel, a container or this build has none: B2201.
+// Throws B2201 if the kernel, the container or this build has no io_uring.
 std::unique_ptr<IoQueue> uring_queue(const IoOptions& options = {});
 
-// How a ring's thread enters the kernel, and how often that may be refused before the thread makes blocking calls instead.
-// Tests give it a kernel that refuses.
+// How a ring's thread enters the kernel, and after how many refusals it makes blocking calls instead. Tests replace
+// `enter` by a kernel that refuses.
 struct RingEntry {
-  // `call` hands over so many new requests, waits for an answer, and returns 0 or more, or -errno.
+  // `call` submits `requests` new requests, waits for an answer, and returns 0 or more, or -errno.
   std::function<int(std::size_t requests, const std::function<int()>& call)> enter =
       [](std::size_t, const std::function<int()>& call) { return call(); };
-  std::size_t most_refusals = 10'000;  // in a row; a signal (EINTR) is none
+  std::size_t max_refusals = 10'000;   // in a row; an interruption (EINTR) does not count
   std::chrono::milliseconds pause{1};  // after each
 };
 std::unique_ptr<IoQueue> uring_queue(const IoOptions& options, const RingEntry& entry);
 
-// One system call: the answer to a request, as Transfer takes it.
+// One system call, which returns the answer to a request in the form that Transfer::take() reads.
 using IoCall = std::function<std::int64_t(const IoRequest& request)>;
 std::int64_t system_call(const IoRequest& request);
 
-// All of a transfer, in blocking calls: what it failed with, or null.
+// Moves all bytes of a transfer in blocking calls. Returns the error, or null.
 std::exception_ptr move_all(Transfer& transfer, const IoCall& call);
 
-// As many threads as the queue is deep, each in blocking calls. Tests give it calls that fail.
+// A queue of `depth` threads that make blocking calls. Tests replace `call` by one that fails.
 std::unique_ptr<IoQueue> thread_queue(const IoOptions& options = {}, IoCall call = system_call);
 
 }  // namespace ballast::offload

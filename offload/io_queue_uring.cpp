@@ -1,5 +1,5 @@
-// One ring, owned by one thread that submits and reaps: that lets the kernel deliver completions without interrupting it.
-// Others hand their requests to it through a list, and wake it by writing to an eventfd that the ring reads.
+// One ring, owned by one thread that submits and reaps: so the kernel can deliver completions without interrupting it.
+// Other threads pass their requests through a list, and wake the thread by an eventfd that the ring reads.
 #include <fmt/format.h>
 #include <liburing.h>
 #include <sys/eventfd.h>
@@ -30,7 +30,7 @@
 namespace ballast::offload {
 namespace {
 
-constexpr std::size_t most_bytes = std::size_t{1} << 30;  // of one submission; the rest follows as after a short one
+constexpr std::size_t max_bytes = std::size_t{1} << 30;  // of one submission
 
 std::string text_of(int error) { return std::generic_category().message(error); }
 
@@ -104,16 +104,16 @@ class UringQueue : public IoQueue {
   std::string_view kind() const override { return has_ring_ ? "io_uring" : "one thread"; }
 
  private:
-  // Changes what the thread looks at, and has it look.
+  // Changes the shared state and wakes the thread.
   template <class Change>
   void change(Change&& change) {
     {
       const std::lock_guard lock(mutex_);
       change();
-      if (!std::exchange(may_sleep_, false)) return;  // it looks again before it sleeps
+      if (!std::exchange(may_sleep_, false)) return;  // the thread checks again before it sleeps
     }
     const std::uint64_t one = 1;
-    // Can only fail when it is full of wakes.
+    // Fails only if the counter is full, and then the thread wakes anyway.
     [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
   }
 
@@ -124,7 +124,7 @@ class UringQueue : public IoQueue {
     done.get();
   }
 
-  // --- The rest is the ring's thread. ---
+  // --- The functions below run on the ring's thread. ---
 
   void run(std::promise<void>& started) {
     try {
@@ -149,7 +149,7 @@ class UringQueue : public IoQueue {
   }
 
   void open() {
-    // Older kernels refuse a flag that they do not know.
+    // Older kernels refuse an unknown flag.
     constexpr std::array<unsigned, 4> wanted{
         IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
         IORING_SETUP_COOP_TASKRUN | IORING_SETUP_SINGLE_ISSUER, IORING_SETUP_COOP_TASKRUN, 0};
@@ -166,10 +166,10 @@ class UringQueue : public IoQueue {
     register_tables();
   }
 
-  // The kernel ends a ring when no process has its descriptor or its memory any more.
+  // The kernel ends a ring when no process has its descriptor or its memory.
   void keep_from_children() {
     kept_from_children_.emplace(ring_.ring_fd);
-    io_uring_ring_dontfork(&ring_);  // where it fails, the ring's end may wait for a child's
+    io_uring_ring_dontfork(&ring_);  // if it fails, the ring may end only with a child process
   }
 
   void register_tables() {
@@ -194,10 +194,10 @@ class UringQueue : public IoQueue {
     io_uring_sqe_set_data(entry, nullptr);
   }
 
-  // Without a ring; may return early.
+  // Waits without a ring; may return early.
   void wait_for_wake() { [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &wakes_, sizeof wakes_); }
 
-  // False when all is done and nothing will come.
+  // Returns false when all requests have ended and no more will arrive.
   bool take_new() {
     std::vector<std::packaged_task<void()>> calls;
     std::vector<std::unique_ptr<Job>> jobs;
@@ -218,16 +218,16 @@ class UringQueue : public IoQueue {
     return !closing;
   }
 
-  // The ring has room for an entry of each request in flight, and the wake's.
+  // The ring has an entry for each request in flight, and one for the wake-up.
   void start(std::unique_ptr<Job> job) {
     if (!has_ring_) return end(*job, move_all(job->transfer, system_call));
     IoRequest request = job->transfer.rest();
-    request.memory = request.memory.first(std::min(request.memory.size(), most_bytes));
+    request.memory = request.memory.first(std::min(request.memory.size(), max_bytes));
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     const int file = files_.find(request.file);
     prepare(entry, request, file >= 0 ? file : request.file->descriptor());
     unsigned flags = file >= 0 ? IOSQE_FIXED_FILE : 0;
-    if (job->transfer.refused()) flags |= IOSQE_ASYNC;  // a kernel thread takes it, and blocks
+    if (job->transfer.refused()) flags |= IOSQE_ASYNC;  // a kernel thread makes the blocking call
     io_uring_sqe_set_flags(entry, flags);
     io_uring_sqe_set_data(entry, job.get());
     job->taken = false;
@@ -249,7 +249,7 @@ class UringQueue : public IoQueue {
     }
   }
 
-  // A submission that the kernel cannot take now stays in the ring, and is offered again.
+  // A submission that the kernel refuses stays in the ring, and is submitted again.
   void use_ring() {
     const int result = entry_.enter(offered_.size(), [this] { return io_uring_submit_and_wait(&ring_, 1); });
     if (result >= 0) {
@@ -259,9 +259,9 @@ class UringQueue : public IoQueue {
       }
       offered_.clear();
     } else if (result != -EINTR) {
-      if (++refusals_ == entry_.most_refusals) return give_up_ring(-result);
+      if (++refusals_ == entry_.max_refusals) return give_up_ring(-result);
       std::this_thread::sleep_for(entry_.pause);
-      entry_.enter(0, [this] { return io_uring_get_events(&ring_); });  // what ends gives its memory back
+      entry_.enter(0, [this] { return io_uring_get_events(&ring_); });  // requests that end release memory
     }
     reap();
   }
@@ -287,7 +287,7 @@ class UringQueue : public IoQueue {
     }
   }
 
-  // Nothing of ours cancels a request: the kernel has begun nothing, for it could not start a thread that may block.
+  // No code here cancels requests: the kernel cancels one for which it cannot start a worker thread.
   void do_without_worker(std::unique_ptr<Job> job) {
     if (log_ != nullptr && !std::exchange(has_told_of_workers_, true)) {
       log_->write_once(
@@ -307,8 +307,8 @@ class UringQueue : public IoQueue {
     error ? job.promise.fail(error) : job.promise.finish();
   }
 
-  // From here on this thread makes blocking calls. What the kernel has taken is done again, once the kernel cannot touch its
-  // memory any more; but a flush that is repeated would not tell the error of the first.
+  // From here on this thread makes blocking calls. It repeats the requests that the kernel had accepted, once the
+  // kernel cannot touch their memory. It does not repeat a flush, which would hide the first one's error.
   void give_up_ring(int error) {
     const std::string reason =
         fmt::format("the kernel refused io_uring_enter {} times in a row ({})", refusals_, text_of(error));
@@ -320,7 +320,7 @@ class UringQueue : public IoQueue {
     }
     while (reap() > 0) {
     }
-    if (!is_ring(ring_.ring_fd)) ring_.ring_fd = -1;  // something else has closed it: the number may be another file's
+    if (!is_ring(ring_.ring_fd)) ring_.ring_fd = -1;  // the number may belong to another file
     close_ring();
     files_ = {};
     memory_ = {};
@@ -365,7 +365,7 @@ class UringQueue : public IoQueue {
   const RingEntry entry_;
   const Descriptor wake_ = require_descriptor(::eventfd(0, EFD_CLOEXEC), "cannot make an eventfd for an io_uring");
 
-  std::mutex mutex_;  // of the next six
+  std::mutex mutex_;  // guards the next six members
   std::condition_variable room_;
   std::vector<std::unique_ptr<Job>> jobs_;
   std::vector<std::packaged_task<void()>> calls_;
@@ -373,12 +373,12 @@ class UringQueue : public IoQueue {
   bool closing_ = false;
   bool may_sleep_ = true;
 
-  std::atomic<bool> has_ring_ = false;  // the thread's to change
+  std::atomic<bool> has_ring_ = false;  // only the thread changes it
 
-  io_uring ring_{};  // the thread's own, like all that follows
+  io_uring ring_{};  // this and all members below belong to the thread
   std::optional<NotInChildren> kept_from_children_;
   std::unordered_map<Job*, std::unique_ptr<Job>> started_;
-  std::vector<Job*> offered_;  // those of them that the kernel has not taken yet
+  std::vector<Job*> offered_;  // jobs that the kernel has not accepted yet
   std::size_t refusals_ = 0;   // in a row
   bool has_told_of_workers_ = false;
   RingEnd end_;

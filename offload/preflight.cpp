@@ -11,7 +11,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A file of requests that go through the queue as fast as it takes them.
+// A file whose requests go through the queue at full speed.
 class Runway {
  public:
   Runway(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe)
@@ -20,10 +20,10 @@ class Runway {
         request_bytes_(probe.request_bytes),
         memory_(map_host_pages(requests_ * request_bytes_, "preflight")),
         file_(File::nameless(directory, probe.file)) {
-    std::fill_n(memory_.get(), requests_ * request_bytes_, std::byte{0x5a});  // a drive may pass over zeros
+    std::fill_n(memory_.get(), requests_ * request_bytes_, std::byte{0x5a});  // because a drive may not store zeros
   }
 
-  // Bytes a second of all requests, each of the kind that kind_of() gives it.
+  // Returns the bytes per second of all requests; kind_of() chooses the kind of each.
   template <class KindOf>
   double run(KindOf kind_of) {
     const auto start = Clock::now();
@@ -59,7 +59,7 @@ DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, cons
                      .free_bytes = std::filesystem::space(directory).available,
                      .buffered_because = runway.file().buffered_because(),
                      .queue = std::string(queue.kind())};
-  runway.run([](std::size_t) { return IoKind::write; });  // the file gets its extents
+  runway.run([](std::size_t) { return IoKind::write; });  // allocates the file's extents
   report.write_bytes_per_second = runway.run([](std::size_t) { return IoKind::write; });
   report.read_bytes_per_second = runway.run([](std::size_t) { return IoKind::read; });
   report.both_bytes_per_second = runway.run([](std::size_t i) { return i % 2 == 0 ? IoKind::read : IoKind::write; });

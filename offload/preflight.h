@@ -1,4 +1,4 @@
-// What a directory is fit for, asked before a long run trusts it with its state.
+// The properties and speed of a directory, measured before a long run keeps its state there.
 #pragma once
 
 #include <optional>
@@ -16,21 +16,21 @@ struct DriveReport {
   std::string queue{};
   double read_bytes_per_second = 0;
   double write_bytes_per_second = 0;
-  double both_bytes_per_second = 0;  // read and written at once, added up: what an update can use
+  double both_bytes_per_second = 0;  // read and written at the same time, added up: the speed of an update
 };
 
 struct Probe {
-  std::size_t bytes = std::size_t{256} << 20;  // written and read, in a file without a name
+  std::size_t bytes = std::size_t{256} << 20;  // written and read in a nameless file
   std::size_t request_bytes = std::size_t{4} << 20;
   FileOptions file{};
 };
 
-// Measures for a second or so.
+// Measures for about a second.
 DriveReport inspect(const std::filesystem::path& directory, IoQueue& queue, const Probe& probe = {});
 
-// What a run does to the drive.
+// The load of a run on the drive.
 struct Load {
-  std::uint64_t state_bytes = 0;  // on the drive, both places
+  std::uint64_t state_bytes = 0;  // on the drive, both places of each record
   std::uint64_t written_per_step = 0;
   double seconds_per_step = 0;
 };
@@ -41,7 +41,7 @@ struct Wear {
 };
 Wear wear(const Load& load);
 
-// For people; with a load also whether it fits, how long its bytes take, and what it wears.
+// Returns a readable report. With a load it says whether the load fits, how long a step's bytes take, and the wear.
 std::string describe(const DriveReport& report, const std::optional<Load>& load = {});
 
 }  // namespace ballast::offload

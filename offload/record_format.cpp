@@ -12,11 +12,11 @@
 namespace ballast::offload {
 namespace {
 
-// "BLST" and what kind of block it is, as they stand in the file of a little-endian machine.
+// "BLST" and the kind of block, in the byte order of a little-endian machine.
 enum class Kind : std::uint32_t { identity = 0x31, record = 0x32, commit = 0x33 };
 constexpr std::uint32_t magic = 0x54534c42;
 
-// Every block begins with this; the seal covers all bytes of the block but itself.
+// The beginning of every block. The seal covers all following bytes of the block.
 struct BlockHead {
   std::uint64_t seal = 0;
   std::uint32_t magic = offload::magic;
@@ -51,11 +51,11 @@ struct CommitBlock {
   std::uint64_t user_bytes = 0;
   CommitPoint point{};
 };
-static_assert(sizeof(CommitBlock) + most_user_bytes == commit_bytes);
+static_assert(sizeof(CommitBlock) + max_user_bytes == commit_bytes);
 
 std::uint64_t seal_of(std::span<const std::byte> block) { return checksum(block.subspan(sizeof(BlockHead::seal))); }
 
-// The rest of the block may hold more, behind T, before it is sealed.
+// Seals a block; the caller has filled the bytes after T.
 template <class T>
 void put(std::span<std::byte> block, T content, const RecordShape& shape) {
   content.head.run_id = shape.run_id;
@@ -84,7 +84,7 @@ std::string owner(std::uint64_t run_id, std::uint64_t rank) {
   return fmt::format("rank {} of run {:#x}", rank, run_id);
 }
 
-// Of a region of a record: it holds only for this run, rank, tile, generation and region.
+// The seal of a region, valid only for this run, rank, tile, generation and region.
 std::uint64_t region_seal(const RecordShape& shape, RecordName name, std::uint64_t region,
                           std::span<const std::byte> bytes) {
   const std::array<std::uint64_t, 5> identity{shape.run_id, shape.rank, name.tile, name.generation, region};
@@ -189,7 +189,7 @@ void write_identity(const RecordShape& shape, FileName name, std::span<std::byte
       shape);
 }
 
-// The version comes before the seal, which another version may make in another way.
+// Checks the version before the seal, because another version may seal in another way.
 Identity read_identity(std::span<const std::byte> block, const std::filesystem::path& path) {
   const auto found = get<IdentityBlock>(block);
   if (found.head.magic != magic)

@@ -1,5 +1,5 @@
-// The bytes of record files, without files: where each thing lies, how it is sealed, how it is checked. FORMAT.md describes
-// them for readers of other programs.
+// The bytes of record files: their layout, their seals, and their checks. Pure functions that open no file. FORMAT.md
+// describes the bytes for other programs.
 #pragma once
 
 #include <compare>
@@ -14,32 +14,31 @@ namespace ballast::offload {
 
 inline constexpr std::uint32_t format_version = 2;
 inline constexpr std::size_t commit_bytes = 16 * block_bytes;
-inline constexpr std::size_t most_user_bytes = commit_bytes - 80;
+inline constexpr std::size_t max_user_bytes = commit_bytes - 80;
 
-// What the owner of the records decides. Run and rank are part of every seal, so that a record of another run or of another
-// rank is not taken for ours.
+// The shape that the owner of the records chooses. Run and rank are part of every seal, so that a record of another run
+// or rank is not accepted.
 struct RecordShape {
   std::uint64_t run_id = 0;
   std::uint32_t rank = 0;
   std::size_t tiles = 0;
   std::size_t payload_bytes = 0;     // of a tile
-  std::size_t first_bytes = 0;       // of its first region, which can be read alone: the parameter
+  std::size_t first_bytes = 0;       // of the first region, the parameter, which can be read alone
   std::uint64_t content_digest = 0;  // of the owner's description of the payloads
 };
 
-// Names a commit of a run, the same on all ranks. Each start of the run is an incarnation, with a number above all before
-// it; commits are counted. So two histories that split after a crash never share a point.
+// The name of a commit of a run, the same on all ranks. Each start of the run is an incarnation with a higher number
+// than all earlier ones; commits are counted. So two histories that diverge after a crash never share a point.
 struct CommitPoint {
-  std::uint64_t incarnation = 0;  // 0: of records that belong to no run, or to none yet
+  std::uint64_t incarnation = 0;  // 0 in records that belong to no run, or to none yet
   std::uint64_t number = 0;
 
   auto operator<=>(const CommitPoint&) const = default;
 };
 
-// Where records lie. Each tile has two places, for odd and for even generations. Tiles go to the files in turn.
-//
-//   file:    identity | commit slot 0 | commit slot 1 | tile, even | tile, odd | next tile, even | ...
-//   record:  head, one block | payload | up to a whole block
+// The offsets of records. Each tile has two places, for even and for odd generations. Tiles are dealt to the files in
+// turn.  file:    identity | commit slot 0 | commit slot 1 | tile, even | tile, odd | next tile, even | ... record:
+// head, one block | payload | up to a whole block
 class RecordPlaces {
  public:
   RecordPlaces(const RecordShape& shape, std::size_t files);
@@ -58,8 +57,8 @@ class RecordPlaces {
   std::size_t first_record_bytes_;
 };
 
-// The seals of a tile's two regions. Kept in memory too: a record that was never written, or written to another place,
-// is whole and sealed, but not the one that is expected.
+// The seals of a tile's two regions. The store also keeps the expected seals in memory: so it finds a lost or misplaced
+// write, which leaves an intact record that is not the expected one.
 struct Seals {
   std::uint64_t first = 0;
   std::uint64_t rest = 0;
@@ -73,17 +72,18 @@ struct RecordName {
 
 std::span<std::byte> payload_of(const RecordShape& shape, std::span<std::byte> record);
 
-// Fills in the head, zeroes what follows the payload.
+// Writes the head, and zeros after the payload. Returns the seals.
 Seals seal_record(const RecordShape& shape, RecordName name, std::span<std::byte> record);
 
-// What is wrong with a record's head, empty if nothing is; and what it seals.
+// The problem of a record's head, empty if there is none, and its seals.
 struct HeadCheck {
   std::string problem{};
   Seals seals{};
 };
 HeadCheck check_head(const RecordShape& shape, RecordName name, std::span<const std::byte> head);
 
-// What is wrong with a record, empty if nothing is. One that was read in part has only its first region checked.
+// Returns the problem of a record, empty if there is none. Of a record that is read in part it checks only the first
+// region.
 std::string check_record(const RecordShape& shape, RecordName name, const Seals& expected, std::span<std::byte> record);
 
 struct Commit {
@@ -95,7 +95,8 @@ struct Commit {
 };
 
 void write_commit(const RecordShape& shape, const Commit& commit, std::span<std::byte> slot);
-std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std::byte> slot);  // none: torn or foreign
+std::optional<Commit> read_commit(const RecordShape& shape,
+                                  std::span<const std::byte> slot);  // empty if it is torn or foreign
 
 std::uint64_t hash_of(std::span<const Seals> seals);
 
@@ -104,7 +105,7 @@ struct FileName {
   std::size_t files = 1;
 };
 
-// What the first block of a file says of it.
+// The content of a file's first block.
 struct Identity {
   RecordShape shape{};
   FileName name{};
@@ -112,13 +113,13 @@ struct Identity {
 
 void write_identity(const RecordShape& shape, FileName name, std::span<std::byte> block);
 
-// Throws where the block is damaged or not ours (B3202), or of a newer format (B1008) or an older one (B1010).
+// Throws B3202 for a damaged or foreign block, B1008 for a newer format, and B1010 for an older one.
 Identity read_identity(std::span<const std::byte> block, const std::filesystem::path& path);
 
-// Throws B1009 where the block is that of another file of the run.
+// Throws B1009 if the block belongs to another file of the run.
 void check_name(const Identity& found, FileName name, const std::filesystem::path& path);
 
-// Throws what is wrong, as the two above do; and B1009 for another run, rank or shape.
+// Makes the checks of the two functions above, and throws B1009 for another run, rank or shape.
 void check_identity(const RecordShape& shape, FileName name, std::span<const std::byte> block,
                     const std::filesystem::path& path);
 

@@ -13,9 +13,9 @@
 namespace ballast::offload {
 namespace {
 
-constexpr std::size_t records_of_filling = 8;  // in flight while the files are made
+constexpr std::size_t fill_depth = 8;  // in flight while the files are filled
 
-// Waits; how it ended does not matter.
+// Waits, and ignores a failure.
 void settle(const Completion& completion) {
   InFlight one;
   one.add(completion);
@@ -29,10 +29,10 @@ std::vector<std::filesystem::path> directories_of(std::span<const Drive> drives)
   return directories;
 }
 
-// A store that is being made. A crash leaves files of this name, which the next attempt takes away.
+// The name of a store that is being created. After a crash the next attempt removes files of this name.
 std::filesystem::path unfinished(const std::filesystem::path& path) { return path.string() + ".unfinished"; }
 
-// Takes the files away again, unless the store comes to be.
+// Removes the files unless the store is complete.
 class Unfinished {
  public:
   explicit Unfinished(std::span<const std::filesystem::path> paths) : paths_(paths.begin(), paths.end()) { remove(); }
@@ -84,8 +84,8 @@ RecordStore::RecordStore(const RecordShape& shape, std::span<const Drive> drives
 RecordStore::RecordStore(RecordStore&&) noexcept = default;
 
 RecordStore::~RecordStore() {
-  if (newest_ == nullptr) return;  // it was moved from
-  abandon();                       // it was not committed, so nobody counts on it
+  if (newest_ == nullptr) return;  // moved-from
+  abandon();                       // writes that are not committed do not count
   for (const auto& stripe : stripes_) {
     stripe->queue->forget(stripe->file);
   }
@@ -141,21 +141,21 @@ RecordStore RecordStore::scratch(const RecordShape& shape, std::span<const Drive
   return store;
 }
 
-// Zeros everywhere, which are written and not only reserved: extents that were never written cost a third of the speed
-// later, and a drive that is too full shows it now.
+// Writes zeros everywhere. Merely reserved extents would cost a third of the speed later, and a full drive is found
+// here.
 void RecordStore::fill_with_zeros() {
   for (std::size_t i = 0; i < stripes_.size(); ++i) {
     const Stripe& stripe = *stripes_[i];
     write_identity(shape_, {i, stripes_.size()}, control().first(block_bytes));
     stripe.queue->submit({IoKind::write, &stripe.file, 0, control().first(block_bytes)}).wait();
   }
-  write_commit_record({});  // no generation yet, in the slot of even ones
+  write_commit_record({});  // an empty commit in the slot of even generations
   const std::size_t bytes = record_bytes();
-  const HostPages memory = map_host_pages((records_of_filling + 1) * bytes, "first records");
-  const std::span<std::byte> zeros{memory.get() + records_of_filling * bytes, bytes};
-  for (std::size_t begin = 0; begin < shape_.tiles; begin += records_of_filling) {
+  const HostPages memory = map_host_pages((fill_depth + 1) * bytes, "first records");
+  const std::span<std::byte> zeros{memory.get() + fill_depth * bytes, bytes};
+  for (std::size_t begin = 0; begin < shape_.tiles; begin += fill_depth) {
     InFlight batch;
-    for (std::size_t tile = begin; tile < std::min(begin + records_of_filling, shape_.tiles); ++tile) {
+    for (std::size_t tile = begin; tile < std::min(begin + fill_depth, shape_.tiles); ++tile) {
       const Stripe& stripe = *stripes_[places_.file_of(tile)];
       batch.add(write(tile, {memory.get() + (tile - begin) * bytes, bytes}));
       batch.add(stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, 0), zeros}));
@@ -165,7 +165,7 @@ void RecordStore::fill_with_zeros() {
   commit(0);
 }
 
-// Bytes past a record's end would be the next record's.
+// Bytes after a record's end belong to the next record.
 void RecordStore::check(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const {
   const bool aligned = reinterpret_cast<std::uintptr_t>(record.data()) % block_bytes == 0;
   require(tile < shape_.tiles && record.size() >= bytes && aligned, Code::bad_argument, [&] {
@@ -207,7 +207,7 @@ PendingRead RecordStore::start_read(std::size_t tile, std::span<std::byte> recor
 Completion RecordStore::write(std::size_t tile, std::span<std::byte> record) {
   check(tile, record, record_bytes());
   require_known_state();
-  if (written_[tile].started) settle(written_[tile].completion);  // two writes to one place have no order
+  if (written_[tile].started) settle(written_[tile].completion);  // because two writes to one place are not ordered
   const RecordName name{tile, generation_ + 1};
   const auto bytes = record.first(record_bytes());
   const Seals seals = seal_record(shape_, name, bytes);
@@ -224,8 +224,8 @@ void RecordStore::wait(const Completion& completion, std::string_view what) cons
   wait_watched(completion, log_, [&] { return fmt::format("{} of {}", what, stripes_.front()->file.path().string()); });
 }
 
-// The records reach the drives before the commit record is written, and that one before this returns: at any moment in
-// between, one of the two commit slots names a generation of which everything is there.
+// Order: flush the records on all drives, then write the commit record, then flush it. So at any moment one of the two
+// commit slots names a generation with all its records on the drives.
 void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   require_known_state();
   for (std::size_t tile = 0; tile < shape_.tiles; ++tile) {
@@ -241,13 +241,13 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
                     .seals_hash = hash_of(next_),
                     .point = {point_.incarnation, point_.number + 1},
                     .user = user};
-  require(user.size() <= most_user_bytes, Code::wrong_size, [&] {
+  require(user.size() <= max_user_bytes, Code::wrong_size, [&] {
     return Problem{.what = "cannot commit: the user's bytes do not fit into the commit record",
                    .needed = human_bytes(user.size()),
-                   .available = human_bytes(most_user_bytes),
+                   .available = human_bytes(max_user_bytes),
                    .remedy = "Keep them in a file of their own, and commit its name."};
   });
-  commit_failed_ = true;  // until it has not
+  commit_failed_ = true;  // reset at the end
   flush();
   write_commit_record(next);
   flush();
@@ -284,8 +284,8 @@ void RecordStore::abandon() {
   written_.assign(shape_.tiles, {});
 }
 
-// A failed flush is final. The drive may hold the new generation as the current one, and writing another over it, in the
-// places that this object takes for free, would mix the two.
+// A failed flush is final. The drive may hold the new generation as the current one. Another write to the places that
+// this object considers free would mix the two generations.
 void RecordStore::require_known_state() const {
   require(!commit_failed_, Code::file_call, [&] {
     return Problem{.what = "cannot use the store: a commit has failed, and the drive may hold either generation",

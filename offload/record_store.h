@@ -1,5 +1,6 @@
-// Tiles of bytes on one or several drives, never half new and never silently wrong: each tile has two places, a step writes
-// the one it did not read, and a small commit makes the whole generation current.
+// Tiles of bytes on one or several drives that survive a crash at any moment, and whose damage is always detected. Each
+// tile has two places; a step writes the place that it did not read, and a small commit makes the whole generation
+// current.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,7 @@
 
 namespace ballast::offload {
 
-// A directory and the queue of the drive it lies on. The queue outlives the store.
+// A directory, and the queue of its drive. The queue outlives the store.
 struct Drive {
   std::filesystem::path directory;
   IoQueue* queue = nullptr;
@@ -30,24 +31,25 @@ struct StoreOptions {
   }
 };
 
-// What the first file and its commit slots say, before anything of it is trusted.
+// The content of the first file's identity and commit slots, before any record is checked.
 struct FoundRecords {
   RecordShape shape{};
   struct Found {
     CommitPoint point{};
     std::uint64_t step = 0;
   };
-  std::vector<Found> commits{};  // whose seal is right: two at most, the newest first
+  std::vector<Found> commits{};  // with a valid seal: two at most, the newest first
 };
 
-// A record on its way into memory.
+// The read of a record that is in flight. Its store and memory outlive it.
 class PendingRead {
  public:
   const Completion& completion() const { return completion_; }
 
-  // Waits, and checks what came while it is still in the caches. B3202 names file, tile and damage.
+  // Waits, and checks the record while it is in the caches of the calling thread. Throws B3202 with file, tile and
+  // damage.
   void check() const;
-  std::span<std::byte> payload() const;  // checks first
+  std::span<std::byte> payload() const;  // calls check() first
 
  private:
   friend class RecordStore;
@@ -61,26 +63,27 @@ class PendingRead {
   Log* log_ = nullptr;
 };
 
-// One thread writes and commits; any may read meanwhile. Memory of records begins at a multiple of block_bytes.
+// Threads: one thread at a time writes and commits; any thread may read meanwhile. Memory for records is aligned to
+// block_bytes, and belongs to the store until the read or write ends.
 class RecordStore {
  public:
-  // Makes the files with every payload zero, as generation 1 of step 0. Existing files are not touched; if it fails,
-  // it leaves none. The drives' space is asked for before anything is written (B2202).
+  // Creates the files with zero payloads, as generation 1 of step 0. It refuses to overwrite existing files, and leaves
+  // none if it fails. Throws B2202 before it writes anything if the drives have too little space.
   static RecordStore create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // The same in files without names, which are gone with the process.
+  // The same in nameless files, which the kernel removes with the process.
   static RecordStore scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // Reads what open() would find, and changes nothing. None where there is no file. Throws as read_identity() and
-  // check_name() do.
+  // Reads what open() would find, and changes nothing. Returns nothing if there is no file. Throws as read_identity()
+  // and check_name() do.
   static std::optional<FoundRecords> look(std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // Opens the newest generation of which everything is there. One that is passed over is overwritten by the next commit.
+  // Opens the newest generation with all its records. The next commit overwrites a newer incomplete one.
   static RecordStore open(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
   RecordStore(RecordStore&&) noexcept;
   RecordStore& operator=(RecordStore&&) = delete;
-  ~RecordStore();  // waits for what is in flight
+  ~RecordStore();  // waits for the requests in flight
 
   std::size_t record_bytes() const { return places_.record_bytes(); }  // memory that a record needs
   std::size_t first_record_bytes() const { return places_.first_record_bytes(); }
@@ -89,30 +92,32 @@ class RecordStore {
   std::uint64_t generation() const { return generation_; }
   std::uint64_t step() const { return step_; }
   CommitPoint point() const { return point_; }
-  std::span<const std::byte> user() const { return user_; }  // as the commit was given them
+  std::span<const std::byte> user() const { return user_; }  // of the last commit
 
-  // What was last written, which may not be committed yet: who reads a tile has waited for its write. The first region alone
-  // needs only first_record_bytes().
+  // Starts to read the newest written record of a tile, committed or not: wait for the tile's write first. To read only
+  // the first region, first_record_bytes() of memory suffice.
   PendingRead read(std::size_t tile, std::span<std::byte> record) const;
   PendingRead read_first(std::size_t tile, std::span<std::byte> record) const;
 
-  // Where a tile's owner puts it before write().
+  // The payload's part of a record in memory, which the caller fills before write().
   std::span<std::byte> payload(std::span<std::byte> record) const { return payload_of(shape_, record); }
 
-  // For the next generation; the seal is made here, by the calling thread. One that failed may be written again.
+  // Starts to write a tile of the next generation. The calling thread computes the seal. A failed write may be
+  // repeated.
   Completion write(std::size_t tile, std::span<std::byte> record);
 
-  // Once every tile is written: the next generation becomes the current one. `user` comes back from user().
+  // Makes the next generation the current one, after all tiles are written. It is durable when this returns. user()
+  // returns `user`.
   void commit(std::uint64_t step, std::span<const std::byte> user = {});
 
-  // What was written for the next generation counts as never written.
+  // Discards all writes of the next generation.
   void abandon();
 
-  // Makes the generation of this commit the current one, before anything is written. False where it is not there with all
-  // its records: then the current one stays.
+  // Makes the generation of this commit the current one; call it before any write. Returns false and changes nothing if
+  // its records are incomplete.
   bool go_to(CommitPoint point);
 
-  // The next commit is number + 1 of this incarnation.
+  // Sets the point from which commits are counted: the next commit has its incarnation, and its number + 1.
   void count_from(CommitPoint point) { point_ = point; }
 
  private:
@@ -141,12 +146,12 @@ class RecordStore {
   RecordPlaces places_;
   Log* log_;
   HostPages control_;                             // for identities and commit records
-  std::vector<std::unique_ptr<Stripe>> stripes_;  // the kernel and the queues know files by their address
+  std::vector<std::unique_ptr<Stripe>> stripes_;  // by pointer: the kernel and the queues know their addresses
   std::uint64_t generation_ = 0;
   std::uint64_t step_ = 0;
   CommitPoint point_{};
   std::vector<std::byte> user_;
-  // Guards what tells a tile's newest record: generation_ and all below.
+  // Guards generation_ and the members below, which determine a tile's newest record.
   std::unique_ptr<std::mutex> newest_ = std::make_unique<std::mutex>();
   std::vector<Seals> current_;  // of each tile
   std::vector<Seals> next_;

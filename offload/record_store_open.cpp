@@ -9,7 +9,7 @@
 namespace ballast::offload {
 namespace {
 
-// Into the beginning of `control`.
+// Reads the first block into the beginning of `control`.
 std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std::byte> control) {
   require(file.bytes() >= block_bytes, Code::bad_record, [&] {
     return Problem{.what = "cannot open the file: it is no record file of Ballast", .where = file.path().string()};
@@ -20,11 +20,11 @@ std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std
 }
 
 struct SealedCommit {
-  Commit commit{};                // its user's bytes are those below
-  std::vector<std::byte> user{};  // which keep their place when this is moved
+  Commit commit{};                // refers to the user's bytes below
+  std::vector<std::byte> user{};  // a vector keeps its address when it is moved
 };
 
-// The newest first.
+// Returns the newest first.
 std::vector<SealedCommit> sealed_commits(const RecordShape& shape, const File& file, IoQueue& queue,
                                          std::span<std::byte> control) {
   std::vector<SealedCommit> sealed;
@@ -72,7 +72,7 @@ std::optional<FoundRecords> RecordStore::look(std::span<const Drive> drives, con
   check_name(identity, {0, drives.size()}, path);
   FoundRecords found{.shape = identity.shape};
   const bool has_commits =
-      file.bytes() >= RecordPlaces::commit_offset(1) + commit_bytes;  // else open() says it is cut off
+      file.bytes() >= RecordPlaces::commit_offset(1) + commit_bytes;  // else open() reports that the file is cut off
   if (!has_commits) return found;
   for (const auto& [commit, user] : sealed_commits(found.shape, file, queue, control)) {
     found.commits.push_back({commit.point, commit.step});
@@ -108,7 +108,8 @@ bool RecordStore::make_current(const Commit& commit) {
   return true;
 }
 
-// Reads the head of every record, and keeps what they seal in `next_`. False where they are not those that were committed.
+// Reads the head of every record, and keeps their seals in `next_`. Returns false if they differ from the committed
+// ones.
 bool RecordStore::load(const Commit& commit) {
   constexpr std::size_t at_once = commit_bytes / block_bytes;
   const auto head = [&](std::size_t i) { return control().subspan(i * block_bytes, block_bytes); };

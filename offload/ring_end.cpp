@@ -15,7 +15,7 @@
 namespace ballast::offload {
 namespace {
 
-constexpr int patience_ms = 30'000;
+constexpr int report_interval_ms = 30'000;
 
 }  // namespace
 
@@ -34,7 +34,7 @@ RingEnd::RingEnd() {
 void RingEnd::wait(Log* log) const {
   pollfd closed{read_.get(), 0, 0};
   for (int result = -1; result <= 0;) {
-    result = ::poll(&closed, 1, patience_ms);
+    result = ::poll(&closed, 1, report_interval_ms);
     if (result == 0 && log != nullptr) {
       log->warning("the kernel has not ended an abandoned io_uring: a drive hangs, or a child process holds it");
     }

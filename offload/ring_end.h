@@ -1,5 +1,5 @@
-// When the kernel has ended a ring of io_uring that was closed. It does that by itself, some time later, when the last of the
-// ring's requests has ended; until then it may write to the memory of those.
+// Detects the end of an io_uring that has been closed. The kernel ends a ring some time later, after its last request.
+// Until then it may write to the memory of the requests.
 #pragma once
 
 #include "kernels/runtime/descriptor.h"
@@ -7,17 +7,18 @@
 
 namespace ballast::offload {
 
-bool is_ring(int descriptor);  // of an io_uring
+bool is_ring(int descriptor);  // whether the descriptor is one of an io_uring
 
-// A pipe whose write end is registered with the ring, and open nowhere else: the kernel closes it when it ends the ring.
+// A pipe whose write end only the ring has open: the kernel closes it when it ends the ring. Used by the ring's thread.
 class RingEnd {
  public:
-  RingEnd();  // B2401
+  RingEnd();  // throws B2401
 
-  int write_end() const { return write_.get(); }  // to be registered
-  void registered() { write_ = Descriptor(); }    // which leaves it to the ring alone
+  int write_end() const { return write_.get(); }  // register it with the ring
+  void registered() { write_ = Descriptor(); }    // closes this process's copy
 
-  // Says from time to time that it waits: a drive may hang, or a child process that was made without fork() hold the ring.
+  // Waits for the end, and warns in the log from time to time: a drive may hang, or a child process that was made
+  // without fork() may hold the ring.
   void wait(Log* log) const;
 
  private:

@@ -1,4 +1,4 @@
-// What a ring of io_uring knows of by index: files, and pieces of memory. Used by the ring's thread alone.
+// The files and pieces of memory that are registered with an io_uring, by index. Used by the ring's thread only.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class RingTable {
 };
 
 struct MemoryPiece {
-  static constexpr std::size_t most_bytes = std::size_t{1} << 30;  // that the kernel registers as one
+  static constexpr std::size_t max_bytes = std::size_t{1} << 30;  // the kernel's limit for one registration
 
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -42,8 +42,8 @@ struct MemoryPiece {
 
 inline std::vector<MemoryPiece> pieces_of(std::span<std::byte> memory) {
   std::vector<MemoryPiece> pieces;
-  for (std::size_t first = 0; first < memory.size(); first += MemoryPiece::most_bytes) {
-    pieces.push_back({memory.data() + first, std::min(MemoryPiece::most_bytes, memory.size() - first)});
+  for (std::size_t first = 0; first < memory.size(); first += MemoryPiece::max_bytes) {
+    pieces.push_back({memory.data() + first, std::min(MemoryPiece::max_bytes, memory.size() - first)});
   }
   return pieces;
 }

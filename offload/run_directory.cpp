@@ -14,7 +14,8 @@ const std::filesystem::path& made(const std::filesystem::path& path) {
   std::filesystem::create_directories(path.parent_path(), failed);
   const bool is_new = ::mkdir(path.c_str(), 0700) == 0;
   if (!is_new && errno != EEXIST) fail_file("mkdir", path, 0, errno);
-  if (is_new) flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose all in it
+  if (is_new)
+    flush_directory(path.has_parent_path() ? path.parent_path() : ".");  // else a crash could lose the directory
   return path;
 }
 

@@ -1,4 +1,4 @@
-// The directory of a run that is kept: state that outlives the process, used by one process at a time.
+// The directory of a named run. Its state outlives the process; one process uses it at a time.
 #pragma once
 
 #include <filesystem>
@@ -7,10 +7,10 @@
 
 namespace ballast::offload {
 
-// Locked while it lives.
+// Holds the directory's lock from construction to destruction.
 class RunDirectory {
  public:
-  // Makes the directory if it is not there, for its user alone, and locks it as DirectoryLock does.
+  // Creates a missing directory, accessible to its user only, and locks it as DirectoryLock does.
   explicit RunDirectory(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }

@@ -1,4 +1,4 @@
-// Names for files that have one only until they are unlinked, a moment after they are made.
+// Names for files that are unlinked directly after they are created.
 #pragma once
 
 #include <filesystem>
@@ -6,10 +6,10 @@
 
 namespace ballast::offload {
 
-std::string scratch_name();  // another one with each call
+std::string scratch_name();  // a new name at each call
 
-// Removes what a crash in that moment has left. Taking the name from a file that somebody makes just now does no harm.
-// Returns how many there were.
+// Removes such names that a crash has left, and returns how many it removed. It is harmless to remove the name of a
+// file that another process is creating.
 std::size_t remove_stale_scratch(const std::filesystem::path& directory);
 
 }  // namespace ballast::offload

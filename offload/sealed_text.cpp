@@ -34,7 +34,7 @@ void write_all(const File& file, std::string_view text) {
 void write_sealed_text(const std::filesystem::path& path, std::string_view text) {
   const std::filesystem::path unfinished = path.string() + ".unfinished";
   std::error_code none_there;
-  std::filesystem::remove(unfinished, none_there);  // of a process that was killed
+  std::filesystem::remove(unfinished, none_there);  // left by a killed process
   File file(unfinished, {.create = true, .direct = false, .allow_network = true});
   write_all(file, std::string(text) + seal_of(text));
   file.rename(path);

@@ -1,4 +1,4 @@
-// Small text files that are there as a whole or not at all, whenever a process or the power ends.
+// Small text files with a seal, which are complete or absent after a crash or power loss at any moment.
 #pragma once
 
 #include <filesystem>
@@ -8,11 +8,11 @@
 
 namespace ballast::offload {
 
-// Writes `text`, whose last line ends, and a line with its seal. On the drive, under its name, when this returns; a file that
-// was there before is replaced.
+// Writes `text`, which ends with a newline, and a line with its seal. Replaces an existing file. The file is durable
+// when this returns.
 void write_sealed_text(const std::filesystem::path& path, std::string_view text);
 
-// What was written. None where there is no such file, or one with other bytes.
+// Returns the text; nothing if the file is missing or its seal is wrong.
 std::optional<std::string> read_sealed_text(const std::filesystem::path& path);
 
 }  // namespace ballast::offload

@@ -8,7 +8,7 @@
 namespace ballast::offload {
 namespace {
 
-constexpr int most_refusals = 100;  // in a row
+constexpr int max_refusals = 100;  // in a row
 
 }  // namespace
 
@@ -31,9 +31,9 @@ Transfer::Next Transfer::take(std::int64_t answer) {
   if (request_.kind == IoKind::flush) return Next::finished;
   const auto moved = static_cast<std::size_t>(answer);
   if (done_ + moved == request_.memory.size()) return Next::finished;
-  // A file that has ended, or a drive that is gone, answers 0 for ever.
+  // After the end of a file, or if the drive is gone, every answer is 0.
   if (moved == 0) return fail(ENODATA);
-  // Direct I/O goes on at a whole block only.
+  // Direct I/O continues only at a whole block.
   const std::size_t kept = request_.file->direct() ? (done_ + moved) / block_bytes * block_bytes : done_ + moved;
   if (kept == done_) return refuse(ENODATA);
   done_ = kept;
@@ -41,7 +41,7 @@ Transfer::Next Transfer::take(std::int64_t answer) {
   return Next::again;
 }
 
-Transfer::Next Transfer::refuse(int error) { return ++refusals_ < most_refusals ? Next::again : fail(error); }
+Transfer::Next Transfer::refuse(int error) { return ++refusals_ < max_refusals ? Next::again : fail(error); }
 
 Transfer::Next Transfer::fail(int error) {
   error_ = error;

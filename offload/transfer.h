@@ -1,5 +1,6 @@
-// A request to a queue, and what becomes of it: every queue gives the system's answers to a Transfer, which says what to
-// do next. So what counts as done, as lost and as worth another try is decided in one place, without a system call.
+// A request to a queue, and its progress. Every queue passes the system's answers to a Transfer, which decides what to
+// do next: so one place decides when a request has ended, has failed or is repeated. It makes no system call. Used by
+// one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -26,17 +27,17 @@ class Transfer {
 
   explicit Transfer(const IoRequest& request) : request_(request) {}
 
-  // What is still to be moved.
+  // Returns the request for the bytes that remain.
   IoRequest rest() const;
 
-  // The answer to rest(): bytes moved, or -errno.
+  // Takes the answer to rest(): the number of bytes moved, or -errno.
   Next take(std::int64_t answer);
 
-  // The last answer was "not now": the next try should be one that blocks, or come a little later.
+  // Whether the last answer was a refusal (EAGAIN): the next attempt should block, or be made a little later.
   bool refused() const { return refusals_ > 0; }
 
-  std::exception_ptr error() const;                                // once it has failed
-  std::exception_ptr lost_flush(const std::string& reason) const;  // for a flush whose answer cannot come any more
+  std::exception_ptr error() const;                                // after Next::failed
+  std::exception_ptr lost_flush(const std::string& reason) const;  // for a flush without an answer
 
  private:
   Next refuse(int error);

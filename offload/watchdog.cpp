@@ -5,9 +5,9 @@
 namespace ballast::offload {
 
 void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,
-                  std::chrono::milliseconds patience) {
+                  std::chrono::milliseconds interval) {
   if (log == nullptr) return completion.wait();
-  for (auto waited = patience; !completion.wait_for(patience); waited += patience) {
+  for (auto waited = interval; !completion.wait_for(interval); waited += interval) {
     log->warning(fmt::format("{} has not ended for {:.3g} s: the drive or its file system hangs", what(),
                              static_cast<double>(waited.count()) / 1000));
   }

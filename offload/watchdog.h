@@ -1,4 +1,5 @@
-// Waiting for a drive. One that hangs gives no error, so whoever waits says from time to time for what, and since when.
+// A wait for a drive that warns. A drive that hangs gives no error, so the waiting thread logs from time to time what
+// it waits for, and for how long.
 #pragma once
 
 #include <functional>
@@ -9,8 +10,8 @@
 
 namespace ballast::offload {
 
-// As completion.wait(). `what` is called only when there is something to say; no log, nothing is said.
+// Waits as completion.wait() does. Calls `what` only for a warning. Without a log there is none.
 void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,
-                  std::chrono::milliseconds patience = std::chrono::seconds(30));
+                  std::chrono::milliseconds interval = std::chrono::seconds(30));
 
 }  // namespace ballast::offload

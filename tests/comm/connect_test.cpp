@@ -69,9 +69,9 @@ TEST_CASE("without a launcher there is one rank, alone") {
 TEST_CASE("a rank that was told another world size is refused, and the others say so") {
   const std::uint16_t port = free_port();
   Processes processes(2, [&](std::size_t rank) { meet(at(port, rank, 2 + rank), brief); });
-  CHECK_THAT(processes.failure(1), Contains("B3303") && Contains("world size of 2, rank 1 with 3"));
+  CHECK_THAT(processes.failure(1), Contains("B3303") && Contains("world size of 2, but rank 1 one of 3"));
   CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 did not connect within 1.5 s") &&
-                                       Contains("world size of 2, rank 1 with 3"));
+                                       Contains("world size of 2, but rank 1 one of 3"));
 }
 
 TEST_CASE("the second of two processes with one number is refused") {
@@ -81,7 +81,7 @@ TEST_CASE("the second of two processes with one number is refused") {
     meet(at(port, process == 0 ? 0 : 1, 3), brief);
   });
   CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("has this rank already"));
-  CHECK_THAT(processes.failure(0), Contains("rank 2 did not come"));
+  CHECK_THAT(processes.failure(0), Contains("rank 2 did not connect"));
 }
 
 TEST_CASE("a second job on the same port is told, and the first goes on") {

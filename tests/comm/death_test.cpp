@@ -105,7 +105,7 @@ TEST_CASE("every other rank ends when one is stopped, and names it when time is 
       for (std::size_t rank = 0; rank < failures.size(); ++rank) {
         if (rank == victim) continue;
         CHECK_THAT(failures[rank],
-                   Contains("B330") && Contains(fmt::format("rank {} (", victim)) && Contains("did not come"));
+                   Contains("B330") && Contains(fmt::format("rank {} (", victim)) && Contains("did not arrive"));
       }
     }
   }

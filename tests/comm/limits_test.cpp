@@ -43,7 +43,7 @@ void check_every_limit_of(std::size_t limited, HostTransport way, const std::fun
       CHECK(more > 0);
       return;
     }
-    REQUIRE_THAT(failures[limited], Contains(limit) && (Contains("B2401") || Contains("rank 0 cannot take")));
+    REQUIRE_THAT(failures[limited], Contains(limit) && (Contains("B2401") || Contains("rank 0 cannot accept")));
     if (!failures[1 - limited].empty()) CHECK_THAT(failures[1 - limited], Contains(limit));
   }
   FAIL("it never works");

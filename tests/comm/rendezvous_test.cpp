@@ -46,7 +46,7 @@ TEST_CASE("who does not belong is refused, and the others go on") {
   Rig rig;
   rig.hello(1, 0);
   rig.hello(2, 1, 4);
-  CHECK_THAT(rig.last(), Contains("world size of 3, rank 1 with 4"));
+  CHECK_THAT(rig.last(), Contains("world size of 3, but rank 1 one of 4"));
   rig.hello(3, 0);
   CHECK_THAT(rig.last(), Contains("rank 0 (node, pid 100)") && Contains("two jobs the same port"));
   rig.hello(4, 1, 3, "other");
@@ -123,5 +123,5 @@ TEST_CASE("of those who are late, the one that waits for nobody is named") {
   circle.late(0, 1);
   circle.late(1, 0);
   circle.rendezvous.fail_with_late_ranks("5 s");
-  CHECK_THAT(circle.last(), Contains("rank 1 (node, pid 101) did not come"));
+  CHECK_THAT(circle.last(), Contains("rank 1 (node, pid 101) did not arrive"));
 }

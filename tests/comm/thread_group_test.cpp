@@ -28,7 +28,7 @@ TEST_CASE("memory that a rank has shown is not given back while another looks at
 
 TEST_CASE("a rank that comes too late does not meet one that has left") {
   ThreadGroup group(2, std::chrono::milliseconds(10));
-  CHECK_THROWS_WITH(group.publish(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 1 did not come"));
+  CHECK_THROWS_WITH(group.publish(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 1 did not arrive"));
   CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301"));
 }
 

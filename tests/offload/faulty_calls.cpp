@@ -90,7 +90,7 @@ void FaultyRing::lose_next_submission() {
 
 RingEntry FaultyRing::entry() {
   return {.enter = [this](std::size_t requests, const std::function<int()>& call) { return enter(requests, call); },
-          .most_refusals = given_up_after,
+          .max_refusals = given_up_after,
           .pause = {}};
 }
 

@@ -144,7 +144,7 @@ TEST_CASE("a ring that may no longer be entered is given up, and a thread's call
     const File file(directory.path() / "file", {.create = true});
     const Aligned memory(16 * block_bytes);
     fill_pattern(memory.span(), 1);
-    auto queue = uring_queue({.depth = 4, .log = &log}, {.most_refusals = 3});
+    auto queue = uring_queue({.depth = 4, .log = &log}, {.max_refusals = 3});
     queue->remember(memory.span());
     queue->remember(file);
     queue->submit({IoKind::write, &file, 0, memory.span()}).wait();

@@ -124,7 +124,7 @@ TEST_CASE("seals differ by run, rank, tile, generation and region") {
 
 TEST_CASE("a commit brings back what was committed, and a torn one is none") {
   const Aligned slot(commit_bytes);
-  std::vector<std::byte> user(most_user_bytes);
+  std::vector<std::byte> user(max_user_bytes);
   fill_pattern(user, 3);
   write_commit(shape, {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user}, slot.span());
   const auto found = read_commit(shape, slot.span());

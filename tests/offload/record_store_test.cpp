@@ -92,7 +92,7 @@ TEST_CASE("what does not fit a record is refused before it touches others") {
   CHECK_THROWS_AS(store.read(rig.shape.tiles, rig.record()), UsageError);
   CHECK_THROWS_AS(store.read(0, rig.record().first(store.record_bytes() - 1)), UsageError);
   CHECK_THROWS_AS(store.write(0, rig.record().subspan(1)), UsageError);
-  const std::vector<std::byte> much(most_user_bytes + 1);
+  const std::vector<std::byte> much(max_user_bytes + 1);
   CHECK_THROWS_WITH(store.commit(2, much), Catch::Contains("B1003"));
   store.commit(2);
   CHECK(rig.holds_step(store, 2));

@@ -21,9 +21,9 @@ namespace ballast {
 namespace {
 
 // A chunk fits the caches, and the bytes received in one exchange are bounded.
-constexpr std::size_t least_round_bytes = std::size_t{64} << 10;
-constexpr std::size_t most_round_bytes = std::size_t{1} << 20;
-constexpr std::size_t most_received_bytes = std::size_t{16} << 20;
+constexpr std::size_t min_chunk_size = std::size_t{64} << 10;
+constexpr std::size_t max_chunk_size = std::size_t{1} << 20;
+constexpr std::size_t max_received_bytes = std::size_t{16} << 20;
 
 constexpr int times_gloo_waits_to_connect = 5;  // its timeout, during which it does not notice errors of the job
 
@@ -31,8 +31,8 @@ constexpr int times_gloo_waits_to_connect = 5;  // its timeout, during which it 
 // longer, if its process or a child of it is still running.
 constexpr auto time_to_arrive = std::chrono::seconds(3);
 
-std::size_t round_bytes_of(std::size_t size) {
-  return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 64 * 64;
+std::size_t chunk_bytes_of(std::size_t size) {
+  return std::clamp(max_received_bytes / size, min_chunk_size, max_chunk_size) / 64 * 64;
 }
 
 // The store in which Gloo's ranks exchange their addresses.
@@ -83,7 +83,7 @@ class GlooTransport : public ProcessTransport {
   GlooTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
       : ProcessTransport(members, std::move(make)),
         error_(group().job().error()),
-        max_chunk_bytes_(round_bytes_of(size())),
+        max_chunk_bytes_(chunk_bytes_of(size())),
         received_(allocate(accounts, {.bytes = size() * max_chunk_bytes_, .owner = "gloo, group " + group().name()})),
         calls_(size()),
         context_(static_cast<int>(rank()), static_cast<int>(size())) {

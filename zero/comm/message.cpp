@@ -8,7 +8,7 @@ namespace ballast {
 namespace {
 
 constexpr std::uint32_t magic = 0x32544C42;  // "BLT2", the number being the protocol's version
-constexpr std::uint32_t most_bytes = 1 << 20;
+constexpr std::uint32_t max_bytes = 1 << 20;
 
 struct Header {
   std::uint32_t magic;
@@ -33,7 +33,7 @@ std::optional<Message> Inbox::next() {
   std::memcpy(&header, bytes_.data(), sizeof header);
   require(
       header.magic == magic && header.kind <= static_cast<std::uint32_t>(Message::Kind::goodbye) &&
-          header.key_bytes <= most_bytes && header.value_bytes <= most_bytes,
+          header.key_bytes <= max_bytes && header.value_bytes <= max_bytes,
       Code::no_meeting, [] {
         return Problem{
             .what = "cannot connect to rank 0: the process at its address is no Ballast job, or has another version"};

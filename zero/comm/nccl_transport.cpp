@@ -20,15 +20,15 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t least_round_bytes = std::size_t{1} << 20;
-constexpr std::size_t most_round_bytes = std::size_t{32} << 20;
-constexpr std::size_t most_received_bytes = std::size_t{128} << 20;
+constexpr std::size_t min_chunk_size = std::size_t{1} << 20;
+constexpr std::size_t max_chunk_size = std::size_t{32} << 20;
+constexpr std::size_t max_received_bytes = std::size_t{128} << 20;
 constexpr auto look_again = std::chrono::microseconds(50);
 constexpr auto look_for_the_late = std::chrono::milliseconds(100);
 constexpr std::string_view some_rank = "a rank of an NCCL group";
 
-std::size_t round_bytes_of(std::size_t size) {
-  return std::clamp(most_received_bytes / size, least_round_bytes, most_round_bytes) / 512 * 512;
+std::size_t chunk_bytes_of(std::size_t size) {
+  return std::clamp(max_received_bytes / size, min_chunk_size, max_chunk_size) / 512 * 512;
 }
 
 // Watches work in a stream that waits for peers. A thread of its own does this, because the others wait for the stream
@@ -215,7 +215,7 @@ class NcclTransport : public ProcessTransport {
       : ProcessTransport(members, std::move(make)),
         host_(std::move(host)),
         stream_(place.stream),
-        max_chunk_bytes_(round_bytes_of(size())),
+        max_chunk_bytes_(chunk_bytes_of(size())),
         received_(allocate(accounts, {.kind = MemoryKind::device,
                                       .bytes = size() * max_chunk_bytes_,
                                       .owner = "nccl, group " + group().name(),
