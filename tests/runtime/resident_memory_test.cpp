@@ -61,5 +61,5 @@ TEST_CASE("a process that limits its own memory cannot take more, whoever asks")
 }
 
 TEST_CASE("a limit below what the process maps is refused") {
-  CHECK_THROWS_WITH(limit_own_memory(mebibyte), Catch::Contains("B2001") && Catch::Contains("past already"));
+  CHECK_THROWS_WITH(limit_own_memory(mebibyte), Catch::Contains("B2001") && Catch::Contains("already holds more"));
 }
