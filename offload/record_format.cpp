@@ -193,7 +193,7 @@ void write_identity(const RecordShape& shape, FileName name, std::span<std::byte
 Identity read_identity(std::span<const std::byte> block, const std::filesystem::path& path) {
   const auto found = get<IdentityBlock>(block);
   if (found.head.magic != magic)
-    refuse(Code::bad_record, path, "cannot open the file: it is no record file of Ballast");
+    refuse(Code::bad_record, path, "cannot open the file: it is not a record file of Ballast");
   if (found.head.version != format_version) {
     const bool newer = found.head.version > format_version;
     fail(newer ? Code::newer_format : Code::older_format,

@@ -12,7 +12,7 @@ namespace {
 // Reads the first block into the beginning of `control`.
 std::span<std::byte> first_block(const File& file, IoQueue& queue, std::span<std::byte> control) {
   require(file.bytes() >= block_bytes, Code::bad_record, [&] {
-    return Problem{.what = "cannot open the file: it is no record file of Ballast", .where = file.path().string()};
+    return Problem{.what = "cannot open the file: it is not a record file of Ballast", .where = file.path().string()};
   });
   const std::span<std::byte> block = control.first(block_bytes);
   queue.submit({IoKind::read, &file, 0, block}).wait();
