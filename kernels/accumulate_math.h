@@ -1,4 +1,4 @@
-// What accumulate and begin_sum do to one element.
+// The formulas of accumulate and begin_sum for one element.
 #pragma once
 
 #include "kernels/number_format.h"
@@ -11,7 +11,7 @@ constexpr F accumulated(F into, F from, F scale) {
   return one_nan(fma(scale, from, into));
 }
 
-// What accumulated() makes of 0.
+// The result of accumulated() on 0.
 template <class F>
 constexpr F begun(F from) {
   return accumulated(F(0.0f), from, F(1.0f));

@@ -1,4 +1,4 @@
-// Where the arithmetic happens. One interface over all kernels; a CPU and a CUDA implementation give the same bits.
+// The interface of all kernels. The CPU and the CUDA implementation give the same bits.
 #pragma once
 
 #include <memory>
@@ -12,9 +12,9 @@
 
 namespace ballast::kernels {
 
-// Views must lie in memory that the backend reaches: host memory for the CPU, device or pinned memory for CUDA.
-// The CPU backend is done when a call returns. The CUDA backend orders its work on its stream and returns at once;
-// arguments other than memory are copied before that.
+// Threads: any thread may call. Memory: views lie in memory that the backend can access, which is host memory for the
+// CPU, and device or pinned memory for CUDA. Order: a call of the CPU backend returns when its work is done. The CUDA
+// backend issues its work into its stream and returns at once; it copies all arguments but memory before that.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -24,19 +24,20 @@ class Backend {
   // Any of fp32, bf16 and fp16 to any, rounded to nearest, a tie to even; equal formats, u8 too, are copied.
   virtual void cast(const ConstView& from, const View& to) = 0;
 
-  // Many casts and copies in one call: packing and unpacking. No piece may write what another reads or writes.
+  // Many casts and copies in one call, to pack and unpack. No piece may write memory that another reads or writes.
   virtual void copy_pieces(std::span<const CopyPiece> pieces) = 0;
 
   virtual void fill(const View& to, float value) = 0;
 
-  // into = from, as accumulate() leaves it on zeros, which are not read: -0 becomes 0.
+  // into = from, with the bits of accumulate() on zeros: -0 becomes 0. Does not read `into`.
   virtual void begin_sum(const ConstView& from, const View& into) = 0;
 
   // into += scale * from, in fp32, then rounded to the format of `into`.
   virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 
-  // Adds the squares to *into, which begins as {} or comes from an earlier call. Order does not matter, see
-  // exact_sum_math.h: calls on the parts of an array, cut at multiples of the group size, give what one on the whole gives.
+  // Adds the squares to *into, which begins as {} or comes from an earlier call. The sum is exact (exact_sum_math.h),
+  // so the order of calls does not matter: calls on parts, cut at multiples of the group size, give the bits of one
+  // call on the whole.
   virtual void sum_of_squares(const ConstView& values, ExactSum* into) = 0;
 
   // *first = min(*first, index of the first NaN or infinity), where the first element has the index `first_index`.
@@ -47,7 +48,7 @@ class Backend {
   virtual void dequantize(const ConstQuantized& from, const View& to) = 0;
 };
 
-inline constexpr std::uint64_t no_index = UINT64_MAX;  // what a search that found nothing leaves in *first
+inline constexpr std::uint64_t no_index = UINT64_MAX;  // the value of *first if the search finds nothing
 
 struct CpuOptions {
   int threads = 0;  // 0: the cores this process may use
@@ -56,8 +57,8 @@ struct CpuOptions {
 
 std::unique_ptr<Backend> cpu_backend(CpuOptions options = {});
 
-// Throws B2101 where CUDA is not built, B2102 where there is no such GPU. The stream, null for the default one, is the
-// caller's and outlives the backend.
+// Throws B2101 in builds without CUDA, and B2102 if there is no such GPU. The caller owns the stream (null: the default
+// stream), which outlives the backend.
 std::unique_ptr<Backend> cuda_backend(StreamHandle stream, int gpu = 0);
 
 }  // namespace ballast::kernels

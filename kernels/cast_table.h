@@ -1,4 +1,4 @@
-// What one launch of CUDA casts works on. It travels as the kernel's argument.
+// The work of one launch of CUDA casts, passed as the kernel's argument.
 #pragma once
 
 #include <span>
@@ -41,7 +41,7 @@ void each_cast_table(std::span<const CastTask> tasks, const Launch& launch) {
   }
 }
 
-// What a thread does in a chunk of the table.
+// The work of one thread in a chunk of the table.
 template <std::size_t capacity>
 constexpr void cast_in_chunk(const CastTable<capacity>& table, std::size_t chunk, unsigned thread) {
   const std::size_t index = stretch_of(table.stretches, chunk);

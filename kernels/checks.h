@@ -1,4 +1,4 @@
-// What every backend checks before it works. Each throws a UsageError that says what is wrong.
+// The checks that every backend makes before its work. Each throws a UsageError.
 #pragma once
 
 #include <span>
@@ -14,7 +14,7 @@ void check_fill(const View& to, float value);
 void check_accumulate(const ConstView& from, const View& into);
 void check_pieces(std::span<const CopyPiece> pieces);
 
-// Of these, `what` names the argument.
+// In these, `what` names the argument.
 void check_floating(const ConstView& values, std::string_view what);
 void check_memory(const ConstView& values, std::string_view what);  // not null; aligned to its elements
 void check_size(const ConstView& values, DType dtype, std::size_t count, std::string_view what);

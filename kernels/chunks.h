@@ -1,4 +1,4 @@
-// How the blocks of a CUDA launch share arrays: by chunks, of which a list of stretches has so and so many in all.
+// The division of arrays among the blocks of a CUDA launch: stretches of memory are cut into chunks.
 #pragma once
 
 #include "kernels/octet.h"
@@ -13,10 +13,10 @@ struct Stretch {
   std::size_t begin;
   std::size_t end;
   std::size_t chunks_end;  // chunks of this stretch and all before it
-  bool aligned;            // all arrays, where the stretch begins
+  bool aligned;            // whether all arrays are aligned at the beginning of the stretch
 };
 
-// The elements of the stretch's nth chunk that a thread of its block takes.
+// The elements of the stretch's nth chunk that one thread of a block processes.
 constexpr OctetPlace place_in(const Stretch& stretch, std::size_t nth, unsigned thread) {
   const std::size_t first = stretch.begin + nth * chunk_size + thread * octet_size;
   const std::size_t left = first < stretch.end ? stretch.end - first : 0;

@@ -13,7 +13,7 @@ struct CopyPiece {
   View to;
 };
 
-// Where one thread works: elements [begin, end) of one piece.
+// The work of one thread: elements [begin, end) of one piece.
 struct CopyStretch {
   std::size_t piece = 0;
   std::size_t begin = 0;

@@ -1,4 +1,4 @@
-// What the CPU implementations of the kernels work with.
+// The common parameters of the CPU kernels.
 #pragma once
 
 #include "kernels/copy_pieces.h"

@@ -1,4 +1,4 @@
-// The CUDA implementations of the kernels, as backend_cuda.cpp calls them once it has checked the arguments. Plain structs
+// The CUDA kernels, which backend_cuda.cpp calls after it has checked the arguments. Plain structs
 // only: nvcc does not compile views, nor the formatting library they need.
 #pragma once
 

@@ -12,7 +12,7 @@ namespace ballast::kernels {
 
 unsigned blocks_for(const Cuda& cuda, std::size_t chunks);
 
-// Nothing happens where there are no chunks.
+// Does nothing if there are no chunks.
 template <class... Arguments>
 void launch(const Cuda& cuda, std::string_view what, std::size_t chunks, void (*kernel)(Arguments...),
             const std::type_identity_t<Arguments>&... arguments) {

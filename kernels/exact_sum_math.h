@@ -1,11 +1,10 @@
-// A sum without rounding, so that its order does not matter: any threads, ranks or GPU atomics may add their part in any
-// order, and the result has the same bits.
-//
-// Made for sums of squares of 128 fp32 numbers (sum_of_squares_walk.h): doubles that are zero or lie in [2^-300, 2^276).
-// Such a sum is one long integer in units of 2^-352, kept as 20 bins of 32 bits each (a Kulisch accumulator). A bin is 64
-// bits wide, so carries can wait: an addition adds less than 2^32 to a bin, and 2^31 of them fit between two calls of
-// carry(), which are the squares of 2^38 elements. What carry() leaves counts as one addition again, so up to 2^31 ranks
-// may add their sums as plain integers (an all-reduce), then call carry().
+// A sum without rounding, so that its order does not matter: any threads, ranks or GPU atomics may add their part in
+// any order, and the result has the same bits.  Made for sums of squares of 128 fp32 numbers (sum_of_squares_walk.h):
+// doubles that are zero or lie in [2^-300, 2^276). Such a sum is one long integer in units of 2^-352, kept as 20 bins
+// of 32 bits each (a Kulisch accumulator). A bin is 64 bits wide, so carries can wait: an addition adds less than 2^32
+// to a bin, and 2^31 of them fit between two calls of carry(), which are the squares of 2^38 elements. What carry()
+// leaves counts as one addition again, so up to 2^31 ranks may add their sums as plain integers (an all-reduce), then
+// call carry().
 #pragma once
 
 #include <bit>
@@ -34,7 +33,7 @@ struct BinParts {
   std::uint32_t parts[3]{};
 };
 
-// Of a positive, finite number.
+// For a positive, finite number.
 constexpr BinParts split_into_bins(double x) {
   const auto pattern = std::bit_cast<std::uint64_t>(x);
   const std::uint64_t mantissa = (pattern & 0xfffffffffffffu) | 0x10000000000000u;

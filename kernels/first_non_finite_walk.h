@@ -5,7 +5,7 @@
 
 namespace ballast::kernels {
 
-// Asked once for a block: are all exponent bits of a number set? `count` is a multiple of the width.
+// Returns, for a whole block, whether all exponent bits of any number are set. `count` is a multiple of the width.
 template <class S, class Format>
 bool all_finite(const typename Format::Stored* values, std::size_t count) {
   using U = typename S::U;

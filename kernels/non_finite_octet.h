@@ -1,4 +1,4 @@
-// Which of a thread's elements is the first NaN or infinity.
+// The search for the first NaN or infinity among a thread's elements.
 #pragma once
 
 #include "kernels/number_octet.h"
@@ -13,7 +13,7 @@ constexpr std::uint32_t infinity_of(DType dtype) {
   }
 }
 
-// `index` is that of the first element. Where there is none: the largest number.
+// `index` is that of the first element. Returns the largest number if there is none.
 constexpr std::uint64_t first_non_finite_of(const Octet& patterns, std::uint32_t infinity, std::uint64_t index) {
   for (std::size_t i = 0; i < octet_size; ++i) {
     if ((patterns.at[i] & infinity) == infinity) {

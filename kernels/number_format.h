@@ -1,4 +1,5 @@
-// The floating-point formats of buffers as types: what a stored pattern is worth in fp32, and how fp32 is rounded to it.
+// The floating-point formats of buffers as types: what a stored pattern is worth in fp32, and how fp32 is rounded to
+// it.
 #pragma once
 
 #include "kernels/fp16_math.h"

@@ -29,7 +29,7 @@ constexpr F magnitude(F x) {
   return as_float(bits(x) & U(0x7fffffffu));
 }
 
-// Numbers below the smallest normal one become zero, on every device alike: a decaying moment passes through that range
+// Numbers below the smallest normal one become zero on every device: a decaying moment passes through that range
 // on its way to zero, and arithmetic there is several times slower on CPUs.
 template <class F>
 constexpr F flush(F x) {

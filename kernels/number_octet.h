@@ -1,5 +1,5 @@
-// Octets of numbers in any format, which is chosen while the kernel runs: all threads choose alike, and memory is slower
-// than the choice.
+// Octets of numbers in any format. The kernel chooses the format at run time: all threads take the same branch, and
+// memory is slower than the branch.
 #pragma once
 
 #include "kernels/accumulate_math.h"
@@ -96,7 +96,7 @@ constexpr void cast_octet(const ConstNumbers& from, const Numbers& to, const Oct
   }
 }
 
-// What a fill writes: u8 takes whole numbers.
+// The pattern that a fill writes: u8 takes whole numbers.
 constexpr Octet fill_octet(float value, DType dtype) {
   Octet octet{};
   for (std::uint32_t& element : octet.at) {

@@ -1,5 +1,5 @@
-// What the CPU walks over numbers share: lanes from and to memory in any format, and the elements after the last whole
-// vector. Everything here depends on the lanes S, so that no two instruction sets share a function.
+// The common parts of CPU walks over numbers: lanes from and to memory in any format, and the elements after the last
+// whole vector. Everything here depends on the lanes S, so that no two instruction sets share a function.
 #pragma once
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// Numbers in memory, as the walks take them. Plain structs: a walk is compiled for one instruction set, or by nvcc, and a
-// checking View would bring code with it that the linker might then choose for other callers too.
+// Numbers in memory, as the walks take them. Plain structs: a walk is compiled for one instruction set, or by nvcc, and
+// a checking View would bring code with it that the linker might then choose for other callers too.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct ConstNumbers {
   DType dtype = DType::fp32;
 };
 
-// Where results go: into the caches, or past them to memory, which saves reading the lines that are overwritten.
+// The destination of results: the caches, or memory past the caches, which saves reading the overwritten lines.
 enum class Stores : bool { cached, streamed };
 
 }  // namespace ballast::kernels

@@ -1,4 +1,4 @@
-// Eight consecutive elements: what one thread of a CUDA walk takes. 16-byte accesses where it may, element by element at
+// Eight consecutive elements: the work of one thread of a CUDA walk. 16-byte accesses if aligned, element by element at
 // an unaligned address or an array's end. Plain C++ that runs on both devices, so that tests on a CPU prove it.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace ballast::kernels {
 inline constexpr std::size_t octet_size = 8;
 inline constexpr unsigned threads_per_group = group_size / octet_size;  // half a warp
 
-// What one block of threads takes at a time.
+// The elements that one block of threads processes at a time.
 inline constexpr unsigned threads_per_chunk = 256;
 inline constexpr std::size_t chunk_size = threads_per_chunk * octet_size;
 
@@ -21,7 +21,7 @@ struct Octet {
   std::uint32_t at[octet_size];
 };
 
-// Where a thread's elements lie in their array, and whether it may take them with aligned accesses of the whole octet.
+// The position of a thread's elements in their array, and whether aligned accesses of the whole octet are possible.
 struct OctetPlace {
   std::size_t first = 0;
   unsigned count = 0;  // fewer than eight at a run's end, none beyond it

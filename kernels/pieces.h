@@ -1,4 +1,4 @@
-// How the CPU implementations cut work on many elements into tasks for threads.
+// The division of work on many elements into tasks for CPU threads.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ inline ConstNumbers numbers(const ConstView& view, std::size_t first, std::size_
   return {view.data() + first * byte_size(view.dtype()), count, view.dtype()};
 }
 
-// Targets that would push everything else out of the caches are written past them.
+// Targets larger than the caches are written past them.
 inline constexpr std::size_t bytes_to_stream = 4 * 1024 * 1024;
 inline Stores stores_for(std::size_t bytes_written) {
   return bytes_written >= bytes_to_stream ? Stores::streamed : Stores::cached;

@@ -1,4 +1,4 @@
-// Where quantized numbers lie, and how they are rounded. quantize_math.h says what they are worth.
+// The layout of quantized numbers, and their rounding. quantize_math.h defines their values.
 #pragma once
 
 #include "kernels/quantize_math.h"
@@ -23,7 +23,7 @@ struct BasicQuantized {
 using Quantized = BasicQuantized<View>;
 using ConstQuantized = BasicQuantized<ConstView>;
 
-// Throw what is wrong with the arguments. Every backend begins with them.
+// Throw a UsageError for wrong arguments. Every backend calls them first.
 void check_quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding);
 void check_dequantize(const ConstQuantized& from, const View& to);
 

@@ -1,11 +1,10 @@
-// Block quantization: 8 or 4 bits a number and one fp32 scale for each group of elements, symmetric about zero.
-//
-// The largest magnitude of a group gets the code 127 (8 bits) or 7 (4 bits); a number is worth code * scale, which lies
-// within half a step (scale / 2, and 2^-14 of that for the rounding of the arithmetic) of what was encoded. A stochastic
-// code lies within one step, and is right on average. Zero stays zero.
-//   - A group whose largest magnitude is below 2^-119 is stored as zeros, with scale 0: its scale would be subnormal.
-//   - A group that holds a NaN or an infinity is stored with scale NaN and codes 0: all of it reads as NaN. One bad number
-//     is thus never lost, and loss scaling sees it.
+// Block quantization: 8 or 4 bits a number and one fp32 scale for each group of elements, symmetric about zero.  The
+// largest magnitude of a group gets the code 127 (8 bits) or 7 (4 bits); a number is worth code * scale, which lies
+// within half a step (scale / 2, and 2^-14 of that for the rounding of the arithmetic) of what was encoded. A
+// stochastic code lies within one step, and is right on average. Zero stays zero. - A group whose largest magnitude is
+// below 2^-119 is stored as zeros, with scale 0: its scale would be subnormal. - A group that holds a NaN or an
+// infinity is stored with scale NaN and codes 0: all of it reads as NaN. One bad number is thus never lost, and loss
+// scaling sees it.
 #pragma once
 
 #include "kernels/number_format.h"
@@ -23,7 +22,7 @@ struct CodeRounding {
   std::uint64_t first_index = 0;  // of the first element in its unit, a multiple of the group size
 };
 
-// What a group's numbers are multiplied with to get codes, and codes to get numbers.
+// The factors from numbers to codes, and from codes to numbers.
 struct GroupScale {
   float factor = 0.0f;
   float scale = 0.0f;
@@ -44,12 +43,13 @@ constexpr GroupScale group_scale(std::uint32_t largest, CodeBits code_bits) {
   return {codes / as_float(largest), as_float(largest) / codes};
 }
 
-// Adding this makes the sum's last bit worth 1: the addition rounds to a whole number, a tie to even, and the low bits of
-// the sum's pattern are that number in two's complement.
+// Adding this makes the sum's last bit worth 1: the addition rounds to a whole number, a tie to even, and the low bits
+// of the sum's pattern are that number in two's complement.
 inline constexpr float whole_numbers = 0x1.8p23f;
 inline constexpr std::uint32_t whole_number_zero = 0x4b400000u;  // its pattern
 
-// Only the low bits of these results are the code. (Numbers that are not finite give any code: their groups store zeros.)
+// Only the low bits of these results are the code. (Numbers that are not finite give any code: their groups store
+// zeros.)
 template <class U>
 constexpr U limit_code(U sum, U largest) {
   return min(max(sum, U(whole_number_zero) - largest), U(whole_number_zero) + largest);
@@ -65,8 +65,8 @@ constexpr BitsOf<F> to_stochastic_code(F x, F factor, F noise, BitsOf<F> largest
   return limit_code(bits(fma(x, factor, noise) + F(whole_numbers)), largest);
 }
 
-// Noise for a stochastic code: uniform between -1/2 and 1/2, made of the upper 16 bits. That is coarse enough for a whole
-// number to stay what it is.
+// Noise for a stochastic code: uniform between -1/2 and 1/2, made of the upper 16 bits. That is coarse enough for a
+// whole number to stay what it is.
 template <class U>
 constexpr auto noise_of(U random) {
   using F = decltype(as_float(random));

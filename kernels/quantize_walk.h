@@ -1,5 +1,5 @@
-// The CPU walks of block quantization, for any width of lanes S. They go by groups of elements; a last, incomplete one is
-// filled up with zeros, which change no scale and are zeros in the codes.
+// The CPU walks of block quantization, for any width of lanes S. They go by groups of elements; a last, incomplete one
+// is filled up with zeros, which change no scale and are zeros in the codes.
 #pragma once
 
 #include "kernels/number_walk.h"

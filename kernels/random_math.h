@@ -30,8 +30,8 @@ constexpr RoundingKey rounding_key(std::uint64_t stream, std::uint64_t index) {
   return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
 }
 
-// 32 random bits for the element whose index ends in `low_index`. Two multiplications (constants by C. Wellons, found by
-// search for the least bias), with the second half of the key between them.
+// 32 random bits for the element whose index ends in `low_index`. Two multiplications (constants by C. Wellons, found
+// by search for the least bias), with the second half of the key between them.
 template <class U>
 constexpr U random_bits(U low_index, RoundingKey key) {
   U x = (low_index ^ U(key.first)) * U(0x7feb352du);

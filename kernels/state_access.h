@@ -16,8 +16,9 @@ void write_moment(const UpdateTile& tile, Moment moment, std::span<const float> 
 // The master becomes what the parameter is.
 void begin_master(const UpdateTile& tile, Backend& backend);
 
-// The same numbers in another tile of as many elements: bit by bit where both are kept alike, else through fp32 and rounded to
-// the nearest. A tile without a master is frozen, if its parameter is not the master; a moment that `from` lacks becomes zero.
+// The same numbers in another tile of as many elements: bit by bit where both are kept alike, else through fp32 and
+// rounded to the nearest. A tile without a master is frozen, if its parameter is not the master; a moment that `from`
+// lacks becomes zero.
 void copy_state(const UpdateTile& from, const UpdateTile& to);
 
 }  // namespace ballast::kernels

@@ -14,9 +14,9 @@ namespace ballast::kernels {
 
 // --- The master parameter ---
 
-// The bf16 parameter, in the upper half: nearest, a tie away from zero. With the low half of the master this is exact: the
-// low half alone tells whether the upper one was rounded up, which with ties to even it does not. One value in 65,536 is
-// a tie, and the sign makes it fair.
+// The bf16 parameter, in the upper half: nearest, a tie away from zero. With the low half of the master this is exact:
+// the low half alone tells whether the upper one was rounded up, which with ties to even it does not. One value in
+// 65,536 is a tie, and the sign makes it fair.
 template <class F>
 constexpr BitsOf<F> rounded_parameter(F master) {
   using U = BitsOf<F>;
@@ -75,12 +75,10 @@ constexpr BitsOf<F> to_bf16_stochastic(F x, BitsOf<F> random16) {
   return add_noise(x, random16);
 }
 
-// --- Moments in 8 bits ---
-//
-// Companding as in digital telephony (mu-law, mu = 255): a magnitude is scaled to [0, 2), 1/128 is added, and the leading
-// bits of the sum as a float are stored. Its exponent counts 8 segments, each twice as coarse as the one before, so small
-// values keep their relative precision. The sum's exponent runs from 120 to 127, so its low three bits are enough, and
-// encoding costs an addition and a shift.
+// --- Moments in 8 bits ---  Companding as in digital telephony (mu-law, mu = 255): a magnitude is scaled to [0, 2),
+// 1/128 is added, and the leading bits of the sum as a float are stored. Its exponent counts 8 segments, each twice as
+// coarse as the one before, so small values keep their relative precision. The sum's exponent runs from 120 to 127, so
+// its low three bits are enough, and encoding costs an addition and a shift.
 
 inline constexpr std::uint32_t compand_base = 0x3c000000u;  // the pattern of 1/128, whose exponent is 120
 

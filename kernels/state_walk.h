@@ -1,10 +1,8 @@
-// The CPU walk of the state formats: a group of elements is read as fp32 lanes and written back from them.
-//
-//   format    master           moments             Each is made for the group that begins at element `first` of the tile.
-//   fp32      Fp32Master       Fp32Moments         Where a master and moments round, they use other bits of an element's
-//   split     SplitMaster      Fp32Moments         random ones.
-//   bf16      SplitMaster      Bf16Moments
-//   compact   CompactMaster    CompactMoments
+// The CPU walk of the state formats: a group of elements is read as fp32 lanes and written back from them.  format
+// master           moments             Each is made for the group that begins at element `first` of the tile. fp32
+// Fp32Master       Fp32Moments         Where a master and moments round, they use other bits of an element's split
+// SplitMaster      Fp32Moments         random ones. bf16      SplitMaster      Bf16Moments compact   CompactMaster
+// CompactMoments
 #pragma once
 
 #include "kernels/fp16_math.h"
@@ -20,7 +18,7 @@ T* at(std::byte* array, std::size_t first) {
   return array == nullptr ? nullptr : reinterpret_cast<T*>(array) + first;
 }
 
-// What the passes over a group hand on, in the innermost cache.
+// The values that one pass over a group hands to the next, in the innermost cache.
 struct Scratch {
   alignas(64) float gradient[group_size];
   alignas(64) std::uint32_t random[group_size];

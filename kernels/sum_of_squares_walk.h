@@ -1,5 +1,5 @@
-// The CPU walk of sums of squares, for any width of lanes S: one double for each group of elements. exact_sum_math.h adds
-// those up. Squares of fp32 are exact in double, so a multiplication and an addition give what a fused one would.
+// The CPU walk of sums of squares, for any width of lanes S: one double for each group of elements. exact_sum_math.h
+// adds those up. Squares of fp32 are exact in double, so a multiplication and an addition give what a fused one would.
 #pragma once
 
 #include "kernels/number_walk.h"

@@ -9,12 +9,12 @@ namespace ballast::kernels {
 
 class Threads {
  public:
-  explicit Threads(int count);  // they start when they are first needed: B2401 where the system gives no more
+  explicit Threads(int count);  // the threads start at the first use, which throws B2401 if the system refuses them
   ~Threads();
   int count() const { return count_; }
 
-  // Calls body(i) for every i below `parts`, in any order, on several threads; returns when all have returned. The first
-  // exception of a body is thrown again. May be called from several threads at once.
+  // Calls body(i) for every i below `parts`, in any order, on several threads, and returns when all calls have
+  // returned. Rethrows the first exception. Any thread may call, several at the same time, too.
   void each(std::size_t parts, const std::function<void(std::size_t)>& body) const;
 
  private:

@@ -15,7 +15,7 @@
 namespace ballast::kernels {
 namespace {
 
-// Throws B2401 where the system does not give so many threads.
+// Throws B2401 if the system refuses so many threads.
 void require_threads(std::size_t count) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
@@ -64,8 +64,8 @@ void Threads::each(std::size_t parts, const std::function<void(std::size_t)>& bo
     }
     return;
   }
-  // TBB starts its threads one from another, and ends the process where the system refuses one of them. So as many are
-  // started and ended here first, where that can still be an error.
+  // TBB's threads start each other, and TBB ends the process if the system refuses one. So this function first starts
+  // and ends as many threads, and can still throw an error.
   std::call_once(arena_->tried, [&] {
     using oneapi::tbb::global_control;
     const std::size_t most = global_control::active_value(global_control::max_allowed_parallelism);

@@ -1,5 +1,5 @@
-// The optimizer step of one CUDA thread: eight elements, read, updated and written back. It has two halves. Between them
-// the sixteen threads of a group agree, for format compact, on the largest of its new moments.
+// The optimizer step of one CUDA thread: eight elements, read, updated and written back. It has two halves. Between
+// them the sixteen threads of a group agree, for format compact, on the largest of its new moments.
 #pragma once
 
 #include "kernels/fp16_math.h"
@@ -8,9 +8,9 @@
 
 namespace ballast::kernels {
 
-// --- What a thread holds of its elements ---
+// --- The elements of a thread ---
 
-struct StoredOctet {  // as memory has it
+struct StoredOctet {  // as stored in memory
   Octet gradient;
   Octet parameter;
   Octet master;

@@ -1,5 +1,5 @@
-// What one launch of the CUDA optimizer step works on: a tile, and up to 64 of its runs with their coefficients. It
-// travels as the kernel's argument.
+// The work of one launch of the CUDA optimizer step: a tile, and up to 64 of its runs with their coefficients. It is
+// passed as the kernel's argument.
 #pragma once
 
 #include "kernels/chunks.h"

@@ -1,5 +1,6 @@
-// The CPU walk of the optimizer step, for any width of lanes S. It goes by groups of elements: the gradient is read into a
-// small array first, then state is decoded, updated and encoded in registers, so memory is read and written once.
+// The CPU walk of the optimizer step, for any width of lanes S. It goes by groups of elements: the gradient is read
+// into a small array first, then state is decoded, updated and encoded in registers, so memory is read and written
+// once.
 #pragma once
 
 #include <cstring>
@@ -9,7 +10,7 @@
 
 namespace ballast::kernels {
 
-// Inlined, for a call would move all coefficients from registers to memory and back.
+// Inlined, because a call would move all coefficients from registers to memory and back.
 template <class S>
 [[gnu::always_inline]] inline void read_gradient(const UpdateTile& tile, std::size_t first, float factor, float* to) {
   const auto read = [=](auto lanes_at) {
@@ -65,7 +66,7 @@ void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_f
       if constexpr (Rule::has_variance) moments.write_variance(i, v);
     }
     moments.template find_scales<Rule>();
-    prepare(first + group_size);  // while the scales are on their way, a long chain of operations
+    prepare(first + group_size);  // during the long chain of operations that computes the scales
     moments.template encode<Rule>();
   }
 }

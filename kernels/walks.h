@@ -1,5 +1,5 @@
-// The table of CPU walks: one for each instruction set, filled in by walks_scalar.cpp, walks_avx2.cpp, walks_avx512.cpp.
-// A walk works on the calling thread, on one piece of memory.
+// The table of CPU walks: one for each instruction set, filled in by walks_scalar.cpp, walks_avx2.cpp,
+// walks_avx512.cpp. A walk works on the calling thread, on one piece of memory.
 #pragma once
 
 #include "kernels/numbers.h"

@@ -1,4 +1,5 @@
-// No update: the trainer has changed the master itself. What is left is what follows every rule, the parameter made of it.
+// No update: the trainer has changed the master itself. Only the step after every rule remains, which derives the
+// parameter.
 #pragma once
 
 #include "kernels/rules/second_moment.h"

@@ -1,4 +1,4 @@
-// All update rules: adding one is a file beside this, and its name here.
+// All update rules. A new rule is a file in this folder, and its name here.
 #pragma once
 
 #include <variant>

@@ -25,7 +25,7 @@ struct SgdMomentum {
   float lr;
   float l2;
   float momentum;
-  float one_minus_dampening;  // 1 at a parameter's first step, as torch has it
+  float one_minus_dampening;  // 1 at a parameter's first step, as in torch
   float from_momentum;  // the step is from_momentum * m + from_gradient * g: (1, 0), or (momentum, 1) for Nesterov
   float from_gradient;
 

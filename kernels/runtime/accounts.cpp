@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::array kinds{MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable};
 
-// The peak is brought up to date when something is given back or asked for: a reservation whose memory could not be had
-// is cancelled before that, and leaves no trace.
+// The peak is updated only at a release or a query. So a reservation that is cancelled after a failed allocation leaves
+// no trace.
 MemoryAccounts::Usage up_to_date(const MemoryAccounts::Usage& usage) {
   return {usage.now, std::max(usage.peak, usage.now)};
 }

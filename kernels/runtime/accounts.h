@@ -1,4 +1,5 @@
-// Who holds how many bytes of which memory. One MemoryAccounts per rank, made by the caller and passed to allocate().
+// The bytes that each owner holds of each kind of memory. The caller makes one MemoryAccounts per rank, and passes it
+// to allocate().
 #pragma once
 
 #include <array>
@@ -30,7 +31,7 @@ class Reservation {
   }
   ~Reservation();
 
-  void cancel() noexcept;  // the memory could not be had: as if it had never been booked
+  void cancel() noexcept;  // undoes the booking after a failed allocation; the peak does not count it
 
   std::size_t bytes() const { return bytes_; }
   MemoryKind kind() const { return kind_; }
@@ -46,7 +47,7 @@ class Reservation {
   MemoryKind kind_ = MemoryKind::pageable;
 };
 
-// Must outlive its reservations. Any thread may call anything.
+// Outlives its reservations. Any thread may call.
 class MemoryAccounts {
  public:
   struct Usage {
@@ -63,15 +64,15 @@ class MemoryAccounts {
   MemoryAccounts(const MemoryAccounts&) = delete;
   MemoryAccounts& operator=(const MemoryAccounts&) = delete;
 
-  // The budget of one kind. What is held already stays, even if it is more.
+  // Sets the budget of one kind. Existing reservations stay, even if they exceed it.
   void limit(MemoryKind kind, std::size_t bytes);
 
-  // Past the budget: an error (B2004) that names needed, available and the largest owners.
+  // Throws B2004 past the budget, with the largest owners.
   [[nodiscard]] Reservation reserve(MemoryKind kind, std::size_t bytes, std::string owner);
 
   Usage total(MemoryKind kind) const;
   Usage usage(MemoryKind kind, const std::string& owner) const;
-  std::vector<Entry> entries() const;  // by kind, the largest peak first; owners that hold nothing any more included
+  std::vector<Entry> entries() const;  // by kind, the largest peak first; includes owners that hold nothing now
   std::string table() const;           // the entries and totals as lines of text
 
  private:

@@ -1,4 +1,4 @@
-// Owning memory of exactly the size asked for, on the GPU or on the host, booked under its owner's name.
+// Owned memory of exactly the requested size, on the GPU or on the host, booked under its owner's name.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace ballast {
 
-// Somebody else's memory to live in: torch's caching allocator, say. Any thread may call. Nothing is at work in what is
-// given back.
+// The interface of an external allocator, such as torch's caching allocator. Any thread may call. No work uses released
+// memory.
 class Allocator {
  public:
   virtual ~Allocator() = default;
@@ -25,13 +25,13 @@ struct BufferRequest {
   MemoryKind kind = MemoryKind::pageable;
   std::size_t bytes = 0;
   std::string owner;                      // "optimizer state of h.7"
-  int gpu = 0;                            // of device memory, and of the copies to and from pinned memory
-  std::vector<int> nodes{};               // NUMA nodes of host memory; none: those of the calling thread's cores
-  Resident resident = Resident::at_once;  // our own pageable memory
-  Allocator* allocator = nullptr;         // of this kind of memory, instead of our own; outlives the buffer
+  int gpu = 0;                            // for device memory, and for copies to and from pinned memory
+  std::vector<int> nodes{};               // NUMA nodes of host memory; empty: those of the calling thread's cores
+  Resident resident = Resident::at_once;  // for own pageable memory
+  Allocator* allocator = nullptr;         // replaces the own allocator of this kind; outlives the buffer
 };
 
-// Gives memory back to where it came from. The booking is part of it, so that it always ends after the memory does.
+// Returns memory to its allocator. It owns the booking, so that the booking ends after the memory.
 struct FreeMemory {
   Reservation booked{};
   std::size_t mapped_bytes = 0;
@@ -42,34 +42,35 @@ struct FreeMemory {
   void operator()(std::byte* memory) const noexcept;
 };
 
-// Move-only; used by one thread at a time, but what it points to is the user's to share. Like a unique_ptr, a const
-// Buffer still gives writable memory. Freeing device or pinned memory first waits for the GPU's work on it.
+// Move-only. One thread at a time uses the object; the caller may share the memory between threads. Like a unique_ptr,
+// a const Buffer gives writable memory. The destructor of device or pinned memory waits for the GPU's work on it.
 class Buffer {
  public:
   Buffer() = default;
 
-  std::byte* data() const { return memory_.get(); }  // null if there are no bytes
+  std::byte* data() const { return memory_.get(); }  // null for an empty buffer
   std::size_t bytes() const { return booked().bytes(); }
   MemoryKind kind() const { return booked().kind(); }
   const std::string& owner() const { return booked().owner(); }
 
-  View view(DType dtype) const;  // all of it; the bytes must be whole elements
+  View view(DType dtype) const;  // of the whole buffer, which must hold whole elements
 
-  // A pinned buffer that could not be pinned works all the same, as pageable memory, and says why.
+  // Why a pinned buffer is not pinned: it then works as pageable memory. Empty if it is pinned.
   bool pinned() const { return memory_ && memory_.get_deleter().pinned; }
   const std::string& unpinned_because() const { return memory_.get_deleter().unpinned_because; }
 
  private:
   friend Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request);
 
-  static Buffer get(const BufferRequest& request, FreeMemory& free);  // takes `free` over if it succeeds
+  static Buffer get(const BufferRequest& request, FreeMemory& free);  // takes over `free` on success
   const Reservation& booked() const { return memory_.get_deleter().booked; }
 
   std::unique_ptr<std::byte[], FreeMemory> memory_;
 };
 
-// Our own host memory is zeroed, and resident as it was asked for; device memory and a caller's are neither. Too little
-// memory is an error (B2001, B2003, B2004) that says how much is needed, available, and who set the limit. Any thread may call.
+// Allocates memory. Own host memory is zeroed, and resident as requested; device memory and that of an external
+// allocator are neither. Throws B2001, B2003 or B2004 for too little memory, with the needed and available bytes and
+// the limit. Any thread may call.
 Buffer allocate(MemoryAccounts& accounts, const BufferRequest& request);
 
 }  // namespace ballast

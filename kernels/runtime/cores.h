@@ -1,4 +1,5 @@
-// The cores that this process may use. Launchers set OMP_NUM_THREADS=1; the affinity mask and the quota are the truth.
+// The cores that this process may use, from the affinity mask and the quota. OMP_NUM_THREADS is ignored, because
+// launchers set it to 1. Any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@ namespace ballast {
 
 std::vector<int> allowed_cores();  // the calling thread's affinity mask, ascending
 
-// How many threads are worth running: the mask's cores, but no more than the container's CPU quota, rounded up.
+// Returns the useful number of threads: the mask's cores, but at most the container's CPU quota, rounded up.
 std::size_t usable_cores(const std::filesystem::path& root = "/");
 
 }  // namespace ballast

@@ -1,4 +1,5 @@
-// Turns a CUDA status into an error. Only for sources of the CUDA backend: it is the one header that includes CUDA's.
+// Turns a CUDA status into an error. Only sources of the CUDA backend may include this header, because it includes
+// CUDA's.
 #pragma once
 
 #include <cuda_runtime_api.h>

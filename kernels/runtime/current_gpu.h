@@ -1,10 +1,10 @@
-// Which GPU the calling thread's own calls of CUDA and its libraries go to. Only where CUDA is built.
+// The current GPU of the calling thread, for direct calls of CUDA and its libraries. Only in builds with CUDA.
 #pragma once
 
 namespace ballast {
 
-// This one for as long as this lives, and then the one before. Nothing is asked of CUDA where it is that one already: choosing
-// a GPU takes memory there.
+// Selects a GPU while the object lives, and restores the previous one. It calls CUDA only if another GPU is current,
+// because the selection takes memory on a GPU. Used by one thread.
 class CurrentGpu {
  public:
   explicit CurrentGpu(int gpu);

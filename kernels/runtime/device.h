@@ -1,7 +1,6 @@
-// The backend: everything that Ballast's runtime asks of CUDA, as plain functions on handles. device_cuda.cpp has them;
-// where CUDA is not built, device_absent.cpp says so. Users want buffer.h and stream.h, which own what is made here.
-//
-// Any thread may call. The calling thread's current device is left as it was, but by choose_gpu(). A GPU is its CUDA ordinal.
+// All uses of CUDA by the runtime, as plain functions on handles. device_cuda.cpp implements them; in builds without
+// CUDA, device_absent.cpp throws B2101. Other code uses the owners in buffer.h and stream.h.  Any thread may call. Only
+// choose_gpu() changes the calling thread's current device. A GPU is named by its CUDA ordinal.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-struct CUstream_st;  // what CUDA's own handles point to: a cudaStream_t is a StreamHandle
+struct CUstream_st;  // the targets of CUDA's handles: a cudaStream_t is a StreamHandle
 struct CUevent_st;
 
 namespace ballast {
@@ -27,16 +26,16 @@ struct Gpu {
 
 namespace device {
 
-std::vector<Gpu> list();    // empty without one
+std::vector<Gpu> list();    // empty if there is none
 std::string absence();      // why the list is empty; empty if it is not
-void require_gpu(int gpu);  // B2101 or B2102
-void choose_gpu(int gpu);   // for all calls of this thread: needed where streams and events of a GPU are used
+void require_gpu(int gpu);  // throws B2101 or B2102
+void choose_gpu(int gpu);   // for all later calls of this thread that use streams and events
 
 std::byte* allocate(std::size_t bytes, int gpu, std::string_view owner);
 void release(std::byte* memory) noexcept;  // waits for the GPU's work on it
 std::size_t available_bytes(int gpu);
 
-std::string pin(std::byte* memory, std::size_t bytes, int gpu);  // why it could not be pinned; empty if it is
+std::string pin(std::byte* memory, std::size_t bytes, int gpu);  // returns why it is not pinned; empty on success
 void unpin(std::byte* memory, int gpu) noexcept;                 // waits for all of the GPU's work
 
 StreamHandle create_stream(int gpu);

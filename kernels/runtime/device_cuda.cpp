@@ -13,7 +13,7 @@
 namespace ballast {
 
 void cuda_failed(cudaError_t status, std::string_view what, Site site) {
-  cudaGetLastError();  // what has been reported here must not be found again after somebody's next launch
+  cudaGetLastError();  // clears the reported error, which the next launch would report again
   fail(Code::cuda_call,
        {.what = fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status))}, site);
 }
@@ -51,7 +51,7 @@ int existing(int gpu) {
   return gpu;
 }
 
-// For destructors: at the end of the process, or after a failed kernel, there is nobody left to tell.
+// For destructors, which cannot report an error at the end of the process or after a failed kernel.
 void ignore(cudaError_t) { cudaGetLastError(); }
 
 bool done(cudaError_t status, std::string_view what) {
@@ -136,7 +136,7 @@ void unpin(std::byte* memory, int gpu) noexcept {
   int former = 0;
   ignore(cudaGetDevice(&former));
   ignore(cudaSetDevice(gpu));
-  ignore(cudaDeviceSynchronize());  // a copy that is under way would go on into memory that has been given back
+  ignore(cudaDeviceSynchronize());  // else a pending copy would write to freed memory
   ignore(cudaHostUnregister(memory));
   ignore(cudaSetDevice(former));
 }

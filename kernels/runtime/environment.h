@@ -1,4 +1,4 @@
-// Environment variables, read with types. This is the only place that asks the process for them.
+// Typed environment variables. No other code reads the process's environment.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace ballast {
 
-// An empty variable counts as unset; one that cannot be read is an error that names it (B1006).
-// Any thread may read, as long as nobody in the process calls setenv at the same time.
+// An empty variable counts as unset. An invalid value throws B1006 with the variable's name.
+// Any thread may read while no thread of the process calls setenv.
 class Environment {
  public:
   using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
 
   Environment();                                                       // of this process
-  explicit Environment(Lookup lookup) : lookup_(std::move(lookup)) {}  // of a test, or of a launcher's own making
+  explicit Environment(Lookup lookup) : lookup_(std::move(lookup)) {}  // of a test or a launcher
 
   std::optional<std::string> text(const std::string& name) const;
   std::optional<std::int64_t> integer(const std::string& name) const;

@@ -1,4 +1,5 @@
-// Errors: a few exception types, thrown from one place, that say what, where, needed, available and what to change.
+// Errors: a few exception types, thrown from one place. A message says what cannot be done and why, where, what is
+// needed and available, and what to change.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +9,7 @@
 
 namespace ballast {
 
-// Where in the sources a check stands. (std::source_location is missing from clang 14 with GCC's library.)
+// The position of a check in the sources. (std::source_location is missing from clang 14 with GCC's library.)
 struct Site {
   const char* file;
   int line;
@@ -35,7 +36,7 @@ class Error : public std::runtime_error {
   Problem problem_;
 };
 
-// The caller asked for something that cannot be: B1….
+// The caller can correct it: B1….
 class UsageError : public Error {
   using Error::Error;
 };

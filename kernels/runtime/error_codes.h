@@ -1,4 +1,4 @@
-// Every error that Ballast can raise, with its stable code. This table is the documentation: ERRORS.md is made from it.
+// All errors of Ballast, with their stable codes. ERRORS.md is generated from the table.
 #pragma once
 
 #include <span>
@@ -7,7 +7,7 @@
 
 namespace ballast {
 
-// The first digit says who can act: 1 the caller, 2 whoever owns the machine, 3 nobody (a peer or the hardware failed).
+// The first digit is the cause: 1 the call, 2 the machine, 3 a failure of a peer or of hardware.
 enum class Code : int {
   bad_argument = 1001,
   wrong_dtype = 1002,
@@ -52,6 +52,6 @@ struct CodeInfo {
 std::span<const CodeInfo> all_codes();  // in numeric order
 const CodeInfo& describe(Code code);
 std::string label(Code code);     // "B1001"
-std::string codes_as_markdown();  // the contents of ERRORS.md
+std::string codes_as_markdown();  // the content of ERRORS.md
 
 }  // namespace ballast

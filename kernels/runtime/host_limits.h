@@ -1,4 +1,4 @@
-// How much host memory this process may still take, and who says so.
+// The limits on this process's host memory, and the bytes that are left.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ballast {
 
-// RLIMIT_DATA: what is private and can be written, resident or not.
+// RLIMIT_DATA: private writable memory, resident or not.
 struct PrivateMemory {
   std::size_t limit_bytes = 0;
   std::size_t used_bytes = 0;
@@ -19,7 +19,7 @@ struct PrivateMemory {
 
 struct HostLimits {
   std::size_t total_bytes = 0;
-  std::size_t available_bytes = 0;                   // the kernel's estimate of what can be taken without swapping
+  std::size_t available_bytes = 0;                   // the kernel's estimate without swapping
   std::optional<CgroupMemory> cgroup{};              // none: no limit
   std::optional<std::size_t> memlock_bytes{};        // RLIMIT_MEMLOCK; none: no limit
   std::optional<std::size_t> address_space_bytes{};  // RLIMIT_AS; none: no limit
@@ -29,8 +29,8 @@ struct HostLimits {
 // Any thread may read. The rlimits are always this process's own, whatever the root.
 HostLimits read_host_limits(const std::filesystem::path& root = "/");
 
-// Refuses (B2001) what the machine or the container would answer by killing the process. Other processes may take
-// memory between this question and the use of its answer.
+// Throws B2001 for an allocation after which the machine or the container would kill the process. Other processes may
+// take memory between this check and the allocation.
 void require_host_memory(std::size_t bytes, std::string_view owner, const HostLimits& limits);
 
 }  // namespace ballast

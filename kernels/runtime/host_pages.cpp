@@ -52,7 +52,7 @@ void* map_aligned(std::size_t bytes, std::size_t alignment) {
   return aligned;
 }
 
-// False, with errno, where there is not enough memory.
+// Returns false, with errno, if there is too little memory.
 bool make_resident(std::byte* pages, std::size_t bytes) {
   if (madvise(pages, bytes, MADV_POPULATE_WRITE) == 0) {
     return true;
@@ -84,7 +84,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   }
   HostPages pages(static_cast<std::byte*>(mapped), Unmap{mapped_bytes});
   if (huge) {
-    madvise(pages.get(), mapped_bytes, MADV_HUGEPAGE);  // EINVAL where the kernel has none: small pages then
+    madvise(pages.get(), mapped_bytes, MADV_HUGEPAGE);  // EINVAL if the kernel has none: then the pages are small
   }
   if (nodes.empty()) {
     place_on_nodes(pages.get(), mapped_bytes, nodes_of_cores(allowed_cores()));  // nice to have

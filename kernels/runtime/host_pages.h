@@ -1,4 +1,4 @@
-// Anonymous host memory straight from the kernel: exact to the page, resident before it is used, given back at once.
+// Anonymous host memory directly from the kernel: exact to the page, resident before use, and freed immediately.
 #pragma once
 
 #include <cstddef>
@@ -16,16 +16,16 @@ struct Unmap {
 };
 using HostPages = std::unique_ptr<std::byte[], Unmap>;
 
-// When pages take memory: before they are used, or each when it is first written to.
+// When pages become resident: at allocation, or at the first write to each.
 enum class Resident { at_once, when_written };
 
-// Zeroed pages, near the given NUMA nodes (none: near this thread's cores). From 4 MiB on they
-// are aligned to 2 MiB and huge where the kernel has huge pages: direct I/O into huge pages is up to twice as fast.
-// No bytes: a null pointer. More than the machine or the container can give is refused (B2001). Any thread may call.
+// Returns zeroed pages near the given NUMA nodes; without nodes, near this thread's cores. From 4 MiB on they are
+// aligned to 2 MiB, and huge if the kernel has huge pages: direct I/O into huge pages is up to twice as fast. For 0
+// bytes it returns null. Throws B2001 if the machine or the container has too little memory. Any thread may call.
 HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes = {},
                          Resident resident = Resident::at_once);
 
-// For pages that a device writes: a fork would copy every one of them into the child.
+// Excludes pages that a device writes from forked children: else a fork would copy each of them.
 void hide_from_children(const HostPages& pages);
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-// Messages for people, one line each. A Log is passed to whoever has something to say; there is no global one.
+// Messages for the user, one line each. Each object that writes gets a Log; there is no global one.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ enum class Level { debug, info, warning, error };
 
 std::string_view name(Level level);
 
-// Any thread may write; the sink is called by one at a time, and must not write to the same Log.
+// Any thread may write. One thread at a time calls the sink, which must not write to the same Log.
 class Log {
  public:
   using Sink = std::function<void(Level level, std::string_view line)>;
@@ -28,7 +28,7 @@ class Log {
   void warning(std::string_view line) { write(Level::warning, line); }
   void error(std::string_view line) { write(Level::error, line); }
 
-  // The first line given for a subject is written, later ones are dropped: write_once(Level::warning, "io_uring", "...").
+  // Writes the first line of a subject, and drops later ones: write_once(Level::warning, "io_uring", "...").
   void write_once(Level level, std::string_view subject, std::string_view line);
 
  private:

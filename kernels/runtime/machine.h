@@ -1,4 +1,4 @@
-// What this process was given to work with, as a value.
+// The resources of this process, as a value.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace ballast {
 
 struct ThisMachine {
   std::string cpu;                     // the model's name
-  std::size_t cores = 1;               // worth a thread each: affinity mask and quota
+  std::size_t cores = 1;               // useful threads: affinity mask and quota
   std::size_t cores_of_host = 1;       // online, allowed or not
   std::optional<double> core_quota{};  // of the container; none: no quota
   std::size_t numa_nodes = 1;
@@ -26,6 +26,6 @@ struct ThisMachine {
 // Any thread may call. The affinity mask, the rlimits and the GPUs are always those of this process, whatever the root.
 ThisMachine detect_machine(const std::filesystem::path& root = "/");
 
-std::string describe(const ThisMachine& machine);  // lines of text for a person
+std::string describe(const ThisMachine& machine);  // readable lines
 
 }  // namespace ballast

@@ -16,8 +16,8 @@ struct Kept {
 };
 Kept& kept();
 
-// The child's, which calls nothing that another thread of its parent may have held a lock of. Numbers stay taken: their owners
-// in the child would close what has got them.
+// The child's, which calls nothing that another thread of its parent may have held a lock of. Numbers stay taken: their
+// owners in the child would close what has got them.
 void let_go() {
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int descriptor : kept().descriptors) {

@@ -1,10 +1,10 @@
-// A connection, a lock or a ring ends when the last process that has it open does. A child of fork() has all that its parent
-// has: it would keep others from noticing that the parent is gone.
+// Closes a descriptor in forked children. A connection, a lock or a ring ends with the last process that has it open,
+// so a child that inherits it would hide the end of its parent.
 #pragma once
 
 namespace ballast {
 
-// As long as it lives, a child gets nothing in place of the descriptor.
+// While the object lives, children of fork() do not get the descriptor. Any thread may make and destroy objects.
 class NotInChildren {
  public:
   explicit NotInChildren(int descriptor);

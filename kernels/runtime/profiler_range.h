@@ -1,11 +1,11 @@
-// A named stretch of the calling thread's time, which profilers of GPUs show above the work that was issued in it.
+// A named range of the calling thread's time, which GPU profilers show together with the work that it issues.
 #pragma once
 
 #include <string>
 
 namespace ballast {
 
-// Ranges of a thread end in the opposite order of their beginnings. Costs next to nothing where no profiler looks on.
+// Ranges of a thread end in the reverse order of their beginnings. Without a profiler they cost almost nothing.
 class ProfilerRange {
  public:
   explicit ProfilerRange(const std::string& name);

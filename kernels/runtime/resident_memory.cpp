@@ -26,8 +26,8 @@ bool forget_peak() {
   return file.good();
 }
 
-// The kernel counts private memory that can be written, whether or not it is resident, against RLIMIT_DATA. All else that is
-// mapped by now is taken to be resident, so that the sum cannot be more than was asked for.
+// The kernel counts private writable memory, resident or not, against RLIMIT_DATA. All other mappings are assumed to be
+// resident, so that the sum cannot exceed the requested limit.
 void limit_own_memory(std::size_t bytes) {
   const std::string status = read_text("/proc/self/status").value_or("");
   const std::size_t mapped = kibibytes_after(status, "VmSize:").value_or(0);

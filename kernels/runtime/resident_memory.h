@@ -1,4 +1,4 @@
-// What of this process's memory is really there, as the kernel counts it; and a limit that the kernel keeps.
+// The resident memory of this process, as the kernel counts it, and a limit that the kernel enforces.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@ namespace ballast {
 struct ResidentMemory {
   std::size_t now = 0;
   std::size_t peak = 0;      // since the process began, or since forget_peak()
-  std::size_t of_files = 0;  // of it now: libraries' code for the most part, which the kernel can take back
+  std::size_t of_files = 0;  // part of the current size: mostly code of libraries, which the kernel can reclaim
 };
 
-// Of all threads. Any thread may call; what other threads take meanwhile may be in or not.
+// Reads the counts of all threads. Any thread may call; concurrent allocations may or may not be included.
 ResidentMemory resident_memory(const std::filesystem::path& root = "/");
 
-// The peak begins anew with what is there now. False where the kernel does not do that.
+// Resets the peak to the current size. Returns false if the kernel does not support it.
 bool forget_peak();
 
-// From now on this process, with all that is mapped into it, cannot hold more than this, whoever asks: its private memory is
-// limited (RLIMIT_DATA) to what the libraries and stacks leave. Refused (B2001) where that is nothing.
+// Limits the memory of this process, all mappings included: its private memory (RLIMIT_DATA) is limited to what the
+// libraries and stacks leave. Throws B2001 if they leave nothing.
 void limit_own_memory(std::size_t bytes);
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-// Byte counts as people read and write them. Pure functions.
+// Readable byte counts. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace ballast {
 std::string human_bytes(std::size_t bytes);
 
 // "512MiB", "1.5 GiB", "40GB" (powers of 1000), "1e9", "4096". Capitals do not matter, a fraction of a byte is dropped.
-// "40G" is refused, because half of its readers take it for GiB.
+// "40G" is refused, because many readers take it for GiB.
 std::size_t parse_bytes(std::string_view text);
 
 }  // namespace ballast

@@ -1,4 +1,4 @@
-// Streams and events: owners of the GPU's queues and of the marks in them. Nothing here waits unless its name says so.
+// Streams and events: owners of the GPU's queues, and of marks in them. No function waits unless its name says so.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +10,17 @@ namespace ballast {
 
 class Event;
 
-// An ordered queue of GPU work. Any thread may issue into it; what two threads issue at once has no order. Work that
-// was issued is still done after the stream is gone.
+// An ordered queue of GPU work. Any thread may issue work; the work of two threads is not ordered. Issued work
+// completes after the stream is destroyed, too.
 class Stream {
  public:
-  explicit Stream(int gpu = 0);                          // without a GPU: B2101, B2102
-  static Stream wrap(StreamHandle handle, int gpu = 0);  // the caller's own, which stays the caller's
+  explicit Stream(int gpu = 0);                          // throws B2101 or B2102 without a GPU
+  static Stream wrap(StreamHandle handle, int gpu = 0);  // a stream that the caller owns
 
   StreamHandle handle() const { return handle_.get(); }
   int gpu() const { return gpu_; }
 
-  void wait_for(const Event& event) const;  // later work in this stream starts after the event; the caller goes on
+  void wait_for(const Event& event) const;  // later work in this stream starts after the event; returns at once
   bool is_done() const;
   void synchronize() const;  // the calling thread waits
 
@@ -35,7 +35,8 @@ class Stream {
   int gpu_;
 };
 
-// A mark in a stream. Any thread may ask or wait; one thread at a time records. Done before it is first recorded.
+// A mark in a stream. Any thread may query or wait; one thread at a time records. An event that was never recorded is
+// done.
 class Event {
  public:
   enum class Timing { off, on };
@@ -44,10 +45,10 @@ class Event {
 
   EventHandle handle() const { return handle_.get(); }
 
-  void record(const Stream& stream) const;  // after all that was issued into the stream so far
+  void record(const Stream& stream) const;  // after all work issued into the stream so far
   bool is_done() const;
   void synchronize() const;                        // the calling thread sleeps until it is done
-  double seconds_since(const Event& start) const;  // both with Timing::on, and done
+  double seconds_since(const Event& start) const;  // both with Timing::on, and both done
 
  private:
   struct Destroy {
@@ -56,8 +57,8 @@ class Event {
   std::unique_ptr<CUevent_st, Destroy> handle_;
 };
 
-// Issued into the stream, in any direction between device and host; both ends must live until it is done. Host memory
-// that is not pinned makes CUDA wait in here.
+// Issues a copy into the stream, in any direction between device and host. Both ends must live until it is done. With
+// host memory that is not pinned, the call waits.
 void copy(void* to, const void* from, std::size_t bytes, const Stream& stream);
 void fill(void* to, unsigned char value, std::size_t bytes, const Stream& stream);
 

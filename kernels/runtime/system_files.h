@@ -1,4 +1,4 @@
-// The kernel's small text files under /proc and /sys. They are read below a root path, so that tests can bring their own.
+// The kernel's small text files under /proc and /sys, below a root path that tests can replace.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,15 @@
 
 namespace ballast {
 
-// Without the last line's end; none if unreadable. Where there is no descriptor to read it with: B2401, for a limit that was
-// not read would count as no limit.
+// Returns the text without the last newline; nothing if it is unreadable. Throws B2401 if the process has no descriptor
+// left, because an unread limit would count as no limit.
 std::optional<std::string> read_text(const std::filesystem::path& file);
-std::optional<std::size_t> read_number(const std::filesystem::path& file);  // none also for words such as "max" or "-1"
+std::optional<std::size_t> read_number(
+    const std::filesystem::path& file);  // nothing also for words such as "max" or "-1"
 
 std::optional<std::size_t> leading_number(std::string_view text);  // of "  24684096 kB"
 
-// The number behind a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
+// The number after a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
 std::optional<std::size_t> number_after(std::string_view text, std::string_view key);
 std::optional<std::size_t> kibibytes_after(std::string_view text, std::string_view key);  // the same, in bytes
 

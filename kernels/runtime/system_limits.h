@@ -1,5 +1,5 @@
-// Threads and file descriptors, of which the system gives a process a limited number. Where it refuses one, the error
-// (B2401) says what could not be made, and names the limits with their values.
+// Threads and file descriptors, which the system limits. If it refuses one, B2401 says what cannot be made, and names
+// the limits with their values.
 #pragma once
 
 #include <filesystem>
@@ -21,11 +21,11 @@ bool is_descriptor_limit(int error);
 // Throws B2401 for a system call that failed with `error`; `what` is a clause: "cannot make a socket".
 [[noreturn]] void fail_limit(std::string_view what, int error);
 
-// Owns the descriptor that a system call has just answered; where it answered none, throws as fail_limit().
+// Returns the owner of a descriptor that a system call has just returned. If the call failed, throws as fail_limit().
 Descriptor require_descriptor(int answer, std::string_view what);
 
-// The limits that can stand behind the refusal, for the error: those of threads for EAGAIN, those of descriptors for EMFILE
-// and ENFILE, else none. What cannot be read is left out. The rlimits are always this process's own, whatever the root.
+// Returns the limits that can cause the error: those of threads for EAGAIN, those of descriptors for EMFILE and ENFILE,
+// else none. Unreadable limits are left out. The rlimits are always those of this process, whatever the root.
 std::string limits_behind(int error, const std::filesystem::path& root = "/");
 
 }  // namespace ballast

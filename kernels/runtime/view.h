@@ -1,4 +1,4 @@
-// Views: a pointer, a count and a number format. They own nothing and say nothing about which memory they point into.
+// Views: a pointer, a count and a number format. They own nothing, and may point into any kind of memory.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ class BasicView {
         count_(elements.size()),
         dtype_(dtype_of<std::remove_const_t<T>>) {}
 
-  // A view that may write is also one that may read. (A constructor: nvcc warns about a conversion to a view's own type.)
+  // A writable view converts to a readable one. (A constructor: nvcc warns about a conversion to a view's own type.)
   template <class Writable>
     requires(std::is_same_v<const Writable, Byte>)
   BasicView(const BasicView<Writable>& view) : BasicView(view.data(), view.count(), view.dtype()) {}

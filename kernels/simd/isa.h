@@ -9,7 +9,7 @@ namespace ballast::kernels::simd {
 
 enum class Isa : std::uint8_t { scalar, avx2, avx512 };
 
-std::span<const Isa> usable_isas();  // those this build has and this machine runs, best first; never empty
+std::span<const Isa> usable_isas();  // in this build and on this machine, best first; never empty
 std::string_view name(Isa isa);
 
 }  // namespace ballast::kernels::simd

@@ -1,9 +1,8 @@
-// One lane: the vocabulary in which every formula (*_math.h) is written, for plain floats.
-//
-// A formula is a template over F (float lanes) and U (their 32-bit patterns). Here F is float and U is uint32_t: the
-// scalar CPU walk and every CUDA thread. avx2.h and avx512.h define the same functions on 8 and 16 lanes. All of them
-// are IEEE operations rounded once, so a formula gives the same bits whichever lanes it runs on. Functions are constexpr
-// because nvcc then compiles them for the GPU as well.
+// One lane: the vocabulary in which every formula (*_math.h) is written, for plain floats.  A formula is a template
+// over F (float lanes) and U (their 32-bit patterns). Here F is float and U is uint32_t: the scalar CPU walk and every
+// CUDA thread. avx2.h and avx512.h define the same functions on 8 and 16 lanes. All of them are IEEE operations rounded
+// once, so a formula gives the same bits whichever lanes it runs on. Functions are constexpr because nvcc then compiles
+// them for the GPU as well.
 #pragma once
 
 #include <bit>
@@ -59,7 +58,7 @@ constexpr EightDoubles operator*(const EightDoubles& a, const EightDoubles& b) {
   return product;
 }
 
-// What a walk needs beyond the formulas: memory and lane numbers.
+// Memory accesses and lane numbers, which walks need and formulas do not.
 struct Scalar {
   using F = float;
   using U = std::uint32_t;

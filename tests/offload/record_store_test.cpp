@@ -197,7 +197,8 @@ TEST_CASE("a generation that cannot be gone to leaves the current one") {
 TEST_CASE("files that are cut off, swapped, missing or there already are refused") {
   StoreRig rig(2);
   { RecordStore store = rig.create(); }
-  CHECK_THROWS_WITH(rig.create(), Catch::Contains("B3201") && Catch::Contains("cannot make the records: there are some already"));
+  CHECK_THROWS_WITH(rig.create(),
+                    Catch::Contains("B3201") && Catch::Contains("cannot make the records: there are some already"));
   CHECK(std::filesystem::exists(rig.file(0)));
   std::filesystem::rename(rig.file(0), rig.file(0).string() + "x");
   CHECK_THROWS_WITH(rig.open(), Catch::Contains("No such file"));
@@ -298,7 +299,7 @@ TEST_CASE("a store that cannot be made leaves no files, and says what is missing
   CHECK(std::filesystem::is_empty(rig.directory(0)));
   CHECK_THROWS_WITH(
       RecordStore::create({.run_id = 1, .tiles = 1 << 20, .payload_bytes = std::size_t{1} << 40}, rig.drives()),
-      Catch::Contains("does not fit on the drive"));
+      Catch::Contains("the drive has too little space"));
   CHECK(std::filesystem::is_empty(rig.directory(0)));
 }
 
