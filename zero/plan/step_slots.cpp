@@ -17,7 +17,7 @@ constexpr std::size_t first_regions_ahead = 8;  // read for the gathers that com
 
 }  // namespace
 
-StepSlots::StepSlots(const CompileInput& input, const Trace& trace, const Uses& uses)
+StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
     : in_(input), residence_(reside(input.placement, input.layout)) {
   const Placement& placement = input.placement;
   for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
@@ -27,8 +27,8 @@ StepSlots::StepSlots(const CompileInput& input, const Trace& trace, const Uses& 
     add_unit(unit);
     add_tiles(unit);
   }
-  add_gathered(trace, uses);
-  add_rings(longest_chain(trace, uses));
+  add_gathered(uses);
+  add_rings(longest_chain(uses));
   add_norms();
 }
 
@@ -57,7 +57,7 @@ Ring StepSlots::add_records(SlotRole role, std::size_t records, std::size_t byte
   return {{add(role, Tier::host, together), 0, bytes}, records, true};
 }
 
-std::size_t StepSlots::whole_bytes(std::size_t unit) const {
+std::size_t StepSlots::full_bytes(std::size_t unit) const {
   return in_.layout.units[unit].elements() * byte_size(in_.model.units[unit].dtype);
 }
 
@@ -109,9 +109,9 @@ void StepSlots::add_tiles(std::size_t unit) {
 }
 
 // How many units' memory is held at once, at most: also if the trainer leaves the trace, for whichever unit.
-std::size_t StepSlots::longest_chain(const Trace& trace, const Uses& uses) const {
+std::size_t StepSlots::longest_chain(const Uses& uses) const {
   std::size_t longest = 1;
-  for (std::size_t i = 0; i < trace.size(); ++i) {
+  for (std::size_t i = 0; i < uses.trace().size(); ++i) {
     longest = std::max(longest, uses.end_of_chain(i) - i);
   }
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
@@ -123,20 +123,20 @@ std::size_t StepSlots::longest_chain(const Trace& trace, const Uses& uses) const
 std::size_t StepSlots::bytes_gathered(const std::set<std::size_t>& units) const {
   std::size_t bytes = 0;
   for (const std::size_t unit : units) {
-    if (comes_and_goes_[unit]) bytes += whole_bytes(unit);
+    if (comes_and_goes_[unit]) bytes += full_bytes(unit);
   }
   return bytes;
 }
 
 // Enough for the units of any prefetch + 1 visits in a row, and for those that are held together, be they in the trace or
 // not.
-std::size_t StepSlots::bytes_for_prefetch(const Trace& trace, const Uses& uses) const {
+std::size_t StepSlots::bytes_for_prefetch(const Uses& uses) const {
   std::size_t most = 0;
-  for (std::size_t i = 0; i < trace.size(); ++i) {
+  for (std::size_t i = 0; i < uses.trace().size(); ++i) {
     const std::size_t end = std::max(i + in_.schedule.prefetch + 1, uses.end_of_chain(i));
     std::set<std::size_t> units;
-    for (std::size_t j = i; j < std::min(end, trace.size()); ++j) {
-      units.insert(trace[j].unit);
+    for (std::size_t j = i; j < std::min(end, uses.trace().size()); ++j) {
+      units.insert(uses.trace()[j].unit);
     }
     most = std::max(most, bytes_gathered(units));
   }
@@ -150,10 +150,10 @@ std::size_t StepSlots::bytes_for_prefetch(const Trace& trace, const Uses& uses) 
   return most;
 }
 
-void StepSlots::add_gathered(const Trace& trace, const Uses& uses) {
+void StepSlots::add_gathered(const Uses& uses) {
   if (std::ranges::none_of(comes_and_goes_, [](bool yes) { return yes; })) return;
   const std::size_t asked = in_.schedule.gathered_bytes;
-  gathered_ = add(SlotRole::gathered, Tier::device, asked > 0 ? asked : bytes_for_prefetch(trace, uses));
+  gathered_ = add(SlotRole::gathered, Tier::device, asked > 0 ? asked : bytes_for_prefetch(uses));
 }
 
 void StepSlots::add_norms() {

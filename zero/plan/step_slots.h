@@ -45,7 +45,7 @@ struct UnitSlots {
 
 class StepSlots {
  public:
-  StepSlots(const CompileInput& input, const Trace& trace, const Uses& uses);
+  StepSlots(const CompileInput& input, const Uses& uses);
 
   const std::vector<Slot>& all() const { return all_; }
   const UnitResidence& residence(std::size_t unit) const { return residence_[unit]; }
@@ -53,7 +53,7 @@ class StepSlots {
 
   // Whether a unit's whole parameters are there only from a gather to the end of its use.
   bool comes_and_goes(std::size_t unit) const { return comes_and_goes_[unit]; }
-  std::size_t whole_bytes(std::size_t unit) const;
+  std::size_t full_bytes(std::size_t unit) const;
   std::size_t shard_bytes(std::size_t unit) const;  // of reduced gradients, fp32
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return all_[gathered_].bytes; }
@@ -90,10 +90,10 @@ class StepSlots {
   void add_unit(std::size_t unit);
   void add_tiles(std::size_t unit);
   void add_rings(std::size_t held_together);
-  std::size_t longest_chain(const Trace& trace, const Uses& uses) const;
-  void add_gathered(const Trace& trace, const Uses& uses);
+  std::size_t longest_chain(const Uses& uses) const;
+  void add_gathered(const Uses& uses);
   void add_norms();
-  std::size_t bytes_for_prefetch(const Trace& trace, const Uses& uses) const;
+  std::size_t bytes_for_prefetch(const Uses& uses) const;
   std::size_t bytes_gathered(const std::set<std::size_t>& units) const;
 
   const CompileInput& in_;

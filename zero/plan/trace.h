@@ -25,6 +25,7 @@ Trace declared_order(const Model& model);
 class Uses {
  public:
   Uses(const Trace& trace, std::size_t units);
+  const Trace& trace() const { return trace_; }
 
   std::size_t next(std::size_t unit, std::size_t from) const;  // position of its next visit at `from` or later; or none
   std::size_t last_backward(std::size_t unit) const { return last_backward_[unit]; }  // none: it has no backward visit

@@ -1,0 +1,23 @@
+// What the parts of the compiler share: the input, its questions answered, and the list of operations that they add to.
+#pragma once
+
+#include "zero/plan/builder.h"
+#include "zero/plan/step_slots.h"
+
+namespace ballast {
+
+struct CompileContext {
+  const CompileInput& input;
+  const Uses& uses;  // what operations are emitted for
+  StepSlots& slots;
+  Builder& builder;
+  bool off_plan = false;  // the uses to come are unknown, so nothing is done ahead
+
+  const Trace& trace() const { return uses.trace(); }
+  std::size_t units() const { return input.model.units.size(); }
+  std::size_t width(std::size_t unit) const { return byte_size(input.model.units[unit].dtype); }  // of a parameter
+  const UnitLayout& layout(std::size_t unit) const { return input.layout.units[unit]; }
+  const UnitResidence& residence(std::size_t unit) const { return slots.residence(unit); }
+};
+
+}  // namespace ballast

@@ -1,0 +1,128 @@
+#include "zero/plan/gradient_sums.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ballast {
+
+void GradientSums::begin_step() {
+  uses_.clear();
+  sums_done_.assign(context_.units(), 0);
+  summed_.assign(context_.units(), {});
+}
+
+void GradientSums::prepare(std::size_t position) {
+  const Trace& trace = context_.trace();
+  const std::size_t until = std::min(std::max(position + 2, context_.uses.end_of_chain(position)), trace.size());
+  for (std::size_t i = position; i < until; ++i) {
+    const std::size_t unit = trace[i].unit;
+    const std::size_t bytes = bytes_of(unit);
+    if (trace[i].phase != Phase::backward || bytes == 0 || uses_.contains(i)) continue;
+    if (is_boundary()) {
+      uses_[i] = {context_.slots.of(unit).gradients, 0, bytes};
+      if (!summed_[unit].exists()) clear(unit, uses_[i]);
+      summed_[unit] = uses_[i];
+    } else {
+      uses_[i] = context_.slots.gradients.next(bytes);
+      clear(unit, uses_[i]);
+    }
+  }
+}
+
+Piece GradientSums::of_use(std::size_t position) const {
+  const auto found = uses_.find(position);
+  return found == uses_.end() ? Piece{} : found->second;
+}
+
+void GradientSums::clear(std::size_t unit, const Piece& gradients) {
+  context_.builder.add(
+      {.kind = OpKind::clear, .lane = Lane::reduce, .phase = Phase::backward, .unit = unit, .to = gradients});
+}
+
+void GradientSums::add_use(std::size_t position, bool complete) {
+  const std::size_t unit = context_.trace()[position].unit;
+  const Piece gradients = of_use(position);
+  if (!is_boundary()) uses_.erase(position);  // the next micro-step gets other memory
+  if (!is_boundary() || complete) sum(unit, gradients);
+  if (complete) norm(unit);
+}
+
+// Sums over the ranks, and onto what the step has summed so far.
+void GradientSums::sum(std::size_t unit, const Piece& gradients) {
+  StepSlots& slots = context_.slots;
+  const bool on_device = context_.residence(unit).gradients == Tier::device;
+  const std::size_t bytes = slots.shard_bytes(unit);
+  const std::size_t kept = slots.of(unit).reduced;
+  const Piece home = kept == none ? Piece{} : Piece{kept, 0, bytes};
+  const bool straight_home = home.exists() && sums_done_[unit]++ == 0;
+  Piece sum = on_device && straight_home ? home : slots.arriving.next(bytes);
+  reduce(unit, gradients, sum);
+  if (!on_device) {
+    const Piece landed = straight_home ? home : slots.landed.next(bytes);
+    context_.builder.add({.kind = OpKind::download,
+                          .lane = Lane::download,
+                          .phase = Phase::backward,
+                          .unit = unit,
+                          .from = sum,
+                          .to = landed});
+    sum = landed;
+  }
+  if (home.exists() && sum != home) {
+    context_.builder.add({.kind = OpKind::accumulate,
+                          .lane = on_device ? Lane::reduce : Lane::host,
+                          .phase = Phase::backward,
+                          .unit = unit,
+                          .from = sum,
+                          .to = home});
+  }
+  summed_[unit] = home.exists() ? home : sum;
+}
+
+void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece& to) {
+  const Placement& placement = context_.input.placement;
+  const std::vector<std::size_t> after =
+      context_.input.schedule.update_in_backward ? waits_.take_last_commit() : std::vector<std::size_t>{};
+  const auto add = [&](Ranks ranks, const Piece& from, const Piece& sum) {
+    context_.builder.add({.kind = OpKind::reduce,
+                          .lane = Lane::reduce,
+                          .phase = Phase::backward,
+                          .unit = unit,
+                          .ranks = ranks,
+                          .from = from,
+                          .to = sum},
+                         after);
+  };
+  if (placement.shards == 1) return add(Ranks::replica_group, gradients, to);
+  if (placement.replicas == 1) return add(Ranks::shard_group, gradients, to);
+  const Piece partial = context_.slots.partial.next(to.bytes);
+  add(Ranks::shard_group, gradients, partial);
+  add(Ranks::replica_group, partial, to);
+}
+
+void GradientSums::norm(std::size_t unit) {
+  const bool on_device = context_.residence(unit).gradients == Tier::device;
+  context_.builder.add({.kind = OpKind::norm,
+                        .lane = on_device ? Lane::reduce : Lane::host,
+                        .phase = Phase::backward,
+                        .unit = unit,
+                        .from = summed_[unit],
+                        .to = context_.slots.norm(on_device ? Tier::device : Tier::host)});
+}
+
+void GradientSums::clear_norms() {
+  for (const auto& [tier, lane] : {std::pair{Tier::device, Lane::reduce}, std::pair{Tier::host, Lane::host}}) {
+    const Piece& norm = context_.slots.norm(tier);
+    if (norm.exists()) context_.builder.add({.kind = OpKind::clear, .lane = lane, .to = norm});
+  }
+}
+
+void GradientSums::take_over(std::size_t unit) {
+  if (is_boundary()) {
+    summed_[unit] = {context_.slots.of(unit).gradients, 0, bytes_of(unit)};
+  } else {
+    ++sums_done_[unit];
+    summed_[unit] = {context_.slots.of(unit).reduced, 0, context_.slots.shard_bytes(unit)};
+  }
+}
+
+}  // namespace ballast

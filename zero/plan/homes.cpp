@@ -1,0 +1,62 @@
+#include "zero/plan/homes.h"
+
+namespace ballast {
+namespace {
+
+// Parameters that are kept apart from the tiles' blocks and records.
+void add_kept_parameters(const CompileInput& input, const StepSlots& all_slots, std::size_t unit,
+                         std::vector<Home>& homes) {
+  const UnitLayout& layout = input.layout.units[unit];
+  const UnitSlots& slots = all_slots.of(unit);
+  const std::size_t width = byte_size(input.model.units[unit].dtype);
+  const auto add = [&](const Range& range, std::size_t slot, std::size_t begin) {
+    if (range.count == 0 || slot == none) return;
+    homes.push_back({.unit = unit, .range = range, .parameters = {slot, begin * width, range.count * width}});
+  };
+  const Range trained = layout.trained.of_rank(input.rank_in_shard_group);
+  const Range frozen = layout.frozen.of_rank(input.rank_in_shard_group);
+  if (all_slots.comes_and_goes(unit)) {
+    add(trained, slots.parameters, 0);
+    add(frozen, slots.parameters, trained.count);
+  } else {
+    add({0, layout.elements()}, slots.parameters, 0);
+  }
+  add(frozen, slots.frozen, 0);
+}
+
+Home home_of_tile(const CompileInput& input, const StepSlots& all_slots, std::size_t unit, std::size_t tile) {
+  const UnitLayout& layout = input.layout.units[unit];
+  const UnitSlots& slots = all_slots.of(unit);
+  const BlockSizes& sizes = input.blocks.of(unit);
+  const auto [first, count] = layout.tiles[tile];
+  const std::size_t parameter_bytes = count * byte_size(input.model.units[unit].dtype);
+  Home home{
+      .unit = unit, .tile = tile, .range = {layout.trained.of_rank(input.rank_in_shard_group).first + first, count}};
+  switch (all_slots.residence(unit).state[tile]) {
+    case Tier::device: home.state = slots.state[tile]; break;
+    case Tier::host:
+      home.parameters = slots.blocks[tile].part(0, parameter_bytes);
+      home.state = slots.blocks[tile].part(sizes.parameter, sizes.state);
+      break;
+    case Tier::nvme:
+      home.on_drive = true;
+      if (slots.copies[tile].exists()) home.parameters = slots.copies[tile].part(0, parameter_bytes);
+      break;
+  }
+  return home;
+}
+
+}  // namespace
+
+std::vector<Home> homes_of(const CompileInput& input, const StepSlots& slots) {
+  std::vector<Home> homes;
+  for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
+    add_kept_parameters(input, slots, unit, homes);
+    for (std::size_t tile = 0; tile < input.layout.units[unit].tiles.size(); ++tile) {
+      homes.push_back(home_of_tile(input, slots, unit, tile));
+    }
+  }
+  return homes;
+}
+
+}  // namespace ballast

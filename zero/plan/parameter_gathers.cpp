@@ -1,0 +1,133 @@
+#include "zero/plan/parameter_gathers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+
+ParameterGathers::ParameterGathers(const CompileContext& context, const RecordStream& records)
+    : context_(context),
+      records_(records),
+      gathered_(context.slots.gathered_slot() == none ? 0 : context.slots.gathered_bytes(), context.uses),
+      pieces_(context, gathered_) {}
+
+bool ParameterGathers::bring(std::size_t unit, std::size_t now, std::size_t position) {
+  if (!context_.slots.comes_and_goes(unit) || gathered_.find(unit)) return true;
+  if (!gathered_.place(unit, context_.slots.full_bytes(unit), now, position)) return false;
+  gather(unit, context_.trace()[position % context_.trace().size()].phase);
+  return true;
+}
+
+void ParameterGathers::bring_chain(std::size_t position) {
+  const std::size_t end = context_.uses.end_of_chain(position);
+  const auto bring_all = [&] {
+    for (std::size_t i = position; i < end; ++i) {
+      if (!bring(context_.trace()[i].unit, position, i)) return false;
+    }
+    return true;
+  };
+  if (bring_all()) return;
+  gathered_.clear();
+  require(bring_all(), Code::memory_budget, [&] {
+    return Problem{.what = "the memory for gathered parameters is too small",
+                   .where = "unit " + context_.input.model.units[context_.trace()[end - 1].unit].name,
+                   .needed = human_bytes(chain_bytes(position)),
+                   .available = human_bytes(context_.slots.gathered_bytes()),
+                   .remedy = "Give gathered_bytes more, or cut the model into smaller units."};
+  });
+}
+
+std::size_t ParameterGathers::chain_bytes(std::size_t position) const {
+  std::size_t bytes = 0;
+  for (std::size_t i = position; i < context_.uses.end_of_chain(position); ++i) {
+    const std::size_t unit = context_.trace()[i].unit;
+    if (context_.slots.comes_and_goes(unit)) bytes += context_.slots.full_bytes(unit);
+  }
+  return bytes;
+}
+
+// Prefetches into the next micro-step, but not into the next step: parameters change before that.
+void ParameterGathers::prefetch(std::size_t micro_step, std::size_t position) {
+  const CompileInput& in = context_.input;
+  const Trace& trace = context_.trace();
+  const std::size_t end = micro_step + 1 < in.micro_steps ? 2 * trace.size() : trace.size();
+  for (std::size_t i = position + 1; i < std::min(position + 1 + in.schedule.prefetch, end); ++i) {
+    if (!bring(trace[i % trace.size()].unit, position, i)) return;
+  }
+}
+
+void ParameterGathers::gather(std::size_t unit, Phase phase) {
+  const bool on_device = context_.residence(unit).parameters == Tier::device;
+  if (!on_device) upload_shard(unit, phase);
+  for (const Section* section : {&context_.layout(unit).trained, &context_.layout(unit).frozen}) {
+    if (section->shard == 0 || section->shards == 1) continue;
+    context_.builder.add({.kind = OpKind::gather,
+                          .lane = Lane::gather,
+                          .phase = phase,
+                          .unit = unit,
+                          .from = on_device ? pieces_.kept_shard(unit, *section) : pieces_.shard(unit, *section),
+                          .to = pieces_.full(unit, *section)});
+  }
+}
+
+void ParameterGathers::gather_kept(std::size_t unit) {
+  const Section& trained = context_.layout(unit).trained;
+  if (context_.slots.comes_and_goes(unit) || trained.shard == 0 || trained.shards == 1) return;
+  context_.builder.add({.kind = OpKind::gather,
+                        .lane = Lane::gather,
+                        .unit = unit,
+                        .from = pieces_.shard(unit, trained),
+                        .to = pieces_.full(unit, trained)});
+}
+
+// Uploads this rank's shard from the host, or from records, to its part of the full parameters.
+void ParameterGathers::upload_shard(std::size_t unit, Phase phase) {
+  const UnitLayout& layout = context_.layout(unit);
+  for (std::size_t tile = 0; tile < layout.tiles.size(); ++tile) {
+    upload_tile(unit, tile, phase);
+  }
+  if (layout.frozen.shard == 0) return;
+  context_.builder.add({.kind = OpKind::upload,
+                        .lane = Lane::upload,
+                        .phase = phase,
+                        .unit = unit,
+                        .from = {context_.slots.of(unit).frozen, 0, layout.frozen.shard * context_.width(unit)},
+                        .to = pieces_.shard(unit, layout.frozen)});
+}
+
+void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase phase) {
+  const UnitLayout& layout = context_.layout(unit);
+  const UnitSlots& slots = context_.slots.of(unit);
+  const std::size_t width = context_.width(unit);
+  const std::size_t bytes = layout.tiles[tile].count * width;
+  Piece from;
+  if (context_.residence(unit).parameters == Tier::nvme) {
+    const Piece record = context_.slots.first_regions.next();
+    fetch({unit, tile}, phase, record);
+    from = record.part(context_.input.blocks.records().payload, bytes);
+  } else {
+    const bool in_block = context_.residence(unit).state[tile] == Tier::host;
+    from = (in_block ? slots.blocks : slots.copies)[tile].part(0, bytes);
+  }
+  context_.builder.add({.kind = OpKind::upload,
+                        .lane = Lane::upload,
+                        .phase = phase,
+                        .unit = unit,
+                        .tile = tile,
+                        .from = from,
+                        .to = pieces_.shard(unit, layout.trained).part(layout.tiles[tile].first * width, bytes)});
+}
+
+// A record can be read as soon as it is written. Its commit need not be waited for.
+void ParameterGathers::fetch(const TileName& name, Phase phase, const Piece& to) {
+  const std::size_t written = records_.written(name);
+  context_.builder.add(
+      {.kind = OpKind::read_first, .lane = Lane::fetch, .phase = phase, .unit = name.unit, .tile = name.tile, .to = to},
+      written == none ? std::vector<std::size_t>{} : std::vector{written});
+}
+
+}  // namespace ballast

@@ -1,0 +1,44 @@
+// Emits the operations that bring full parameters to the device: reads of records, uploads and gathers.
+#pragma once
+
+#include "zero/plan/parameter_pieces.h"
+#include "zero/plan/record_stream.h"
+
+namespace ballast {
+
+class ParameterGathers {
+ public:
+  // `records` says which write a read of the same record has to wait for.
+  ParameterGathers(const CompileContext& context, const RecordStream& records);
+
+  const ParameterPieces& pieces() const { return pieces_; }
+
+  // Gathers a unit for its use at `position`, unless it is there. False if the units that are used between `now` and then
+  // leave no room.
+  bool bring(std::size_t unit, std::size_t now, std::size_t position);
+
+  // Gathers the units that are held together from `position` on, whatever else has to go. Throws B2004.
+  void bring_chain(std::size_t position);
+
+  void prefetch(std::size_t micro_step, std::size_t position);
+
+  // Gathers a unit whose full parameters are kept: all ranks need each other's updates.
+  void gather_kept(std::size_t unit);
+
+  void drop(std::size_t unit) { gathered_.drop(unit); }  // its parameters have changed, or soon will
+  void drop_all() { gathered_.clear(); }
+
+ private:
+  void gather(std::size_t unit, Phase phase);
+  void upload_shard(std::size_t unit, Phase phase);
+  void upload_tile(std::size_t unit, std::size_t tile, Phase phase);
+  void fetch(const TileName& name, Phase phase, const Piece& to);
+  std::size_t chain_bytes(std::size_t position) const;
+
+  const CompileContext& context_;
+  const RecordStream& records_;
+  GatheredUnits gathered_;
+  ParameterPieces pieces_;
+};
+
+}  // namespace ballast

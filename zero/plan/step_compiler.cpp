@@ -1,0 +1,119 @@
+#include "zero/plan/step_compiler.h"
+
+#include <algorithm>
+
+namespace ballast {
+
+// The order of the next forward, or that in which gradients are complete.
+std::vector<std::size_t> update_order(const CompileInput& input, const Uses& uses) {
+  std::vector<std::size_t> units = uses.by_first_visit();
+  if (input.schedule.update_in_backward) {
+    std::ranges::stable_sort(units, {}, [&](std::size_t unit) { return uses.last_backward(unit); });
+  }
+  return units;
+}
+
+StepCompiler::StepCompiler(const CompileInput& input, const Uses& of_program, const Uses& uses, bool off_plan)
+    : uses_(uses),
+      slots_(input, of_program),
+      builder_(slots_.all()),
+      context_{input, uses_, slots_, builder_, off_plan},
+      records_(slots_, builder_, tiles_on_drive(slots_, update_order(input, of_program))),
+      parameters_(context_, records_),
+      gradients_(context_, waits_),
+      updates_(context_, {parameters_.pieces(), gradients_, waits_, records_}) {}
+
+void StepCompiler::enter() {
+  slots_.restart();
+  updated_.assign(context_.units(), true);
+  for (std::size_t unit = 0; unit < context_.units(); ++unit) {
+    gather_kept(unit);
+  }
+  records_.read_kept();
+  hoist();
+}
+
+void StepCompiler::begin_step() {
+  slots_.restart();
+  gradients_.begin_step();
+  waits_.begin_step();
+  records_.begin_step();
+  updated_.assign(context_.units(), false);
+  hoisted_ = 0;
+}
+
+void StepCompiler::visit(std::size_t micro_step, std::size_t position) {
+  const Trace& trace = uses_.trace();
+  const Visit& visit = trace[position];
+  if (position == 0 || !trace[position - 1].held) parameters_.bring_chain(position);
+  parameters_.prefetch(micro_step, position);
+  gradients_.prepare(position);
+  const Piece gradients = visit.phase == Phase::backward ? gradients_.of_use(position) : Piece{};
+  builder_.add({.kind = OpKind::use,
+                .lane = Lane::compute,
+                .phase = visit.phase,
+                .unit = visit.unit,
+                .from = parameters_.pieces().full(visit.unit),
+                .to = gradients});
+  if (!gradients.exists()) return;
+  const bool complete = completes(micro_step, position);
+  gradients_.add_use(position, complete);
+  if (complete && context_.input.schedule.update_in_backward) update(visit.unit);
+}
+
+// Off plan, gradients are complete only where they have to be: where an update is due that cannot wait for the end.
+bool StepCompiler::completes(std::size_t micro_step, std::size_t position) const {
+  const CompileInput& in = context_.input;
+  if (context_.off_plan) return in.schedule.update_in_backward && !update_can_wait(uses_.trace()[position].unit);
+  return micro_step + 1 == in.micro_steps && uses_.is_last_backward(position);
+}
+
+bool StepCompiler::update_can_wait(std::size_t unit) const {
+  return context_.input.placement.reduction == Reduction::boundary || slots_.of(unit).reduced != none;
+}
+
+void StepCompiler::update(std::size_t unit) {
+  parameters_.drop(unit);
+  updated_[unit] = true;
+  updates_.update(unit);
+  if (context_.input.schedule.update_in_backward) gather_kept(unit);
+}
+
+void StepCompiler::end_step() {
+  parameters_.drop_all();  // what is gathered now is old when the updates are done
+  const std::size_t agreement = builder_.add(
+      {.kind = OpKind::agree, .lane = Lane::reduce, .to = slots_.norm(Tier::device), .state = slots_.norm(Tier::host)},
+      waits_.take_last_commit());
+  if (!context_.input.schedule.update_in_backward) waits_.set_agreed(agreement);
+  for (const std::size_t unit : uses_.by_first_visit()) {
+    if (!updated_[unit]) {
+      if (uses_.backward_visits(unit) > 0) {
+        update(unit);
+      } else {
+        updated_[unit] = true;
+        updates_.carry_over(unit);
+      }
+      gather_kept(unit);
+    }
+    hoist();
+  }
+  if (records_.any()) waits_.set_committed(builder_.add({.kind = OpKind::commit, .lane = Lane::disk}, {agreement}));
+}
+
+// After an off-plan step the entry does this.
+void StepCompiler::gather_kept(std::size_t unit) {
+  if (!context_.off_plan) parameters_.gather_kept(unit);
+}
+
+// The next step's first gathers, of units whose parameters are that step's already. After an off-plan step the entry does
+// this.
+void StepCompiler::hoist() {
+  if (context_.off_plan) return;
+  const Trace& trace = uses_.trace();
+  for (; hoisted_ < std::min(context_.input.schedule.prefetch + 1, trace.size()); ++hoisted_) {
+    const std::size_t unit = trace[hoisted_].unit;
+    if (!updated_[unit] || !parameters_.bring(unit, 0, hoisted_)) return;
+  }
+}
+
+}  // namespace ballast
