@@ -23,7 +23,7 @@ void GradientSums::prepare(std::size_t position) {
       if (!summed_[unit].exists()) clear(unit, uses_[i]);
       summed_[unit] = uses_[i];
     } else {
-      uses_[i] = context_.slots.gradients.next(bytes);
+      uses_[i] = context_.slots.rings.gradients.next(bytes);
       clear(unit, uses_[i]);
     }
   }
@@ -55,10 +55,10 @@ void GradientSums::sum(std::size_t unit, const Piece& gradients) {
   const std::size_t kept = slots.of(unit).reduced;
   const Piece home = kept == none ? Piece{} : Piece{kept, 0, bytes};
   const bool straight_home = home.exists() && sums_done_[unit]++ == 0;
-  Piece sum = on_device && straight_home ? home : slots.arriving.next(bytes);
+  Piece sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
   reduce(unit, gradients, sum);
   if (!on_device) {
-    const Piece landed = straight_home ? home : slots.landed.next(bytes);
+    const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
     context_.builder.add({.kind = OpKind::download,
                           .lane = Lane::download,
                           .phase = Phase::backward,
@@ -94,7 +94,7 @@ void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece&
   };
   if (placement.shards == 1) return add(Ranks::replica_group, gradients, to);
   if (placement.replicas == 1) return add(Ranks::shard_group, gradients, to);
-  const Piece partial = context_.slots.partial.next(to.bytes);
+  const Piece partial = context_.slots.rings.partial.next(to.bytes);
   add(Ranks::shard_group, gradients, partial);
   add(Ranks::replica_group, partial, to);
 }

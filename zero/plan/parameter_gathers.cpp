@@ -12,7 +12,7 @@ namespace ballast {
 ParameterGathers::ParameterGathers(const CompileContext& context, const RecordStream& records)
     : context_(context),
       records_(records),
-      gathered_(context.slots.gathered_slot() == none ? 0 : context.slots.gathered_bytes(), context.uses),
+      gathered_(context.slots.gathered_bytes(), context.uses),
       pieces_(context, gathered_) {}
 
 bool ParameterGathers::bring(std::size_t unit, std::size_t now, std::size_t position) {
@@ -106,7 +106,7 @@ void ParameterGathers::upload_tile(std::size_t unit, std::size_t tile, Phase pha
   const std::size_t bytes = layout.tiles[tile].count * width;
   Piece from;
   if (context_.residence(unit).parameters == Tier::nvme) {
-    const Piece record = context_.slots.first_regions.next();
+    const Piece record = context_.slots.rings.first_regions.next();
     fetch({unit, tile}, phase, record);
     from = record.part(context_.input.blocks.records().payload, bytes);
   } else {

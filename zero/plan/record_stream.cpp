@@ -17,16 +17,16 @@ std::vector<TileName> tiles_on_drive(const StepSlots& slots, const std::vector<s
 
 RecordStream::RecordStream(StepSlots& slots, Builder& builder, std::vector<TileName> order)
     : slots_(slots), builder_(builder), order_(std::move(order)), any_(!order_.empty()) {
-  for (std::size_t i = 0; i < slots_.kept.size(); ++i) {
-    kept_[order_[i]] = slots_.kept[i];
+  for (std::size_t i = 0; i < slots_.kept().size(); ++i) {
+    kept_[order_[i]] = slots_.kept()[i];
   }
 }
 
 void RecordStream::read_kept() {
-  for (std::size_t i = 0; i < slots_.kept.size(); ++i) {
+  for (std::size_t i = 0; i < slots_.kept().size(); ++i) {
     const TileName& name = order_[i];
     builder_.add(
-        {.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = slots_.kept[i]});
+        {.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = slots_.kept()[i]});
   }
 }
 
@@ -43,14 +43,14 @@ const Piece& RecordStream::next() {
 
 // Half of the slots are read into while the others are updated and written, so a read seldom waits for a write.
 void RecordStream::read_ahead() {
-  const std::size_t ahead = slots_.staging.slots() / 2;
+  const std::size_t ahead = slots_.rings.staging.slots() / 2;
   for (; tiles_read_ < std::min(tiles_updated_ + ahead + 1, order_.size()); ++tiles_read_) {
     const TileName& name = order_[tiles_read_];
     if (const auto kept = kept_.find(name); kept != kept_.end()) {
       staging_[tiles_read_] = kept->second;
       continue;
     }
-    const Piece record = slots_.staging.next();
+    const Piece record = slots_.rings.staging.next();
     builder_.add({.kind = OpKind::read, .lane = Lane::disk, .unit = name.unit, .tile = name.tile, .to = record});
     staging_[tiles_read_] = record;
   }

@@ -24,7 +24,7 @@ StepCompiler::StepCompiler(const CompileInput& input, const Uses& of_program, co
       updates_(context_, {parameters_.pieces(), gradients_, waits_, records_}) {}
 
 void StepCompiler::enter() {
-  slots_.restart();
+  slots_.rings.restart();
   updated_.assign(context_.units(), true);
   for (std::size_t unit = 0; unit < context_.units(); ++unit) {
     gather_kept(unit);
@@ -34,7 +34,7 @@ void StepCompiler::enter() {
 }
 
 void StepCompiler::begin_step() {
-  slots_.restart();
+  slots_.rings.restart();
   gradients_.begin_step();
   waits_.begin_step();
   records_.begin_step();

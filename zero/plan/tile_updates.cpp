@@ -75,11 +75,11 @@ void TileUpdates::update_on_host(std::size_t unit, std::size_t tile, const Piece
     move(OpKind::download, Lane::download, piece, copy);
     return copy;
   };
-  const Piece gradient = on_host(gradient_of(unit, tile), at.gradients, context_.slots.tile_gradients);
+  const Piece gradient = on_host(gradient_of(unit, tile), at.gradients, context_.slots.rings.tile_gradients);
   const Piece kept = kept_apart(unit, tile);
   const std::size_t parameter_bytes = context_.layout(unit).tiles[tile].count * context_.width(unit);
   const Piece parameter = sizes.parameter > 0 ? block.part(0, parameter_bytes)
-                                              : on_host(kept, at.parameters, context_.slots.tile_parameters);
+                                              : on_host(kept, at.parameters, context_.slots.rings.tile_parameters);
   context_.builder.add({.kind = OpKind::update,
                         .lane = Lane::host,
                         .unit = unit,
