@@ -2,6 +2,7 @@
 #pragma once
 
 #include "zero/plan/builder.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/verify.h"
 
 namespace ballast::testing {

@@ -134,12 +134,12 @@ TEST_CASE("who shares a processor takes what time is left, in pieces") {
     CHECK(taken.end == expected.end);
     CHECK(taken.after == expected.after);
   };
-  check(0, 2, 2, {2, 4, SharedTime::nobody});
+  check(0, 2, 2, {2, 4, SharedTime::no_task});
   check(1, 0, 3, {4, 5, 0});  // 0 to 2, and after the other one
-  check(2, 6, 1, {6, 7, SharedTime::nobody});
+  check(2, 6, 1, {6, 7, SharedTime::no_task});
   check(3, 3, 2, {7, 8, 2});  // 5 to 6, 7 to 8
-  check(4, 3, 0, {3, 3, SharedTime::nobody});
-  check(5, 9, 1, {9, 10, SharedTime::nobody});
+  check(4, 3, 0, {3, 3, SharedTime::no_task});
+  check(5, 9, 1, {9, 10, SharedTime::no_task});
 }
 
 TEST_CASE("where all share a CPU only the drive works beside the trainer") {

@@ -160,7 +160,8 @@ TEST_CASE("the verifier names what is wrong") {
                           }),
              Contains("waits for what comes later"));
   CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not what the trace has next"));
-  CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }), Contains("tile 1, which the model has not"));
+  CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }),
+             Contains("tile 1, which the model does not have"));
 }
 
 TEST_CASE("parameters are not read before they are written") {

@@ -4,8 +4,6 @@
 
 namespace ballast {
 
-bool done_in_order(Lane lane) { return !is_of_drives(lane); }
-
 Builder::Builder(const std::vector<Slot>& slots) {
   for (const Slot& slot : slots) {
     history_.push_back({{0, {.end = slot.bytes}}});

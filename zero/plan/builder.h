@@ -8,8 +8,6 @@
 
 namespace ballast {
 
-bool done_in_order(Lane lane);  // whether an operation's end implies the end of all before it in its lane
-
 class Builder {
  public:
   explicit Builder(const std::vector<Slot>& slots);

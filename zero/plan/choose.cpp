@@ -50,6 +50,12 @@ bool is_a_choice(Tier tier, const Machine& machine) {
   return machine.bytes[index(tier)] > 0 && !(tier == Tier::host && machine.host_is_device);
 }
 
+// Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0.
+bool is_a_choice(int stage, const ChoiceInput& input) {
+  if (input.stage) return *input.stage == stage;
+  return stage != 1 && (stage != 2 || input.ranks > 1);
+}
+
 Spread mixed(Tier near, Tier far, double part_near) {
   std::array<double, tier_count> fractions{};
   fractions[index(near)] = part_near;
@@ -57,8 +63,8 @@ Spread mixed(Tier near, Tier far, double part_near) {
   return {fractions[0], fractions[1], fractions[2]};
 }
 
-// Moves as much of the state as fits from where it lies to a nearer tier. Memory grows in proportion, so one guess and a
-// few smaller ones do.
+// Moves as much of the state as fits from its tier to a nearer one. Memory grows in proportion, so one guess and a few smaller
+// ones are enough.
 std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placement& far, const Ledger& far_ledger,
                                         Tier near) {
   constexpr int guesses = 4;
@@ -79,46 +85,59 @@ std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placemen
   return {};
 }
 
-struct Search {
-  std::optional<Choice> best{};
-  std::optional<Ledger> closest{};  // of what does not fit
+// Walks the placements whose state lies in one tier, and those that move a part of it to a nearer tier.
+class Search {
+ public:
+  explicit Search(const ChoiceInput& input) : input_(input) {}
+
+  void run();
+  const std::optional<Choice>& best() const { return best_; }
+  const Ledger& closest() const { return *closest_; }  // of what does not fit
+
+ private:
+  void consider(const Choice& choice);
+  void consider_nearer_state(const Placement& far, const Ledger& ledger);
+  void note_shortage(const Ledger& ledger);
+
+  const ChoiceInput& input_;
+  std::optional<Choice> best_{};
+  std::optional<Ledger> closest_{};
 };
 
-void consider(Search& search, const Choice& choice) {
-  if (!search.best || choice.simulation.seconds < search.best->simulation.seconds) search.best = choice;
+void Search::consider(const Choice& choice) {
+  if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
 }
 
-void consider_nearer_state(Search& search, const ChoiceInput& input, const Placement& far, const Ledger& ledger) {
+void Search::consider_nearer_state(const Placement& far, const Ledger& ledger) {
   for (const Tier near : {Tier::device, Tier::host}) {
     const bool nearer = far.state.fractions()[index(near)] == 0.0 && (near == Tier::device || far.state.nvme > 0.0);
     const bool below_parameters = near == Tier::device && far.parameters.device < 1.0;
-    if (!nearer || below_parameters || !is_a_choice(near, input.machine)) continue;
-    if (const auto better = with_nearer_state(input, far, ledger, near)) consider(search, *better);
+    if (!nearer || below_parameters || !is_a_choice(near, input_.machine)) continue;
+    if (const auto better = with_nearer_state(input_, far, ledger, near)) consider(*better);
   }
 }
 
-// Of the placements whose state lies in one tier, and of those that move a part of it to a nearer tier. Where none of the
-// former fits, two tiers together may still hold what neither holds alone.
-Search search(const ChoiceInput& input) {
-  Search result;
+void Search::note_shortage(const Ledger& ledger) {
+  if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) closest_ = ledger;
+}
+
+// Where no placement with its state in one tier fits, two tiers together may still hold what neither holds alone.
+void Search::run() {
   std::vector<std::pair<Placement, Ledger>> too_large;
-  for (const Placement& placement : pure_placements(input)) {
-    const Ledger ledger = memory_of(input, placement);
-    if (fits(ledger, input.machine)) {
-      const Choice choice = price(input, placement);
-      consider(result, choice);
-      consider_nearer_state(result, input, placement, choice.ledger);
+  for (const Placement& placement : pure_placements(input_)) {
+    const Ledger ledger = memory_of(input_, placement);
+    if (fits(ledger, input_.machine)) {
+      consider(price(input_, placement));
+      consider_nearer_state(placement, ledger);
     } else {
-      const auto lacks = [&](const Ledger& l) { return shortage(l, input.machine); };
-      if (!result.closest || lacks(ledger) < lacks(*result.closest)) result.closest = ledger;
+      note_shortage(ledger);
       too_large.emplace_back(placement, ledger);
     }
   }
-  if (result.best) return result;
+  if (best_) return;
   for (const auto& [placement, ledger] : too_large) {
-    consider_nearer_state(result, input, placement, ledger);
+    consider_nearer_state(placement, ledger);
   }
-  return result;
 }
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {
@@ -149,7 +168,7 @@ TierBytes needs(const Ledger& ledger, const Machine& machine) {
 std::vector<Placement> pure_placements(const ChoiceInput& input) {
   std::vector<Placement> all;
   for (int stage = 0; stage <= 3; ++stage) {
-    if (input.stage ? *input.stage != stage : (stage == 1 || (stage == 2 && input.ranks == 1))) continue;
+    if (!is_a_choice(stage, input)) continue;
     for (const Tier parameters : {Tier::device, Tier::host, Tier::nvme}) {
       if (stage < 3 && parameters != Tier::device) continue;
       for (const Tier state : {Tier::device, Tier::host, Tier::nvme}) {
@@ -183,9 +202,10 @@ Choice price(const ChoiceInput& input, const Placement& placement) {
 }
 
 Choice choose(const ChoiceInput& input) {
-  const Search found = search(input);
-  if (!found.best) fail_to_fit(input, *found.closest);
-  return *found.best;
+  Search search(input);
+  search.run();
+  if (!search.best()) fail_to_fit(input, search.closest());
+  return *search.best();
 }
 
 }  // namespace ballast

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/runtime/error.h"
+#include "zero/plan/compile.h"
 #include "zero/plan/step_compiler.h"
 
 namespace ballast {

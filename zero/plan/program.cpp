@@ -33,6 +33,7 @@ std::string op_text(const Program& program, const Op& op) {
 }  // namespace
 
 bool is_of_drives(Lane lane) { return lane == Lane::disk || lane == Lane::fetch; }
+bool done_in_order(Lane lane) { return !is_of_drives(lane); }
 
 std::string_view name(OpKind kind) {
   constexpr std::string_view names[] = {"clear",  "read",       "read_first", "upload", "gather", "use",

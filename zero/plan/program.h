@@ -40,6 +40,7 @@ enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, upda
 inline constexpr std::size_t lane_count = 9;
 
 bool is_of_drives(Lane lane);
+bool done_in_order(Lane lane);  // whether an operation's end implies the end of all before it in its lane
 
 // Over whom a collective goes: the ranks that share a unit's shards, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };

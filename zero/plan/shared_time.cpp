@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-SharedTime::Taken SharedTime::take(std::size_t who, double from, double seconds) {
+SharedTime::Taken SharedTime::take(std::size_t task, double from, double seconds) {
   Taken last{.begin = from, .end = from};
   auto next = std::ranges::upper_bound(taken_, from, {}, &Piece::end);
   while (seconds > 0) {
@@ -12,9 +12,9 @@ SharedTime::Taken SharedTime::take(std::size_t who, double from, double seconds)
     if (free > 0) {
       last.end += free;
       seconds -= free;
-      next = taken_.insert(next, {last.begin, last.end, who}) + 1;
+      next = taken_.insert(next, {last.begin, last.end, task}) + 1;
     } else {
-      last = {.begin = next->end, .end = next->end, .after = next->who};
+      last = {.begin = next->end, .end = next->end, .after = next->task};
       ++next;
     }
   }

@@ -8,21 +8,21 @@ namespace ballast {
 
 class SharedTime {
  public:
-  static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
+  static constexpr std::size_t no_task = static_cast<std::size_t>(-1);
   struct Taken {
     double begin = 0;  // of the last piece
     double end = 0;
-    std::size_t after = nobody;  // who had the processor just before that piece; nobody: it was free all along
+    std::size_t after = no_task;  // the task that had the processor just before that piece; none if it was free
   };
 
   // `seconds` of what is left from `from` on, in as many pieces as that takes.
-  Taken take(std::size_t who, double from, double seconds);
+  Taken take(std::size_t task, double from, double seconds);
 
  private:
   struct Piece {
     double begin;
     double end;
-    std::size_t who;
+    std::size_t task;
   };
   std::vector<Piece> taken_;  // in order of time
 };

@@ -3,22 +3,12 @@
 #pragma once
 
 #include <array>
-#include <span>
 
-#include "zero/plan/machine.h"
-#include "zero/plan/program.h"
+#include "zero/plan/op_cost.h"
 
 namespace ballast {
 
 inline constexpr std::size_t phase_count = 3;
-
-struct SimulationInput {
-  const Program& program;
-  Placement placement;
-  Machine machine;
-  std::span<const UnitWork> work;  // by unit
-  bool waits_for_updates = false;  // the trainer begins no step before the last one's updates are done
-};
 
 // Seconds of a step, from one end of the trainer's step to the next.
 struct Simulation {
@@ -30,9 +20,5 @@ struct Simulation {
 };
 
 Simulation simulate(const SimulationInput& input);
-
-// What an operation moves or goes through, and how long that takes.
-std::size_t bytes_moved(const Op& op, const Placement& placement);
-double seconds_of(const Op& op, const SimulationInput& input);
 
 }  // namespace ballast

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "zero/plan/compile.h"
+#include "zero/plan/compile_input.h"
 #include "zero/plan/slot_list.h"
 
 namespace ballast {

@@ -1,8 +1,8 @@
-// Proves a program: follows every byte through two rounds and finds what is used too early, too late, twice or never.
-// Knows nothing of how programs are made, so it doubts all of them alike.
+// Proves a program: follows every byte through two steps, and finds bytes that are used too early, too late, twice or never.
+// It shares no code with the compiler, because a verifier that shares code with what it checks shares its faults.
 #pragma once
 
-#include "zero/plan/compile.h"
+#include "zero/plan/compile_input.h"
 
 namespace ballast {
 

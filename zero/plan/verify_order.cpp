@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "zero/plan/builder.h"
-
 namespace ballast {
 namespace {
 

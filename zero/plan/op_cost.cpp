@@ -1,0 +1,66 @@
+#include "zero/plan/op_cost.h"
+
+namespace ballast {
+namespace {
+
+double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
+
+}  // namespace
+
+std::size_t bytes_moved(const Op& op, const Placement& placement) {
+  switch (op.kind) {
+    case OpKind::clear:
+    case OpKind::read:
+    case OpKind::read_first: return op.to.bytes;
+    case OpKind::gather: return op.to.bytes - op.from.bytes;
+    case OpKind::reduce: {
+      const bool shards = op.ranks == Ranks::shard_group;
+      const double part = shards ? part_of_others(placement.shards) : 2 * part_of_others(placement.replicas);
+      return static_cast<std::size_t>(part * static_cast<double>(op.from.bytes));
+    }
+    case OpKind::upload:
+    case OpKind::download:
+    case OpKind::norm:
+    case OpKind::write: return op.from.bytes;
+    case OpKind::keep: return 2 * op.from.bytes;
+    case OpKind::accumulate: return op.from.bytes + 2 * op.to.bytes;
+    case OpKind::update: return op.from.bytes + 2 * op.to.bytes + 2 * op.state.bytes;
+    case OpKind::use:
+    case OpKind::agree:
+    case OpKind::commit:
+    case OpKind::meet: return 0;
+  }
+  return 0;
+}
+
+double seconds_of(const Op& op, const SimulationInput& input) {
+  const Machine& machine = input.machine;
+  const auto bytes = static_cast<double>(bytes_moved(op, input.placement));
+  const auto memory = [&](const Piece& piece) {
+    return input.program.slots[piece.slot].tier == Tier::device ? machine.device_memory : machine.host_memory;
+  };
+  switch (op.kind) {
+    case OpKind::read:
+    case OpKind::read_first: return bytes / machine.read;
+    case OpKind::write: return bytes / machine.write;
+    case OpKind::upload: return bytes / machine.upload;
+    case OpKind::download: return bytes / machine.download;
+    case OpKind::gather: return machine.collective_latency + bytes / machine.gather;
+    case OpKind::reduce: return machine.collective_latency + bytes / machine.reduce;
+    case OpKind::clear: return bytes / memory(op.to);
+    case OpKind::norm:
+    case OpKind::keep:
+    case OpKind::accumulate:
+    case OpKind::update: return bytes / memory(op.from);
+    case OpKind::agree:
+    case OpKind::meet: return 2 * machine.collective_latency;
+    case OpKind::commit: return machine.commit_latency;
+    case OpKind::use: {
+      const UnitWork& work = input.work[op.unit];
+      return op.phase == Phase::forward ? work.forward_seconds : work.backward_seconds;
+    }
+  }
+  return 0;
+}
+
+}  // namespace ballast

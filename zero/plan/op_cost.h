@@ -1,0 +1,22 @@
+// What one operation costs on a machine, if nothing holds it up.
+#pragma once
+
+#include <span>
+
+#include "zero/plan/machine.h"
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+struct SimulationInput {
+  const Program& program;
+  Placement placement;
+  Machine machine;
+  std::span<const UnitWork> work;  // by unit
+  bool waits_for_updates = false;  // the trainer begins no step before the last one's updates are done
+};
+
+std::size_t bytes_moved(const Op& op, const Placement& placement);  // or gone through
+double seconds_of(const Op& op, const SimulationInput& input);
+
+}  // namespace ballast

@@ -1,0 +1,308 @@
+#include "zero/plan/verify_bytes.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+
+#include "kernels/exact_sum_math.h"
+#include "zero/plan/verify_content.h"
+
+namespace ballast {
+namespace {
+
+class Follower {
+ public:
+  Follower(const CompileInput& input, const Program& program)
+      : in_(input),
+        program_(program),
+        trace_(trace_of(input)),
+        uses_(trace_, input.model.units.size()),
+        expected_(input, uses_),
+        contents_(program.slots) {
+    for (const UnitLayout& unit : input.layout.units) {
+      updates_.emplace_back(unit.tiles.size(), 0);
+    }
+    for (const Home& home : program.homes) {
+      fill(home);
+    }
+  }
+
+  std::vector<std::string> run() {
+    follow_all(program_.entry, "the entry");
+    for (int step = 1; step <= 2; ++step) {
+      step_ = {};
+      follow_all(program_.ops, fmt::format("step {}", step));
+      end_step();
+    }
+    return std::move(problems_);
+  }
+
+ private:
+  template <class... Args>
+  void complain(fmt::format_string<Args...> text, Args&&... args) {
+    problems_.push_back(where_ + ": " + fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  void expect(const Piece& piece, const Content& content) {
+    if (!contents_.is(piece, content)) complain("needs {}, finds {}", to_text(content), contents_.text(piece));
+  }
+
+  // Trained parameters have another version than the frozen ones next to them.
+  void expect_full(const Piece& piece, std::size_t unit, std::size_t version) {
+    const std::size_t trained = expected_.layout(unit).trained.count() * expected_.width(unit);
+    if (piece.bytes != expected_.layout(unit).elements() * expected_.width(unit))
+      complain("has {} bytes of unit {}", piece.bytes, unit);
+    if (trained > 0) expect(piece.part(0, trained), expected_.parameters(unit, 0, version));
+    if (piece.bytes > trained) {
+      expect(piece.part(trained, piece.bytes - trained),
+             expected_.parameters(unit, expected_.layout(unit).trained.count(), 0));
+    }
+  }
+
+  void fill(const Home& home) {
+    const std::size_t trained = expected_.layout(home.unit).trained.count();
+    const Range common = intersection(home.range, {0, trained});
+    if (home.parameters.exists()) {
+      contents_.write(home.parameters.part(0, common.count * expected_.width(home.unit)),
+                      expected_.parameters(home.unit, home.range.first, 0));
+      const std::size_t rest = home.range.count - common.count;
+      contents_.write(
+          home.parameters.part(common.count * expected_.width(home.unit), rest * expected_.width(home.unit)),
+          expected_.parameters(home.unit, home.range.end() - rest, 0));
+    }
+    if (home.state.exists()) contents_.write(home.state, expected_.state(home.unit, home.tile, 0));
+  }
+
+  void follow_all(const std::vector<Op>& ops, const std::string& list) {
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      where_ = fmt::format("{} of {}, operation {}", name(ops[i].kind), list, i);
+      follow(ops[i]);
+    }
+    where_ = list;
+  }
+
+  bool exists(const Op& op) {
+    const bool unit = op.unit == none || op.unit < in_.model.units.size();
+    const bool tile =
+        unit && (op.tile == none || (op.unit != none && op.tile < expected_.layout(op.unit).tiles.size()));
+    if (!tile) complain("names unit {} tile {}, which the model does not have", op.unit, op.tile);
+    return tile;
+  }
+
+  void follow(const Op& op) {
+    if (!exists(op)) return;
+    switch (op.kind) {
+      case OpKind::clear: return clear(op);
+      case OpKind::read: return read(op, true);
+      case OpKind::read_first: return read(op, false);
+      case OpKind::upload:
+      case OpKind::download:
+      case OpKind::keep:
+        if (op.from.bytes != op.to.bytes) complain("moves {} bytes to {}", op.from.bytes, op.to.bytes);
+        return contents_.copy(op.from, op.to);
+      case OpKind::gather: return gather(op);
+      case OpKind::use: return use(op);
+      case OpKind::reduce: return reduce(op);
+      case OpKind::accumulate: return accumulate(op);
+      case OpKind::norm: return norm(op);
+      case OpKind::agree: return agree(op);
+      case OpKind::update: return update(op);
+      case OpKind::write: return write(op);
+      case OpKind::commit: return commit();
+      case OpKind::meet: return;
+    }
+  }
+
+  // Clears gradients, or the sums of a norm that is made anew.
+  void clear(const Op& op) {
+    if (op.unit == none) step_.normed.erase(op.to.slot);
+    if (op.unit != none) contents_.write(op.to, {Meaning::no_gradients, op.unit});
+  }
+
+  void read(const Op& op, bool full) {
+    const std::size_t version = on_drive_[{op.unit, op.tile}];
+    const BlockSizes sizes = in_.blocks.in_record(op.unit);
+    const Piece block = op.to.part(in_.blocks.records().payload, sizes.bytes());
+    const Range range = expected_.of_tile(op.unit, op.tile);
+    contents_.write(op.to, {});
+    if (sizes.parameter > 0) {
+      contents_.write(block.part(0, range.count * expected_.width(op.unit)),
+                      expected_.parameters(op.unit, range.first, version));
+    } else if (!full) {
+      complain("reads the parameter alone of a record that has none");
+    }
+    if (full) contents_.write(block.part(sizes.parameter, sizes.state), expected_.state(op.unit, op.tile, version));
+  }
+
+  // All shards have the content of this rank's shard.
+  void gather(const Op& op) {
+    Content content = contents_.first(op.from);
+    expect(op.from, content);
+    const UnitLayout& unit = expected_.layout(op.unit);
+    const bool frozen = content.offset >= unit.trained.count() * expected_.width(op.unit);
+    const Section& section = frozen ? unit.frozen : unit.trained;
+    const std::size_t own = section.of_rank(in_.rank_in_shard_group).first * expected_.width(op.unit);
+    if (content.meaning != Meaning::parameters || content.unit != op.unit || content.offset != own ||
+        op.from.bytes * section.shards != op.to.bytes) {
+      complain("gathers {}", contents_.text(op.from));
+    }
+    content.offset = section.first * expected_.width(op.unit);
+    contents_.write(op.to, content);
+  }
+
+  void use(const Op& op) {
+    const Visit& visit = trace_[step_.uses % trace_.size()];
+    if (visit.unit != op.unit || visit.phase != op.phase) complain("is not what the trace has next");
+    ++step_.uses;
+    expect_full(op.from, op.unit, version_now(op.unit));
+    const bool trained = expected_.layout(op.unit).trained.count() > 0;
+    if ((op.phase == Phase::backward && trained) != op.to.exists())
+      complain("has gradients, or has none, against the trace");
+    if (!op.to.exists()) return;
+    if (op.to.bytes != expected_.layout(op.unit).trained.count() * expected_.width(op.unit))
+      complain("has {} bytes of gradients", op.to.bytes);
+    const bool adds = in_.placement.reduction == Reduction::boundary;
+    const Content before = contents_.first(op.to);
+    if (!(adds && before.meaning == Meaning::gradients)) expect(op.to, {Meaning::no_gradients, op.unit});
+    contents_.write(op.to, {Meaning::gradients, op.unit, 0, before.version + 1});
+  }
+
+  // Gradients of all ranks come together here, so a sum counts once, however many ranks there are.
+  void reduce(const Op& op) {
+    const bool mesh = in_.placement.shards > 1 && in_.placement.replicas > 1;
+    const Content from = contents_.first(op.from);
+    expect(op.from, {op.ranks == Ranks::replica_group && mesh ? Meaning::partial_sum : Meaning::gradients, op.unit, 0,
+                     from.version});
+    if (op.to.bytes != expected_.layout(op.unit).trained.shard * sizeof(float))
+      complain("sums to {} bytes", op.to.bytes);
+    const Meaning meaning = op.ranks == Ranks::shard_group && mesh ? Meaning::partial_sum : Meaning::sum;
+    contents_.write(op.to, {meaning, op.unit, 0, from.version});
+    if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // once
+  }
+
+  void accumulate(const Op& op) {
+    const Content from = contents_.first(op.from);
+    const Content to = contents_.first(op.to);
+    expect(op.from, {Meaning::sum, op.unit, 0, from.version});
+    expect(op.to, {Meaning::sum, op.unit, 0, to.version});
+    contents_.write(op.to, {Meaning::sum, op.unit, 0, from.version + to.version});
+    contents_.write(op.from, {});
+  }
+
+  // Counts at the agreement, because sums may be cleared and made anew before.
+  void norm(const Op& op) {
+    if (step_.agreed) complain("comes after the agreement");
+    if (op.to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", op.to.bytes);
+    const bool complete = contents_.is(op.from, expected_.all_gradients(op.unit, 0));
+    step_.normed[op.to.slot].push_back({op.unit, complete ? std::string() : contents_.text(op.from)});
+  }
+
+  void agree(const Op& op) {
+    step_.agreed = true;
+    std::map<std::size_t, std::size_t> normed;  // by unit
+    for (const Piece* sums : {&op.to, &op.state}) {
+      for (const auto& [unit, instead] : step_.normed[sums->slot]) {
+        ++normed[unit];
+        if (!instead.empty())
+          complain("needs a norm of {}, has one of {}", to_text(expected_.all_gradients(unit, 0)), instead);
+      }
+    }
+    for (std::size_t unit = 0; unit < updates_.size(); ++unit) {
+      const std::size_t needed = expected_.has_gradients(unit) ? 1 : 0;
+      if (normed[unit] != needed) complain("unit {} is in the norm {} times", unit, normed[unit]);
+    }
+  }
+
+  void update(const Op& op) {
+    const Range range = expected_.of_tile(op.unit, op.tile);
+    const std::size_t version = updates_[op.unit][op.tile]++;
+    if (!step_.agreed && !in_.schedule.update_in_backward) complain("comes before the agreement");
+    if (op.from.bytes != range.count * sizeof(float) || op.to.bytes != range.count * expected_.width(op.unit)) {
+      complain("updates {} bytes with {}", op.to.bytes, op.from.bytes);
+    }
+    expect(op.from, expected_.all_gradients(op.unit, expected_.layout(op.unit).tiles[op.tile].first));
+    expect(op.to, expected_.parameters(op.unit, range.first, version));
+    expect(op.state, expected_.state(op.unit, op.tile, version));
+    contents_.write(op.to, expected_.parameters(op.unit, range.first, version + 1));
+    contents_.write(op.state, expected_.state(op.unit, op.tile, version + 1));
+  }
+
+  void write(const Op& op) {
+    const Range range = expected_.of_tile(op.unit, op.tile);
+    const std::size_t version = updates_[op.unit][op.tile];
+    const BlockSizes sizes = in_.blocks.in_record(op.unit);
+    const Piece block = op.from.part(in_.blocks.records().payload, sizes.bytes());
+    if (sizes.parameter > 0) {
+      expect(block.part(0, range.count * expected_.width(op.unit)),
+             expected_.parameters(op.unit, range.first, version));
+    }
+    expect(block.part(sizes.parameter, sizes.state), expected_.state(op.unit, op.tile, version));
+    if (!step_.written.insert({op.unit, op.tile}).second) complain("writes a tile twice");
+    on_drive_[{op.unit, op.tile}] = version;
+  }
+
+  void commit() {
+    step_.committed = true;
+    for (const Home& home : program_.homes) {
+      if (home.on_drive && !step_.written.contains({home.unit, home.tile})) {
+        complain("unit {} tile {} was not written", home.unit, home.tile);
+      }
+    }
+  }
+
+  // How many updates a unit's parameters should have at the beginning of the next step.
+  std::size_t version_now(std::size_t unit) const { return uses_.backward_visits(unit) > 0 ? steps_done_ : 0; }
+
+  void end_step() {
+    ++steps_done_;
+    if (step_.uses != trace_.size() * in_.micro_steps) complain("the trainer gets {} uses", step_.uses);
+    if (!step_.agreed) complain("has no agreement");
+    if (!step_.committed && !step_.written.empty()) complain("does not commit what it wrote");
+    for (std::size_t unit = 0; unit < updates_.size(); ++unit) {
+      for (const std::size_t updates : updates_[unit]) {
+        if (updates != version_now(unit)) complain("a tile of unit {} was updated {} times", unit, updates);
+      }
+    }
+    for (const Home& home : program_.homes) {
+      if (!home.parameters.exists()) continue;
+      const Range trained = intersection(home.range, {0, expected_.layout(home.unit).trained.count()});
+      expect(home.parameters.part(0, trained.count * expected_.width(home.unit)),
+             expected_.parameters(home.unit, home.range.first, version_now(home.unit)));
+    }
+  }
+
+  using TileName = std::pair<std::size_t, std::size_t>;
+  struct Normed {
+    std::size_t unit;
+    std::string instead;  // what was summed, if it was not all of the unit's gradients
+  };
+  struct Step {
+    std::size_t uses = 0;
+    bool agreed = false;
+    bool committed = false;
+    std::set<TileName> written{};
+    std::map<std::size_t, std::vector<Normed>> normed{};  // by slot
+  };
+
+  const CompileInput& in_;
+  const Program& program_;
+  const Trace trace_;
+  Uses uses_;
+  ExpectedContent expected_;
+  Contents contents_;
+  std::vector<std::vector<std::size_t>> updates_;  // by unit and tile
+  std::map<TileName, std::size_t> on_drive_;       // versions
+  std::size_t steps_done_ = 0;
+  Step step_;  // the one that is being followed
+  std::string where_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+std::vector<std::string> wrong_bytes(const CompileInput& input, const Program& program) {
+  return Follower(input, program).run();
+}
+
+}  // namespace ballast

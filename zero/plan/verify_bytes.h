@@ -1,0 +1,10 @@
+// Follows every byte of a program through two steps: what each operation finds, against what it has to find.
+#pragma once
+
+#include "zero/plan/compile_input.h"
+
+namespace ballast {
+
+std::vector<std::string> wrong_bytes(const CompileInput& input, const Program& program);
+
+}  // namespace ballast

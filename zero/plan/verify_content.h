@@ -1,0 +1,40 @@
+// What the bytes of a right program mean: the verifier's own knowledge, apart from the compiler's.
+#pragma once
+
+#include "zero/plan/compile_input.h"
+#include "zero/plan/contents.h"
+
+namespace ballast {
+
+class ExpectedContent {
+ public:
+  ExpectedContent(const CompileInput& input, const Uses& uses) : in_(input), uses_(uses) {}
+
+  std::size_t width(std::size_t unit) const { return byte_size(in_.model.units[unit].dtype); }
+  const UnitLayout& layout(std::size_t unit) const { return in_.layout.units[unit]; }
+
+  Content parameters(std::size_t unit, std::size_t first_element, std::size_t version) const {
+    const bool frozen = first_element >= layout(unit).trained.count();
+    return {Meaning::parameters, unit, first_element * width(unit), frozen ? 0 : version};
+  }
+  Content state(std::size_t unit, std::size_t tile, std::size_t version) const {
+    return {Meaning::state, unit, tile * in_.blocks.of(unit).state, version};
+  }
+  Range of_tile(std::size_t unit, std::size_t tile) const {
+    const auto [first, count] = layout(unit).tiles[tile];
+    return {layout(unit).trained.of_rank(in_.rank_in_shard_group).first + first, count};
+  }
+  // This rank's sum of all that a step's backward uses give.
+  Content all_gradients(std::size_t unit, std::size_t from_element) const {
+    return {Meaning::sum, unit, from_element * sizeof(float), uses_.backward_visits(unit) * in_.micro_steps};
+  }
+  bool has_gradients(std::size_t unit) const {
+    return uses_.backward_visits(unit) > 0 && layout(unit).trained.count() > 0;
+  }
+
+ private:
+  const CompileInput& in_;
+  const Uses& uses_;
+};
+
+}  // namespace ballast
