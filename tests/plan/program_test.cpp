@@ -65,10 +65,10 @@ std::map<std::string, std::string> texts() {
   };
   const Visit next{0, Phase::backward};
   const Trace trace = declared_order(plan.model());
-  DepartedRound round{.visits = {trace.begin(), trace.begin() + 4}, .by_program = 4};
-  texts["stage3_nvme_departed_use"] = text(compile_visits(plan.input(), round, {next}));
-  round.visits.push_back(next);
-  texts["stage3_nvme_departed_step"] = text(compile_step(plan.input(), round));
+  DepartedRound step{.visits = {trace.begin(), trace.begin() + 4}, .by_program = 4};
+  texts["stage3_nvme_off_plan_use"] = text(compile_visits(plan.input(), step, {next}));
+  step.visits.push_back(next);
+  texts["stage3_nvme_off_plan_step"] = text(compile_step(plan.input(), step));
   return texts;
 }
 

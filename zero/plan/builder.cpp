@@ -90,13 +90,13 @@ std::size_t Builder::add(Op op, const std::vector<std::size_t>& also_after) {
   return ops_.size() - 1;
 }
 
-std::vector<Op> Builder::round(std::size_t last_round, std::size_t begin) const {
+std::vector<Op> Builder::step(std::size_t last_step, std::size_t begin) const {
   std::vector<Op> ops(ops_.begin() + static_cast<std::ptrdiff_t>(begin), ops_.end());
   for (std::size_t i = 0; i < ops.size(); ++i) {
     for (const std::size_t op : after_[begin + i]) {
-      if (op < last_round) continue;
+      if (op < last_step) continue;
       const bool of_last_round = op < begin;
-      ops[i].after.push_back({static_cast<std::uint32_t>(op - (of_last_round ? last_round : begin)), of_last_round});
+      ops[i].after.push_back({static_cast<std::uint32_t>(op - (of_last_round ? last_step : begin)), of_last_round});
     }
   }
   return ops;

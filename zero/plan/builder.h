@@ -15,9 +15,9 @@ class Builder {
   std::size_t add(Op op, const std::vector<std::size_t>& also_after = {});  // its index
   std::size_t size() const { return ops_.size(); }
 
-  // The operations from `begin` on, as a round whose predecessor begins at `last_round`. What they wait for beyond that
+  // The operations from `begin` on, as a round whose predecessor begins at `last_step`. What they wait for beyond that
   // round is left out: it was over before.
-  std::vector<Op> round(std::size_t last_round, std::size_t begin) const;
+  std::vector<Op> step(std::size_t last_step, std::size_t begin) const;
 
  private:
   // Bytes with one history.

@@ -31,12 +31,12 @@ Program compile(const CompileInput& input) {
   Builder& builder = compiler.builder();
   Program program = without_operations(input, compiler.context().slots);
   compiler.enter();
-  program.entry = builder.round(0, 0);
+  program.entry = builder.step(0, 0);
   builder = Builder(program.slots);
   add_step(input, trace, compiler);
   const std::size_t second = builder.size();
   add_step(input, trace, compiler);
-  program.ops = builder.round(0, second);
+  program.ops = builder.step(0, second);
   return program;
 }
 

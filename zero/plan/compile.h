@@ -17,8 +17,8 @@ Program compile(const CompileInput& input);
 // What such a round does instead of the rest of the program, in the program's slots: a list for each use, with what is held
 // together, and one for the step. Each begins when everything before it is over and does nothing ahead. After the last one
 // comes the program's entry. Throws B1007 for a unit that has been updated already, B2004 for one that finds no room.
-std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& round, const Trace& chain);
-std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& round);
+std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& step, const Trace& chain);
+std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& step);
 
 // A program without operations: what memory it would take, in a small part of the time.
 Program outline(const CompileInput& input);

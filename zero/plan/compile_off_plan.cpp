@@ -30,7 +30,7 @@ class OffPlanCompiler {
   void take_over();
   bool was_updated(std::size_t position) const;
   void require_old(const Visit& visit) const;
-  void meet(Phase phase, std::size_t unit);
+  void add_rendezvous(Phase phase, std::size_t unit);
 
   const CompileInput& in_;
   const DepartedRound& step_;
@@ -65,11 +65,11 @@ std::vector<Op> OffPlanCompiler::rest_of_visits() {
     if (trace_[i].phase == Phase::backward && compiler_.completes(0, i)) updated.push_back(trace_[i].unit);
   }
   compiler_.records().follow(tiles_on_drive(compiler_.context().slots, updated));
-  meet(trace_.back().phase, trace_.back().unit);
+  add_rendezvous(trace_.back().phase, trace_.back().unit);
   for (std::size_t i = step_.visits.size(); i < trace_.size(); ++i) {
     compiler_.visit(in_.micro_steps - 1, i);
   }
-  return compiler_.builder().round(0, 0);
+  return compiler_.builder().step(0, 0);
 }
 
 // The norm is made anew, because more gradients may have come since the program has put a unit's into it.
@@ -77,7 +77,7 @@ std::vector<Op> OffPlanCompiler::rest_of_step() {
   std::vector<std::size_t> units = update_order(in_, uses_);
   std::erase_if(units, [&](std::size_t unit) { return compiler_.is_updated(unit); });
   compiler_.records().follow(tiles_on_drive(compiler_.context().slots, units));
-  meet(Phase::step, none);
+  add_rendezvous(Phase::step, none);
   GradientSums& gradients = compiler_.gradients();
   if (!in_.schedule.update_in_backward) gradients.clear_norms();
   for (const std::size_t unit : units) {
@@ -87,7 +87,7 @@ std::vector<Op> OffPlanCompiler::rest_of_step() {
     if (in_.schedule.update_in_backward) compiler_.update(unit);
   }
   compiler_.end_step();
-  return compiler_.builder().round(0, 0);
+  return compiler_.builder().step(0, 0);
 }
 
 void OffPlanCompiler::require_old(const Visit& visit) const {
@@ -102,7 +102,7 @@ void OffPlanCompiler::require_old(const Visit& visit) const {
 
 // No rank leaves the order alone: in each lane it waits here for the others, which find that it makes another call. All have
 // committed the last step then, so writes that follow no agreement wait for this.
-void OffPlanCompiler::meet(Phase phase, std::size_t unit) {
+void OffPlanCompiler::add_rendezvous(Phase phase, std::size_t unit) {
   const auto add = [&](Lane lane, Ranks ranks) {
     return compiler_.builder().add({.kind = OpKind::meet, .lane = lane, .phase = phase, .unit = unit, .ranks = ranks});
   };
@@ -113,14 +113,14 @@ void OffPlanCompiler::meet(Phase phase, std::size_t unit) {
 
 }  // namespace
 
-std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& round, const Trace& chain) {
-  Trace trace = round.visits;
+std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& step, const Trace& chain) {
+  Trace trace = step.visits;
   trace.insert(trace.end(), chain.begin(), chain.end());
-  return OffPlanCompiler(input, round, trace).rest_of_visits();
+  return OffPlanCompiler(input, step, trace).rest_of_visits();
 }
 
-std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& round) {
-  return OffPlanCompiler(input, round, round.visits).rest_of_step();
+std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& step) {
+  return OffPlanCompiler(input, step, step.visits).rest_of_step();
 }
 
 }  // namespace ballast

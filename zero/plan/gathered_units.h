@@ -10,7 +10,7 @@ namespace ballast {
 
 class GatheredUnits {
  public:
-  struct Place {
+  struct Extent {
     std::size_t unit = 0;
     std::size_t begin = 0;
     std::size_t end = 0;
@@ -22,15 +22,15 @@ class GatheredUnits {
 
   // Finds room for a unit that is used at `position`, by dropping units that are used later than that. None if units that
   // are used before, from `now` on, leave no room; then all stay.
-  std::optional<std::size_t> place(std::size_t unit, std::size_t bytes, std::size_t now, std::size_t position);
+  std::optional<std::size_t> make_room(std::size_t unit, std::size_t bytes, std::size_t now, std::size_t position);
 
   void drop(std::size_t unit);  // its parameters have changed, or soon will
-  void clear() { places_.clear(); }
+  void clear() { extents_.clear(); }
 
  private:
   std::size_t bytes_;
   const Uses& uses_;
-  std::vector<Place> places_;  // in order of memory
+  std::vector<Extent> extents_;  // in order of memory
 };
 
 }  // namespace ballast

@@ -17,7 +17,7 @@ ParameterGathers::ParameterGathers(const CompileContext& context, const RecordSt
 
 bool ParameterGathers::bring(std::size_t unit, std::size_t now, std::size_t position) {
   if (!context_.slots.comes_and_goes(unit) || gathered_.find(unit)) return true;
-  if (!gathered_.place(unit, context_.slots.full_bytes(unit), now, position)) return false;
+  if (!gathered_.make_room(unit, context_.slots.full_bytes(unit), now, position)) return false;
   gather(unit, context_.trace()[position % context_.trace().size()].phase);
   return true;
 }

@@ -8,7 +8,7 @@
 namespace ballast {
 namespace {
 
-constexpr int rounds = 3;
+constexpr int steps = 3;
 
 std::size_t index(Lane lane) { return static_cast<std::size_t>(lane); }
 std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
@@ -27,8 +27,8 @@ class Walk {
  public:
   explicit Walk(const SimulationInput& input) : in_(input), size_(input.program.ops.size()) {
     lane_last_.fill(none);
-    for (int round = 0; round < rounds; ++round) {
-      begin_of_round_ = spans_.size();
+    for (int step = 0; step < steps; ++step) {
+      begin_of_step_ = spans_.size();
       trainer_at_beginning_ = trainer_free_;
       exposed_ = {};
       for (const Op& op : input.program.ops)
@@ -41,7 +41,7 @@ class Walk {
     Simulation result{.seconds = trainer_free_ - trainer_at_beginning_, .exposed = exposed_};
     for (std::size_t i = 0; i < size_; ++i) {
       const Op& op = in_.program.ops[i];
-      const Span& span = spans_[begin_of_round_ + i];
+      const Span& span = spans_[begin_of_step_ + i];
       result.busy[index(op.lane)] += span.busy;
       result.bytes[index(op.lane)] += bytes_moved(op, in_.placement);
     }
@@ -61,8 +61,8 @@ class Walk {
     after(came_by_);
     after(lane_last_[index(op.lane)]);
     for (const Wait& wait : op.after) {
-      if (!wait.of_last_round) after(begin_of_round_ + wait.op);
-      if (wait.of_last_round && begin_of_round_ > 0) after(begin_of_round_ - size_ + wait.op);
+      if (!wait.of_last_round) after(begin_of_step_ + wait.op);
+      if (wait.of_last_round && begin_of_step_ > 0) after(begin_of_step_ - size_ + wait.op);
     }
     span.busy = seconds_of(op, in_);
     span.end = span.begin + span.busy;
@@ -91,7 +91,7 @@ class Walk {
   }
 
   void wait_for_all() {
-    const auto last = std::max_element(spans_.begin() + static_cast<std::ptrdiff_t>(begin_of_round_), spans_.end(),
+    const auto last = std::max_element(spans_.begin() + static_cast<std::ptrdiff_t>(begin_of_step_), spans_.end(),
                                        [](const Span& a, const Span& b) { return a.end < b.end; });
     if (last == spans_.end() || last->end <= trainer_free_) return;
     exposed_[index(Phase::step)] += last->end - trainer_free_;
@@ -109,11 +109,11 @@ class Walk {
 
   const SimulationInput& in_;
   std::size_t size_;
-  std::vector<Span> spans_;  // of all rounds
+  std::vector<Span> spans_;  // of all steps
   SharedTime cores_;
   std::array<std::size_t, lane_count> lane_last_{};
   std::array<double, phase_count> exposed_{};
-  std::size_t begin_of_round_ = 0;
+  std::size_t begin_of_step_ = 0;
   std::size_t came_by_ = none;
   double trainer_free_ = 0;
   double trainer_at_beginning_ = 0;

@@ -53,9 +53,9 @@ Uses::Uses(const Trace& trace, std::size_t units)
 std::size_t Uses::next(std::size_t unit, std::size_t from) const {
   const std::vector<std::size_t>& positions = positions_[unit];
   if (positions.empty()) return none;
-  const std::size_t round = from / trace_.size();
+  const std::size_t step = from / trace_.size();
   const auto at = std::ranges::lower_bound(positions, from % trace_.size());
-  return at != positions.end() ? round * trace_.size() + *at : (round + 1) * trace_.size() + positions.front();
+  return at != positions.end() ? step * trace_.size() + *at : (step + 1) * trace_.size() + positions.front();
 }
 
 std::size_t Uses::end_of_chain(std::size_t position) const {

@@ -37,34 +37,34 @@ bool conflict(const Op& a, const Op& b) {
 }  // namespace
 
 Unrolled::Unrolled(const Program& program) {
-  std::size_t last_round = 0;
+  std::size_t last_step = 0;
   std::size_t begin = 0;
-  std::size_t round = 0;
+  std::size_t step = 0;
   for (const std::vector<Op>* ops : {&program.entry, &program.ops, &program.ops}) {
     for (std::size_t i = 0; i < ops->size(); ++i) {
       ops_.push_back(&(*ops)[i]);
-      in_round_.push_back(i);
-      round_.push_back(round);
-      add_waits(begin + i, (*ops)[i], begin, round == 2 ? last_round : none);
+      in_step_.push_back(i);
+      step_.push_back(step);
+      add_waits(begin + i, (*ops)[i], begin, step == 2 ? last_step : none);
     }
-    last_round = begin;
+    last_step = begin;
     begin = ops_.size();
-    ++round;
+    ++step;
   }
   follow_lanes();
 }
 
 std::string Unrolled::text(std::size_t index) const {
-  const std::string round = round_[index] == 0 ? "the entry" : fmt::format("round {}", round_[index]);
-  return fmt::format("{} of {}, operation {}", name(op(index).kind), round, in_round_[index]);
+  const std::string step = step_[index] == 0 ? "the entry" : fmt::format("step {}", step_[index]);
+  return fmt::format("{} of {}, operation {}", name(op(index).kind), step, in_step_[index]);
 }
 
-void Unrolled::add_waits(std::size_t index, const Op& op, std::size_t round_begin, std::size_t last_round) {
+void Unrolled::add_waits(std::size_t index, const Op& op, std::size_t step_begin, std::size_t last_step) {
   std::vector<std::size_t>& awaited = awaited_.emplace_back();
   for (const Wait& wait : op.after) {
-    if (wait.of_last_round && last_round == none) continue;  // the entry is over as a whole
-    const std::size_t target = (wait.of_last_round ? last_round : round_begin) + wait.op;
-    if (target >= index || (wait.of_last_round && target >= round_begin)) {
+    if (wait.of_last_round && last_step == none) continue;  // the entry is over as a whole
+    const std::size_t target = (wait.of_last_round ? last_step : step_begin) + wait.op;
+    if (target >= index || (wait.of_last_round && target >= step_begin)) {
       problems_.push_back(fmt::format("{} waits for what comes later", text(index)));
     } else {
       awaited.push_back(target);
@@ -87,8 +87,8 @@ void Unrolled::follow_lanes() {
     };
     for (const std::size_t earlier : awaited_[i])
       add(earlier);
-    if (round_[i] > 0) {
-      for (std::size_t j = 0; j < i && round_[j] == 0; ++j)
+    if (step_[i] > 0) {
+      for (std::size_t j = 0; j < i && step_[j] == 0; ++j)
         before[j] = true;
     }
     std::size_t& previous = last[static_cast<std::size_t>(op(i).lane)];
@@ -121,17 +121,17 @@ std::vector<std::string> Unrolled::races() const {
 
 std::vector<std::string> Unrolled::early_writes() const {
   std::size_t commit = none;
-  std::vector<std::size_t> meetings;  // of all ranks that have committed
+  std::vector<std::size_t> rendezvous;  // of all ranks that have committed
   std::vector<std::string> problems;
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const OpKind kind = op(i).kind;
-    if (kind == OpKind::commit && round_[i] == 1) commit = i;
-    if (commit == none || round_[i] != 2) continue;
-    const bool meets = kind == OpKind::agree || kind == OpKind::reduce || kind == OpKind::meet;
-    if (meets && is_before(commit, i)) meetings.push_back(i);
+    if (kind == OpKind::commit && step_[i] == 1) commit = i;
+    if (commit == none || step_[i] != 2) continue;
+    const bool is_rendezvous = kind == OpKind::agree || kind == OpKind::reduce || kind == OpKind::meet;
+    if (is_rendezvous && is_before(commit, i)) rendezvous.push_back(i);
     if (kind != OpKind::write) continue;
-    if (std::ranges::none_of(meetings, [&](std::size_t meeting) { return is_before(meeting, i); })) {
-      problems.push_back(fmt::format("{} may come before another rank's commit of the last round", text(i)));
+    if (std::ranges::none_of(rendezvous, [&](std::size_t one) { return is_before(one, i); })) {
+      problems.push_back(fmt::format("{} may come before another rank's commit of the last step", text(i)));
     }
   }
   return problems;

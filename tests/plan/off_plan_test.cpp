@@ -4,7 +4,7 @@
 #include <random>
 
 #include "kernels/runtime/error.h"
-#include "tests/plan/departed_program.h"
+#include "tests/plan/off_plan_program.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
 #include "tests/plan/without.h"
@@ -34,24 +34,24 @@ std::size_t backward_uses(const Trace& visits, std::size_t unit) {
       visits, [&](const Visit& visit) { return visit.unit == unit && visit.phase == Phase::backward; }));
 }
 
-// A round that follows its program for a while, and then does whatever comes.
-class AnyRound {
+// A step that follows its program for a while, and then uses any units in any order.
+class AnyStep {
  public:
-  AnyRound(const Plan& plan, std::uint32_t seed) : random_(seed), input_(plan.input()) {
+  AnyStep(const Plan& plan, std::uint32_t seed) : random_(seed), input_(plan.input()) {
     const Trace trace = trace_of(input_);
     const std::size_t steps = pick(input_.micro_steps);
     std::size_t follows = steps * trace.size() + pick(trace.size() + 1);
     while (follows > 0 && trace[(follows - 1) % trace.size()].held)
       --follows;
     for (std::size_t i = 0; i < follows; ++i)
-      round_.visits.push_back(trace[i % trace.size()]);
-    round_.by_program = follows;
+      step_.visits.push_back(trace[i % trace.size()]);
+    step_.by_program = follows;
     for (std::size_t uses = pick(2 * trace.size()) + (follows == 0 ? 1 : 0); uses > 0; --uses)
       add_use();
   }
 
   std::vector<std::string> problems() {
-    DepartedProgram program(input_, round_.by_program);
+    OffPlanProgram program(input_, step_.by_program);
     for (const Trace& chain : chains_)
       program.add(chain);
     return program.finish_and_verify();
@@ -64,27 +64,27 @@ class AnyRound {
     const std::size_t unit = pick(input_.model.units.size());
     const Trace chain = visits_of(input_.model, unit, pick(2) == 0 ? Phase::forward : Phase::backward);
     for (const Visit& visit : chain) {
-      if (visit.phase == Phase::backward && backward_uses(round_.visits, visit.unit) > 0) input_.sums_pass_by = true;
+      if (visit.phase == Phase::backward && backward_uses(step_.visits, visit.unit) > 0) input_.sums_pass_by = true;
     }
     try {
-      compile_visits(input_, round_, chain);
+      compile_visits(input_, step_, chain);
     } catch (const UsageError&) {
       REQUIRE(input_.schedule.update_in_backward);
       return;  // it is updated already
     }
-    round_.visits.insert(round_.visits.end(), chain.begin(), chain.end());
+    step_.visits.insert(step_.visits.end(), chain.begin(), chain.end());
     chains_.push_back(chain);
   }
 
   std::mt19937 random_;
   CompileInput input_;
-  DepartedRound round_;
+  DepartedRound step_;
   std::vector<Trace> chains_;
 };
 
 }  // namespace
 
-TEST_CASE("whatever the trainer does instead of its program, the round is without faults") {
+TEST_CASE("an off-plan step has no faults, whatever the trainer does in it") {
   std::uint32_t seed = 0;
   Sweep sweep(5);
   for (const Model& model : {plain_model(3), odd_model()}) {
@@ -107,7 +107,7 @@ TEST_CASE("whatever the trainer does instead of its program, the round is withou
                     static_cast<int>(placement.reduction), placement.parameters.fractions(),
                     placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
                     schedule.kept_records, schedule.update_in_backward, micro_steps, seed);
-            CHECK(AnyRound(plan, seed++).problems() == std::vector<std::string>{});
+            CHECK(AnyStep(plan, seed++).problems() == std::vector<std::string>{});
           }
         }
       }
@@ -127,7 +127,7 @@ struct Sample {
 };
 
 // Units used in another order, twice, or not at all; none of them what the program has made ready.
-std::vector<Sample> departures() {
+std::vector<Sample> off_plan_samples() {
   PlanSetup nvme_state{.model = plain_model(4), .placement = placement_of_stage(3, 2), .micro_steps = 2};
   nvme_state.placement.state = nvme;
   nvme_state.schedule = {.staging_slots = 3, .kept_records = 1};
@@ -151,44 +151,44 @@ CompileInput input_of(const Plan& plan) {
 
 }  // namespace
 
-TEST_CASE("no operation of a list served on demand is superfluous") {
-  for (const Sample& sample : departures()) {
+TEST_CASE("no operation of an off-plan list is superfluous") {
+  for (const Sample& sample : off_plan_samples()) {
     const Plan plan = plan_of(sample.setup);
-    DepartedProgram round(input_of(plan), sample.follows);
-    const std::size_t begin = round.size();
+    OffPlanProgram step(input_of(plan), sample.follows);
+    const std::size_t begin = step.size();
     for (const Visit& visit : sample.uses)
-      round.add({visit});
-    const Program program = round.finish();
-    REQUIRE(round.verify(program) == std::vector<std::string>{});
-    for (std::size_t i = begin; i < round.end_of_step(); ++i) {
-      if (program.ops[i].kind == OpKind::meet) continue;  // it speaks of other ranks
+      step.add({visit});
+    const Program program = step.finish();
+    REQUIRE(step.verify(program) == std::vector<std::string>{});
+    for (std::size_t i = begin; i < step.end_of_step(); ++i) {
+      if (program.ops[i].kind == OpKind::meet) continue;  // it is about other ranks
       INFO("without " << name(program.ops[i].kind) << ", operation " << i << " of " << sample.follows);
-      CHECK_FALSE(round.verify(without(program, i)).empty());
+      CHECK_FALSE(step.verify(without(program, i)).empty());
     }
   }
 }
 
-TEST_CASE("a unit that was updated in the backward pass is not lent again in that step") {
-  const Sample sample = departures()[3];
+TEST_CASE("a unit that was updated in the backward pass cannot be used again in that step") {
+  const Sample sample = off_plan_samples()[3];
   const Plan plan = plan_of(sample.setup);
-  const DepartedRound round{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
-                            .by_program = 5};
+  const DepartedRound step{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
+                           .by_program = 5};
   for (const Visit& visit : {forward(3), backward(3), backward(0)}) {
-    CHECK_THROWS_WITH(compile_visits(plan.input(), round, {visit}),
+    CHECK_THROWS_WITH(compile_visits(plan.input(), step, {visit}),
                       Catch::Contains("B1007") && Catch::Contains("unit h." + std::to_string(visit.unit)) &&
                           Catch::Contains(std::string(name(visit.phase))));
   }
-  CHECK_NOTHROW(compile_visits(plan.input(), round, {backward(1)}));
+  CHECK_NOTHROW(compile_visits(plan.input(), step, {backward(1)}));
 }
 
-TEST_CASE("a unit that no visit of the trace uses finds room all the same") {
+TEST_CASE("a unit that no visit of the trace uses has room too") {
   PlanSetup setup{.model = odd_model(), .placement = placement_of_stage(3, 2)};
   setup.trace = {forward(4), backward(4)};
   const Plan plan = plan_of(setup);
-  DepartedProgram round(input_of(plan), 1);
+  OffPlanProgram step(input_of(plan), 1);
   for (const Phase phase : {Phase::forward, Phase::backward}) {
     for (std::size_t unit = 0; unit < setup.model.units.size(); ++unit)
-      round.add(visits_of(setup.model, unit, phase));
+      step.add(visits_of(setup.model, unit, phase));
   }
-  CHECK(round.finish_and_verify() == std::vector<std::string>{});
+  CHECK(step.finish_and_verify() == std::vector<std::string>{});
 }

@@ -1,4 +1,4 @@
-// A program whose every round leaves another program's order in the same way: what an engine does then, in one list.
+// A program whose every step leaves another program's order in the same way: what an engine does then, in one list.
 #pragma once
 
 #include "zero/plan/builder.h"
@@ -7,14 +7,14 @@
 
 namespace ballast::testing {
 
-class DepartedProgram {
+class OffPlanProgram {
  public:
   // Follows the program of the input for as many visits.
-  DepartedProgram(const CompileInput& input, std::size_t visits) : in_(input), program_(compile(input)) {
+  OffPlanProgram(const CompileInput& input, std::size_t visits) : in_(input), program_(compile(input)) {
     const Trace trace = trace_of(input);
     for (std::size_t i = 0; i < visits; ++i)
-      round_.visits.push_back(trace[i % trace.size()]);
-    round_.by_program = visits;
+      step_.visits.push_back(trace[i % trace.size()]);
+    step_.by_program = visits;
     for (const Op& op : program_.ops) {
       if (op.kind == OpKind::agree || (op.kind == OpKind::use && visits-- == 0)) break;
       ops_.push_back(op);
@@ -24,15 +24,15 @@ class DepartedProgram {
   }
 
   void add(const Trace& chain) {
-    append(compile_visits(in_, round_, chain));
-    round_.visits.insert(round_.visits.end(), chain.begin(), chain.end());
+    append(compile_visits(in_, step_, chain));
+    step_.visits.insert(step_.visits.end(), chain.begin(), chain.end());
   }
 
   std::size_t size() const { return ops_.size(); }
   std::size_t end_of_step() const { return end_of_step_; }
 
   Program finish() {
-    append(compile_step(in_, round_));
+    append(compile_step(in_, step_));
     end_of_step_ = ops_.size();
     append(without_kept_records(program_.entry));
     Program all{program_.slots, program_.homes, program_.entry, ops_};
@@ -45,7 +45,7 @@ class DepartedProgram {
 
   std::vector<std::string> verify(const Program& program) const {
     CompileInput input = in_;
-    input.trace = round_.visits;
+    input.trace = step_.visits;
     input.micro_steps = 1;
     return ballast::verify(input, program);
   }
@@ -66,7 +66,7 @@ class DepartedProgram {
     }
   }
 
-  // Whose end is the end of all.
+  // The operations whose end is the end of all.
   std::vector<std::uint32_t> last_ones() const {
     std::vector<std::uint32_t> last;
     for (std::uint32_t i = 0; i < ops_.size(); ++i) {
@@ -77,7 +77,7 @@ class DepartedProgram {
     return last;
   }
 
-  // Nobody waits for them in the entry.
+  // No operation of the entry waits for them.
   static std::vector<Op> without_kept_records(const std::vector<Op>& entry) {
     std::vector<std::uint32_t> index;
     std::vector<Op> rest;
@@ -93,7 +93,7 @@ class DepartedProgram {
 
   CompileInput in_;
   Program program_;
-  DepartedRound round_;
+  DepartedRound step_;
   std::vector<Op> ops_;
   std::size_t end_of_step_ = 0;
 };
