@@ -12,7 +12,7 @@ namespace {
 // Written so that NaN fails as well.
 void require_range(bool holds, Option option, std::string_view range) {
   require(holds, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("{} was given {} = {}", option.rule, option.name, option.value),
+    return Problem{.what = fmt::format("cannot use {} with {} = {}", option.rule, option.name, option.value),
                    .needed = std::string(range),
                    .remedy = fmt::format("set {} to {}", option.name, range)};
   });
@@ -30,7 +30,7 @@ void require_below_one(Option option) {
 
 void refuse_amsgrad(std::string_view rule, bool amsgrad) {
   require(!amsgrad, Code::unsupported, [&] {
-    return Problem{.what = fmt::format("{} with amsgrad is not supported", rule),
+    return Problem{.what = fmt::format("cannot use {} with amsgrad", rule),
                    .needed = "a third moment for every element, which no state format stores",
                    .remedy = "leave amsgrad off: its maximum grows the state by a third, and it rarely helps"};
   });

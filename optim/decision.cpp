@@ -11,15 +11,15 @@ namespace ballast::optim {
 
 Decision decide(const GradientFacts& facts, double max_norm) {
   require(max_norm > 0.0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("gradients were to be clipped to a norm of {}", max_norm),
+    return Problem{.what = fmt::format("cannot clip gradients to a norm of {}", max_norm),
                    .needed = "a number above 0, or no clipping"};
   });
-  require(
-      facts.loss_scale > 0.0 && std::isfinite(facts.loss_scale) && facts.averaged_over >= 1.0, Code::bad_argument, [&] {
-        return Problem{.what = fmt::format("gradients were to be divided by a loss scale of {} and averaged over {}",
-                                           facts.loss_scale, facts.averaged_over),
-                       .needed = "a finite loss scale above 0, and at least one micro-step of one rank"};
-      });
+  require(facts.loss_scale > 0.0 && std::isfinite(facts.loss_scale) && facts.averaged_over >= 1.0, Code::bad_argument,
+          [&] {
+            return Problem{.what = fmt::format("cannot divide gradients by a loss scale of {} and average them over {}",
+                                               facts.loss_scale, facts.averaged_over),
+                           .needed = "a finite loss scale above 0, and at least one micro-step of one rank"};
+          });
   const double divisor = facts.loss_scale * facts.averaged_over;
   const double norm = std::sqrt(facts.sum_of_squares) / divisor;
   if (!facts.finite || !std::isfinite(norm)) {

@@ -1,4 +1,4 @@
-// What happens in a step, decided before any parameter changes: skip it, or update with one factor on all gradients.
+// Decides a step before any parameter changes: skip it, or update with one factor on all gradients.
 #pragma once
 
 #include <limits>
@@ -7,9 +7,9 @@
 namespace ballast::optim {
 
 struct GradientFacts {
-  double sum_of_squares = 0.0;  // of the gradients as they are: scaled, summed over ranks and micro-steps
+  double sum_of_squares = 0.0;  // of the gradients before unscaling: summed over ranks and micro-steps
   bool finite = true;
-  double loss_scale = 1.0;   // the one that the gradients were made with
+  double loss_scale = 1.0;   // that the loss was multiplied by before the backward pass
   double averaged_over = 1;  // ranks x micro-steps whose gradients were summed
 };
 

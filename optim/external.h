@@ -1,4 +1,4 @@
-// Updates that the trainer makes itself, in every step: see TrainerUpdate in zero/step.h. Its state is its own affair.
+// Updates that the trainer makes itself in every step. The trainer keeps the state of its rule.
 #pragma once
 
 #include "optim/step.h"

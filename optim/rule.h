@@ -1,4 +1,4 @@
-// All update rules. Adding one is a file beside this with its options, and its name here.
+// All update rules. To add one, write a file with its options next to this one, and add its name here.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace ballast::optim {
 
 using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External>;
 
-// As it stands in the descriptions of runs, so it never changes.
+// The descriptions of runs contain it, so it never changes.
 inline std::string_view name(const Rule& rule) {
   constexpr std::array<std::string_view, std::variant_size_v<Rule>> names{
       "AdamW", "Adam", "SGD", "SGD with momentum", "Lion", "Adagrad", "of the trainer's own"};
@@ -31,7 +31,7 @@ inline void check(const Rule& rule) {
   std::visit([](const auto& r) { r.check(); }, rule);
 }
 
-// What the rule does in a step, ready for a backend.
+// The step of a rule, ready for a backend.
 inline kernels::GroupStep at(const Rule& rule, const Step& step) {
   return std::visit([&](const auto& r) { return r.at(step); }, rule);
 }

@@ -20,7 +20,7 @@ void SgdMomentum::check() const {
   require_not_negative({"SGD", "momentum", momentum});
   require_not_negative({"SGD", "weight_decay", weight_decay});
   require(!nesterov || (momentum > 0.0 && dampening == 0.0), Code::bad_argument, [] {
-    return Problem{.what = "SGD with Nesterov momentum was given no momentum, or dampening",
+    return Problem{.what = "cannot use SGD with Nesterov momentum: it has no momentum, or dampening",
                    .needed = "momentum above 0 and dampening 0"};
   });
 }

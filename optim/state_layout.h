@@ -1,5 +1,5 @@
-// Where the parts of the optimizer's state lie for one tile: one stretch of bytes, so that a tile is one read and one
-// write. A pure value; the memory is the caller's.
+// The layout of one tile's optimizer state: one stretch of bytes, so that a tile is one read and one write. A pure
+// value; the caller owns the memory.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ struct StatePart {
   std::size_t bytes = 0;
 };
 
-// What is kept for one element, and how.
+// The state of one element, and its format.
 struct StateKind {
   kernels::StateFormat format = kernels::StateFormat::fp32;
   DType parameter = DType::bf16;
@@ -30,7 +30,7 @@ class StateLayout {
   kernels::StateFormat format() const { return kind_.format; }
   std::span<const StatePart> parts() const { return parts_; }
   std::size_t bytes() const { return bytes_; }
-  double bytes_per_element() const;  // without padding and scales: the figure that formats are compared by
+  double bytes_per_element() const;  // without padding and scales, to compare formats
 
   // A tile whose state begins at `state`. A tile may hold fewer elements than the layout was made for.
   kernels::UpdateTile tile(std::byte* state) const;

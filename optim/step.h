@@ -1,4 +1,4 @@
-// What an update rule is asked for, and what it answers. The rules own no memory and do no I/O.
+// The step that a rule computes its coefficients for. Rules own no memory and do no I/O.
 #pragma once
 
 #include <cstdint>

@@ -44,12 +44,12 @@ TEST_CASE("Adagrad's step size decays with the step") {
 }
 
 TEST_CASE("options that cannot work are refused with the rule, the option and the value") {
-  CHECK_THROWS_WITH(check(AdamW{.beta2 = 1.0}), Catch::Contains("AdamW was given beta2 = 1"));
-  CHECK_THROWS_WITH(check(Adam{.lr = -1.0}), Catch::Contains("Adam was given lr = -1"));
-  CHECK_THROWS_WITH(check(Lion{.weight_decay = std::nan("")}), Catch::Contains("Lion was given weight_decay = nan"));
-  CHECK_THROWS_WITH(check(AdamW{.lr = INFINITY}), Catch::Contains("AdamW was given lr = inf"));
-  CHECK_THROWS_WITH(check(Adagrad{.eps = -1e-3}), Catch::Contains("Adagrad was given eps"));
-  CHECK_THROWS_WITH(check(Sgd{.weight_decay = -1.0}), Catch::Contains("SGD was given weight_decay"));
+  CHECK_THROWS_WITH(check(AdamW{.beta2 = 1.0}), Catch::Contains("AdamW with beta2 = 1"));
+  CHECK_THROWS_WITH(check(Adam{.lr = -1.0}), Catch::Contains("Adam with lr = -1"));
+  CHECK_THROWS_WITH(check(Lion{.weight_decay = std::nan("")}), Catch::Contains("Lion with weight_decay = nan"));
+  CHECK_THROWS_WITH(check(AdamW{.lr = INFINITY}), Catch::Contains("AdamW with lr = inf"));
+  CHECK_THROWS_WITH(check(Adagrad{.eps = -1e-3}), Catch::Contains("Adagrad with eps"));
+  CHECK_THROWS_WITH(check(Sgd{.weight_decay = -1.0}), Catch::Contains("SGD with weight_decay"));
   CHECK_THROWS_WITH(check(SgdMomentum{.momentum = 0.0, .nesterov = true}), Catch::Contains("Nesterov"));
   CHECK_THROWS_WITH(check(AdamW{.amsgrad = true}), Catch::Contains("amsgrad") && Catch::Contains("B1005"));
 }

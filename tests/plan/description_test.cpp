@@ -51,7 +51,7 @@ TEST_CASE("a description is what a training's state means, a fact a line") {
   CHECK(digest_of(described(plain_model(1), options_of(3, 2))) == 0xd9c178dd9d74e64);
 }
 
-TEST_CASE("every rank describes the training alike, and places and schedules do not count") {
+TEST_CASE("every rank gives the same description, and tiers and schedules do not count") {
   const auto expected = described(odd_model(), options_of(3, 2));
   PlanOptions other = options_of(3, 2);
   other.rank = 1;

@@ -8,7 +8,7 @@
 using namespace ballast;
 using namespace ballast::testing;
 
-TEST_CASE("every element of a tensor has one owner, whichever way it is asked") {
+TEST_CASE("every element of a tensor has one owner, in both directions") {
   const Model model = odd_model();
   for (const std::size_t shards : {1u, 2u, 3u, 5u, 64u}) {
     const Layout layout = make_layout(model, shards, 256);
@@ -50,7 +50,7 @@ TEST_CASE("a part of a tensor, and a part of a shard, are found with their limit
   CHECK(tensors[1].range == Range{0, 94});
 }
 
-TEST_CASE("tiles cover a shard, are of equal size but for the last, and no larger than asked") {
+TEST_CASE("tiles cover a shard, have equal size except the last, and are no larger than requested") {
   for (const std::size_t elements : {1u, 127u, 128u, 1000u, 5000u}) {
     for (const std::size_t most : {128u, 256u, 640u, 100'096u}) {
       const Layout layout = make_layout(plain_model(1, elements), 1, most);

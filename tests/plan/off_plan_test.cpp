@@ -1,4 +1,4 @@
-// Rounds that leave their program: what an engine does then, put together to a program of its own and proved like any other.
+// Off-plan steps: the operations that an engine runs then, put together to a program and proved like any other.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -126,7 +126,7 @@ struct Sample {
   Trace uses;
 };
 
-// Units used in another order, twice, or not at all; none of them what the program has made ready.
+// Units used in another order, twice, or not at all; none is the one that the program has prepared.
 std::vector<Sample> off_plan_samples() {
   PlanSetup nvme_state{.model = plain_model(4), .placement = placement_of_stage(3, 2), .micro_steps = 2};
   nvme_state.placement.state = nvme;

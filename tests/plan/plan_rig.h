@@ -30,8 +30,8 @@ inline Plan plan_of(const PlanSetup& setup) {
                             .host_is_device = setup.host_is_device});
 }
 
-// Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty, and
-// the last is tied to the first.
+// Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty,
+// and the last is tied to the first.
 inline Model odd_model(std::size_t times = 1) {  // as large
   return {{
       {.name = "embedding", .tensors = {{"weight", {times * 30, 29}}}},

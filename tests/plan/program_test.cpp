@@ -53,8 +53,8 @@ const std::map<std::string, PlanSetup> characteristic{
     {"mesh_on_host_two_micro_steps", mesh_on_host()},
 };
 
-// The same with what is done where the trainer leaves the order: after the first backward use, for the first unit's, and for
-// the step.
+// The programs, and the off-plan lists of one: the trainer leaves the order after the first backward use and uses the
+// first unit.
 std::map<std::string, std::string> texts() {
   std::map<std::string, std::string> texts;
   for (const auto& [name, setup] : characteristic)
@@ -82,7 +82,7 @@ std::string path_of(const std::string& name) { return BALLAST_SOURCE_DIR "/tests
 
 }  // namespace
 
-TEST_CASE("characteristic programs read as they are kept (mend them with: test_plan '[write-golden]')") {
+TEST_CASE("characteristic programs are equal to the golden files (write those with: test_plan '[write-golden]')") {
   for (const auto& [name, text] : texts()) {
     CAPTURE(name);
     CHECK(text == read_file(path_of(name)));
@@ -95,7 +95,7 @@ TEST_CASE("write the golden programs", "[.][write-golden]") {
   }
 }
 
-TEST_CASE("records on their way share memory of whole huge pages, and small ones no more than they need") {
+TEST_CASE("staged records share memory of whole huge pages, and small ones take no more than they need") {
   for (const std::size_t elements : {1024u, 230'016u}) {
     PlanSetup setup = setup_of(3, 1, all_in(Tier::nvme));
     setup.model = plain_model(8, elements);
@@ -118,7 +118,7 @@ TEST_CASE("records on their way share memory of whole huge pages, and small ones
   }
 }
 
-TEST_CASE("what cannot be compiled is refused with what is wrong") {
+TEST_CASE("the compiler refuses wrong input and names the fault") {
   const auto refuses = [](const auto& change) {
     PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
     change(setup);

@@ -142,7 +142,7 @@ TEST_CASE("who shares a processor takes what time is left, in pieces") {
   check(5, 9, 1, {9, 10, SharedTime::no_task});
 }
 
-TEST_CASE("where all share a CPU only the drive works beside the trainer") {
+TEST_CASE("where all lanes share a CPU, only the drive works in parallel with the trainer") {
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
   Machine machine = fast_machine();
   machine.host_memory = machine.device_memory = 1e9;
@@ -176,7 +176,7 @@ TEST_CASE("the ledger sums what a program reserves, by tier and owner") {
   for (const Slot& slot : plan.program().slots)
     slots += slot.bytes;
   CHECK(bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host) == slots);
-  CHECK(bytes_in(ledger, Tier::nvme) == 2 * 2 * 2 * 8192);  // units, tiles of each, places
+  CHECK(bytes_in(ledger, Tier::nvme) == 2 * 2 * 2 * 8192);  // units, tiles of each, copies
   CHECK(std::ranges::find(ledger, LedgerEntry{Tier::host, "staging", 4 * 8192}) != ledger.end());
   CHECK_THAT(to_text(ledger), Contains("staging") && Contains("nvme"));
 }

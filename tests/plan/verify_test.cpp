@@ -32,7 +32,7 @@ struct Mesh {
   std::size_t shards, replicas;
 };
 
-// Every way to place a model on a mesh.
+// All placements of a model on a mesh.
 std::vector<Placement> placements(const Mesh& mesh) {
   std::vector<Placement> all;
   for (const bool whole : {true, false}) {
@@ -50,7 +50,7 @@ struct HostUpdates {
   bool whole_records, host_is_device;
 };
 
-// What differs only where updates are made on the host.
+// Options that matter only where updates are made on the host.
 std::vector<HostUpdates> host_updates(const Placement& placement) {
   if (placement.state == device) return {{}};
   return {{false, false}, {false, true}, {true, false}, {true, true}};
@@ -96,7 +96,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
 
 namespace {
 
-// Characteristic programs, small enough to be broken in every place.
+// Characteristic programs, small enough to break every operation.
 std::vector<PlanSetup> samples() {
   PlanSetup nvme_state{.model = odd_model(), .placement = placement_of_stage(3, 2), .micro_steps = 2};
   nvme_state.placement.state = nvme;
@@ -127,7 +127,7 @@ TEST_CASE("no operation is superfluous: without any one of them, the verifier fi
   }
 }
 
-TEST_CASE("waits are needed: where an operation waits for one lane less, two operations meet in the same bytes") {
+TEST_CASE("waits are needed: without one of them, two operations use the same bytes at once") {
   for (const PlanSetup& setup : samples()) {
     const Plan plan = plan_of(setup);
     std::size_t needed = 0;
@@ -158,8 +158,8 @@ TEST_CASE("the verifier names what is wrong") {
                           [](Op& op) {
                             op.after = {{90, false}};
                           }),
-             Contains("waits for what comes later"));
-  CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not what the trace has next"));
+             Contains("waits for a later operation"));
+  CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not the next visit of the trace"));
   CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }),
              Contains("tile 1, which the model does not have"));
 }
@@ -176,7 +176,7 @@ TEST_CASE("parameters are not read before they are written") {
   CHECK_THAT(problems.front(), Catch::Contains("read_first") && Catch::Contains("write"));
 }
 
-TEST_CASE("no rank overwrites what another may still need to go back to") {
+TEST_CASE("no rank overwrites records that another may still need to resume from") {
   const Plan plan = plan_of(samples()[0]);
   const auto commit = std::ranges::find(plan.program().ops, OpKind::commit, &Op::kind);
   Program broken = plan.program();

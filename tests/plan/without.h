@@ -5,7 +5,7 @@
 
 namespace ballast::testing {
 
-// Whoever waited for the operation waits for what that one waited for.
+// Operations that waited for the removed one wait for what it waited for.
 inline Program without(const Program& program, std::size_t removed) {
   Program rest = program;
   rest.ops.erase(rest.ops.begin() + static_cast<std::ptrdiff_t>(removed));

@@ -70,7 +70,7 @@ TEST_CASE("what cannot be run is refused before anything changes") {
   alone.training.groups() = {};
   CHECK_THROWS_WITH(alone.training.step(), Contains("B1001") && Contains("unit first, tensor w"));
   alone.training.groups() = {optim::AdamW{.lr = -1.0}};
-  CHECK_THROWS_WITH(alone.training.step(), Contains("AdamW was given lr = -1"));
+  CHECK_THROWS_WITH(alone.training.step(), Contains("AdamW with lr = -1"));
   CHECK(alone.training.steps() == 0);
   alone.training.groups() = {optim::AdamW{}};
   CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if nothing had been asked before

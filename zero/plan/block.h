@@ -1,5 +1,5 @@
-// What a tile is kept as outside the device: its parameter, then its state. In a record on a drive the parameter is left out
-// where memory keeps it, unless a run is to go on from its records alone. A pure value.
+// The form of a tile outside the device: its parameter, then its state. A record on a drive leaves the parameter out if
+// memory keeps it, unless a run has to resume from its records alone. A pure value.
 #pragma once
 
 #include <vector>
@@ -21,7 +21,7 @@ struct BlockSizes {
 struct BlockOptions {
   kernels::StateFormat format = kernels::StateFormat::split;
   optim::StateNames names{};
-  bool whole_records = false;  // with the parameter in any case
+  bool whole_records = false;  // records hold the parameter in any case
 };
 
 struct RecordSizes {
@@ -30,7 +30,7 @@ struct RecordSizes {
   std::size_t payload = 0;       // where it begins in a record
 };
 
-// How the state of a unit is kept. Parameters that are not bf16 have fp32 state.
+// Parameters that are not bf16 have fp32 state.
 optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const optim::StateNames& names);
 
 class Blocks {
@@ -44,7 +44,7 @@ class Blocks {
   bool whole_records() const { return whole_records_; }
   const optim::StateLayout& state(std::size_t unit) const { return states_[unit]; }
   const RecordSizes& records() const { return records_; }
-  offload::RecordShape shape(std::size_t tiles) const;  // of no run
+  offload::RecordShape shape(std::size_t tiles) const;  // without the name of a run
 
  private:
   bool whole_records_;

@@ -21,7 +21,7 @@ Builder::History::iterator Builder::split(History& history, std::size_t at) {
   return history.emplace_hint(next, at, std::move(rest));
 }
 
-// One that is done after an earlier one of its lane stands for both.
+// A reader that is done after an earlier one of its lane stands for both.
 void Builder::note_reader(std::vector<std::size_t>& readers) {
   const std::size_t self = ops_.size() - 1;
   const Lane lane = ops_.back().lane;
@@ -54,7 +54,8 @@ void Builder::writes(const Piece& piece, std::vector<std::size_t>& after) {
   history[piece.begin] = {.end = piece.end(), .writer = ops_.size() - 1};
 }
 
-// Whether waiting for one operation is waiting for an earlier one too: by the order of its lane, or by what it waited for.
+// Whether waiting for one operation is waiting for an earlier one too: by the order of its lane, or by what it waited
+// for.
 bool Builder::implies(std::size_t op, std::size_t earlier) const {
   const Lane lane = ops_[earlier].lane;
   const auto in_lane = [&](std::size_t other) {
@@ -63,7 +64,7 @@ bool Builder::implies(std::size_t op, std::size_t earlier) const {
   return in_lane(op) || std::ranges::any_of(after_[op], in_lane);
 }
 
-// Drops what needs no saying.
+// Drops the waits that others imply.
 void Builder::simplify(std::vector<std::size_t>& after) const {
   const std::size_t self = ops_.size() - 1;
   const Lane lane = ops_[self].lane;

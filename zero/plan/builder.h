@@ -1,5 +1,5 @@
-// Appends operations to a list and finds what each has to wait for: those that wrote the bytes it reads, and those that
-// read or wrote the bytes it overwrites.
+// Appends operations to a list and finds the earlier ones that each has to wait for: those that wrote the bytes it
+// reads, and those that read or wrote the bytes it overwrites.
 #pragma once
 
 #include <map>
@@ -15,8 +15,8 @@ class Builder {
   std::size_t add(Op op, const std::vector<std::size_t>& also_after = {});  // its index
   std::size_t size() const { return ops_.size(); }
 
-  // The operations from `begin` on, as a round whose predecessor begins at `last_step`. What they wait for beyond that
-  // round is left out: it was over before.
+  // The operations from `begin` on, as a step; the step before it begins at `last_step`. Waits for earlier operations
+  // are left out, because those are over.
   std::vector<Op> step(std::size_t last_step, std::size_t begin) const;
 
  private:

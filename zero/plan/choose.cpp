@@ -13,7 +13,7 @@ namespace {
 
 std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
 
-// What a placement is compiled from.
+// A placement with everything that it is compiled from.
 struct Candidate {
   Candidate(const ChoiceInput& input, const Placement& placement)
       : layout(make_layout(input.model, placement.shards, input.tile_elements)),
@@ -63,8 +63,8 @@ Spread mixed(Tier near, Tier far, double part_near) {
   return {fractions[0], fractions[1], fractions[2]};
 }
 
-// Moves as much of the state as fits from its tier to a nearer one. Memory grows in proportion, so one guess and a few smaller
-// ones are enough.
+// Moves as much of the state as fits from its tier to a nearer one. Memory grows in proportion, so one guess and a few
+// smaller ones are enough.
 std::optional<Choice> with_nearer_state(const ChoiceInput& input, const Placement& far, const Ledger& far_ledger,
                                         Tier near) {
   constexpr int guesses = 4;

@@ -14,14 +14,14 @@ struct ChoiceInput {
   Machine machine;
   std::span<const UnitWork> work;  // by unit
   std::size_t ranks = 1;
-  std::optional<int> stage{};  // none: chosen too
+  std::optional<int> stage{};  // none: it is chosen too
   kernels::StateFormat format = kernels::StateFormat::split;
   optim::StateNames names{};
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Trace trace{};               // of each micro-step; empty: the order of declaration
-  bool whole_records = false;  // a run goes on from its records alone
+  bool whole_records = false;  // records hold parameters too
 };
 
 struct Choice {
@@ -30,22 +30,23 @@ struct Choice {
   Simulation simulation{};
 };
 
-// How much of a machine's bytes a placement takes, by tier.
+// The bytes that a placement takes of a machine, by tier.
 TierBytes needs(const Ledger& ledger, const Machine& machine);
 
-// What there is to choose from: every kind of state in one tier, near ones first. The choice is also a mixture of those.
+// The placements with every kind of state in one tier, near ones first. The choice may also be a mixture of two of
+// them.
 std::vector<Placement> pure_placements(const ChoiceInput& input);
 
-// A placement's memory, without its time: a small part of the work.
+// The memory of a placement. Cheaper than price(), because nothing is compiled or simulated.
 Ledger memory_of(const ChoiceInput& input, const Placement& placement);
 
-// A placement's price. Throws what cannot be compiled.
+// The memory and the time of a placement. Throws if it cannot be compiled.
 Choice price(const ChoiceInput& input, const Placement& placement);
 
 bool fits(const Ledger& ledger, const Machine& machine);
 
-// Throws B2004 where nothing fits, with a table of what is short. Tries no other input: what to change is for the caller,
-// who knows how the machine's bytes depend on it.
+// Throws B2004 if nothing fits, with a table of the memory that is missing. Tries no other input, because only the
+// caller knows how the machine's bytes depend on it.
 Choice choose(const ChoiceInput& input);
 
 }  // namespace ballast

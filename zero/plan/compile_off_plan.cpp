@@ -1,5 +1,5 @@
-// The rest of an off-plan step. The uses to come are unknown, so nothing is done ahead, and gradients are not complete before
-// the end of the step.
+// The rest of an off-plan step. The uses to come are unknown, so nothing is done ahead, and gradients are not complete
+// before the end of the step.
 #include <fmt/format.h>
 
 #include "kernels/runtime/error.h"
@@ -93,15 +93,14 @@ std::vector<Op> OffPlanCompiler::rest_of_step() {
 void OffPlanCompiler::require_old(const Visit& visit) const {
   require(!compiler_.is_updated(visit.unit), Code::out_of_order, [&] {
     return Problem{
-        .what = fmt::format("the trainer asked for a unit in {} that has been updated in this backward pass",
-                            name(visit.phase)),
+        .what = fmt::format("cannot use the unit in {}: it has been updated in this backward pass", name(visit.phase)),
         .where = "unit " + in_.model.units[visit.unit].name,
         .needed = "one backward use of each unit in a step, its last use; or updates after the backward pass"};
   });
 }
 
-// No rank leaves the order alone: in each lane it waits here for the others, which find that it makes another call. All have
-// committed the last step then, so writes that follow no agreement wait for this.
+// No rank leaves the order alone: in each lane it waits here for the others, which find that it makes another call. All
+// have committed the last step then, so writes that follow no agreement wait for this.
 void OffPlanCompiler::add_rendezvous(Phase phase, std::size_t unit) {
   const auto add = [&](Lane lane, Ranks ranks) {
     return compiler_.builder().add({.kind = OpKind::meet, .lane = lane, .phase = phase, .unit = unit, .ranks = ranks});

@@ -30,8 +30,8 @@ Contents::Contents(const std::vector<Slot>& slots) {
   }
 }
 
-// As the builder's history does it, and apart from it on purpose: a verifier that shares code with what it doubts shares its
-// faults.
+// The builder's history does the same. The code is not shared on purpose: a verifier that shares code with the compiler
+// shares its faults.
 Contents::Memory::iterator Contents::split(Memory& memory, std::size_t at) {
   const auto next = memory.lower_bound(at);
   if (next != memory.end() && next->first == at) return next;

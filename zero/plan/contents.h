@@ -1,4 +1,4 @@
-// What the bytes of slots mean, while a program is followed.
+// The meaning of the bytes of slots while the verifier follows a program.
 #pragma once
 
 #include <map>
@@ -19,11 +19,11 @@ enum class Meaning : std::uint8_t {
 
 std::string_view name(Meaning meaning);
 
-// Of one byte; its neighbours' differ in `offset` only.
+// The meaning of one byte. The bytes next to it differ in `offset` only.
 struct Content {
   Meaning meaning = Meaning::unknown;
   std::size_t unit = none;
-  std::size_t offset = 0;   // in what it is part of
+  std::size_t offset = 0;   // in the parameters, state or gradients that it is part of
   std::size_t version = 0;  // of parameters and state: updates so far; of gradients: how many uses are summed
 
   Content at(std::size_t further) const;
@@ -39,7 +39,7 @@ class Contents {
   void write(const Piece& piece, const Content& content);
   void copy(const Piece& from, const Piece& to);
 
-  // Whether a piece is this, from its first byte to its last; if not, says what is there.
+  // Whether a piece has this content from its first byte to its last. text() says what it has.
   bool is(const Piece& piece, const Content& content) const;
   std::string text(const Piece& piece) const;
   Content first(const Piece& piece) const;

@@ -1,5 +1,5 @@
-// What the state of a training means, as lines of text: two trainings whose lines are equal can take over each other's
-// records. A pure value, the same on every rank.
+// The meaning of a training's state, as lines of text. Trainings with equal lines can take over each other's records. A
+// pure value, the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace ballast {
 
-// One fact a line: ranks, stage and rule first, then each unit's parameters and how its state is cut and kept. Without what
-// may change from one start of a run to the next: learning rates, parameter groups, places, schedule.
+// One fact a line: ranks, stage and rule first, then each unit's parameters, and how its state is cut and kept. Facts
+// that may change from one start of a run to the next are left out: learning rates, parameter groups, tiers, schedule.
 std::vector<std::string> describe(const Plan& plan);
 
-// The same in every build and on every machine: it stands in files.
+// The same in every build and on every machine, because files contain it.
 std::uint64_t digest_of(std::span<const std::string> lines);
 
 // The first line in which two descriptions differ, of each.

@@ -12,7 +12,7 @@ constexpr std::size_t alignment = 256;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Where a gap of this size begins, and before which extent.
+// The beginning of the first gap of this size, and the extent after it.
 std::optional<std::pair<std::size_t, Extents::const_iterator>> first_gap(const Extents& extents, std::size_t bytes,
                                                                          std::size_t end) {
   std::size_t begin = 0;

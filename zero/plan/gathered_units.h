@@ -1,5 +1,5 @@
-// Which units are gathered at which time, and where in the memory for them: planned with the whole order of uses known, so
-// by Belady's rule. What must go is what is used farthest in the future.
+// The units that are gathered at one time, and their position in the memory for them. The order of all uses is known,
+// so Belady's rule decides: the unit whose next use is farthest away is dropped.
 #pragma once
 
 #include <optional>
@@ -18,10 +18,10 @@ class GatheredUnits {
 
   GatheredUnits(std::size_t bytes, const Uses& uses) : bytes_(bytes), uses_(uses) {}
 
-  std::optional<std::size_t> find(std::size_t unit) const;  // where it begins, if it is there
+  std::optional<std::size_t> find(std::size_t unit) const;  // where it begins, if it is gathered
 
-  // Finds room for a unit that is used at `position`, by dropping units that are used later than that. None if units that
-  // are used before, from `now` on, leave no room; then all stay.
+  // Makes room for a unit that is used at `position`, by dropping units that are used later. Drops nothing and returns
+  // none if the units that are used between `now` and then leave no room.
   std::optional<std::size_t> make_room(std::size_t unit, std::size_t bytes, std::size_t now, std::size_t position);
 
   void drop(std::size_t unit);  // its parameters have changed, or soon will
@@ -30,7 +30,7 @@ class GatheredUnits {
  private:
   std::size_t bytes_;
   const Uses& uses_;
-  std::vector<Extent> extents_;  // in order of memory
+  std::vector<Extent> extents_;  // in the order of memory
 };
 
 }  // namespace ballast

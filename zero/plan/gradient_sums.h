@@ -1,4 +1,5 @@
-// Emits what happens to gradients: memory is cleared for them, they are summed over the ranks and uses, and into the norm.
+// Emits what happens to gradients: memory is cleared for them, they are summed over the ranks and uses, and into the
+// norm.
 #pragma once
 
 #include <map>

@@ -60,11 +60,11 @@ Range intersection(const Range& a, const Range& b) {
 
 Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
   require(tile_elements > 0 && tile_elements % kernels::group_size == 0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("tiles of {} elements were asked for", tile_elements),
+    return Problem{.what = fmt::format("cannot cut tiles of {} elements", tile_elements),
                    .needed = fmt::format("a multiple of {}", kernels::group_size)};
   });
   require(shards > 0, Code::bad_argument,
-          [] { return Problem{.what = "a layout for no ranks was asked for", .needed = "at least one shard"}; });
+          [] { return Problem{.what = "cannot lay out a model for no ranks", .needed = "at least one shard"}; });
   Layout layout{.shards = shards, .units = {}};
   for (const Unit& unit : model.units) {
     layout.units.push_back(lay_out(unit, shards, tile_elements));

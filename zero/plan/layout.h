@@ -1,5 +1,5 @@
-// How units are cut: padded, into one contiguous shard per rank of the shard group, each shard into tiles. A pure value,
-// the same on every rank.
+// How units are cut: padded, into one contiguous shard per rank of the shard group, each shard into tiles. A pure
+// value, the same on every rank.
 #pragma once
 
 #include <vector>
@@ -48,10 +48,10 @@ struct Layout {
 // Tiles are of equal size in a unit, and of `tile_elements` at most.
 Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements);
 
-// Which parameter groups lie in a range of a unit, as runs relative to its beginning. Padding is in none.
+// The parameter groups in a range of a unit, as runs relative to its beginning. Padding is in none.
 std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range);
 
-// A part of a tensor, and where it lies.
+// A part of a tensor, and its position.
 struct TensorPart {
   std::size_t tensor = 0;
   Range range{};             // of the tensor's elements
@@ -59,14 +59,15 @@ struct TensorPart {
   std::size_t in_shard = 0;  // where it begins in the rank's shard: of the trained section, or of the frozen one
 };
 
-// Who has which part of a tensor, in order.
+// The ranks that have the parts of a tensor, in order.
 std::vector<TensorPart> owners_of(const Unit& unit, const UnitLayout& layout, std::size_t tensor, Range range);
 
-// Which parts of tensors lie in a range of a rank's shard of a section, in order. Padding is in none.
+// The parts of tensors in a range of a rank's shard of a section, in order. Padding is in none.
 std::vector<TensorPart> tensors_in(const Unit& unit, const UnitLayout& layout, const Section& section, std::size_t rank,
                                    Range range);
 
-// What of a rank's shard of the trained section counts in the norm of all gradients: all of it at once, where all tensors do.
+// The ranges of a rank's shard of the trained section that count in the norm of all gradients: one range, if all
+// tensors do.
 std::vector<Range> counted_in(const Unit& unit, const UnitLayout& layout, std::size_t rank);
 
 }  // namespace ballast

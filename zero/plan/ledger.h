@@ -1,4 +1,4 @@
-// What a program needs of each tier: the sum of its slots, which is what an engine reserves, to the byte.
+// The memory that a program needs in each tier: the sum of its slots. The engine reserves exactly these bytes.
 #pragma once
 
 #include <array>

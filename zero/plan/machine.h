@@ -1,4 +1,4 @@
-// A machine, real or imagined, as one rank sees it: how much it may use of each tier, and how fast bytes move.
+// A machine, real or imagined, as one rank sees it: the bytes that it may use of each tier, and how fast they move.
 #pragma once
 
 #include <array>
@@ -25,11 +25,11 @@ struct Machine {
   double collective_latency = 20e-6;
   double commit_latency = 5e-3;
 
-  bool shares_cores = false;    // the trainer and all lanes but the disk's compute on the same cores: those of a CPU
-  bool host_is_device = false;  // a CPU's: what lies on the host counts against the device's bytes, and is no choice
+  bool shares_cores = false;    // a CPU: the trainer and all lanes except those of drives compute on the same cores
+  bool host_is_device = false;  // a CPU: bytes on the host count as the device's, and the host is no choice
 };
 
-// What the trainer computes with a unit.
+// The time that the trainer computes with a unit.
 struct UnitWork {
   double forward_seconds = 0;
   double backward_seconds = 0;

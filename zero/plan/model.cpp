@@ -43,13 +43,13 @@ std::size_t Tensor::elements() const {
 }
 
 void check(const Model& model) {
-  if (model.units.empty()) refuse("a model without units was to be trained", "", "at least one unit");
+  if (model.units.empty()) refuse("cannot train a model without units", "", "at least one unit");
   std::set<std::string_view> names;
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     const Unit& unit = model.units[i];
     if (!names.insert(unit.name).second) refuse(fmt::format("two units are called {}", unit.name), "", "one name each");
     if (unit.dtype == DType::u8) {
-      refuse(fmt::format("parameters of {} were to be trained", name(unit.dtype)), fmt::format("unit {}", unit.name),
+      refuse(fmt::format("cannot train parameters of {}", name(unit.dtype)), fmt::format("unit {}", unit.name),
              "fp32, bf16 or fp16");
     }
     check_names(unit);

@@ -1,4 +1,4 @@
-// What is trained: units of tensors. A unit's parameters are gathered together; a transformer block is a typical one.
+// The model as units of tensors. The parameters of a unit are gathered together; a transformer block is a typical unit.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Tensor {
   std::vector<std::size_t> shape;
   std::size_t group = 0;  // of parameters with the same options
   bool frozen = false;    // has neither gradient nor optimizer state
-  bool counted = true;    // in the norm of all gradients; or another rank counts it, which has the same
+  bool counted = true;    // in the norm of all gradients; if not, another rank has the same tensor and counts it
 
   std::size_t elements() const;
 };
@@ -37,7 +37,7 @@ struct Model {
   std::vector<Unit> units;
 };
 
-// Names what does not hold together: no units, an unknown unit in a tie, two units or tensors of one name.
+// Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name.
 void check(const Model& model);
 
 }  // namespace ballast

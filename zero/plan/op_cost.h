@@ -13,7 +13,7 @@ struct SimulationInput {
   Placement placement;
   Machine machine;
   std::span<const UnitWork> work;  // by unit
-  bool waits_for_updates = false;  // the trainer begins no step before the last one's updates are done
+  bool waits_for_updates = false;  // the trainer begins no step before the updates of the last one are done
 };
 
 std::size_t bytes_moved(const Op& op, const Placement& placement);  // or gone through

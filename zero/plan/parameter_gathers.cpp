@@ -33,7 +33,7 @@ void ParameterGathers::bring_chain(std::size_t position) {
   if (bring_all()) return;
   gathered_.clear();
   require(bring_all(), Code::memory_budget, [&] {
-    return Problem{.what = "the memory for gathered parameters is too small",
+    return Problem{.what = "cannot gather the parameters: the memory for gathered parameters is too small",
                    .where = "unit " + context_.input.model.units[context_.trace()[end - 1].unit].name,
                    .needed = human_bytes(chain_bytes(position)),
                    .available = human_bytes(context_.slots.gathered_bytes()),

@@ -13,8 +13,8 @@ class ParameterGathers {
 
   const ParameterPieces& pieces() const { return pieces_; }
 
-  // Gathers a unit for its use at `position`, unless it is there. False if the units that are used between `now` and then
-  // leave no room.
+  // Gathers a unit for its use at `position`, unless it is there. False if the units that are used between `now` and
+  // then leave no room.
   bool bring(std::size_t unit, std::size_t now, std::size_t position);
 
   // Gathers the units that are held together from `position` on, whatever else has to go. Throws B2004.

@@ -15,7 +15,7 @@ namespace {
   fail(Code::bad_argument, {.what = std::move(what), .needed = std::move(needed)});
 }
 
-// Hands out things in the proportions of a spread: each goes where most is missing by then.
+// Deals things out in the proportions of a spread. Each goes to the tier that lacks most.
 class Dealer {
  public:
   explicit Dealer(const Spread& spread) : fractions_(spread.fractions()) {}
@@ -42,8 +42,8 @@ void check(std::string_view what, const Spread& spread) {
   const bool in_range = std::ranges::all_of(fractions, [](double x) { return x >= 0.0 && x <= 1.0; });
   const double sum = std::accumulate(fractions.begin(), fractions.end(), 0.0);
   if (!in_range || std::abs(sum - 1.0) > 1e-6) {
-    refuse(fmt::format("{} were to lie {} on the device, {} on the host and {} on drives", what, spread.device,
-                       spread.host, spread.nvme),
+    refuse(fmt::format("cannot place {}: the fractions are {} on the device, {} on the host and {} on drives", what,
+                       spread.device, spread.host, spread.nvme),
            "fractions from 0 to 1 that add up to 1");
   }
 }
@@ -61,21 +61,21 @@ Spread all_in(Tier tier) {
 
 Placement placement_of_stage(int stage, std::size_t ranks) {
   require(stage >= 0 && stage <= 3, Code::bad_argument,
-          [&] { return Problem{.what = fmt::format("stage {} was asked for", stage), .needed = "0, 1, 2 or 3"}; });
+          [&] { return Problem{.what = fmt::format("there is no stage {}", stage), .needed = "0, 1, 2 or 3"}; });
   return {.shards = stage == 0 ? 1 : ranks, .replicas = stage == 0 ? ranks : 1, .whole_parameters = stage < 3};
 }
 
 void check(const Placement& placement) {
   if (placement.shards == 0 || placement.replicas == 0) {
-    refuse(fmt::format("a mesh of {} x {} ranks was asked for", placement.shards, placement.replicas),
+    refuse(fmt::format("cannot place a model on a mesh of {} x {} ranks", placement.shards, placement.replicas),
            "at least one rank each way");
   }
   check("parameters", placement.parameters);
   check("gradients", placement.gradients);
   check("optimizer states", placement.state);
-  if (placement.gradients.nvme > 0.0) refuse("gradients were to wait on a drive", "the device or the host");
+  if (placement.gradients.nvme > 0.0) refuse("cannot keep gradients on a drive", "the device or the host");
   if (placement.whole_parameters && placement.parameters != Spread{}) {
-    refuse("whole parameters were to be kept outside the device", "stage 3, or parameters on the device");
+    refuse("cannot keep full parameters outside the device", "stage 3, or parameters on the device");
   }
 }
 
@@ -88,7 +88,7 @@ std::vector<UnitResidence> reside(const Placement& placement, const Layout& layo
     UnitResidence& at = units.emplace_back();
     at.parameters = parameters.deal(static_cast<double>(unit.elements()));
     at.gradients = gradients.deal(static_cast<double>(unit.trained.shard));
-    for (const Range& tile : unit.tiles) {  // parameters on a drive are read from their records: all must be there
+    for (const Range& tile : unit.tiles) {  // parameters on a drive are read from records, so all tiles need one
       at.state.push_back(std::max(at.parameters, state.deal(static_cast<double>(tile.count))));
     }
     const bool on_device = std::ranges::any_of(at.state, [](Tier tier) { return tier == Tier::device; });

@@ -1,4 +1,5 @@
-// Where parameters, gradients and optimizer state are kept between their uses. This is all that a ZeRO stage means.
+// The tiers in which parameters, gradients and optimizer state are kept between their uses. A ZeRO stage means nothing
+// more.
 #pragma once
 
 #include <array>
@@ -10,13 +11,13 @@
 
 namespace ballast {
 
-// From near to far. Between steps, nothing else holds a byte.
+// From near to far.
 enum class Tier : std::uint8_t { device, host, nvme };
 inline constexpr std::size_t tier_count = 3;
 
 std::string_view name(Tier tier);
 
-// Which fraction lies in which tier. They add up to 1.
+// The fraction that is kept in each tier. They add up to 1.
 struct Spread {
   double device = 1.0;
   double host = 0.0;
@@ -28,11 +29,11 @@ struct Spread {
 
 Spread all_in(Tier tier);
 
-// When gradients are summed over the ranks. Rounding differs between the two, as (a + b) + c does from a + (b + c): bits
-// are equal between programs that choose the same.
+// When gradients are summed over the ranks. The two round differently, as (a + b) + c and a + (b + c) do. Programs with
+// the same choice give equal bits.
 enum class Reduction : std::uint8_t {
   each,      // after each backward use, into fp32
-  boundary,  // once a step: the trainer adds up its micro-steps in whole gradients, in the unit's format
+  boundary,  // once a step: the trainer adds up its micro-steps in full gradients, in the unit's format
 };
 
 struct Placement {
@@ -47,12 +48,12 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-// Stage 0: every rank has everything. 1 and 2: the optimizer's state and the reduced gradients are shared. 3: and the
-// parameters. (1 and 2 are one: nobody needs whole gradients, but where reduction is at the boundary everybody does.)
+// Stage 0: every rank keeps everything. 1 and 2: ranks shard the optimizer's state and the reduced gradients. 3: they
+// shard the parameters too. Stages 1 and 2 are equal: the reduction decides whether a rank keeps full gradients.
 Placement placement_of_stage(int stage, std::size_t ranks);
 
-// A placement worked out for each unit and tile. Parameters lie no farther than the state that makes them, and gradients
-// wait where the update is made, or nearer: fractions give way to that.
+// The tiers of one unit and its tiles. Parameters are no farther than the state that makes them, and gradients wait
+// where the update is made, or nearer. The fractions of a placement yield to this.
 struct UnitResidence {
   Tier parameters = Tier::device;
   Tier gradients = Tier::device;
@@ -61,7 +62,7 @@ struct UnitResidence {
 
 std::vector<UnitResidence> reside(const Placement& placement, const Layout& layout);
 
-// Throws what cannot be: fractions that do not add up, whole parameters that are not on the device, and the like.
+// Throws B1001 for fractions that do not add up, full parameters outside the device, gradients on a drive.
 void check(const Placement& placement);
 
 }  // namespace ballast

@@ -13,7 +13,7 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
   check(options.placement);
   const std::size_t ranks = options.placement.shards * options.placement.replicas;
   require(options.rank < ranks, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("a plan for rank {} was asked for", options.rank),
+    return Problem{.what = fmt::format("cannot plan for rank {}", options.rank),
                    .needed = fmt::format("a rank below {}", ranks)};
   });
   return options.rank % options.placement.shards;

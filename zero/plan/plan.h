@@ -11,11 +11,11 @@ struct PlanOptions {
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
   kernels::StateFormat format = kernels::StateFormat::split;
-  optim::StateNames names{};  // what the optimizer keeps
-  std::string rule{};         // what its updates are called
+  optim::StateNames names{};  // of the state that the optimizer keeps
+  std::string rule{};         // name of the update rule
   Trace trace{};
   Schedule schedule{};
-  bool whole_records = false;   // a run goes on from its records alone: they hold parameters too
+  bool whole_records = false;   // records hold parameters too, so that a run resumes from them alone
   bool host_is_device = false;  // a CPU's
 };
 
@@ -33,7 +33,7 @@ class Plan {
   const std::string& rule() const { return rule_; }
 
   std::size_t tiles_on_drive() const { return records_.size(); }
-  std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its number among them
+  std::size_t record_of(std::size_t unit, std::size_t tile) const;  // its index among them
 
  private:
   Model model_;

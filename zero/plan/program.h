@@ -1,5 +1,5 @@
-// A training step as a list of operations in issue order. Stages and tiers are not modes of the engine: they are different
-// programs. The engine runs the list, the simulator costs it, the ledger sums its slots.
+// A training step as a list of operations in issue order. Stages and tiers are not modes of the engine: they are
+// different programs. The engine runs the list, the simulator costs it, the ledger sums its slots.
 #pragma once
 
 #include <cstdint>
@@ -19,30 +19,31 @@ enum class OpKind : std::uint8_t {
   read,        // to = the tile's record
   read_first,  // to = the record's first region, the parameter
   upload,      // to = from: a host's bytes to the device
-  gather,      // to = every rank's `from`, one after another
-  use,         // the trainer's turn: it reads `from` (parameters) and, in backward, adds to `to` (gradients)
+  gather,      // to = the `from` of every rank, one after another
+  use,         // by the trainer: it reads `from` (parameters) and, in backward, adds to `to` (gradients)
   reduce,      // to = the sum over the ranks of `from`, in fp32: this rank's part of it, or all
   accumulate,  // to += from, in fp32
   download,    // to = from: the device's bytes to the host
   keep,        // to = from: on the host
   norm,        // to += the squares of `from`, exactly
-  agree,       // one norm of all ranks' `to` and `state`, which become 0; from it the decision how to update, or not to
+  agree,       // one norm from the `to` and `state` of all ranks, which become 0; it decides how to update, or not to
   update,      // the optimizer's step: gradient `from`, parameter `to`, and `state`
   write,       // the tile's record = from
-  commit,      // everything written becomes current
-  meet,        // all ranks have left the program's order in the same way; else it fails
+  commit,      // all records that were written become current
+  meet,        // fails unless all ranks are off plan in the same way
 };
 
-// An ordered queue of work, which goes on beside the others. `compute` is the trainer's own; `host` computes in host memory,
-// `disk` and `fetch` are the drives', and all others work on the device. All are done in order, except that those of the
-// drives have many requests in flight. `fetch` reads parameters for the trainer, past the updates that `disk` has to do.
+// An ordered queue of work that runs in parallel with the other lanes. `compute` belongs to the trainer; `host`
+// computes in host memory; `disk` and `fetch` use the drives; all others work on the device. The operations of a lane
+// are done in order, except that `disk` and `fetch` have many requests in flight. `fetch` reads parameters for the
+// trainer, so that they do not queue behind the updates on `disk`.
 enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, update, host, disk, fetch };
 inline constexpr std::size_t lane_count = 9;
 
 bool is_of_drives(Lane lane);
 bool done_in_order(Lane lane);  // whether an operation's end implies the end of all before it in its lane
 
-// Over whom a collective goes: the ranks that share a unit's shards, or those that hold the same shard.
+// The ranks of a collective: those that have the shards of one copy, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };
 
 enum class Phase : std::uint8_t { forward, backward, step };
@@ -63,7 +64,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-// An earlier operation that one waits for: of the same round of the program, or of the one before.
+// An earlier operation that one waits for: of the same step, or of the step before.
 struct Wait {
   std::uint32_t op = 0;
   bool of_last_round = false;
@@ -81,10 +82,10 @@ struct Op {
   Piece from{};
   Piece to{};
   Piece state{};
-  std::vector<Wait> after{};  // beside those that its lane's order implies
+  std::vector<Wait> after{};  // in addition to those that its lane's order implies
 };
 
-// What a slot is for. All code that looks for slots asks for their role; their names are for people.
+// The purpose of a slot. Code finds slots by their role; their names are for people.
 enum class SlotRole : std::uint8_t {
   parameters,       // of a unit: full, or this rank's shard of them
   frozen,           // this rank's shard of a unit's frozen parameters, on the host
@@ -116,21 +117,22 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
-// Where a stretch of a unit's parameters, or a tile's state, lies between steps. What lies in several places has several.
+// Where a stretch of a unit's parameters, or a tile's state, is kept between steps. Bytes that are kept twice have two
+// homes.
 struct Home {
   std::size_t unit = 0;
   std::size_t tile = none;  // none: a stretch that is no tile
   Range range{};            // elements of the unit
   Piece parameters{};
   Piece state{};
-  bool on_drive = false;  // in the tile's record: the state, and the parameter if records hold it
+  bool on_drive = false;  // the tile's record holds the state, and the parameter if records do
 };
 
-// Runs round after round; a round is one step.
+// Runs once a step.
 struct Program {
   std::vector<Slot> slots;
   std::vector<Home> homes;
-  std::vector<Op> entry;  // once, before the first round: what every round finds gathered and read
+  std::vector<Op> entry;  // runs once, before the first step: gathers and reads what every step expects to find
   std::vector<Op> ops;
 };
 

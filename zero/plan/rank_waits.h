@@ -16,9 +16,9 @@ class RankWaits {
   // For updates and writes.
   std::vector<std::size_t> agreement() const { return only(agreed_); }
 
-  // For the first operation of a step in which all ranks take part, ahead of all writes; nothing for those after it. Before
-  // a rank overwrites the generation before the last, all ranks have to have committed the last one: otherwise they might
-  // have no step in common.
+  // For the first operation of a step in which all ranks take part, ahead of all writes; nothing for those after it.
+  // Before a rank overwrites the generation before the last, all ranks have to have committed the last one: otherwise
+  // they might have no step in common.
   std::vector<std::size_t> take_last_commit() { return only(std::exchange(committed_, none)); }
 
  private:

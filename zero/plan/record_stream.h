@@ -1,4 +1,5 @@
-// The records of a step on their way through memory: read ahead, updated where they lie, written back in the same order.
+// The records of a step on their way through memory: read ahead, updated where they lie, written back in the same
+// order.
 #pragma once
 
 #include <map>

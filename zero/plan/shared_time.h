@@ -1,4 +1,4 @@
-// Time on a processor that several take turns with.
+// Time on a processor that several tasks use in turn.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class SharedTime {
     std::size_t after = no_task;  // the task that had the processor just before that piece; none if it was free
   };
 
-  // `seconds` of what is left from `from` on, in as many pieces as that takes.
+  // Takes `seconds` of the time that is free from `from` on, in as many pieces as needed.
   Taken take(std::size_t task, double from, double seconds);
 
  private:

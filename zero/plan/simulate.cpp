@@ -13,7 +13,7 @@ constexpr int steps = 3;
 std::size_t index(Lane lane) { return static_cast<std::size_t>(lane); }
 std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
 
-// When an operation ran, the last time without a break, and which one it waited for before that.
+// When an operation ran without a break until its end, and the operation that it waited for before that.
 struct Span {
   double begin = 0;
   double end = 0;
@@ -81,7 +81,7 @@ class Walk {
     if (taken.after != SharedTime::no_task) span.held_up_by = taken.after;
   }
 
-  // Everything listed later begins when the trainer has come by here.
+  // All later operations begin when the trainer has passed this one.
   void trainer_waits(const Op& op, std::size_t self) {
     const Span& span = spans_[self];
     const double until = op.kind == OpKind::use ? span.end - span.busy : span.end;
@@ -99,7 +99,7 @@ class Walk {
     came_by_ = static_cast<std::size_t>(last - spans_.begin());
   }
 
-  // From the end of the step to its beginning, by what each operation waited for last.
+  // Walks the critical path from the end of the step to its beginning, by the operation that each one waited for last.
   void follow_back(Simulation& result) const {
     for (std::size_t at = came_by_; at != none && spans_[at].end > trainer_at_beginning_; at = spans_[at].held_up_by) {
       const Op& op = in_.program.ops[at % size_];
@@ -117,7 +117,7 @@ class Walk {
   std::size_t came_by_ = none;
   double trainer_free_ = 0;
   double trainer_at_beginning_ = 0;
-  double fetched_ = 0;  // seconds of the drives that `disk` has still to do without
+  double fetched_ = 0;  // seconds of the drives that `disk` still loses
 };
 
 }  // namespace

@@ -105,8 +105,8 @@ void StepCompiler::gather_kept(std::size_t unit) {
   if (!context_.off_plan) parameters_.gather_kept(unit);
 }
 
-// The next step's first gathers, of units whose parameters are that step's already. After an off-plan step the entry does
-// this.
+// The next step's first gathers, of units whose parameters are that step's already. After an off-plan step the entry
+// does this.
 void StepCompiler::hoist() {
   if (context_.off_plan) return;
   const Trace& trace = uses_.trace();

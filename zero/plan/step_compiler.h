@@ -8,8 +8,8 @@ namespace ballast {
 
 class StepCompiler {
  public:
-  // Operations follow `uses`; the slots are those of the program that follows `of_program`. off_plan: the uses to come are
-  // unknown.
+  // Operations follow `uses`; the slots are those of the program that follows `of_program`. off_plan: the uses to come
+  // are unknown.
   StepCompiler(const CompileInput& input, const Uses& of_program, const Uses& uses, bool off_plan = false);
   StepCompiler(const StepCompiler&) = delete;
 

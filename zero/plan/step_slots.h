@@ -1,4 +1,5 @@
-// The slots of a program: everything that lives in memory between steps, and the buffers that operations take turns with.
+// The slots of a program: everything that lives in memory between steps, and the buffers that operations take turns
+// with.
 #pragma once
 
 #include <array>

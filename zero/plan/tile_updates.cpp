@@ -62,8 +62,8 @@ Piece TileUpdates::kept_apart(std::size_t unit, std::size_t tile) const {
   return {};
 }
 
-// The parameter is updated in its block. Where the block has none, it is updated where the host keeps it, or in a copy on its
-// way through.
+// The parameter is updated in its block. Where the block has none, it is updated where the host keeps it, or in a copy
+// on its way through.
 void TileUpdates::update_on_host(std::size_t unit, std::size_t tile, const Piece& block, const BlockSizes& sizes) {
   const UnitResidence& at = context_.residence(unit);
   const auto move = [&](OpKind kind, Lane lane, const Piece& from, const Piece& to) {

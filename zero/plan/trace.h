@@ -8,20 +8,21 @@ namespace ballast {
 struct Visit {
   std::size_t unit = 0;
   Phase phase = Phase::forward;
-  bool held = false;  // its memory is needed until the next visit ends: tied tensors of two units are used together
+  bool held =
+      false;  // its memory is needed until the next visit ends, because tied tensors of two units are used together
 
   bool operator==(const Visit&) const = default;
 };
 
 using Trace = std::vector<Visit>;  // of one micro-step
 
-// A use of a unit: the units that it has tied tensors of, held, and then itself.
+// The visits of one use of a unit: the units whose tensors it has tied, held, and then the unit itself.
 Trace visits_of(const Model& model, std::size_t unit, Phase phase);
 
 // Forward in the order of declaration, backward in the opposite one.
 Trace declared_order(const Model& model);
 
-// A trace with its questions answered. Positions count visits; the next round's continue this one's.
+// A trace with its questions answered. Positions count visits; those of the next step continue those of this one.
 class Uses {
  public:
   Uses(const Trace& trace, std::size_t units);

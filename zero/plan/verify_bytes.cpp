@@ -153,12 +153,12 @@ class Follower {
 
   void use(const Op& op) {
     const Visit& visit = trace_[step_.uses % trace_.size()];
-    if (visit.unit != op.unit || visit.phase != op.phase) complain("is not what the trace has next");
+    if (visit.unit != op.unit || visit.phase != op.phase) complain("is not the next visit of the trace");
     ++step_.uses;
     expect_full(op.from, op.unit, version_now(op.unit));
     const bool trained = expected_.layout(op.unit).trained.count() > 0;
     if ((op.phase == Phase::backward && trained) != op.to.exists())
-      complain("has gradients, or has none, against the trace");
+      complain("has gradients where the trace has none, or none where it has some");
     if (!op.to.exists()) return;
     if (op.to.bytes != expected_.layout(op.unit).trained.count() * expected_.width(op.unit))
       complain("has {} bytes of gradients", op.to.bytes);

@@ -16,7 +16,7 @@ bool moves_record(const Op& op) {
   return op.kind == OpKind::read || op.kind == OpKind::read_first || op.kind == OpKind::write;
 }
 
-// A read finds what was written last.
+// A read finds the newest write, so their order matters.
 bool share_record(const Op& a, const Op& b) {
   const bool one_writes = a.kind == OpKind::write || b.kind == OpKind::write;
   return one_writes && moves_record(a) && moves_record(b) && a.unit == b.unit && a.tile == b.tile;
@@ -62,17 +62,17 @@ std::string Unrolled::text(std::size_t index) const {
 void Unrolled::add_waits(std::size_t index, const Op& op, std::size_t step_begin, std::size_t last_step) {
   std::vector<std::size_t>& awaited = awaited_.emplace_back();
   for (const Wait& wait : op.after) {
-    if (wait.of_last_round && last_step == none) continue;  // the entry is over as a whole
+    if (wait.of_last_round && last_step == none) continue;  // the entry is over
     const std::size_t target = (wait.of_last_round ? last_step : step_begin) + wait.op;
     if (target >= index || (wait.of_last_round && target >= step_begin)) {
-      problems_.push_back(fmt::format("{} waits for what comes later", text(index)));
+      problems_.push_back(fmt::format("{} waits for a later operation", text(index)));
     } else {
       awaited.push_back(target);
     }
   }
 }
 
-// In its lane, a commit is after everything that was there before it, and before all that comes.
+// A commit is after all operations of its lane that come before it in the list, and before all later ones.
 void Unrolled::follow_lanes() {
   std::array<std::size_t, lane_count> last;
   last.fill(none);
@@ -121,7 +121,7 @@ std::vector<std::string> Unrolled::races() const {
 
 std::vector<std::string> Unrolled::early_writes() const {
   std::size_t commit = none;
-  std::vector<std::size_t> rendezvous;  // of all ranks that have committed
+  std::vector<std::size_t> rendezvous;  // after this rank's commit
   std::vector<std::string> problems;
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const OpKind kind = op(i).kind;

@@ -1,4 +1,4 @@
-// Which operations of a program are over before which begin: by waits, and by the order of lanes.
+// Finds which operations of a program are over before others begin, by waits and by the order of lanes.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace ballast {
 
-// Two steps after the entry, in one row.
+// The entry and two steps, in one list.
 class Unrolled {
  public:
   explicit Unrolled(const Program& program);
@@ -17,7 +17,7 @@ class Unrolled {
   const Op& op(std::size_t index) const { return *ops_[index]; }
   std::string text(std::size_t index) const;  // "read of step 1, operation 7"
 
-  // What is wrong with waits, and every two operations that touch the same bytes in no order, one of them writing.
+  // Waits that are wrong, and every two operations that touch the same bytes in no order while one of them writes.
   std::vector<std::string> races() const;
 
   // Writes before which it is not certain that all ranks have committed the step before.
