@@ -10,7 +10,7 @@
 //   }
 #pragma once
 
-#include "zero/engine.h"
+#include "zero/engine/engine.h"
 #include "zero/plan/ledger.h"
 #include "zero/records.h"
 

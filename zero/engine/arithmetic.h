@@ -1,0 +1,51 @@
+// The operations of a program that compute or copy: what they mean for memory. Of one lane.
+#pragma once
+
+#include "kernels/backend.h"
+#include "zero/engine/exec_context.h"
+#include "zero/engine/slots.h"
+#include "zero/engine/step.h"
+#include "zero/plan/plan.h"
+
+namespace ballast {
+
+class Arithmetic {
+ public:
+  Arithmetic(const Plan& plan, const Slots& slots, const Workplace& place)
+      : plan_(plan), slots_(slots), place_(place) {}
+
+  const Workplace& place() const { return place_; }
+
+  void clear(const Op& op) const;
+  void copy(const Op& op) const;
+  void accumulate(const Op& op) const;
+  void add_squares(const Op& op) const;
+  kernels::ExactSum read_sum(const Piece& squares) const;
+  kernels::ExactSum take_sum(const Piece& squares) const;  // and leaves zero
+  void update(const Op& op, const StepNumbers& step) const;
+
+  // What an update works on.
+  kernels::UpdateTile tile_of(const Op& update, const StepNumbers& step) const;
+  std::vector<kernels::Run> runs_of(const Op& update) const;
+  const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
+
+  // Of what a norm operation sums, the element that is the first not to be finite; kernels::no_index if all are. Works in
+  // the memory of the operation's sum, which must have been taken, and leaves it zero.
+  std::uint64_t first_non_finite(const Op& norm) const;
+
+  // Of a part of what a norm operation sums. In the memory of its sum, which is left as it was.
+  kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
+
+  // A tile's first state, in host memory: zero, but for a master that is not in the parameter.
+  void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
+
+ private:
+  Range range_of(const Op& update) const;  // of the unit's elements
+  DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }
+
+  const Plan& plan_;
+  const Slots& slots_;
+  Workplace place_;
+};
+
+}  // namespace ballast

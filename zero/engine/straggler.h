@@ -1,0 +1,24 @@
+// Which rank all the others wait for.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "zero/engine/mesh.h"
+
+namespace ballast {
+
+struct Pace {
+  std::size_t slowest = 0;  // a rank
+  double seconds = 0.0;     // that its trainer took, without what that waited for
+  double median = 0.0;      // of all ranks
+  double least = 0.0;
+
+  bool operator==(const Pace&) const = default;
+};
+
+Pace pace_of(Mesh& mesh, double own_seconds);  // all ranks together: the same on each
+
+std::string to_text(const Pace& pace);
+
+}  // namespace ballast
