@@ -76,7 +76,7 @@ TEST_CASE("a bit that is flipped between two updates is found, with the rank and
         SyntheticTrainer trainer(training.model(), world.rank());
         trainer.run(training, 0);
         training.step();
-        training.engine().look_at_state([&](const OwnTile& tile) {
+        training.engine().look_at_state([&](const LocalTile& tile) {
           if (!tile.frozen && world.rank() == 1) tile.memory.variance[0] ^= std::byte{16};
         });
         trainer.run(training, 1);
@@ -99,7 +99,7 @@ TEST_CASE("what an owner changes between two updates is no fault") {
   for (std::size_t step = 0; step < 3; ++step) {
     trainer.run(training, step);
     training.step();
-    training.engine().change_state([](const OwnTile& tile) {
+    training.engine().change_state([](const LocalTile& tile) {
       if (!tile.frozen) tile.memory.variance[0] ^= std::byte{16};
     });
   }

@@ -128,7 +128,7 @@ inline void check_trainer_is_waited_for() {
     const View whole = training.engine().whole_parameters(unit);
     fill(whole.data(), 0, whole.bytes(), stream);
   }
-  training.engine().look_at_state([&](const OwnTile& tile) {
+  training.engine().look_at_state([&](const LocalTile& tile) {
     const std::size_t bytes = tile.memory.count * byte_size(model.units[tile.unit].dtype);
     const std::span seen(tile.memory.parameter, bytes);
     CHECK(std::ranges::all_of(seen, [](std::byte byte) { return byte == std::byte{0}; }));

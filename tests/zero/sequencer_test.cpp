@@ -7,22 +7,22 @@
 
 using namespace ballast;
 
-TEST_CASE("turns are taken in the order in which they were drawn") {
-  Turns turns;
+TEST_CASE("threads go in the order of their tickets") {
+  Sequencer sequencer;
   std::vector<std::size_t> taken;
   constexpr std::size_t threads = 3, rounds = 200;
   std::vector<std::vector<std::size_t>> drawn(threads);
   for (std::size_t i = 0; i < threads * rounds; ++i) {
-    drawn[i % threads].push_back(turns.draw());
+    drawn[i % threads].push_back(sequencer.next_ticket());
   }
   {
     std::vector<std::jthread> takers;
     for (const std::vector<std::size_t>& mine : drawn) {
       takers.emplace_back([&] {
-        for (const std::size_t turn : mine) {
-          turns.await(turn);
-          taken.push_back(turn);
-          turns.end();
+        for (const std::size_t ticket : mine) {
+          sequencer.await(ticket);
+          taken.push_back(ticket);
+          sequencer.done();
         }
       });
     }
@@ -34,10 +34,10 @@ TEST_CASE("turns are taken in the order in which they were drawn") {
   CHECK(taken == expected);
 }
 
-TEST_CASE("nobody waits for a turn that will not come") {
-  Turns turns;
-  turns.draw();
-  const std::size_t second = turns.draw();
-  std::jthread waits([&] { turns.await(second); });
-  turns.give_up();
+TEST_CASE("no thread waits for a ticket that will never be done") {
+  Sequencer sequencer;
+  sequencer.next_ticket();
+  const std::size_t second = sequencer.next_ticket();
+  std::jthread waits([&] { sequencer.await(second); });
+  sequencer.cancel();
 }

@@ -14,11 +14,11 @@ TEST_CASE("all ranks know which one is the slowest, however they are grouped") {
     CAPTURE(shards);
     on_all_groups(4, [&](Communicator& ranks) {
       Mesh mesh = make_mesh(ranks, {.shards = shards, .replicas = 4 / shards});
-      const Pace pace = pace_of(mesh, own[ranks.rank()]);
-      expect(pace == Pace{.slowest = 2, .seconds = 1.75, .median = 0.5, .least = 0.125}, to_text(pace));
+      const Straggler straggler = find_straggler(mesh, own[ranks.rank()]);
+      expect(straggler == Straggler{.slowest = 2, .seconds = 1.75, .median = 0.5, .least = 0.125}, to_text(straggler));
     });
   }
-  CHECK(to_text(Pace{.slowest = 2, .seconds = 1.75, .median = 0.5, .least = 0.125}) ==
+  CHECK(to_text(Straggler{.slowest = 2, .seconds = 1.75, .median = 0.5, .least = 0.125}) ==
         "slowest rank 2: 1750.0 ms of its own, the median 500.0 ms, the least 125.0 ms");
 }
 

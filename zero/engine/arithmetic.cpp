@@ -9,14 +9,14 @@ namespace ballast {
 
 // Gradients, or the sums of a norm.
 void Arithmetic::clear(const Op& op) const {
-  if (op.unit == none) return place_.zero(slots_.data(op.to), op.to.bytes);
-  place_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f);
+  if (op.unit == none) return context_.zero(slots_.data(op.to), op.to.bytes);
+  context_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f);
 }
 
-void Arithmetic::copy(const Op& op) const { place_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
+void Arithmetic::copy(const Op& op) const { context_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
 
 void Arithmetic::accumulate(const Op& op) const {
-  place_.backend().accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
+  context_.backend().accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
 }
 
 void Arithmetic::add_squares(const Op& op) const {
@@ -24,7 +24,7 @@ void Arithmetic::add_squares(const Op& op) const {
   auto* const sum = reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to));
   for (const Range& part :
        counted_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], plan_.input().rank_in_shard_group)) {
-    place_.backend().sum_of_squares(gradients.part(part.first, part.count), sum);
+    context_.backend().sum_of_squares(gradients.part(part.first, part.count), sum);
   }
 }
 
@@ -51,40 +51,40 @@ std::vector<kernels::Run> Arithmetic::runs_of(const Op& update) const {
 }
 
 void Arithmetic::update(const Op& op, const StepNumbers& step) const {
-  place_.backend().update(tile_of(op, step), runs_of(op), step.groups);
+  context_.backend().update(tile_of(op, step), runs_of(op), step.groups);
 }
 
 kernels::ExactSum Arithmetic::read_sum(const Piece& squares) const {
   kernels::ExactSum sum;
-  place_.copy(reinterpret_cast<std::byte*>(&sum), slots_.data(squares), sizeof sum);
-  place_.finish();
+  context_.copy(reinterpret_cast<std::byte*>(&sum), slots_.data(squares), sizeof sum);
+  context_.finish();
   return sum;
 }
 
 kernels::ExactSum Arithmetic::take_sum(const Piece& squares) const {
   const kernels::ExactSum sum = read_sum(squares);
-  place_.zero(slots_.data(squares), sizeof sum);
+  context_.zero(slots_.data(squares), sizeof sum);
   return sum;
 }
 
 std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
   std::uint64_t first = kernels::no_index;
   std::byte* const found = slots_.data(norm.to);
-  place_.copy(found, reinterpret_cast<const std::byte*>(&first), sizeof first);
-  place_.backend().first_non_finite(slots_.view(norm.from, DType::fp32), 0, reinterpret_cast<std::uint64_t*>(found));
-  place_.copy(reinterpret_cast<std::byte*>(&first), found, sizeof first);
-  place_.finish();
-  place_.zero(found, sizeof first);
+  context_.copy(found, reinterpret_cast<const std::byte*>(&first), sizeof first);
+  context_.backend().first_non_finite(slots_.view(norm.from, DType::fp32), 0, reinterpret_cast<std::uint64_t*>(found));
+  context_.copy(reinterpret_cast<std::byte*>(&first), found, sizeof first);
+  context_.finish();
+  context_.zero(found, sizeof first);
   return first;
 }
 
 kernels::ExactSum Arithmetic::squares_of(const Op& norm, const Range& part) const {
   const kernels::ExactSum before = take_sum(norm.to);
   const View values = slots_.view(norm.from, DType::fp32).part(part.first, part.count);
-  place_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(slots_.data(norm.to)));
+  context_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(slots_.data(norm.to)));
   const kernels::ExactSum sum = read_sum(norm.to);
-  place_.copy(slots_.data(norm.to), reinterpret_cast<const std::byte*>(&before), sizeof before);
-  place_.finish();
+  context_.copy(slots_.data(norm.to), reinterpret_cast<const std::byte*>(&before), sizeof before);
+  context_.finish();
   return sum;
 }
 
@@ -94,7 +94,7 @@ void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& pa
   kernels::UpdateTile tile = plan_.blocks().state(unit).tile(state.data());
   tile.parameter = parameters.data();
   tile.count = count;
-  kernels::begin_master(tile, place_.backend());
+  kernels::begin_master(tile, context_.backend());
 }
 
 }  // namespace ballast

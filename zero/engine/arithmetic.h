@@ -11,10 +11,10 @@ namespace ballast {
 
 class Arithmetic {
  public:
-  Arithmetic(const Plan& plan, const Slots& slots, const Workplace& place)
-      : plan_(plan), slots_(slots), place_(place) {}
+  Arithmetic(const Plan& plan, const Slots& slots, const ExecContext& context)
+      : plan_(plan), slots_(slots), context_(context) {}
 
-  const Workplace& place() const { return place_; }
+  const ExecContext& context() const { return context_; }
 
   void clear(const Op& op) const;
   void copy(const Op& op) const;
@@ -45,7 +45,7 @@ class Arithmetic {
 
   const Plan& plan_;
   const Slots& slots_;
-  Workplace place_;
+  ExecContext context_;
 };
 
 }  // namespace ballast

@@ -12,9 +12,9 @@ std::unique_ptr<kernels::Backend> other_backend() {
   return kernels::cpu_backend({.threads = 1, .isa = kernels::simd::usable_isas().back()});
 }
 
-std::vector<std::byte> bytes_of(const std::byte* from, std::size_t count, const Workplace& place) {
+std::vector<std::byte> bytes_of(const std::byte* from, std::size_t count, const ExecContext& context) {
   std::vector<std::byte> bytes(count);
-  if (count > 0) place.copy(bytes.data(), from, count);
+  if (count > 0) context.copy(bytes.data(), from, count);
   return bytes;
 }
 
@@ -25,7 +25,7 @@ bool is_read(const kernels::UpdateTile& tile) {
 
 }  // namespace
 
-SpotCheck::SpotCheck(const Plan& plan, std::size_t every, std::size_t rank)
+CorruptionCheck::CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank)
     : plan_(plan), every_(every), rank_(rank), backend_(other_backend()) {
   for (std::size_t unit = 0; unit < plan.layout().units.size(); ++unit) {
     for (std::size_t tile = 0; tile < plan.layout().units[unit].tiles.size(); ++tile) {
@@ -34,25 +34,25 @@ SpotCheck::SpotCheck(const Plan& plan, std::size_t every, std::size_t rank)
   }
 }
 
-bool SpotCheck::is_next(const Tile& tile, std::uint64_t step) const {
+bool CorruptionCheck::is_next(const Tile& tile, std::uint64_t step) const {
   return step % every_ == 0 && tiles_[(step / every_) % tiles_.size()] == tile;
 }
 
-SpotCheck::Copy SpotCheck::copy_of(const Op& op, const Arithmetic& arithmetic) const {
+CorruptionCheck::Copy CorruptionCheck::copy_of(const Op& op, const Arithmetic& arithmetic) const {
   const kernels::UpdateTile tile = arithmetic.tile_of(op, {});
-  const Workplace& place = arithmetic.place();
-  Copy copy{.parameter = bytes_of(tile.parameter, tile.count * byte_size(tile.parameter_dtype), place),
-            .state = bytes_of(arithmetic.state_of(op), op.state.bytes, place)};
-  place.finish();
+  const ExecContext& context = arithmetic.context();
+  Copy copy{.parameter = bytes_of(tile.parameter, tile.count * byte_size(tile.parameter_dtype), context),
+            .state = bytes_of(arithmetic.state_of(op), op.state.bytes, context)};
+  context.finish();
   return copy;
 }
 
-SpotCheck::Copy SpotCheck::updated(Copy copy, const Op& op, const StepNumbers& step,
-                                   const Arithmetic& arithmetic) const {
+CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Op& op, const StepNumbers& step,
+                                               const Arithmetic& arithmetic) const {
   const kernels::UpdateTile original = arithmetic.tile_of(op, step);
   const std::vector<std::byte> gradient =
-      bytes_of(original.gradient, original.count * byte_size(original.gradient_dtype), arithmetic.place());
-  arithmetic.place().finish();
+      bytes_of(original.gradient, original.count * byte_size(original.gradient_dtype), arithmetic.context());
+  arithmetic.context().finish();
   kernels::UpdateTile tile = plan_.blocks().state(op.unit).tile(copy.state.data());
   tile.parameter = copy.parameter.data();
   tile.gradient = gradient.data();
@@ -65,7 +65,7 @@ SpotCheck::Copy SpotCheck::updated(Copy copy, const Op& op, const StepNumbers& s
 }
 
 // Empty: there is none.
-std::string SpotCheck::first_difference(const Copy& expected, const Copy& found, std::size_t unit) const {
+std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& found, std::size_t unit) const {
   const auto at = [](const std::vector<std::byte>& one, const std::vector<std::byte>& other) {
     return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
   };
@@ -81,8 +81,8 @@ std::string SpotCheck::first_difference(const Copy& expected, const Copy& found,
   return byte < expected.state.size() ? "what lies between the parts of the state" : "";
 }
 
-void SpotCheck::require_same(const Copy& expected, const Copy& found, const Op& op, std::uint64_t step,
-                             const char* what) const {
+void CorruptionCheck::require_same(const Copy& expected, const Copy& found, const Op& op, std::uint64_t step,
+                                   const char* what) const {
   const std::string difference = first_difference(expected, found, op.unit);
   require(difference.empty(), Code::wrong_bits, [&] {
     const Unit& unit = plan_.model().units[op.unit];
@@ -98,7 +98,7 @@ void SpotCheck::require_same(const Copy& expected, const Copy& found, const Op& 
   });
 }
 
-void SpotCheck::update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic) {
+void CorruptionCheck::update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic) {
   const Tile tile{op.unit, op.tile};
   std::map<Tile, Copy>::node_type left;
   {
@@ -120,12 +120,12 @@ void SpotCheck::update(const Op& op, const StepNumbers& step, const Arithmetic& 
   if (is_next(tile, step.number)) left_.insert_or_assign(tile, std::move(after));
 }
 
-void SpotCheck::forget() {
+void CorruptionCheck::forget() {
   const std::lock_guard lock(mutex_);
   left_.clear();
 }
 
-std::size_t SpotCheck::tiles() const {
+std::size_t CorruptionCheck::tiles() const {
   const std::lock_guard lock(mutex_);
   return checked_;
 }

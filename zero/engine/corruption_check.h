@@ -11,9 +11,9 @@
 
 namespace ballast {
 
-class SpotCheck {
+class CorruptionCheck {
  public:
-  SpotCheck(const Plan& plan, std::size_t every, std::size_t rank);  // of all ranks
+  CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank);  // of all ranks
 
   // Called by the lane that makes the update, instead of making it. Bits that differ are an error (B3001).
   void update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic);

@@ -46,14 +46,14 @@ Engine::Engine(const EngineParts& parts)
                    .needed = "EngineParts::records"};
   });
   if (parts.records != nullptr) records_.emplace(parts.plan, slots_, *parts.records);
-  if (parts.verify > 0) spot_check_.emplace(parts.plan, parts.verify, parts.mesh.rank());
+  if (parts.verify > 0) corruption_check_.emplace(parts.plan, parts.verify, parts.mesh.rank());
   if (parts.gpu != nullptr) stream_.emplace(Stream::wrap(parts.stream, parts.gpu->gpu()));
   for (std::size_t i = 0; i < lane_count; ++i) {
     const Lane lane = static_cast<Lane>(i);
     const bool on_gpu = parts.gpu != nullptr && works_on_device(lane);
     arithmetic_[i].emplace(
         parts.plan, slots_,
-        on_gpu ? Workplace(parts.gpu->backend(lane), parts.gpu->stream(lane)) : Workplace(parts.backend));
+        on_gpu ? ExecContext(parts.gpu->backend(lane), parts.gpu->stream(lane)) : ExecContext(parts.backend));
     if (lane != Lane::compute) lanes_[i] = std::make_unique<LaneThread>();
     if (on_gpu) lanes_[i]->add([gpu = parts.gpu->gpu()] { device::choose_gpu(gpu); }).wait();
   }
@@ -67,13 +67,13 @@ Engine::Engine(const EngineParts& parts)
 
 // As the host's is from the beginning.
 void Engine::clear_device_memory() const {
-  const Workplace& place = arithmetic(Lane::upload).place();
+  const ExecContext& context = arithmetic(Lane::upload).context();
   const std::vector<Slot>& slots = program().slots;
   for (std::size_t slot = 0; slot < slots.size(); ++slot) {
     const std::size_t bytes = slots[slot].bytes;
-    if (slots[slot].tier == Tier::device && bytes > 0) place.zero(slots_.data({slot, 0, bytes}), bytes);
+    if (slots[slot].tier == Tier::device && bytes > 0) context.zero(slots_.data({slot, 0, bytes}), bytes);
   }
-  place.finish();
+  context.finish();
 }
 
 Engine::~Engine() {
@@ -93,7 +93,7 @@ Engine::~Engine() {
   }
 }
 
-const OpProgress& Engine::awaited(const Wait& wait, const Round& round) const {
+const OpStatus& Engine::awaited(const Wait& wait, const Round& round) const {
   if (!wait.of_last_round) return round.ops[wait.op];
   const auto number = static_cast<std::size_t>(&round - rounds_.data());
   return rounds_[(number + rounds_.size() - 1) % rounds_.size()].ops[wait.op];
@@ -111,14 +111,14 @@ void Engine::require_alive() const {
   });
 }
 
-void Engine::issue(const Op& op, OpProgress& progress, Round& round) {
-  Issued issued{op, progress, round};
+void Engine::issue(const Op& op, OpStatus& status, Round& round) {
+  Issued issued{op, status, round};
   for (const Wait& wait : op.after) {
     issued.after.push_back(&awaited(wait, round));
   }
   const bool in_turn = stream_ && (op.kind == OpKind::gather || op.kind == OpKind::reduce);
-  if (in_turn) issued.turn = turns_.draw();
-  progress.begun = lanes_[static_cast<std::size_t>(op.lane)]->add([this, issued = std::move(issued)] { run(issued); });
+  if (in_turn) issued.turn = sequencer_.next_ticket();
+  status.begun = lanes_[static_cast<std::size_t>(op.lane)]->add([this, issued = std::move(issued)] { run(issued); });
 }
 
 void Engine::issue_up_to_trainer() {
@@ -167,9 +167,9 @@ void Engine::remember(const Trace& chain) {
 Lease::Memory Engine::take() {
   issue_up_to_trainer();
   const Op& op = list()[next_];
-  const Workplace here = stream_ ? Workplace(parts_.backend, *stream_) : Workplace(parts_.backend);
+  const ExecContext here = stream_ ? ExecContext(parts_.backend, *stream_) : ExecContext(parts_.backend);
   for (const Wait& wait : op.after) {
-    wait_exposed(op.phase, list()[wait.op].lane, [&] { awaited(wait, now()).order(here); });
+    wait_exposed(op.phase, list()[wait.op].lane, [&] { awaited(wait, now()).wait_in(here); });
   }
   begin_use(op, now().ops[next_]);
   ++next_;
@@ -181,11 +181,11 @@ Lease::Memory Engine::take() {
           .gradients = op.to.exists() ? slots_.view(op.to, unit.dtype) : View{}};
 }
 
-void Engine::begin_use(const Op& op, OpProgress& progress) {
+void Engine::begin_use(const Op& op, OpStatus& status) {
   std::shared_ptr<GpuSpan> on_gpu = stream_ ? std::make_shared<GpuSpan>(stream_->gpu()) : nullptr;
   if (on_gpu) on_gpu->begin.record(*stream_);
   const OpenUse& use = open_uses_.emplace_back(OpenUse{&op, std::chrono::steady_clock::now(), on_gpu});
-  progress = {.begun = use.promise.completion(), .on_gpu = std::move(on_gpu)};
+  status = {.begun = use.promise.completion(), .on_gpu = std::move(on_gpu)};
 }
 
 void Engine::require_prepared(Phase phase) const {

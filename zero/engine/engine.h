@@ -36,7 +36,7 @@ struct EngineParts {
   GpuLanes* gpu = nullptr;                  // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;            // the trainer's, on that GPU
   Allocator* allocator = nullptr;           // of the device tier's memory, instead of our own
-  std::size_t verify = 0;                   // every so many steps a tile's update: see spot_check.h
+  std::size_t verify = 0;                   // every so many steps a tile's update: see corruption_check.h
 };
 
 // Writes a range of a tensor's first parameters, in its unit's format. Called for this rank's parts only, except where
@@ -45,14 +45,15 @@ using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor,
 
 // What a rank keeps of a tile between steps: its parameter, master and moments. Of frozen parameters, which are no tiles, a
 // stretch at a time: the parameter alone.
-struct OwnTile {
+struct LocalTile {
   std::size_t unit = 0;
   Range range{};  // of the unit's elements
   kernels::UpdateTile memory{};
   bool frozen = false;
 };
-using TileLook = std::function<void(const OwnTile& tile)>;
-using TileChoice = std::function<bool(const OwnTile& tile)>;  // of tiles without their memory
+using OwnTile = LocalTile;  // its former name, still used outside of this folder
+using TileVisitor = std::function<void(const LocalTile& tile)>;
+using TileFilter = std::function<bool(const LocalTile& tile)>;  // of tiles without their memory
 
 // Units are used in whatever order. A round that leaves the program's is served on demand, to its end: the same numbers, but
 // nothing is done ahead. An order that comes twice in a row is compiled to the program of the rounds that follow.
@@ -102,10 +103,10 @@ class Engine {
   // to be changed on all ranks alike where they are kept whole. All ranks of a run change its state together,
   // and where one fails none changes it: that one throws its own error, the others B3301.
   void look_at_state(
-      const TileLook& look, const TileChoice& which = [](const OwnTile&) { return true; });
+      const TileVisitor& look, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
-      const TileLook& change, const std::function<void()>& agree = [] {});
-  std::vector<OwnTile> own_tiles() const;  // in the order in which they are looked at; without their memory
+      const TileVisitor& change, const std::function<void()>& agree = [] {});
+  std::vector<LocalTile> own_tiles() const;  // in the order in which they are looked at; without their memory
   void continue_from(std::uint64_t steps) { steps_ = steps; }
   void parameters_changed();  // whole ones, by their owner, where no other copy of them is updated
   void read_memory(const ConstView& view, std::byte* into) const;  // of the training, also a GPU's, into the host's
@@ -128,7 +129,7 @@ class Engine {
   // One walk through a list: the program's, or one after the other of those that take its place.
   struct Round {
     const std::vector<Op>* list = nullptr;
-    std::vector<OpProgress> ops{};
+    std::vector<OpStatus> ops{};
     StepNumbers numbers{};
     StepResult result{};
     std::optional<GpuClock> clock{};  // set when the round began
@@ -137,9 +138,9 @@ class Engine {
   };
   struct Issued {
     const Op& op;
-    OpProgress& progress;
+    OpStatus& status;
     Round& round;
-    std::vector<const OpProgress*> after{};
+    std::vector<const OpStatus*> after{};
     std::size_t turn = none;  // for what needs one
   };
   struct Counter {
@@ -158,13 +159,13 @@ class Engine {
   Lease lend(std::size_t unit, Phase phase);
   Lease::Memory take();
   void remember(const Trace& chain);
-  void begin_use(const Op& op, OpProgress& progress);
+  void begin_use(const Op& op, OpStatus& status);
   void give_back(std::size_t use);
   void come_to_agreement();
   void wait_for_trainer() const;
   void issue_up_to_trainer();
-  void issue(const Op& op, OpProgress& progress, Round& round);
-  const OpProgress& awaited(const Wait& wait, const Round& round) const;
+  void issue(const Op& op, OpStatus& status, Round& round);
+  const OpStatus& awaited(const Wait& wait, const Round& round) const;
   void begin_round();
   void wait_all(const Round& round) const;
   void require_alive() const;
@@ -206,9 +207,9 @@ class Engine {
   const Arithmetic& arithmetic(Lane lane) const { return *arithmetic_[static_cast<std::size_t>(lane)]; }
   void run(const Issued& issued);
   void issue_to_gpu(const Issued& issued, const Stream& stream);
-  void run_by_phase(const Op& op, OpProgress& progress, Round& round);
-  void run_any(const Op& op, OpProgress& progress, Round& round);
-  void run_in_step(const Op& op, OpProgress& progress, Round& round);
+  void run_by_phase(const Op& op, OpStatus& status, Round& round);
+  void run_any(const Op& op, OpStatus& status, Round& round);
+  void run_in_step(const Op& op, OpStatus& status, Round& round);
   void meet(const Op& op, const Round& round) const;
   void reduce(const Op& op);
   bool is_partial(const Op& op) const;
@@ -235,12 +236,12 @@ class Engine {
   // engine_state.cpp
   Piece parameters_of(const Home& tile) const;
   void keep_parameters(const Home& tile, const std::byte* from);
-  OwnTile own_tile(const Home& home, std::byte* parameter, std::byte* state) const;
+  LocalTile own_tile(const Home& home, std::byte* parameter, std::byte* state) const;
   std::vector<Home> own_homes() const;
-  void visit_frozen(const Home& home, const TileLook& visit, bool changes);
-  void visit_memory(const Home& home, const TileLook& visit, bool changes);
-  void visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory);
-  void visit_state(const TileLook& visit, bool changes, const TileChoice& which);
+  void visit_frozen(const Home& home, const TileVisitor& visit, bool changes);
+  void visit_memory(const Home& home, const TileVisitor& visit, bool changes);
+  void visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory);
+  void visit_state(const TileVisitor& visit, bool changes, const TileFilter& which);
   void do_together(const std::function<void()>& work);
 
   EngineParts parts_;
@@ -250,7 +251,7 @@ class Engine {
   std::array<std::optional<Arithmetic>, lane_count> arithmetic_;  // by lane
   std::optional<Stream> stream_;                                  // the trainer's, on a GPU
   std::optional<RecordLane> records_;
-  std::optional<SpotCheck> spot_check_;
+  std::optional<CorruptionCheck> corruption_check_;
   const bool updates_in_backward_;
 
   Round entry_{};
@@ -283,7 +284,7 @@ class Engine {
   double own_seconds_ = 0.0;  // of the last step
   std::array<Counter, lane_count> counters_;
 
-  Turns turns_;  // of exchanges between GPUs
+  Sequencer sequencer_;  // of exchanges between GPUs
   mutable std::mutex error_mutex_;
   std::exception_ptr error_;
   std::array<std::unique_ptr<LaneThread>, lane_count> lanes_;  // the last, so that they end first

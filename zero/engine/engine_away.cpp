@@ -25,7 +25,7 @@ void Engine::leave_device(bool parameters, const Slots::Agree& agree) {
   require_alive();
   require_between_steps();
   finish();
-  slots_.leave_device(program(), arithmetic(Lane::upload).place(), parameters, agree);
+  slots_.leave_device(program(), arithmetic(Lane::upload).context(), parameters, agree);
   away_ = true;
   departed_ = false;
   next_ = 0;
@@ -38,7 +38,7 @@ void Engine::return_to_device(const Slots::Agree& agree) {
   require(away_, Code::out_of_order, [] {
     return Problem{.what = "a training was to return to its device, and is there", .needed = "leave_device() before"};
   });
-  slots_.return_to_device(arithmetic(Lane::upload).place(), agree);
+  slots_.return_to_device(arithmetic(Lane::upload).context(), agree);
   away_ = false;
   run_entry(true);
 }

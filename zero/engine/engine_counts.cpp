@@ -49,7 +49,7 @@ void Engine::count(const Op& op, Timeline::Time begin, Timeline::Time end) {
 Metrics Engine::metrics() const {
   Metrics metrics{.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - made_).count(),
                   .on_demand = on_demand_,
-                  .verified = spot_check_ ? spot_check_->tiles() : 0,
+                  .verified = corruption_check_ ? corruption_check_->tiles() : 0,
                   .stalls = stalls_,
                   .exposed = exposed_,
                   .memory = memory_};

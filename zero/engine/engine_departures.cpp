@@ -57,7 +57,7 @@ void Engine::follow(std::vector<Op> ops, const Visit& asked) {
   served_ = std::move(ops);
   Round& round = now();
   round.list = &served_;
-  round.ops = std::vector<OpProgress>(served_.size());
+  round.ops = std::vector<OpStatus>(served_.size());
   round.place = {static_cast<std::int64_t>(visited_.size()), static_cast<std::int64_t>(asked.unit + 1),
                  static_cast<std::int64_t>(asked.phase)};
   next_ = 0;

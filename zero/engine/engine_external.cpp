@@ -9,7 +9,7 @@ void Engine::require_tiles_in_memory() const {
   for (std::size_t unit = 0; unit < parts_.plan.model().units.size(); ++unit) {
     in_fp32 = in_fp32 && parts_.plan.blocks().state(unit).format() == kernels::StateFormat::fp32;
   }
-  require(!spot_check_, Code::unsupported, [] {
+  require(!corruption_check_, Code::unsupported, [] {
     return Problem{.what = "updates that the trainer makes itself were to be verified",
                    .needed = "a rule of the library"};
   });

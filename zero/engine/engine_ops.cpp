@@ -37,7 +37,7 @@ std::string text_of_what_is_handled() {
 
 // An error says where it happened, and nobody waits for this rank any more.
 void Engine::fail_op(const Op& op) {
-  turns_.give_up();
+  sequencer_.cancel();
   {
     const std::lock_guard lock(error_mutex_);
     if (error_) throw;  // it has been said: this one waited for what failed, or was aborted with it
@@ -55,48 +55,48 @@ void Engine::fail_op(const Op& op) {
 }
 
 void Engine::run(const Issued& issued) {
-  const auto& [op, progress, round, after, turn] = issued;
-  const Workplace& place = arithmetic(op.lane).place();
+  const auto& [op, status, round, after, turn] = issued;
+  const ExecContext& context = arithmetic(op.lane).context();
   auto start = std::chrono::steady_clock::now();
   try {
-    for (const OpProgress* other : after) {
-      other->order(place);
+    for (const OpStatus* other : after) {
+      other->wait_in(context);
     }
     start = std::chrono::steady_clock::now();
     const bool uses_record = op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
-    for (const OpProgress* other : after) {
+    for (const OpStatus* other : after) {
       if (uses_record && other->read) other->read->payload();  // checks it
     }
-    progress.read.reset();
-    progress.written = {};
-    place.stream() != nullptr ? issue_to_gpu(issued, *place.stream()) : run_by_phase(op, progress, round);
+    status.read.reset();
+    status.written = {};
+    context.stream() != nullptr ? issue_to_gpu(issued, *context.stream()) : run_by_phase(op, status, round);
   } catch (...) {
     fail_op(op);
   }
-  if (place.stream() == nullptr) count(op, start, std::chrono::steady_clock::now());
+  if (context.stream() == nullptr) count(op, start, std::chrono::steady_clock::now());
 }
 
 // What one rank's GPU exchanges with others' has to be begun in one order on all of them, that of the program: two exchanges
 // that are begun in another order elsewhere may wait for each other, if nothing lets both of them run at once.
 void Engine::issue_to_gpu(const Issued& issued, const Stream& stream) {
-  const auto& [op, progress, round, after, turn] = issued;
+  const auto& [op, status, round, after, turn] = issued;
   const ProfilerRange range(label(op, parts_.plan.model()));
-  if (turn != none) turns_.await(turn);
-  if (!progress.on_gpu) progress.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
-  progress.on_gpu->counted = false;
-  progress.on_gpu->begin.record(stream);
-  run_by_phase(op, progress, round);
-  progress.on_gpu->end.record(stream);
-  if (turn != none) turns_.end();
+  if (turn != none) sequencer_.await(turn);
+  if (!status.on_gpu) status.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
+  status.on_gpu->counted = false;
+  status.on_gpu->begin.record(stream);
+  run_by_phase(op, status, round);
+  status.on_gpu->end.record(stream);
+  if (turn != none) sequencer_.done();
 }
 
-void Engine::run_by_phase(const Op& op, OpProgress& progress, Round& round) {
-  op.phase == Phase::step ? run_in_step(op, progress, round) : run_any(op, progress, round);
+void Engine::run_by_phase(const Op& op, OpStatus& status, Round& round) {
+  op.phase == Phase::step ? run_in_step(op, status, round) : run_any(op, status, round);
 }
 
 // A step that is skipped reads, for the next one finds in memory what it would find after any other; and changes nothing.
 // Only what waits for the agreement may ask whether it is skipped.
-void Engine::run_in_step(const Op& op, OpProgress& progress, Round& round) {
+void Engine::run_in_step(const Op& op, OpStatus& status, Round& round) {
   switch (op.kind) {
     case OpKind::update:
     case OpKind::write:
@@ -108,10 +108,10 @@ void Engine::run_in_step(const Op& op, OpProgress& progress, Round& round) {
       break;
     default: break;
   }
-  run_any(op, progress, round);
+  run_any(op, status, round);
 }
 
-void Engine::run_any(const Op& op, OpProgress& progress, Round& round) {
+void Engine::run_any(const Op& op, OpStatus& status, Round& round) {
   const Arithmetic& arithmetic = this->arithmetic(op.lane);
   switch (op.kind) {
     case OpKind::clear: return arithmetic.clear(op);
@@ -127,10 +127,11 @@ void Engine::run_any(const Op& op, OpProgress& progress, Round& round) {
     case OpKind::norm: return arithmetic.add_squares(op);
     case OpKind::agree: return agree(op, round);
     case OpKind::update:
-      return spot_check_ ? spot_check_->update(op, round.numbers, arithmetic) : arithmetic.update(op, round.numbers);
+      return corruption_check_ ? corruption_check_->update(op, round.numbers, arithmetic)
+                               : arithmetic.update(op, round.numbers);
     case OpKind::read:
-    case OpKind::read_first: progress.read = records_->read(op); return;
-    case OpKind::write: progress.written = records_->write(op); return;
+    case OpKind::read_first: status.read = records_->read(op); return;
+    case OpKind::write: status.written = records_->write(op); return;
     case OpKind::commit: return records_->commit(round.numbers.number);
     case OpKind::meet: return meet(op, round);
     case OpKind::use: return;
@@ -197,7 +198,7 @@ void Engine::agree(const Op& op, Round& round) {
   optim::Decision decision = decide(sum_over_model(sum));
   const bool is_finite = !decision.skip;
   decision.skip = decision.skip || options_.discard;
-  round.result = {.norm = decision.norm, .pace = pace_of(parts_.mesh, own_seconds_)};
+  round.result = {.norm = decision.norm, .pace = find_straggler(parts_.mesh, own_seconds_)};
   if (!updates_in_backward_) {
     round.numbers = numbers_of(decision);
     round.result.skipped = decision.skip;

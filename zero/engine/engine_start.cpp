@@ -73,9 +73,9 @@ void Engine::fill_home(const Home& home, const ParameterSource& source) {
 
 // From host memory, which may be changed when this returns.
 void Engine::put(const Piece& to, const std::byte* from) const {
-  const Workplace& place = arithmetic(slots_.on_gpu(to) ? Lane::upload : Lane::host).place();
-  place.copy(slots_.data(to), from, to.bytes);
-  place.finish();
+  const ExecContext& context = arithmetic(slots_.on_gpu(to) ? Lane::upload : Lane::host).context();
+  context.copy(slots_.data(to), from, to.bytes);
+  context.finish();
 }
 
 void Engine::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) {
@@ -135,14 +135,14 @@ void Engine::begin_program() {
   memory_ = bytes_by_tier(ledger_of(program(), parts_.plan.blocks().records()));
   for (Round& round : rounds_) {
     round.list = &program().ops;
-    round.ops = std::vector<OpProgress>(round.list->size());
+    round.ops = std::vector<OpStatus>(round.list->size());
   }
 }
 
 void Engine::run_entry(bool with_records) {
   if (entry_.clock) entry_.clock->set();
   entry_.list = &program().entry;
-  entry_.ops = std::vector<OpProgress>(entry_.list->size());
+  entry_.ops = std::vector<OpStatus>(entry_.list->size());
   for (std::size_t i = 0; i < entry_.ops.size(); ++i) {
     const Op& op = (*entry_.list)[i];
     if (with_records || op.kind != OpKind::read) issue(op, entry_.ops[i], entry_);

@@ -15,7 +15,7 @@ constexpr std::size_t frozen_stretch = std::size_t{1} << 20;  // elements that a
 // A piece in host memory: itself, or a copy of what is on a GPU.
 class OnHost {
  public:
-  OnHost(const Slots& slots, const Piece& piece, const Workplace& gpu)
+  OnHost(const Slots& slots, const Piece& piece, const ExecContext& gpu)
       : copy_(slots.on_gpu(piece) ? piece.bytes : 0), data_(copy_.empty() ? slots.data(piece) : copy_.data()) {
     if (copy_.empty()) return;
     gpu.copy(data_, slots.data(piece), piece.bytes);
@@ -31,17 +31,17 @@ class OnHost {
   std::byte* data_;
 };
 
-OwnTile without_memory(const Home& home) {
+LocalTile without_memory(const Home& home) {
   return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none};
 }
 
 }  // namespace
 
-void Engine::look_at_state(const TileLook& look, const TileChoice& which) { visit_state(look, false, which); }
+void Engine::look_at_state(const TileVisitor& look, const TileFilter& which) { visit_state(look, false, which); }
 
 void Engine::parameters_changed() {
   finish();
-  if (spot_check_) spot_check_->forget();
+  if (corruption_check_) corruption_check_->forget();
 }
 
 // Fails on all ranks where it fails on one: elsewhere what follows would be committed under a name that this rank gives to
@@ -68,9 +68,9 @@ void Engine::do_together(const std::function<void()>& work) {
 
 // What is gathered, or kept of records, is made again. A rank overwrites the generation before the last one here, so all ranks
 // must have committed the last one: else a crash could leave them without a commit in common.
-void Engine::change_state(const TileLook& change, const std::function<void()>& agree) {
+void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
   parameters_changed();
-  const auto visit = [&] { visit_state(change, true, [](const OwnTile&) { return true; }); };
+  const auto visit = [&] { visit_state(change, true, [](const LocalTile&) { return true; }); };
   const bool of_run = records_ && records_->keeps_run();
   if (of_run) parts_.mesh.barrier();
   try {
@@ -84,7 +84,7 @@ void Engine::change_state(const TileLook& change, const std::function<void()>& a
   run_entry(true);
 }
 
-void Engine::visit_state(const TileLook& visit, bool changes, const TileChoice& which) {
+void Engine::visit_state(const TileVisitor& visit, bool changes, const TileFilter& which) {
   finish();
   std::optional<RecordMemory> records;
   if (parts_.plan.tiles_on_drive() > 0) records.emplace(program(), slots_);
@@ -119,8 +119,8 @@ std::vector<Home> Engine::own_homes() const {
   return own;
 }
 
-std::vector<OwnTile> Engine::own_tiles() const {
-  std::vector<OwnTile> own;
+std::vector<LocalTile> Engine::own_tiles() const {
+  std::vector<LocalTile> own;
   std::ranges::transform(own_homes(), std::back_inserter(own), without_memory);
   return own;
 }
@@ -136,7 +136,7 @@ Piece Engine::parameters_of(const Home& tile) const {
   fail(Code::internal, {.what = "a tile's parameter is nowhere"});
 }
 
-OwnTile Engine::own_tile(const Home& home, std::byte* parameter, std::byte* state) const {
+LocalTile Engine::own_tile(const Home& home, std::byte* parameter, std::byte* state) const {
   kernels::UpdateTile memory = parts_.plan.blocks().state(home.unit).tile(state);
   memory.parameter = parameter;
   memory.count = home.range.count;
@@ -144,8 +144,8 @@ OwnTile Engine::own_tile(const Home& home, std::byte* parameter, std::byte* stat
   return {home.unit, home.range, memory};
 }
 
-void Engine::visit_frozen(const Home& home, const TileLook& visit, bool changes) {
-  const OnHost parameter(slots_, parameters_of(home), arithmetic(Lane::upload).place());
+void Engine::visit_frozen(const Home& home, const TileVisitor& visit, bool changes) {
+  const OnHost parameter(slots_, parameters_of(home), arithmetic(Lane::upload).context());
   visit({.unit = home.unit,
          .range = home.range,
          .memory = {.parameter_dtype = parts_.plan.model().units[home.unit].dtype,
@@ -156,11 +156,11 @@ void Engine::visit_frozen(const Home& home, const TileLook& visit, bool changes)
   if (changes) keep_parameters(home, parameter.data());
 }
 
-void Engine::visit_memory(const Home& home, const TileLook& visit, bool changes) {
-  const Workplace& place = arithmetic(Lane::upload).place();
+void Engine::visit_memory(const Home& home, const TileVisitor& visit, bool changes) {
+  const ExecContext& context = arithmetic(Lane::upload).context();
   const Piece at = parameters_of(home);
-  const OnHost parameter(slots_, at, place);
-  const OnHost state(slots_, home.state, place);
+  const OnHost parameter(slots_, at, context);
+  const OnHost state(slots_, home.state, context);
   visit(own_tile(home, parameter.data(), state.data()));
   if (!changes) return;
   if (parameter.is_copy()) put(at, parameter.data());
@@ -168,12 +168,12 @@ void Engine::visit_memory(const Home& home, const TileLook& visit, bool changes)
   keep_parameters(home, parameter.data());
 }
 
-void Engine::visit_record(const Home& home, const TileLook& visit, bool changes, RecordMemory& memory) {
+void Engine::visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) {
   const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = records_->read(home.unit, home.tile, record).payload();
   const BlockSizes sizes = parts_.plan.blocks().in_record(home.unit);
   const Piece in_memory = sizes.parameter > 0 ? Piece{} : parameters_of(home);
-  const OnHost copy(slots_, in_memory, arithmetic(Lane::upload).place());
+  const OnHost copy(slots_, in_memory, arithmetic(Lane::upload).context());
   std::byte* const parameter = in_memory.exists() ? copy.data() : block.data();
   visit(own_tile(home, parameter, block.data() + sizes.parameter));
   if (!changes) return;
@@ -195,9 +195,9 @@ void Engine::keep_parameters(const Home& tile, const std::byte* from) {
 
 void Engine::read_memory(const ConstView& view, std::byte* into) const {
   if (view.data() == into) return;
-  const Workplace& place = arithmetic(Lane::upload).place();
-  place.copy(into, view.data(), view.bytes());
-  place.finish();
+  const ExecContext& context = arithmetic(Lane::upload).context();
+  context.copy(into, view.data(), view.bytes());
+  context.finish();
 }
 
 View Engine::whole_parameters(std::size_t unit) {

@@ -9,10 +9,10 @@
 
 namespace ballast {
 
-class Workplace {
+class ExecContext {
  public:
-  explicit Workplace(kernels::Backend& cpu) : backend_(&cpu) {}
-  Workplace(kernels::Backend& gpu, const Stream& stream) : backend_(&gpu), stream_(&stream) {}
+  explicit ExecContext(kernels::Backend& cpu) : backend_(&cpu) {}
+  ExecContext(kernels::Backend& gpu, const Stream& stream) : backend_(&gpu), stream_(&stream) {}
 
   kernels::Backend& backend() const { return *backend_; }
   const Stream* stream() const { return stream_; }  // null on the CPU

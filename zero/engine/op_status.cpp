@@ -2,7 +2,7 @@
 
 namespace ballast {
 
-void OpProgress::wait() const {
+void OpStatus::wait() const {
   begun.wait();
   if (on_gpu) on_gpu->end.synchronize();
   if (read) read->completion().wait();
@@ -10,10 +10,10 @@ void OpProgress::wait() const {
 }
 
 // No stream ever waits for a disk: the thread does.
-void OpProgress::order(const Workplace& place) const {
+void OpStatus::wait_in(const ExecContext& context) const {
   begun.wait();
-  if (place.stream() == nullptr || !on_gpu) return wait();
-  place.stream()->wait_for(on_gpu->end);
+  if (context.stream() == nullptr || !on_gpu) return wait();
+  context.stream()->wait_for(on_gpu->end);
 }
 
 }  // namespace ballast

@@ -12,14 +12,14 @@
 namespace ballast {
 
 // What follows `begun` is written before that is done, by who does the operation, and read after it.
-struct OpProgress {
+struct OpStatus {
   offload::Completion begun{};  // the end on the CPU; on disks requests, on GPUs work in a stream go on after this
   std::optional<offload::PendingRead> read{};
   offload::Completion written{};
   std::shared_ptr<GpuSpan> on_gpu{};
 
-  void wait() const;                         // the calling thread, for the end
-  void order(const Workplace& place) const;  // what is done there later begins after the end
+  void wait() const;                               // the calling thread, for the end
+  void wait_in(const ExecContext& context) const;  // what is done there later begins after the end
 };
 
 }  // namespace ballast

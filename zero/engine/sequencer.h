@@ -1,4 +1,4 @@
-// Whose turn it is among threads that must do something in one order.
+// Makes threads do something in one order: that in which they were given their tickets.
 #pragma once
 
 #include <condition_variable>
@@ -7,34 +7,40 @@
 
 namespace ballast {
 
-class Turns {
+class Sequencer {
  public:
-  std::size_t draw() { return drawn_++; }  // in the order that is to be kept; one thread at a time
+  // Called by one thread at a time, in the wanted order.
+  std::size_t next_ticket() { return tickets_++; }
 
-  void await(std::size_t turn) {
+  // Any thread: returns when every earlier ticket is done, or after cancel().
+  void await(std::size_t ticket) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return given_up_ || now_ == turn; });
+    changed_.wait(lock, [&] { return cancelled_ || current_ == ticket; });
   }
-  void end() {  // of the turn that was awaited
+
+  // The thread whose ticket was awaited.
+  void done() {
     {
       const std::lock_guard lock(mutex_);
-      ++now_;
+      ++current_;
     }
     changed_.notify_all();
   }
-  void give_up() {  // nobody waits any more: those who have not come will not come
+
+  // Any thread: ends all waits, because an earlier ticket will never be done.
+  void cancel() {
     {
       const std::lock_guard lock(mutex_);
-      given_up_ = true;
+      cancelled_ = true;
     }
     changed_.notify_all();
   }
 
  private:
-  std::size_t drawn_ = 0;
+  std::size_t tickets_ = 0;
   std::mutex mutex_;  // of the two that follow
-  std::size_t now_ = 0;
-  bool given_up_ = false;
+  std::size_t current_ = 0;
+  bool cancelled_ = false;
   std::condition_variable changed_;
 };
 

@@ -136,7 +136,7 @@ void Slots::change_to(const Program& program) {
   tell_queues(program);
 }
 
-void Slots::leave_device(const Program& program, const Workplace& place, bool parameters, const Agree& agree) {
+void Slots::leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree) {
   const std::set<std::size_t> kept = slots_of_first_state(program);
   const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
   std::vector<std::size_t> leaving;
@@ -152,16 +152,16 @@ void Slots::leave_device(const Program& program, const Workplace& place, bool pa
     }
   }));
   for (const std::size_t slot : leaving) {
-    if (left[slot].bytes() > 0) place.copy(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
+    if (left[slot].bytes() > 0) context.copy(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
   }
-  place.finish();
+  context.finish();
   for (const std::size_t slot : leaving) {
     buffers_[slot] = std::move(left[slot]);
   }
   away_ = std::move(leaving);
 }
 
-void Slots::return_to_device(const Workplace& place, const Agree& agree) {
+void Slots::return_to_device(const ExecContext& context, const Agree& agree) {
   std::vector<Buffer> back;
   agree(failure_of([&] {
     for (const std::size_t slot : away_) {
@@ -172,9 +172,9 @@ void Slots::return_to_device(const Workplace& place, const Agree& agree) {
     const std::byte* const left = buffers_[away_[i]].data();
     const std::size_t bytes = back[i].bytes();
     if (bytes == 0) continue;
-    left != nullptr ? place.copy(back[i].data(), left, bytes) : place.zero(back[i].data(), bytes);
+    left != nullptr ? context.copy(back[i].data(), left, bytes) : context.zero(back[i].data(), bytes);
   }
-  place.finish();
+  context.finish();
   for (std::size_t i = 0; i < away_.size(); ++i) {
     buffers_[away_[i]] = std::move(back[i]);
   }

@@ -37,8 +37,8 @@ class Slots {
   // begin with is copied to the host; all else comes back as it began. `agree` is called once there is memory for it, or with
   // the error if there is not; nothing has changed if it throws.
   using Agree = std::function<void(const std::exception_ptr& failure)>;
-  void leave_device(const Program& program, const Workplace& place, bool parameters, const Agree& agree);
-  void return_to_device(const Workplace& place, const Agree& agree);
+  void leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree);
+  void return_to_device(const ExecContext& context, const Agree& agree);
 
   // Of the host's memory, which becomes resident when the first state is written there: pinned memory is already.
   std::size_t unwritten_bytes(const Piece& piece) const;

@@ -45,7 +45,7 @@ struct StepOptions {
 struct Metrics {
   double seconds = 0;
   std::size_t on_demand = 0;                    // steps that left the program's order, and were slower for it
-  std::size_t verified = 0;                     // tiles so far: see spot_check.h
+  std::size_t verified = 0;                     // tiles so far: see corruption_check.h
   std::array<std::size_t, lane_count> bytes{};  // by lane: moved, or gone through
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane of what it waited for
@@ -64,7 +64,7 @@ struct StepResult {
   std::uint64_t step = 0;  // updates made so far
   std::string reason{};    // why it was skipped, and which parameter was the first to be wrong
   Metrics metrics{};       // since the step before
-  Pace pace{};             // of the step before: of the first there is none
+  Straggler pace{};        // of the step before: of the first there is none
 };
 
 // Written before the updates that wait for it, read by them.

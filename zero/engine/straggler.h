@@ -8,17 +8,17 @@
 
 namespace ballast {
 
-struct Pace {
+struct Straggler {
   std::size_t slowest = 0;  // a rank
   double seconds = 0.0;     // that its trainer took, without what that waited for
   double median = 0.0;      // of all ranks
   double least = 0.0;
 
-  bool operator==(const Pace&) const = default;
+  bool operator==(const Straggler&) const = default;
 };
 
-Pace pace_of(Mesh& mesh, double own_seconds);  // all ranks together: the same on each
+Straggler find_straggler(Mesh& mesh, double own_seconds);  // all ranks together: the same on each
 
-std::string to_text(const Pace& pace);
+std::string to_text(const Straggler& straggler);
 
 }  // namespace ballast
