@@ -51,7 +51,7 @@ class Unfinished {
 
 }  // namespace
 
-std::span<std::byte> PendingRead::payload() const {
+void PendingRead::check() const {
   const auto name = [&] {
     return fmt::format("{}, tile {}, generation {}", file_->path().string(), name_.tile, name_.generation);
   };
@@ -60,6 +60,10 @@ std::span<std::byte> PendingRead::payload() const {
   require(problem.empty(), Code::bad_record, [&] {
     return Problem{.what = fmt::format("a record is not what was written: {}", problem), .where = name()};
   });
+}
+
+std::span<std::byte> PendingRead::payload() const {
+  check();
   const bool whole = record_.size() >= block_bytes + shape_.payload_bytes;
   return record_.subspan(block_bytes, whole ? shape_.payload_bytes : shape_.first_bytes);
 }

@@ -46,7 +46,8 @@ class PendingRead {
   const Completion& completion() const { return completion_; }
 
   // Waits, and checks what came while it is still in the caches. B3202 names file, tile and damage.
-  std::span<std::byte> payload() const;
+  void check() const;
+  std::span<std::byte> payload() const;  // checked
 
  private:
   friend class RecordStore;

@@ -9,6 +9,10 @@ void OpStatus::wait() const {
   written.wait();
 }
 
+void OpStatus::check_record() const {
+  if (read) read->check();
+}
+
 // No stream ever waits for a disk: the thread does.
 void OpStatus::wait_in(const ExecContext& context) const {
   begun.wait();

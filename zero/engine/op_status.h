@@ -19,6 +19,7 @@ struct OpStatus {
   std::shared_ptr<GpuSpan> on_gpu{};
 
   void wait() const;                               // the calling thread, for the end
+  void check_record() const;                       // that a record, if one was read, is what was written
   void wait_in(const ExecContext& context) const;  // what is done there later begins after the end
 };
 
