@@ -78,7 +78,7 @@ TEST_CASE("ranks that go off plan in different ways are told so, each of the oth
   };
   CHECK(meet(0) == std::vector<std::string>(2));
   CHECK_THAT(meet(1)[0], Contains("B1007") && Contains("unit h.0 in backward") && Contains("unit h.1 in backward"));
-  CHECK_THAT(meet(none)[1], Contains("B1007") && Contains("a step"));
+  CHECK_THAT(meet(none)[1], Contains("B1007") && Contains("calls step()"));
 }
 
 TEST_CASE("a program that takes the place of the plan's counts its own memory") {

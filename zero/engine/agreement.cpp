@@ -15,18 +15,18 @@ void require_rules(const Model& model, const StepOptions& options) {
   for (const Unit& unit : model.units) {
     for (const Tensor& tensor : unit.tensors) {
       require(tensor.frozen || tensor.group < options.groups.size(), Code::bad_argument, [&] {
-        return Problem{.what = fmt::format("a step was asked for with {} parameter groups", options.groups.size()),
-                       .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
-                       .needed = fmt::format("group {}", tensor.group)};
+        return Problem{
+            .what = fmt::format("cannot prepare a step: {} parameter groups are too few", options.groups.size()),
+            .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
+            .needed = fmt::format("group {}", tensor.group)};
       });
     }
   }
   for (const optim::Rule& rule : options.groups) {
     optim::check(rule);
     require(std::holds_alternative<optim::External>(rule) == static_cast<bool>(options.update), Code::bad_argument, [] {
-      return Problem{
-          .what = "updates of a trainer's own were given for a rule of the library, or none for the rule External",
-          .needed = "StepOptions::update for External, and for no other rule"};
+      return Problem{.what = "cannot prepare a step: its rule and its custom update do not go together",
+                     .needed = "StepOptions::update for External, and for no other rule"};
     });
   }
 }
@@ -36,7 +36,7 @@ void require_rules(const Model& model, const StepOptions& options) {
 void Agreement::check(const StepOptions& options) const {
   require_rules(plan_.model(), options);
   require(!plan_.input().schedule.update_in_backward || options.max_norm == optim::no_clipping, Code::bad_argument, [] {
-    return Problem{.what = "clipping was asked for where parameters are updated before the norm is known",
+    return Problem{.what = "cannot clip gradients: parameters are updated before the norm is known",
                    .needed = "no max_norm, or updates after the backward pass"};
   });
 }

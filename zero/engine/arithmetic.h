@@ -1,4 +1,4 @@
-// The operations of a program that compute or copy: what they mean for memory. Of one lane.
+// The operations of one lane that compute or copy: what they mean for memory.
 #pragma once
 
 #include "kernels/backend.h"
@@ -9,6 +9,8 @@
 
 namespace ballast {
 
+// Called by its lane's thread; between steps, when nothing is under way, also by the trainer's. On a GPU everything is
+// issued into the lane's stream; what returns a value waits for it.
 class Arithmetic {
  public:
   Arithmetic(const Plan& plan, const Slots& slots, const ExecContext& context)
@@ -21,22 +23,22 @@ class Arithmetic {
   void accumulate(const Op& op) const;
   void add_squares(const Op& op) const;
   kernels::ExactSum read_sum(const Piece& squares) const;
-  kernels::ExactSum take_sum(const Piece& squares) const;  // and leaves zero
+  kernels::ExactSum take_sum(const Piece& squares) const;  // reads it and leaves zero
   void update(const Op& op, const StepNumbers& step) const;
 
-  // What an update works on.
+  // The memory and the rules of an update.
   kernels::UpdateTile tile_of(const Op& update, const StepNumbers& step) const;
   std::vector<kernels::Run> runs_of(const Op& update) const;
   const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
 
-  // Of what a norm operation sums, the element that is the first not to be finite; kernels::no_index if all are. Works in
-  // the memory of the operation's sum, which must have been taken, and leaves it zero.
+  // The first element of a norm operation's gradients that is not finite; kernels::no_index if all are. Works in the memory
+  // of the operation's sum, which must have been taken, and leaves it zero.
   std::uint64_t first_non_finite(const Op& norm) const;
 
-  // Of a part of what a norm operation sums. In the memory of its sum, which is left as it was.
+  // The sum over a part of a norm operation's gradients. Works in the memory of the operation's sum, and leaves it as it was.
   kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
 
-  // A tile's first state, in host memory: zero, but for a master that is not in the parameter.
+  // Writes a tile's initial state, in host memory: zero, except for a master that the parameter does not hold.
   void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
 
  private:

@@ -7,7 +7,7 @@
 namespace ballast {
 namespace {
 
-// Of the instruction sets that are here the one that is the least like the engine's.
+// With the usable instruction set that differs most from the engine's.
 std::unique_ptr<kernels::Backend> other_backend() {
   return kernels::cpu_backend({.threads = 1, .isa = kernels::simd::usable_isas().back()});
 }
@@ -18,7 +18,7 @@ std::vector<std::byte> bytes_of(const std::byte* from, std::size_t count, const 
   return bytes;
 }
 
-// Of an fp32 master beside it a parameter is only made.
+// Next to an fp32 master the parameter is only written.
 bool is_read(const kernels::UpdateTile& tile) {
   return tile.parameter_dtype == DType::fp32 || tile.format != kernels::StateFormat::fp32;
 }
@@ -64,7 +64,7 @@ CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Op& op, const St
   return copy;
 }
 
-// Empty: there is none.
+// Empty if there is none.
 std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& found, std::size_t unit) const {
   const auto at = [](const std::vector<std::byte>& one, const std::vector<std::byte>& other) {
     return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
@@ -78,7 +78,7 @@ std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& 
       return fmt::format("the {}, byte {}", part.name, byte - part.offset);
     }
   }
-  return byte < expected.state.size() ? "what lies between the parts of the state" : "";
+  return byte < expected.state.size() ? "the padding between the parts of the state" : "";
 }
 
 void CorruptionCheck::require_same(const Copy& expected, const Copy& found, const Op& op, std::uint64_t step,

@@ -1,6 +1,6 @@
-// Looks after the engine while it trains. Every so many steps one tile's update is made once more, on the CPU by code of
-// another instruction set, and must give the same bits; and the next update of that tile must find what this one left, wherever
-// it has been meanwhile. Tiles take turns.
+// Finds bits that memory, a drive or a unit of arithmetic got wrong. Every so many steps one tile's update is made a second
+// time, on the CPU with another instruction set, and must give the same bits. The next update of that tile must find the bits
+// that this one left, wherever they were stored in between. The tile changes each time.
 #pragma once
 
 #include <map>
@@ -13,13 +13,14 @@ namespace ballast {
 
 class CorruptionCheck {
  public:
-  CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank);  // of all ranks
+  // Every `every` steps. `rank` is this one among all, for messages. The plan outlives the check.
+  CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank);
 
-  // Called by the lane that makes the update, instead of making it. Bits that differ are an error (B3001).
+  // Makes the update, on the thread of its lane. Bits that differ are an error (B3001).
   void update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic);
 
-  void forget();              // their owner has changed what updates left
-  std::size_t tiles() const;  // checked so far
+  void forget();              // any thread: the owner has changed what updates left
+  std::size_t tiles() const;  // any thread: checked so far
 
  private:
   using Tile = std::pair<std::size_t, std::size_t>;  // unit, tile
@@ -40,7 +41,7 @@ class CorruptionCheck {
   std::vector<Tile> tiles_{};  // of this rank
   std::unique_ptr<kernels::Backend> backend_;
   mutable std::mutex mutex_;
-  std::map<Tile, Copy> left_{};  // by updates that were checked
+  std::map<Tile, Copy> left_{};  // bits that checked updates left
   std::size_t checked_ = 0;
 };
 

@@ -12,13 +12,13 @@ void CustomUpdate::require_possible() const {
     in_fp32 = in_fp32 && parts_.plan.blocks().state(unit).format() == kernels::StateFormat::fp32;
   }
   require(!parts_.is_checked, Code::unsupported, [] {
-    return Problem{.what = "updates that the trainer makes itself were to be verified",
-                   .needed = "a rule of the library"};
+    return Problem{.what = "cannot verify updates: the trainer makes them itself", .needed = "a rule of the library"};
   });
   const bool in_backward = parts_.plan.input().schedule.update_in_backward;
   require(in_fp32 && parts_.plan.tiles_on_drive() == 0 && !in_backward, Code::unsupported, [] {
-    return Problem{.what = "updates that the trainer makes itself were asked for of masters that it cannot be given",
-                   .needed = "state in memory, of format fp32, and updates after the backward pass"};
+    return Problem{
+        .what = "cannot call a custom update: its masters are not all in memory, in fp32, when the norm is known",
+        .needed = "state in memory, of format fp32, and updates after the backward pass"};
   });
 }
 

@@ -16,7 +16,8 @@ void DeviceOffload::leave(bool parameters, const Slots::Agree& agree) {
 
 void DeviceOffload::come_back(const Slots::Agree& agree) {
   require(is_offloaded_, Code::out_of_order, [] {
-    return Problem{.what = "a training was to return to its device, and is there", .needed = "leave_device() before"};
+    return Problem{.what = "cannot return to the device: the training is there already",
+                   .needed = "leave_device() first"};
   });
   parts_.slots.return_to_device(parts_.arithmetic.copies(), agree);
   is_offloaded_ = false;

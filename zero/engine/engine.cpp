@@ -15,7 +15,7 @@ DeviceMemory device_memory(const EngineParts& parts) {
 
 const EngineParts& checked(const EngineParts& parts) {
   require(parts.records != nullptr || parts.plan.tiles_on_drive() == 0, Code::bad_argument, [] {
-    return Problem{.what = "a program that keeps state on a drive got no records to keep it in",
+    return Problem{.what = "cannot run a program that keeps state on a drive: there are no records",
                    .needed = "EngineParts::records"};
   });
   return parts;
@@ -105,10 +105,11 @@ void Engine::throw_own(const std::exception_ptr& failure) {
 void Engine::require_usable() const {
   failure_.check();
   require(has_begun_, Code::out_of_order, [] {
-    return Problem{.what = "training was to begin without parameters", .needed = "initialise() or resume() first"};
+    return Problem{.what = "cannot use the training: it has no parameters yet",
+                   .needed = "initialise() or resume() first"};
   });
   require(!offload_.is_offloaded(), Code::out_of_order, [] {
-    return Problem{.what = "a training was used that has left its device",
+    return Problem{.what = "cannot use the training: it is offloaded from its device",
                    .needed = "return_to_device() first; in Python, optimizer.reload()"};
   });
 }
@@ -149,17 +150,17 @@ Lease Engine::acquire(std::size_t unit, Phase phase) {
 void Engine::require_acquirable(std::size_t unit, Phase phase) const {
   const std::vector<Unit>& units = parts_.plan.model().units;
   require(unit < units.size(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("the trainer asked for unit {}", unit),
+    return Problem{.what = fmt::format("there is no unit {}", unit),
                    .needed = fmt::format("a unit below {}", units.size())};
   });
   require_usable();
   const bool needs_options = parts_.plan.input().schedule.update_in_backward && phase == Phase::backward;
   require(!needs_options || prepared(), Code::out_of_order, [] {
-    return Problem{.what = "a backward pass that updates parameters was begun without the options of its updates",
-                   .needed = "prepare() before it"};
+    return Problem{.what = "cannot begin a backward pass that updates parameters: there are no options for its updates",
+                   .needed = "prepare() first"};
   });
   require(!norm_is_known_ || phase != Phase::backward, Code::out_of_order, [] {
-    return Problem{.what = "gradients came after their norm was asked for", .needed = "step() between the two"};
+    return Problem{.what = "cannot add gradients: their norm is known already", .needed = "step() first"};
   });
 }
 
@@ -183,7 +184,7 @@ void Engine::prepare(const StepOptions& options) {
 
 void Engine::reach_agreement() {
   require(scheduler_.uses().oldest() == nullptr, Code::out_of_order, [] {
-    return Problem{.what = "a step was asked for before every unit was given back", .needed = "the end of all leases"};
+    return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};
   });
   scheduler_.issue_up_to_trainer();
   if (!scheduler_.is_at_agreement()) off_plan_.serve_step();
@@ -193,7 +194,7 @@ void Engine::reach_agreement() {
 double Engine::gradient_norm(double loss_scale) {
   require_usable();
   require(!parts_.plan.input().schedule.update_in_backward, Code::out_of_order, [] {
-    return Problem{.what = "the norm was asked for where parameters are updated before it is known",
+    return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
                    .needed = "updates after the backward pass"};
   });
   reach_agreement();
@@ -209,7 +210,7 @@ std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
 
 StepResult Engine::step(const StepOptions& options) {
   require(!parts_.plan.input().schedule.update_in_backward, Code::out_of_order, [] {
-    return Problem{.what = "options came with a step whose updates are made already",
+    return Problem{.what = "cannot step with options: the updates are made already",
                    .needed = "prepare(options) before backward, and step() without any"};
   });
   prepare(options);
@@ -219,7 +220,7 @@ StepResult Engine::step(const StepOptions& options) {
 StepResult Engine::step() {
   require_usable();
   require(prepared(), Code::out_of_order,
-          [] { return Problem{.what = "a step was asked for without options", .needed = "step(options)"}; });
+          [] { return Problem{.what = "cannot step: there are no options", .needed = "step(options)"}; });
   reach_agreement();
   StepRun& run = scheduler_.run();
   const std::size_t agreement = scheduler_.position();
@@ -243,7 +244,7 @@ void Engine::leave_device(bool parameters, const Slots::Agree& agree) {
   require_usable();
   const bool is_in_step = scheduler_.uses().oldest() != nullptr || off_plan_.has_gradients() || prepared();
   require(!is_in_step, Code::out_of_order, [] {
-    return Problem{.what = "a training was to leave its device in the middle of a step",
+    return Problem{.what = "cannot offload the training: it is in the middle of a step",
                    .needed = "step() after each backward pass, and the end of all leases"};
   });
   offload_.leave(parameters, agree);

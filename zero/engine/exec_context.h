@@ -1,5 +1,4 @@
-// Where the work of a lane is done: on the CPU, and then it is over when a call returns, or on a GPU, in the order of a
-// stream.
+// Where work is done: on the CPU, where it is over when a call returns, or on a GPU, in the order of a stream.
 #pragma once
 
 #include <cstring>
@@ -9,6 +8,7 @@
 
 namespace ballast {
 
+// A view: backend and stream outlive it.
 class ExecContext {
  public:
   explicit ExecContext(kernels::Backend& cpu) : backend_(&cpu) {}

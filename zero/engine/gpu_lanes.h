@@ -11,17 +11,17 @@
 
 namespace ballast {
 
-bool works_on_device(Lane lane);
+bool works_on_device(Lane lane);  // if there is a GPU
 
-// Outlives what is issued into the streams, communicators among them.
+// Outlives everything that issues work into its streams, such as communicators.
 class GpuLanes {
  public:
-  explicit GpuLanes(int gpu = 0);  // without a GPU: B2101, B2102
+  explicit GpuLanes(int gpu = 0);  // B2101 or B2102 without a GPU
 
   int gpu() const { return gpu_; }
   const Stream& stream(Lane lane) const { return of(lane).stream; }
   kernels::Backend& backend(Lane lane) const { return *of(lane).backend; }
-  void finish() const;  // waits for all that was issued
+  void finish() const;  // waits for everything that was issued
 
  private:
   struct OnGpu {

@@ -15,14 +15,14 @@ struct GpuSpan {
   bool counted = false;
 };
 
-// What an event's time is by the host's clock. Events tell the time between two of them, to a ten-millionth of it.
+// Translates events to the host's clock. Events only tell the time between two of them, to a ten-millionth of it.
 class GpuClock {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   explicit GpuClock(int gpu) : idle_(gpu), set_(gpu, Event::Timing::on) { set(); }
 
-  void set() {  // anew, before what is to be told next is recorded
+  void set() {  // again, before the events that come next are recorded
     set_.record(idle_);
     set_.synchronize();
     set_at_ = std::chrono::steady_clock::now();

@@ -37,7 +37,7 @@ Piece HomeMemory::parameters_of(const Home& tile) const {
     if (kept.unit != tile.unit || kept.tile != none || intersection(kept.range, tile.range) != tile.range) continue;
     return kept.parameters.part((tile.range.first - kept.range.first) * width, tile.range.count * width);
   }
-  fail(Code::internal, {.what = "a tile's parameter is nowhere"});
+  fail(Code::internal, {.what = "cannot find the parameter of a tile"});
 }
 
 void HomeMemory::keep_parameters(const Home& tile, const std::byte* from) const {
@@ -58,7 +58,7 @@ View HomeMemory::whole_parameters(std::size_t unit) const {
     return home.unit == unit && home.tile == none && home.range.count == plan.layout().units[unit].elements();
   });
   require(whole != homes.end(), Code::bad_argument, [&] {
-    return Problem{.what = "whole parameters were asked for where they are gathered on demand",
+    return Problem{.what = "cannot view whole parameters: they are gathered on demand",
                    .where = "unit " + plan.model().units[unit].name,
                    .needed = "a lease of the unit, or a stage below 3"};
   });

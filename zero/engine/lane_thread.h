@@ -1,4 +1,4 @@
-// A thread that does one thing after the other.
+// A thread that works through a queue.
 #pragma once
 
 #include <condition_variable>
@@ -11,12 +11,13 @@
 
 namespace ballast {
 
-// Any thread may add. When one piece of work has failed, those after it are not begun and fail with the same error.
+// Any thread may add. Work is done in the order in which it was added. When a piece fails, those after it are not begun and
+// fail with the same error.
 class LaneThread {
  public:
   LaneThread();
   LaneThread(LaneThread&&) = delete;
-  ~LaneThread();  // does what was added first
+  ~LaneThread();  // finishes what was added
 
   offload::Completion add(std::function<void()> work);
 
@@ -32,7 +33,7 @@ class LaneThread {
   std::deque<Task> tasks_;
   bool ending_ = false;
   std::condition_variable added_;
-  std::exception_ptr failed_;
+  std::exception_ptr failed_;  // only its own thread looks at it
   std::thread thread_;
 };
 

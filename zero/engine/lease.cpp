@@ -10,7 +10,7 @@ namespace {
 template <class Thing>
 const Thing& numbered(const std::vector<Thing>& things, std::size_t number, std::string_view what, const Unit& unit) {
   require(number < things.size(), Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("{} {} was asked for", what, number),
+    return Problem{.what = fmt::format("there is no {} {}", what, number),
                    .where = fmt::format("unit {}", unit.name),
                    .needed = fmt::format("a number below {}", things.size())};
   });
@@ -25,14 +25,14 @@ ConstView Lease::part(const Memory& memory, std::size_t tensor) {
 }
 
 View Lease::gradient_part(const Memory& memory, std::size_t tensor) {
-  const Tensor& asked = numbered(memory.unit->tensors, tensor, "tensor", *memory.unit);
-  require(!asked.frozen && memory.backward, Code::bad_argument, [&] {
-    return Problem{.what = "a gradient was asked for where there is none",
-                   .where = fmt::format("unit {}, tensor {}", memory.unit->name, asked.name),
+  const Tensor& wanted = numbered(memory.unit->tensors, tensor, "tensor", *memory.unit);
+  require(!wanted.frozen && memory.backward, Code::bad_argument, [&] {
+    return Problem{.what = "the tensor has no gradient",
+                   .where = fmt::format("unit {}, tensor {}", memory.unit->name, wanted.name),
                    .needed = "a tensor that is trained, in backward"};
   });
-  if (asked.elements() == 0) return {};  // its unit may have no gradients at all
-  return memory.gradients.part(memory.layout->tensor_begin[tensor], asked.elements());
+  if (wanted.elements() == 0) return {};  // its unit may have no gradients at all
+  return memory.gradients.part(memory.layout->tensor_begin[tensor], wanted.elements());
 }
 
 // Owners come in the order in which the unit's ties first name them.

@@ -1,4 +1,4 @@
-// Memory that the trainer may use until the lease ends.
+// An acquired view of a unit's memory, which the trainer may use until the lease ends.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace ballast {
 
-// Ends with its owner's end, on the thread that called the engine.
+// Move-only. Ends when it is destroyed, or earlier by end(), on the thread that called the engine; the engine outlives it.
 class Lease {
  public:
   // Of one unit.
@@ -22,7 +22,7 @@ class Lease {
     View gradients{};  // in backward: of its trained tensors, zeroed, to be added to
   };
 
-  // The last one is the unit that was asked for, those before it are owners of tensors that are tied to it.
+  // The last one is the requested unit; those before it own tensors that are tied to it.
   Lease(std::vector<Memory> memory, std::function<void()> on_end)
       : memory_(std::move(memory)), on_end_(std::move(on_end)) {}
   Lease(Lease&& other) noexcept : memory_(std::move(other.memory_)), on_end_(std::exchange(other.on_end_, nullptr)) {}
@@ -32,7 +32,7 @@ class Lease {
   ConstView parameters() const { return memory_.back().parameters; }
   View gradients() const { return memory_.back().gradients; }
 
-  // By their numbers in the unit. Neither a frozen tensor nor a forward lease has gradients.
+  // By its number in the unit. Frozen tensors and forward leases have no gradients (B1001).
   ConstView tensor(std::size_t number) const { return part(memory_.back(), number); }
   View gradient(std::size_t number) const { return gradient_part(memory_.back(), number); }
   ConstView tied(std::size_t number) const;

@@ -9,7 +9,7 @@ namespace ballast {
 
 Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu) {
   require(world.size() == placement.shards * placement.replicas, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("a mesh of {} x {} was asked for", placement.shards, placement.replicas),
+    return Problem{.what = fmt::format("cannot make a mesh of {} x {} ranks", placement.shards, placement.replicas),
                    .needed = fmt::format("{} ranks", placement.shards * placement.replicas),
                    .available = fmt::format("{} ranks", world.size())};
   });

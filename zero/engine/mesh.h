@@ -1,4 +1,5 @@
-// The channels of a mesh of ranks: each lane that communicates has its own.
+// The communicators of a mesh of ranks. Each lane that communicates has its own, because a communicator belongs to one
+// thread at a time.
 #pragma once
 
 #include <memory>
@@ -8,23 +9,23 @@
 
 namespace ballast {
 
-// Neighbouring ranks share a copy of the state; ranks of the same place in their groups hold the same shard.
+// Neighbouring ranks share a copy of the state; ranks with the same position in their groups hold the same shard.
 struct Mesh {
   std::unique_ptr<Communicator> gather;    // over the shard group
   std::unique_ptr<Communicator> reduce;    // the same, for another lane
-  std::unique_ptr<Communicator> replicas;  // for that lane too
-  Communicator* norm = nullptr;            // of the mesh's owner: ranks that have other parts of the same model
+  std::unique_ptr<Communicator> replicas;  // over the ranks with the same shard, for that lane too
+  Communicator* norm = nullptr;            // over ranks with other parts of the model; belongs to the mesh's owner
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }
   std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
-  void barrier();           // of all ranks
-  bool is_any(bool is_so);  // whether it is so on any rank; all ask together
-  void abort(std::string_view reason);
+  void barrier();                       // of all ranks
+  bool is_any(bool is_so);              // whether it is so on any rank; all ranks call together
+  void abort(std::string_view reason);  // any thread
 };
 
 class GpuLanes;
 
-// All ranks of `world` together: shards * replicas of them. On a GPU the groups' work goes into its lanes' streams.
+// Called by all ranks of `world`, which are shards * replicas. On a GPU the groups' work goes into the lanes' streams.
 Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr);
 
 }  // namespace ballast

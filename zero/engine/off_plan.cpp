@@ -29,12 +29,12 @@ void OffPlan::leave_program(const Visit& next) {
     const std::vector<Unit>& units = parts_.running.plan().model().units;
     const std::span<const Op> rest = parts_.scheduler.rest();
     const bool has_next = !is_off_plan_ && !rest.empty() && rest.front().kind == OpKind::use;
-    const std::string lent = fmt::format("the end of the lease of unit {}", units[open->unit].name);
-    return Problem{.what = fmt::format("the trainer asked for unit {} in {}, out of order, while another one is lent",
-                                       units[next.unit].name, name(next.phase)),
+    const std::string end = fmt::format("the end of the lease of unit {}", units[open->unit].name);
+    return Problem{.what = fmt::format("cannot use unit {} in {} out of order: a lease of unit {} has not ended",
+                                       units[next.unit].name, name(next.phase), units[open->unit].name),
                    .needed = has_next ? fmt::format("unit {} in {}, or {}", units[rest.front().unit].name,
-                                                    name(rest.front().phase), lent)
-                                      : lent};
+                                                    name(rest.front().phase), end)
+                                      : end};
   });
   parts_.scheduler.finish();
   if (!is_off_plan_) so_far_.by_program = so_far_.visits.size();

@@ -13,7 +13,7 @@ void OpStatus::check_record() const {
   if (read) read->check();
 }
 
-// No stream ever waits for a disk: the thread does.
+// No stream ever waits for a drive: the thread does.
 void OpStatus::wait_in(const ExecContext& context) const {
   begun.wait();
   if (context.stream() == nullptr || !on_gpu) return wait();

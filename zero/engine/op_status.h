@@ -11,16 +11,16 @@
 
 namespace ballast {
 
-// What follows `begun` is written before that is done, by who does the operation, and read after it.
+// The operation's lane writes the members after `begun` before that is done; others read them once it is.
 struct OpStatus {
-  offload::Completion begun{};  // the end on the CPU; on disks requests, on GPUs work in a stream go on after this
+  offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
   std::optional<offload::PendingRead> read{};
   offload::Completion written{};
   std::shared_ptr<GpuSpan> on_gpu{};
 
-  void wait() const;                               // the calling thread, for the end
-  void check_record() const;                       // that a record, if one was read, is what was written
-  void wait_in(const ExecContext& context) const;  // what is done there later begins after the end
+  void wait() const;          // blocks the calling thread until the end
+  void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
+  void wait_in(const ExecContext& context) const;  // later work there begins after the end
 };
 
 }  // namespace ballast

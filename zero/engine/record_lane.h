@@ -1,5 +1,5 @@
-// The operations of a program that move records. Used by the drives' two lanes; what was read is checked by whoever uses it,
-// while it is in that thread's caches.
+// The operations of a program that move records. Used by the two lanes of the drives. Whoever uses a record that was read
+// checks it, while it is in that thread's caches.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ class RecordLane {
   std::uint64_t step() const { return store_.step(); }
   bool keeps_run() const { return store_.shape().run_id != 0; }
 
-  // Where a tile's block begins in the memory of its record.
+  // The tile's block in the memory of its record.
   std::span<std::byte> block(std::span<std::byte> record) const { return store_.payload(record); }
   offload::PendingRead read(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
   offload::Completion write(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;

@@ -1,4 +1,4 @@
-// Memory for records outside of rounds: what a round reads them into.
+// Memory for records between steps: the slots into which a step reads them.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace ballast {
 
-// In turn: while one is on its way to its drive, the next one is made.
+// Pieces are used in turn: while one is on its way to its drive, the next one is filled.
 class RecordMemory {
  public:
   RecordMemory(const Program& program, const Slots& slots) : slots_(slots) {
@@ -24,7 +24,7 @@ class RecordMemory {
     written_.resize(pieces_.size());
   }
   RecordMemory(RecordMemory&&) = delete;
-  ~RecordMemory() {  // nothing may be at work in the slots when they go
+  ~RecordMemory() {  // no request may use the slots any more
     offload::InFlight under_way;
     for (const offload::Completion& write : written_) {
       under_way.add(write);
@@ -37,7 +37,7 @@ class RecordMemory {
     return slots_.bytes(pieces_[number]);
   }
 
-  // From what next() gave last.
+  // The piece that next() returned last.
   void is_written_by(const offload::Completion& write) { written_[(used_ - 1) % pieces_.size()] = write; }
 
   void finish() const {

@@ -12,8 +12,8 @@ namespace ballast {
 namespace {
 
 std::string text(const OffPlanPosition& position, const Model& model) {
-  if (position[1] == 0) return "a step";
-  return fmt::format("unit {} in {}", model.units[static_cast<std::size_t>(position[1] - 1)].name,
+  if (position[1] == 0) return "calls step()";
+  return fmt::format("uses unit {} in {}", model.units[static_cast<std::size_t>(position[1] - 1)].name,
                      name(static_cast<Phase>(position[2])));
 }
 
@@ -26,7 +26,7 @@ OffPlanPosition off_plan_position(std::size_t uses, std::size_t unit, Phase phas
 // A rank that leaves the order alone makes another call here than the others, which communicators refuse.
 void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const Model& model) {
   constexpr std::size_t words = std::tuple_size_v<OffPlanPosition>;
-  static_assert(kernels::exact_sum_words % words != 0, "a meeting must not be taken for an agreement");
+  static_assert(kernels::exact_sum_words % words != 0, "a rendezvous must not be taken for an agreement");
   Communicator& shards = op.lane == Lane::gather ? *mesh.gather : *mesh.reduce;
   Communicator& group = op.ranks == Ranks::shard_group ? shards : *mesh.replicas;
   std::vector<std::int64_t> positions(words * group.size());
@@ -37,7 +37,7 @@ void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const
     if (error.code() != Code::wrong_size) throw;
     Problem problem = error.problem();
     problem.what =
-        fmt::format("this rank left the order of its program alone, for {}: {}", text(position, model), problem.what);
+        fmt::format("only this rank leaves the program's order, as it {}: {}", text(position, model), problem.what);
     fail(Code::out_of_order, problem);
   }
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
@@ -45,11 +45,9 @@ void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const
     std::copy_n(positions.begin() + static_cast<std::ptrdiff_t>(words * rank), words, theirs.begin());
     require(theirs == position, Code::out_of_order, [&] {
       return Problem{
-          .what = fmt::format("the trainer's ranks leave the order in different ways: after {} uses this one "
-                              "asked for {}",
-                              position[0], text(position, model)),
-          .needed = "the same uses in the same order on all ranks",
-          .available = fmt::format("{} after {} uses on rank {} of the group", text(theirs, model), theirs[0], rank)};
+          .what = fmt::format("rank {} of the group {} after {} uses in this step, but this rank {} after {}", rank,
+                              text(theirs, model), theirs[0], text(position, model), position[0]),
+          .needed = "the same uses in the same order on all ranks"};
     });
   }
 }

@@ -124,8 +124,7 @@ void Scheduler::wait_for_issued() {
 void Scheduler::finish() {
   parts_.failure.check();
   require(uses_.oldest() == nullptr, Code::out_of_order, [] {
-    return Problem{.what = "what is under way was to be finished before every unit was given back",
-                   .needed = "the end of all leases"};
+    return Problem{.what = "cannot finish: a lease of a unit has not ended", .needed = "the end of all leases"};
   });
   parts_.trainer.synchronize();
   wait(Phase::step, Lane::disk, [&] {

@@ -29,21 +29,21 @@ std::set<std::size_t> slots_of(const Program& program, Piece Home::*what) {
   return slots;
 }
 
-std::set<std::size_t> slots_of_first_state(const Program& program) {
+std::set<std::size_t> slots_of_initial_state(const Program& program) {
   std::set<std::size_t> slots = slots_of(program, &Home::parameters);
   slots.merge(slots_of(program, &Home::state));
   return slots;
 }
 
-// What ranks give each other from. A slot of one unit is left out: it may be as large as the model, and every page that
-// another rank looks at counts as memory of that one, too.
+// Slots that other ranks read. A slot of one unit is left out: it may be as large as the model, and every page that another
+// rank reads counts as memory of that rank, too.
 std::set<std::size_t> exchanged_slots(const Program& program) {
   std::map<std::size_t, std::set<std::size_t>> units;  // by slot
   for (const Op& op : program.ops) {
     if (op.kind == OpKind::gather) units[op.to.slot].insert(op.unit);
     if (op.kind != OpKind::reduce) continue;
     units[op.from.slot].insert(op.unit);
-    if (op.ranks == Ranks::replica_group) units[op.to.slot].insert(op.unit);  // parts of the sum are gathered there
+    if (op.ranks == Ranks::replica_group) units[op.to.slot].insert(op.unit);  // which gathers parts of the sum
   }
   std::set<std::size_t> slots;
   for (const auto& [slot, users] : units) {
@@ -61,7 +61,7 @@ std::exception_ptr failure_of(const std::function<void()>& attempt) {
   return {};
 }
 
-// Of all together: what is not resident yet is still available for the next one.
+// Checks all slots together: memory that is not resident yet would still be available for the next one.
 void require_memory_of_host(const std::vector<Slot>& slots, const std::function<bool(const Slot&)>& on_host) {
   std::size_t bytes = 0;
   for (const Slot& slot : slots) {
@@ -80,17 +80,17 @@ Slots::Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemor
       exchanged_(exchanged_slots(program)),
       queues_(std::move(queues)) {
   require_memory_of_host(slots_, [&](const Slot& slot) { return on_host(slot); });
-  const std::set<std::size_t> first_state = slots_of_first_state(program);
+  const std::set<std::size_t> initial_state = slots_of_initial_state(program);
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    const Resident resident = first_state.contains(slot) ? Resident::when_written : Resident::at_once;
+    const Resident resident = initial_state.contains(slot) ? Resident::when_written : Resident::at_once;
     buffers_.push_back(reserve(slots_[slot], resident, exchanged_.contains(slot)));
   }
-  tell_queues(program);
+  register_with_queues(program);
 }
 
-Slots::~Slots() { forget_queues(); }
+Slots::~Slots() { unregister_from_queues(); }
 
-// Our own memory there.
+// Whether it is our own memory on the host.
 bool Slots::on_host(const Slot& slot) const {
   return slot.tier != Tier::device || (!device_.gpu && device_.allocator == nullptr);
 }
@@ -126,18 +126,18 @@ void Slots::change_to(const Program& program) {
     buffers.push_back(same != slots_.end() ? Buffer()  // what else may throw: nothing has changed yet
                                            : reserve(slot, Resident::at_once, is_exchanged));
   }
-  forget_queues();
+  unregister_from_queues();
   for (const auto& [from, to] : kept) {
     buffers[to] = std::move(buffers_[from]);
   }
   buffers_ = std::move(buffers);
   slots_ = program.slots;
   exchanged_ = std::move(exchanged);
-  tell_queues(program);
+  register_with_queues(program);
 }
 
 void Slots::leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree) {
-  const std::set<std::size_t> kept = slots_of_first_state(program);
+  const std::set<std::size_t> kept = slots_of_initial_state(program);
   const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
   std::vector<std::size_t> leaving;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
@@ -158,43 +158,43 @@ void Slots::leave_device(const Program& program, const ExecContext& context, boo
   for (const std::size_t slot : leaving) {
     buffers_[slot] = std::move(left[slot]);
   }
-  away_ = std::move(leaving);
+  offloaded_ = std::move(leaving);
 }
 
 void Slots::return_to_device(const ExecContext& context, const Agree& agree) {
   std::vector<Buffer> back;
   agree(failure_of([&] {
-    for (const std::size_t slot : away_) {
+    for (const std::size_t slot : offloaded_) {
       back.push_back(reserve(slots_[slot], Resident::at_once, exchanged_.contains(slot)));
     }
   }));
-  for (std::size_t i = 0; i < away_.size(); ++i) {
-    const std::byte* const left = buffers_[away_[i]].data();
+  for (std::size_t i = 0; i < offloaded_.size(); ++i) {
+    const std::byte* const left = buffers_[offloaded_[i]].data();
     const std::size_t bytes = back[i].bytes();
     if (bytes == 0) continue;
     left != nullptr ? context.copy(back[i].data(), left, bytes) : context.zero(back[i].data(), bytes);
   }
   context.finish();
-  for (std::size_t i = 0; i < away_.size(); ++i) {
-    buffers_[away_[i]] = std::move(back[i]);
+  for (std::size_t i = 0; i < offloaded_.size(); ++i) {
+    buffers_[offloaded_[i]] = std::move(back[i]);
   }
-  away_.clear();
+  offloaded_.clear();
 }
 
-void Slots::tell_queues(const Program& program) {
+void Slots::register_with_queues(const Program& program) {
   for (const std::size_t slot : slots_of_records(program)) {
     for (offload::IoQueue* queue : queues_)
       queue->remember({buffers_[slot].data(), buffers_[slot].bytes()});
-    known_to_queues_.push_back(slot);
+    registered_.push_back(slot);
   }
 }
 
-void Slots::forget_queues() {
-  for (const std::size_t slot : known_to_queues_) {
+void Slots::unregister_from_queues() {
+  for (const std::size_t slot : registered_) {
     for (offload::IoQueue* queue : queues_)
       queue->forget({buffers_[slot].data(), buffers_[slot].bytes()});
   }
-  known_to_queues_.clear();
+  registered_.clear();
 }
 
 View Slots::view(const Piece& piece, DType dtype) const { return {data(piece), piece.bytes / byte_size(dtype), dtype}; }

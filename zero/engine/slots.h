@@ -1,5 +1,5 @@
-// A program's memory: every slot, reserved at once, so that nothing grows later. What the first state is written to becomes
-// resident when it is: whoever gives the state can make room meanwhile.
+// A program's memory: every slot, reserved at once, so that nothing grows later. Memory for the initial state becomes resident
+// when it is written, so that the caller can free its own copy meanwhile.
 #pragma once
 
 #include <exception>
@@ -15,38 +15,40 @@
 
 namespace ballast {
 
-// What the memory of the device tier is.
+// Where the memory of the device tier comes from.
 struct DeviceMemory {
-  std::optional<int> gpu{};        // none: the host's
-  Allocator* allocator = nullptr;  // the caller's, instead of our own; outlives the slots
-  Allocator* shared = nullptr;     // instead of our own on the host: what ranks read of each other, unit after unit
+  std::optional<int> gpu{};        // none: host memory
+  Allocator* allocator = nullptr;  // the caller's, instead of ours; outlives the slots
+  Allocator* shared = nullptr;     // on the host, for slots that other ranks read, unit after unit
 };
 
+// Used by the trainer's thread; view(), data(), bytes() and on_gpu() by the lanes' too.
 class Slots {
  public:
-  // Records pass through host slots: the drives' queues are told of those. Beside a GPU the host's memory is pinned.
+  // Records pass through host slots, which are registered with the drives' queues. With a GPU the host's memory is pinned.
   Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
         std::vector<offload::IoQueue*> queues);
   Slots(Slots&&) = delete;
   ~Slots();
 
-  // Slots of the same name and size keep their memory and what is in it; others go, or come. While nothing uses them.
+  // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are freed
+  // or reserved. Where that throws, nothing has changed.
   void change_to(const Program& program);
 
-  // While nothing uses them: the device tier's memory goes back to where it came from, parameters too or not. What trainings
-  // begin with is copied to the host; all else comes back as it began. `agree` is called once there is memory for it, or with
-  // the error if there is not; nothing has changed if it throws.
+  // Only while nothing uses the slots: frees the device tier's memory, that of parameters too or not. State and parameters
+  // are copied to the host and back; everything else returns zeroed. `agree` is called once the new memory is reserved, or
+  // with the error if it cannot be; nothing has changed if it throws.
   using Agree = std::function<void(const std::exception_ptr& failure)>;
   void leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree);
   void return_to_device(const ExecContext& context, const Agree& agree);
 
-  // Of the host's memory, which becomes resident when the first state is written there: pinned memory is already.
+  // Bytes of host memory that become resident when the initial state is written there; none of pinned memory.
   std::size_t unwritten_bytes(const Piece& piece) const;
 
-  std::string unpinned_because() const;  // of the host's memory beside a GPU; empty if all of it is pinned
+  std::string unpinned_because() const;  // with a GPU; empty if all host memory is pinned
 
   View view(const Piece& piece, DType dtype) const;
-  std::byte* data(const Piece& piece) const {  // null of what has no memory, as the state of a rule that keeps nothing
+  std::byte* data(const Piece& piece) const {  // null without memory, as for the state of a rule that keeps none
     return piece.exists() ? buffers_[piece.slot].data() + piece.begin : nullptr;
   }
   std::span<std::byte> bytes(const Piece& piece) const { return {data(piece), piece.bytes}; }
@@ -55,8 +57,8 @@ class Slots {
  private:
   Buffer reserve(const Slot& slot, Resident resident, bool is_exchanged) const;
   bool on_host(const Slot& slot) const;
-  void tell_queues(const Program& program);
-  void forget_queues();
+  void register_with_queues(const Program& program);
+  void unregister_from_queues();
 
   MemoryAccounts& accounts_;
   DeviceMemory device_;
@@ -64,8 +66,8 @@ class Slots {
   std::vector<Buffer> buffers_;
   std::set<std::size_t> exchanged_;  // slots
   std::vector<offload::IoQueue*> queues_;
-  std::vector<std::size_t> known_to_queues_;  // slots
-  std::vector<std::size_t> away_;             // slots that have left the device
+  std::vector<std::size_t> registered_;  // slots, with the queues
+  std::vector<std::size_t> offloaded_;   // slots that have left the device
 };
 
 }  // namespace ballast

@@ -87,7 +87,7 @@ std::uint64_t Startup::resume(const ParameterSource& frozen) const {
   for (const Home& home : program.homes) {
     const bool whole = home.on_drive && plan().blocks().whole_records();
     require(whole || home.tile == none, Code::unsupported, [&] {
-      return Problem{.what = "a training was to go on whose state, or parameters, are not on a drive",
+      return Problem{.what = "cannot resume the training: its state or its parameters are not on a drive",
                      .where = "unit " + plan().model().units[home.unit].name,
                      .needed = "all of the state in records, with the parameters: those of a run that has a name"};
     });

@@ -8,7 +8,7 @@
 namespace ballast {
 
 Straggler find_straggler(Mesh& mesh, double own_seconds) {
-  std::vector<std::int64_t> nanoseconds(mesh.ranks());  // each rank's, where the sums put them together
+  std::vector<std::int64_t> nanoseconds(mesh.ranks());  // by rank; the sums put them together
   nanoseconds[mesh.rank()] = static_cast<std::int64_t>(own_seconds * 1e9);
   mesh.reduce->all_reduce(nanoseconds);
   mesh.replicas->all_reduce(nanoseconds);

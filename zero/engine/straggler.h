@@ -1,4 +1,4 @@
-// Which rank all the others wait for.
+// Which rank the others wait for.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@ namespace ballast {
 
 struct Straggler {
   std::size_t slowest = 0;  // a rank
-  double seconds = 0.0;     // that its trainer took, without what that waited for
+  double seconds = 0.0;     // that its trainer took, without its waits
   double median = 0.0;      // of all ranks
   double least = 0.0;
 
   bool operator==(const Straggler&) const = default;
 };
 
-Straggler find_straggler(Mesh& mesh, double own_seconds);  // all ranks together: the same on each
+Straggler find_straggler(Mesh& mesh, double own_seconds);  // all ranks call together and get the same
 
 std::string to_text(const Straggler& straggler);
 

@@ -1,4 +1,4 @@
-// What ran when: for Chrome's and Perfetto's trace viewers.
+// Which operation ran when, for the trace viewers of Chrome and Perfetto.
 #pragma once
 
 #include <array>
@@ -12,20 +12,20 @@
 
 namespace ballast {
 
-// Each lane's entries are added by its own thread; read when the engine has finished.
+// Each lane adds its entries on its own thread. Read them after Engine::finish().
 class Timeline {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  explicit Timeline(std::size_t most_entries = std::size_t{1} << 20);  // of a lane; what comes later is left out
+  explicit Timeline(std::size_t most_entries = std::size_t{1} << 20);  // of each lane; later ones are dropped
 
   void add(const Op& op, Time begin, Time end);
-  void add_wait(Phase phase, Time begin, Time end);  // the trainer's, in the row of the compute lane
+  void add_wait(Phase phase, Time begin, Time end);  // of the trainer, in the row of the compute lane
 
-  // A row for each lane. Traces of several ranks can be put into one viewer: each rank is a process there.
+  // A row for each lane. A viewer can show several ranks together: each is a process of the trace.
   std::string to_chrome_trace(const Model& model, std::size_t rank) const;
 
-  // What the trainer computed with each unit, in the mean of its uses: for simulate().
+  // The mean time of the trainer's uses of each unit, for simulate().
   std::vector<UnitWork> work(std::size_t units) const;
 
  private:
