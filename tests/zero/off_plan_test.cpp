@@ -295,3 +295,19 @@ TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and
   const std::vector<std::string> both = failures_of(3, swapped, otherwise);
   CHECK_THAT(both[0] + both[1], Contains("unit h.1 in forward") && Contains("unit h.0 in forward"));
 }
+
+// As many integers are summed over two copies of three shards to find the slowest rank as in a rendezvous of two ranks.
+TEST_CASE("a rendezvous is told from another call of the same length", "[departures]") {
+  const std::vector<std::string> failures = failures_of_ranks(6, [](Communicator& world) {
+    const Model model = plain_model(3);
+    Training training(model, world, {optim::AdamW{}}, {.stage = 3, .replicas = 2});
+    training.initialise(first_parameters());
+    SyntheticTrainer(model, world.rank()).run(training, 0);
+    if (world.rank() < 3) training.forward(0);
+    training.step();
+    training.engine().finish();
+  });
+  const std::string all = fmt::format("{}", fmt::join(failures, "\n"));
+  CHECK_THAT(all, Contains("makes another call") && Contains("for a rendezvous"));
+  CHECK_THAT(all, !Contains("calls step()"));
+}

@@ -13,13 +13,18 @@ constexpr std::string_view name(Collective kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
+constexpr std::string_view suffix(Purpose purpose) {
+  constexpr std::string_view suffixes[] = {"", " for an agreement", " for a rendezvous"};
+  return suffixes[static_cast<std::size_t>(purpose)];
+}
+
 }  // namespace
 
 std::string text(const Call& call) {
   switch (call.kind) {
     case Collective::barrier:
     case Collective::split: return std::string(name(call.kind));
-    case Collective::sum: return fmt::format("{}, {} of them", name(call.kind), call.count);
+    case Collective::sum: return fmt::format("{}{}, {} of them", name(call.kind), suffix(call.purpose), call.count);
     case Collective::broadcast:
       return fmt::format("{} of {} {} from rank {}", name(call.kind), call.count, name(call.dtype), call.root);
     default: return fmt::format("{} of {} {}", name(call.kind), call.count, name(call.dtype));

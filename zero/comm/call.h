@@ -11,11 +11,15 @@ namespace ballast {
 
 enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, sum, broadcast, barrier, split };
 
+// Tells calls apart that are alike in kind and size, but belong to different points of a program.
+enum class Purpose : std::uint8_t { any, agreement, rendezvous };
+
 struct Call {
   Collective kind = Collective::barrier;
   DType dtype = DType::u8;
   std::uint32_t root = 0;
   std::uint64_t count = 0;
+  Purpose purpose = Purpose::any;
   bool operator==(const Call&) const = default;
 };
 

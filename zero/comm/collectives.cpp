@@ -102,11 +102,12 @@ class Collectives : public Communicator {
     });
   }
 
-  void all_reduce(std::span<std::int64_t> values) override {
+  void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
     together([&] {
       const std::vector<std::int64_t> mine(values.begin(), values.end());
       std::ranges::fill(values, 0);
-      exchange({.call = {Collective::sum, DType::u8, 0, values.size()}, .values = bytes_of(mine), .where = Where::host},
+      const Call call{.kind = Collective::sum, .count = values.size(), .purpose = purpose};
+      exchange({.call = call, .values = bytes_of(mine), .where = Where::host},
                [&](std::size_t, const ConstView& theirs, std::size_t first) { add_integers(theirs, first, values); });
     });
   }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels/runtime/view.h"
+#include "zero/comm/call.h"
 #include "zero/comm/farewell.h"
 #include "zero/comm/gpu_place.h"
 
@@ -43,8 +44,9 @@ class Communicator {
   // into = the ranks' `all`, added to zeros in rank order: a rank's own part of it, or the whole. `into` is fp32.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
-  // Integers are exact in any order.
-  virtual void all_reduce(std::span<std::int64_t> values) = 0;
+  // Integers are exact in any order. Ranks whose purposes differ make different calls.
+  virtual void all_reduce(std::span<std::int64_t> values, Purpose purpose) = 0;
+  void all_reduce(std::span<std::int64_t> values) { all_reduce(values, Purpose::any); }
   // values = those of the rank `root`.
   virtual void broadcast(View values, std::size_t root) = 0;
   virtual void barrier() = 0;

@@ -82,8 +82,8 @@ StepNumbers Agreement::numbers_before_norm() const { return numbers_of(decide({}
 
 // Of what each has summed of its shards.
 void Agreement::sum_over_shards(std::span<kernels::ExactSum> squares) const {
-  mesh_.reduce->all_reduce(
-      {reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words});
+  mesh_.reduce->all_reduce({reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words},
+                           Purpose::agreement);
 }
 
 // The same, with the sums of ranks that have other parts of the model.
@@ -91,7 +91,7 @@ kernels::ExactSum Agreement::sum_over_model(const kernels::ExactSum& squares) co
   kernels::ExactSum sum = squares;
   sum_over_shards({&sum, 1});
   if (mesh_.norm != nullptr) {
-    mesh_.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words});
+    mesh_.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words}, Purpose::agreement);
   }
   return sum;
 }

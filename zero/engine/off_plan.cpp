@@ -111,7 +111,7 @@ Trace OffPlan::repeated_order() const {
 bool OffPlan::change_program(const Trace& trace, bool sums_pass_by) {
   auto changed = parts_.running.compile_for(trace, sums_pass_by);
   const bool loses_sums = std::ranges::any_of(parts_.running.program().slots, [&](const Slot& slot) {
-    return slot.name.starts_with("reduced.") && std::ranges::find(changed->slots, slot) == changed->slots.end();
+    return slot.role == SlotRole::reduced && std::ranges::find(changed->slots, slot) == changed->slots.end();
   });
   if (loses_sums) return false;
   parts_.slots.change_to(*changed);

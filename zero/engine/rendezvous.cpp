@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/exact_sum_math.h"
 #include "kernels/runtime/error.h"
 
 namespace ballast {
@@ -26,13 +25,12 @@ OffPlanPosition off_plan_position(std::size_t uses, std::size_t unit, Phase phas
 // A rank that leaves the order alone makes another call here than the others, which communicators refuse.
 void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const Model& model) {
   constexpr std::size_t words = std::tuple_size_v<OffPlanPosition>;
-  static_assert(kernels::exact_sum_words % words != 0, "a rendezvous must not be taken for an agreement");
   Communicator& shards = op.lane == Lane::gather ? *mesh.gather : *mesh.reduce;
   Communicator& group = op.ranks == Ranks::shard_group ? shards : *mesh.replicas;
   std::vector<std::int64_t> positions(words * group.size());
   std::ranges::copy(position, positions.begin() + static_cast<std::ptrdiff_t>(words * group.rank()));
   try {
-    group.all_reduce(positions);
+    group.all_reduce(positions, Purpose::rendezvous);
   } catch (const Error& error) {
     if (error.code() != Code::wrong_size) throw;
     Problem problem = error.problem();

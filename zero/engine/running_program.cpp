@@ -10,7 +10,7 @@ CompileInput RunningProgram::input_for(const Trace& trace, bool sums_pass_by) co
   CompileInput input = input_;
   input.trace = trace;
   input.sums_pass_by = sums_pass_by;
-  const auto gathered = std::ranges::find(program().slots, "gathered", &Slot::name);
+  const auto gathered = std::ranges::find(program().slots, SlotRole::gathered, &Slot::role);
   if (gathered != program().slots.end()) input.schedule.gathered_bytes = gathered->bytes;
   return input;
 }

@@ -83,11 +83,15 @@ struct Op {
   std::vector<Wait> after{};  // beside those that its lane's order implies
 };
 
+// What a slot is for, where code has to know it. Most slots are buffers that operations use in turn.
+enum class SlotRole : std::uint8_t { buffer, gathered, reduced };
+
 // A buffer. Reusing one is a dependency in the list.
 struct Slot {
   std::string name;  // "gradients.1": what it is for, and which of them
   Tier tier = Tier::device;
   std::size_t bytes = 0;
+  SlotRole role = SlotRole::buffer;  // gathered: whole units that come and go; reduced: a unit's summed gradients
 
   bool operator==(const Slot&) const = default;
 };

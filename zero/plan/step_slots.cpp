@@ -32,8 +32,8 @@ StepSlots::StepSlots(const CompileInput& input, const Trace& trace, const Uses& 
   add_norms();
 }
 
-std::size_t StepSlots::add(std::string name, Tier tier, std::size_t bytes) {
-  all_.push_back({std::move(name), tier, bytes});
+std::size_t StepSlots::add(std::string name, Tier tier, std::size_t bytes, SlotRole role) {
+  all_.push_back({std::move(name), tier, bytes, role});
   return all_.size() - 1;
 }
 
@@ -80,7 +80,8 @@ void StepSlots::add_unit(std::size_t unit) {
     slots.gradients = add(fmt::format("gradients.{}", unit), Tier::device, layout.trained.count() * width);
   }
   if (!in_.schedule.update_in_backward || sums_[unit] > 1) {
-    slots.reduced = add(fmt::format("reduced.{}", unit), residence_[unit].gradients, shard_bytes(unit));
+    slots.reduced =
+        add(fmt::format("reduced.{}", unit), residence_[unit].gradients, shard_bytes(unit), SlotRole::reduced);
   }
 }
 
@@ -151,7 +152,8 @@ std::size_t StepSlots::bytes_for_prefetch(const Trace& trace, const Uses& uses) 
 void StepSlots::add_gathered(const Trace& trace, const Uses& uses) {
   if (std::ranges::none_of(comes_and_goes_, [](bool yes) { return yes; })) return;
   const std::size_t asked = in_.schedule.gathered_bytes;
-  gathered_ = add("gathered", Tier::device, asked > 0 ? asked : bytes_for_prefetch(trace, uses));
+  const std::size_t bytes = asked > 0 ? asked : bytes_for_prefetch(trace, uses);
+  gathered_ = add("gathered", Tier::device, bytes, SlotRole::gathered);
 }
 
 void StepSlots::add_norms() {

@@ -84,7 +84,7 @@ class StepSlots {
     bool first_regions = false;
   };
   Needs needs() const;
-  std::size_t add(std::string name, Tier tier, std::size_t bytes);
+  std::size_t add(std::string name, Tier tier, std::size_t bytes, SlotRole role = SlotRole::buffer);
   Ring add_ring(std::string_view name, Tier tier, std::size_t slots, std::size_t bytes);
   Ring add_records(std::string_view name, std::size_t records, std::size_t bytes);
   void add_unit(std::size_t unit);
