@@ -88,10 +88,12 @@ bool is_true_on_any(Communicator& world, bool mine) {
 }  // namespace
 
 Records::Records(const Plan& plan, Communicator& world, const RecordOptions& options) {
-  require(!options.directories.empty(), Code::bad_argument,
-          [] { return Problem{.what = "state was to be kept on drives", .needed = "the directories to keep it in"}; });
-  require(options.run.empty() || plan.blocks().whole_records(), Code::internal,
-          [] { return Problem{.what = "a run was to be kept in records without parameters"}; });
+  require(!options.directories.empty(), Code::bad_argument, [] {
+    return Problem{.what = "cannot keep state on drives: there are no directories",
+                   .needed = "the directories to keep it in"};
+  });
+  require(options.run.empty() || plan.blocks().full_records(), Code::internal,
+          [] { return Problem{.what = "cannot keep a run: its records lack the parameters"}; });
   offload::RecordShape shape = plan.blocks().shape(plan.tiles_on_drive());
   shape.rank = static_cast<std::uint32_t>(world.rank());
   const offload::StoreOptions files{.file = {.allow_network = options.allow_network}, .log = options.log};

@@ -47,7 +47,7 @@ PlanOptions plan_options(const TrainingOptions& options, const Communicator& wor
           .rule = std::string(optim::name(groups[0])),
           .trace = options.trace,
           .schedule = options.schedule,
-          .whole_records = !options.drives.run.empty(),
+          .full_records = !options.drives.run.empty(),
           .host_is_device = !options.gpu};
 }
 

@@ -10,7 +10,7 @@
 //   }
 #pragma once
 
-#include "zero/engine.h"
+#include "zero/engine/engine.h"
 #include "zero/plan/ledger.h"
 #include "zero/records.h"
 
@@ -32,11 +32,11 @@ struct TrainingOptions {
   double max_norm = optim::no_clipping;
   // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
   Communicator* norm_group = nullptr;
-  bool keeps_timeline = false;     // of what ran when
-  std::size_t verify = 0;          // every so many steps a tile's update is made twice: see spot_check.h; 0: never
-  int threads = 0;                 // of updates on the CPU; 0: one for each core that this process may use
-  std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
-  StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
+  bool keeps_timeline = false;    // of what ran when
+  std::size_t verify = 0;         // every so many steps a tile's update is made twice: see corruption_check.h; 0: never
+  int threads = 0;                // of updates on the CPU; 0: one for each core that this process may use
+  std::optional<int> gpu{};       // whose memory the device tier is; none: the host's
+  StreamHandle stream = nullptr;  // on that GPU: what leases are for; outlives the training
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
 };
 

@@ -7,7 +7,7 @@ set(header_folder ${CMAKE_INSTALL_INCLUDEDIR}/ballast)
 
 # What users link: ballast::ballast is all of it.
 set(libraries ballast)
-foreach(name runtime kernels offload optim comm plan zero)
+foreach(name runtime kernels offload optim comm plan engine zero)
   set_target_properties(ballast_${name} PROPERTIES EXPORT_NAME ${name})
   list(APPEND libraries ballast_${name})
 endforeach()

@@ -3,7 +3,7 @@
 
 #include "benchmarks/engine/model.h"
 #include "zero/comm/communicator.h"
-#include "zero/engine.h"
+#include "zero/engine/engine.h"
 
 namespace ballast::benchmarks {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "examples/gpt/maths.h"
-#include "zero/lease.h"
+#include "zero/engine/lease.h"
 
 namespace ballast::gpt {
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from ballast.checks import all_known, one_of, refuse
 from ballast.hardware import GPUS, Gpu, Rates, rates_of
-from ballast.places import KINDS, TIERS, Offload, fractions_of
 from ballast.sizes import Rate, Size, parse_size
+from ballast.tiers import KINDS, TIERS, Offload, fractions_of
 
 OFFLOADS = ("auto", "none", "host", "nvme")
 
@@ -47,7 +47,7 @@ class Options:
         return GPUS[self.gpu]
 
     @property
-    def chooses_places(self) -> bool:
+    def chooses_tiers(self) -> bool:
         return self.offload in ("auto", "none")
 
     @property

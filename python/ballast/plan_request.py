@@ -22,10 +22,10 @@ from ballast.options import (
     read_stage,
     read_word,
 )
-from ballast.places import KINDS, Offload, fractions_in
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Rate, Size, parse_size
+from ballast.tiers import KINDS, Offload, fractions_in
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
     question = _core.Question(description.model, _machine(options, budget))
     question.ranks, question.stage, question.micro_steps = options.ranks, options.stage, options.micro_steps
     question.format = _core.StateFormat[options.format]
-    question.whole_records = options.resumable
+    question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     question.set_work(_work(description, options))
     if not options.clipping:
@@ -195,6 +195,6 @@ def _activations(description: Description, options: Options) -> int:
 
 
 def _stage(placement: _core.Placement) -> int:
-    if not placement.whole_parameters:
+    if not placement.full_parameters:
         return 3
     return 0 if placement.shards == 1 else 2

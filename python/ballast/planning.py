@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ballast import _core
+from ballast.candidates import candidates
 from ballast.checks import fail
 from ballast.errors import OutOfMemoryError
 from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
-from ballast.placements import candidates
 from ballast.plan_request import PlanRequest, fits, request_plan
 from ballast.result import Plan
 from ballast.searching import by_tier, fastest
@@ -73,7 +73,7 @@ def front(model: ModelLike, **options: Any) -> list[Plan]:
 def best(request: PlanRequest) -> Plan:
     """Answer `plan()`."""
     _require_room(request)
-    if request.options.chooses_places:
+    if request.options.chooses_tiers:
         return _chosen(request)
     fitting = _fitting(request)
     if not fitting:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ballast import _core
-from ballast.places import in_words
 from ballast.sizes import human_size
+from ballast.tiers import in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"

@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Any
 
 from ballast import _core, searching
+from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
 from ballast.options import Options
-from ballast.placements import candidates, stages
 from ballast.plan_request import PlanRequest, fits, request_of
 from ballast.sizes import human_size
 
@@ -146,14 +146,14 @@ def _has_placement(request: PlanRequest) -> bool:
         return False
     if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
         return True
-    return request.options.chooses_places and _choice(request.coarse) is not None
+    return request.options.chooses_tiers and _choice(request.coarse) is not None
 
 
 def _seconds(request: PlanRequest) -> float | None:
     """Return the time of a step, or None where it does not fit with the engine's tiles."""
     if request.budget.device == 0:
         return None
-    if not request.options.chooses_places:
+    if not request.options.chooses_tiers:
         fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement))]
         return min((request.coarse.price(placement).simulation.seconds for placement in fitting), default=None)
     choice, has = _choice(request.coarse), vars(request.budget)

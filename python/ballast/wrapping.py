@@ -10,8 +10,8 @@ from ballast import _core
 from ballast.checks import refuse
 from ballast.keywords import with_nearest_names
 from ballast.options import Stage, StateFormat, read_stage
-from ballast.places import Offload
 from ballast.sizes import Size
+from ballast.tiers import Offload
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_units
 
 if TYPE_CHECKING:

@@ -122,11 +122,11 @@ void Group::abort(const std::string& reason) const {
   group.abort(reason);
 }
 
-void Group::leave(const std::optional<Farewell>& farewell) {
+void Group::leave(const std::optional<LeaveReason>& leave_reason) {
   if (is_closed_ || !open_->is_of_this_process()) return;
   is_closed_ = true;
   const py::gil_scoped_release released;
-  open_->communicator().leave(farewell.value_or(Farewell{.words = open_->closing_words()}));
+  open_->communicator().leave(leave_reason.value_or(LeaveReason{.words = open_->closing_words()}));
 }
 
 void Group::free() {
@@ -180,7 +180,7 @@ void bind_connect(py::module_& module) {
       .def(
           "fail",
           [](Group& group, const std::string& words) {
-            group.leave(Farewell{words, true});
+            group.leave(LeaveReason{words, true});
           },
           py::arg("words"))
       .def("close", &Group::close);

@@ -40,7 +40,7 @@ class Group {
   void count_steps(std::uint64_t steps) const { open_->count_steps(steps); }
 
   // Says goodbye, with these words, or as one that closes it. What works with it is freed with this object.
-  void leave(const std::optional<Farewell>& farewell = {});
+  void leave(const std::optional<LeaveReason>& leave_reason = {});
   void close();  // the same, and frees it; rank 0 waits until the others have left
 
  private:

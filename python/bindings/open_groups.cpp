@@ -55,7 +55,7 @@ std::string OpenGroup::closing_words() const {
   return fmt::format("it closed its {}{}", steps_ == no_optimizer ? "group" : "optimizer", after_steps());
 }
 
-Farewell OpenGroup::farewell_of_process(int exit_code) const {
+LeaveReason OpenGroup::farewell_of_process(int exit_code) const {
   const int code = exit_code & 0xFF;  // what others see of it
   if (code == 0) return {.words = "it ended" + after_steps()};
   return {.words = fmt::format("it ended with exit code {}{}", code, after_steps()), .has_failed = true};

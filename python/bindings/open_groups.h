@@ -29,7 +29,7 @@ class OpenGroup {
 
   // What a rank says that leaves: "it closed its optimizer after 3 steps".
   std::string closing_words() const;
-  Farewell farewell_of_process(int exit_code) const;
+  LeaveReason farewell_of_process(int exit_code) const;
 
  private:
   static constexpr std::uint64_t no_optimizer = UINT64_MAX;

@@ -21,7 +21,7 @@ void bind_placement(py::module_& module) {
   py::class_<Placement>(module, "Placement")
       .def_readonly("shards", &Placement::shards)
       .def_readonly("replicas", &Placement::replicas)
-      .def_readonly("whole_parameters", &Placement::whole_parameters)
+      .def_readonly("full_parameters", &Placement::full_parameters)
       .def_readwrite("reduction", &Placement::reduction)
       .def_readwrite("parameters", &Placement::parameters)
       .def_readwrite("gradients", &Placement::gradients)

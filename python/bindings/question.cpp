@@ -24,13 +24,13 @@ struct Question {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   std::vector<std::size_t> backward_order{};  // of units, which are not used forward; else in order of declaration
-  bool whole_records = false;
+  bool full_records = false;
 
   ChoiceInput input() const {
     require(work.size() == model.units.size(), Code::wrong_size,
             [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
     return {model, machine,       work,        ranks,    stage,   format,
-            names, tile_elements, micro_steps, schedule, trace(), whole_records};
+            names, tile_elements, micro_steps, schedule, trace(), full_records};
   }
 
   Trace trace() const {
@@ -55,7 +55,7 @@ struct Question {
                             .names = names,
                             .trace = trace(),
                             .schedule = schedule,
-                            .whole_records = whole_records,
+                            .full_records = full_records,
                             .host_is_device = machine.host_is_device});
     return to_text(plan.program());
   }
@@ -124,7 +124,7 @@ void bind_question(py::module_& module) {
       .def_readwrite("schedule", &Question::schedule)
       .def("set_optimizer", set_optimizer, py::arg("name"))
       .def_readwrite("backward_order", &Question::backward_order)
-      .def_readwrite("whole_records", &Question::whole_records)
+      .def_readwrite("full_records", &Question::full_records)
       .def(
           "set_rule", [](Question& self, const optim::Rule& rule) { self.names = optim::state_names(rule); },
           py::arg("rule"), "Instead of an optimizer's name.")

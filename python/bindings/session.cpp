@@ -75,8 +75,8 @@ std::vector<std::size_t> Session::tensor_begins(std::size_t unit) const {
   return training_->plan().layout().units.at(unit).tensor_begin;
 }
 
-Memory Session::whole_parameters(std::size_t unit) {
-  const View whole = training_->engine().whole_parameters(unit);
+Memory Session::full_parameters(std::size_t unit) {
+  const View whole = training_->engine().full_parameters(unit);
   return {whole.data(), whole.bytes(), gpu_, {}};
 }
 
@@ -195,7 +195,7 @@ std::string Session::chrome_trace() {
 
 // The tensors' parts in a tile, and where those begin in it.
 template <class Visit>
-void Session::each_part(const OwnTile& tile, Visit&& visit) const {
+void Session::each_part(const LocalTile& tile, Visit&& visit) const {
   const UnitLayout& layout = training_->plan().layout().units[tile.unit];
   const Section& section = tile.frozen ? layout.frozen : layout.trained;
   const std::size_t first = tile.range.first - section.of_rank(rank_in_shard_group()).first;
@@ -218,21 +218,21 @@ Session::Parts Session::parts(std::size_t unit, std::size_t tensor) const {
 void Session::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into) {
   const py::gil_scoped_release released;
   std::vector<float> numbers;
-  const auto each_part_of_it = [&](const OwnTile& tile, auto&& visit) {
+  const auto each_part_of_it = [&](const LocalTile& tile, auto&& visit) {
     if (tile.unit != unit || tile.frozen) return;
     each_part(tile, [&](std::size_t found, const Range& range, std::size_t in_tile) {
       if (found == tensor) visit(range, in_tile);
     });
   };
   training_->engine().look_at_state(
-      [&](const OwnTile& tile) {
+      [&](const LocalTile& tile) {
         numbers.resize(tile.memory.count);
         kernels::read_moment(tile.memory, moment, numbers);
         each_part_of_it(tile, [&](const Range& range, std::size_t in_tile) {
           std::copy_n(numbers.data() + in_tile, range.count, reinterpret_cast<float*>(into) + range.first);
         });
       },
-      [&](const OwnTile& tile) {  // others may be on drives
+      [&](const LocalTile& tile) {  // others may be on drives
         bool has_some = false;
         each_part_of_it(tile, [&](const Range&, std::size_t) { has_some = true; });
         return has_some;
@@ -242,7 +242,7 @@ void Session::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment 
 void Session::write_moments(const MomentAddress& address) {
   const py::gil_scoped_release released;
   std::vector<float> numbers;
-  training_->engine().change_state([&](const OwnTile& tile) {
+  training_->engine().change_state([&](const LocalTile& tile) {
     for (const kernels::Moment moment : {kernels::Moment::momentum, kernels::Moment::variance}) {
       if ((moment == kernels::Moment::momentum ? tile.memory.momentum : tile.memory.variance) == nullptr) continue;
       numbers.resize(tile.memory.count);
@@ -264,7 +264,7 @@ ChunkKind Session::kind(std::size_t unit) const {
 
 std::vector<StatePart> Session::own_parts() const {
   std::vector<StatePart> parts;
-  for (const OwnTile& tile : training_->engine().own_tiles()) {
+  for (const LocalTile& tile : training_->engine().local_tiles()) {
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t) {
       parts.push_back({tile.unit, tensor, range.first, tile.frozen, {.count = range.count}});
     });
@@ -275,15 +275,15 @@ std::vector<StatePart> Session::own_parts() const {
 // `look` takes Python's lock itself.
 void Session::look_at_parts(const PartLook& look) {
   const py::gil_scoped_release released;
-  training_->engine().look_at_state([&](const OwnTile& tile) { each_state_part(tile, look); });
+  training_->engine().look_at_state([&](const LocalTile& tile) { each_state_part(tile, look); });
 }
 
 void Session::change_parts(const PartLook& change, const std::function<void()>& agree) {
   const py::gil_scoped_release released;
-  training_->engine().change_state([&](const OwnTile& tile) { each_state_part(tile, change); }, agree);
+  training_->engine().change_state([&](const LocalTile& tile) { each_state_part(tile, change); }, agree);
 }
 
-void Session::each_state_part(const OwnTile& tile, const PartLook& look) const {
+void Session::each_state_part(const LocalTile& tile, const PartLook& look) const {
   each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
     look({tile.unit, tensor, range.first, tile.frozen, kernels::part(tile.memory, in_tile, range.count)});
   });
@@ -292,7 +292,7 @@ void Session::each_state_part(const OwnTile& tile, const PartLook& look) const {
 void Session::write_parameters(const Fill& fill) {
   const py::gil_scoped_release released;
   const auto backend = kernels::cpu_backend({.threads = 1});
-  training_->engine().change_state([&](const OwnTile& tile) {
+  training_->engine().change_state([&](const LocalTile& tile) {
     const std::size_t width = byte_size(tile.memory.parameter_dtype);
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {
       std::byte* const into = tile.memory.parameter + in_tile * width;
@@ -302,11 +302,11 @@ void Session::write_parameters(const Fill& fill) {
   });
 }
 
-void Session::take_whole_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written) {
+void Session::take_full_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written) {
   const py::gil_scoped_release released;
   const auto backend = kernels::cpu_backend({.threads = 1});
-  training_->engine().change_state([&](const OwnTile& tile) {
-    const View part = training_->engine().whole_parameters(tile.unit).part(tile.range.first, tile.range.count);
+  training_->engine().change_state([&](const LocalTile& tile) {
+    const View part = training_->engine().full_parameters(tile.unit).part(tile.range.first, tile.range.count);
     training_->engine().read_memory(part, tile.memory.parameter);
     if (tile.frozen) return;
     each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {

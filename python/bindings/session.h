@@ -86,7 +86,7 @@ class Session {
   void start(const Fill& fill);
   std::uint64_t steps() const { return training_->steps(); }
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;
-  Memory whole_parameters(std::size_t unit);
+  Memory full_parameters(std::size_t unit);
 
   // One unit at a time, until it is given back.
   Memory lend_parameters(std::size_t unit);
@@ -108,7 +108,7 @@ class Session {
   void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
   // Into the state, after their owner has written to these tensors, each a unit and its tensor: their masters begin again.
-  void take_whole_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written);
+  void take_full_parameters(const std::set<std::pair<std::size_t, std::size_t>>& written);
   void parameters_changed();  // by their owner, where they are the state's
   void write_parameters(const Fill& fill);
   ChunkKind kind(std::size_t unit) const;    // of its trained tensors
@@ -122,9 +122,9 @@ class Session {
 
  private:
   template <class Visit>
-  void each_part(const OwnTile& tile, Visit&& visit) const;
+  void each_part(const LocalTile& tile, Visit&& visit) const;
   std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
-  void each_state_part(const OwnTile& tile, const PartLook& look) const;
+  void each_state_part(const LocalTile& tile, const PartLook& look) const;
   std::size_t rank_in_shard_group() const { return training_->plan().input().rank_in_shard_group; }
 
   void count_steps() const;  // for what the groups say of this rank

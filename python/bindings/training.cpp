@@ -49,7 +49,7 @@ void bind_result(py::module_& module) {
       .def_readonly("step", &StepResult::step)
       .def_readonly("reason", &StepResult::reason)
       .def_property_readonly("metrics", [](const StepResult& result) { return dict_of(result.metrics); })
-      .def_property_readonly("pace", [](const StepResult& result) { return to_text(result.pace); });
+      .def_property_readonly("pace", [](const StepResult& result) { return to_text(result.straggler); });
 }
 
 // What Python gets keeps the training alive.
@@ -109,7 +109,7 @@ void bind_session(py::class_<Session>& training) {
       .def("start", &Session::start, py::arg("fill"))
       .def_property_readonly("steps", &Session::steps)
       .def("tensor_begins", &Session::tensor_begins, py::arg("unit"))
-      .def("whole_parameters", memory_of<&Session::whole_parameters>, py::arg("unit"))
+      .def("full_parameters", memory_of<&Session::full_parameters>, py::arg("unit"))
       .def("lend_parameters", memory_of<&Session::lend_parameters>, py::arg("unit"))
       .def("lend_gradients", memory_of<&Session::lend_gradients>, py::arg("unit"))
       .def("give_back", &Session::give_back)
@@ -127,7 +127,7 @@ void bind_state(py::class_<Session>& training) {
       .def("read_moment", &Session::read_moment, py::arg("unit"), py::arg("tensor"), py::arg("moment"), py::kw_only(),
            py::arg("into"))
       .def("write_moments", &Session::write_moments, py::arg("address_of"))
-      .def("take_whole_parameters", &Session::take_whole_parameters, py::arg("written"))
+      .def("take_full_parameters", &Session::take_full_parameters, py::arg("written"))
       .def("parameters_changed", &Session::parameters_changed)
       .def("write_parameters", &Session::write_parameters, py::arg("fill"))
       .def("kind", &Session::kind, py::arg("unit"))

@@ -64,7 +64,7 @@ std::size_t names_of_shared_memory() {
 // Sends the signal to one rank in the middle of collectives. What the others then fail with.
 Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::chrono::milliseconds timeout) {
   constexpr std::size_t size = 4;
-  const MeetingPlace place(size, kind.way, timeout);
+  const ProcessGroupRig place(size, kind.way, timeout);
   const Start start;
   Processes processes(size, [&](std::size_t rank) {
     place.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start.end()); });

@@ -105,7 +105,7 @@ TEST_CASE("memory that ranks share gives the same bits, and may be changed when 
 
 TEST_CASE("processes of one machine have memory that they share, and one that gives other memory is named") {
   const auto run = [](const RankBody& body) {
-    const MeetingPlace place(2, HostTransport::shared_memory, patient);
+    const ProcessGroupRig place(2, HostTransport::shared_memory, patient);
     return Processes(2, [&](std::size_t rank) { place.as_rank(rank, body); }).failures();
   };
   const Failures failures = run([](Communicator& ranks) {

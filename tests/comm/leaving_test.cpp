@@ -160,7 +160,7 @@ TEST_CASE("others hear of each other when rank 0 has left and lives on") {
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);
     const Signal left, done;
-    const MeetingPlace place(3, kind.way, an_hour);
+    const ProcessGroupRig place(3, kind.way, an_hour);
     Processes processes(3, [&](std::size_t rank) {
       place.as_rank(rank, [&](Communicator& ranks) {
         const auto part = ranks.split(rank == 0 ? 0 : 1);
@@ -184,7 +184,7 @@ TEST_CASE("a child of a rank does not keep the others from noticing its end") {
     INFO(kind.name);
     for (const std::size_t victim : {0u, 1u}) {
       const Signal done;
-      const MeetingPlace place(2, kind.way, an_hour);
+      const ProcessGroupRig place(2, kind.way, an_hour);
       Processes processes(2, [&](std::size_t rank) {
         place.as_rank(rank, [&](Communicator& ranks) {
           ranks.barrier();
@@ -203,7 +203,7 @@ TEST_CASE("a child of a rank does not keep the others from noticing its end") {
 }
 
 TEST_CASE("a reason may be as long as it likes") {
-  const MeetingPlace place(2, HostTransport::shared_memory, an_hour);
+  const ProcessGroupRig place(2, HostTransport::shared_memory, an_hour);
   Processes processes(2, [&](std::size_t rank) {
     place.as_rank(rank, [&](Communicator& ranks) {
       if (rank == 0) return ranks.barrier();

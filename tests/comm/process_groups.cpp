@@ -106,7 +106,7 @@ std::vector<ProcessKind> process_kinds() {
   return kinds;
 }
 
-void MeetingPlace::as_rank(std::size_t rank, const RankBody& body) const {
+void ProcessGroupRig::as_rank(std::size_t rank, const RankBody& body) const {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   FileStore store(folder_.path());

@@ -50,9 +50,9 @@ struct ProcessKind {
 std::vector<ProcessKind> process_kinds();  // that there are here
 
 // Where processes meet, and by which way they are connected.
-class MeetingPlace {
+class ProcessGroupRig {
  public:
-  MeetingPlace(std::size_t size, HostTransport way, std::chrono::milliseconds timeout)
+  ProcessGroupRig(std::size_t size, HostTransport way, std::chrono::milliseconds timeout)
       : size_(size), way_(way), timeout_(timeout) {}
 
   void as_rank(std::size_t rank, const RankBody& body) const;  // connects this process

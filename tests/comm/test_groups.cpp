@@ -32,7 +32,7 @@ Failures run_threads(std::size_t size, std::chrono::milliseconds timeout, const 
 }
 
 Failures run_processes(HostTransport way, std::size_t size, std::chrono::milliseconds timeout, const RankBody& body) {
-  const MeetingPlace place(size, way, timeout);
+  const ProcessGroupRig place(size, way, timeout);
   return Processes(size, [&](std::size_t rank) { place.as_rank(rank, body); }).failures();
 }
 

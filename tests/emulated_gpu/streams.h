@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "kernels/runtime/device.h"
-#include "zero/lane_thread.h"
+#include "zero/engine/lane_thread.h"
 
 struct CUstream_st {
   // Some time later, after what was added before.

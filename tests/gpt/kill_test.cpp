@@ -81,7 +81,7 @@ struct DriveJob {
   }
 
   std::filesystem::path directory;
-  MeetingPlace meeting;
+  ProcessGroupRig meeting;
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "zero/comm/thread_communicator.h"
-#include "zero/engine.h"
+#include "zero/engine/engine.h"
 
 namespace {
 

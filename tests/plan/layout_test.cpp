@@ -79,7 +79,7 @@ TEST_CASE("tensors larger than 2^31 elements are cut like others") {
 
 TEST_CASE("fractions are met to within one tile, and state is no nearer than its parameters") {
   const Layout layout = make_layout(plain_model(10, 100'000), 1, 1024);
-  Placement placement{.whole_parameters = false};
+  Placement placement{.full_parameters = false};
   placement.state = {0.25, 0.35, 0.4};
   std::array<std::size_t, tier_count> tiles{};
   std::size_t all = 0;

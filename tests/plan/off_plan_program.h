@@ -20,7 +20,7 @@ class OffPlanProgram {
       ops_.push_back(op);
     }
     for (Op& op : ops_)
-      std::erase_if(op.after, [](const Wait& wait) { return wait.of_last_round; });
+      std::erase_if(op.after, [](const Wait& wait) { return wait.of_last_step; });
   }
 
   void add(const Trace& chain) {
@@ -93,7 +93,7 @@ class OffPlanProgram {
 
   CompileInput in_;
   Program program_;
-  DepartedRound step_;
+  OffPlanStep step_;
   std::vector<Op> ops_;
   std::size_t end_of_step_ = 0;
 };

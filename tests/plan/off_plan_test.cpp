@@ -64,7 +64,7 @@ class AnyStep {
     const std::size_t unit = pick(input_.model.units.size());
     const Trace chain = visits_of(input_.model, unit, pick(2) == 0 ? Phase::forward : Phase::backward);
     for (const Visit& visit : chain) {
-      if (visit.phase == Phase::backward && backward_uses(step_.visits, visit.unit) > 0) input_.sums_pass_by = true;
+      if (visit.phase == Phase::backward && backward_uses(step_.visits, visit.unit) > 0) input_.extra_sum_slots = true;
     }
     try {
       compile_visits(input_, step_, chain);
@@ -78,7 +78,7 @@ class AnyStep {
 
   std::mt19937 random_;
   CompileInput input_;
-  DepartedRound step_;
+  OffPlanStep step_;
   std::vector<Trace> chains_;
 };
 
@@ -101,9 +101,9 @@ TEST_CASE("an off-plan step has no faults, whatever the trainer does in it") {
                                      .rank = static_cast<std::size_t>(shards - 1),
                                      .micro_steps = micro_steps,
                                      .schedule = schedule,
-                                     .whole_records = seed % 2 == 0,
+                                     .full_records = seed % 2 == 0,
                                      .host_is_device = seed / 2 % 2 == 0}));
-            CAPTURE(model.units.size(), shards, replicas, placement.whole_parameters,
+            CAPTURE(model.units.size(), shards, replicas, placement.full_parameters,
                     static_cast<int>(placement.reduction), placement.parameters.fractions(),
                     placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
                     schedule.kept_records, schedule.update_in_backward, micro_steps, seed);
@@ -145,7 +145,7 @@ std::vector<Sample> off_plan_samples() {
 
 CompileInput input_of(const Plan& plan) {
   CompileInput input = plan.input();
-  input.sums_pass_by = true;
+  input.extra_sum_slots = true;
   return input;
 }
 
@@ -171,8 +171,8 @@ TEST_CASE("no operation of an off-plan list is superfluous") {
 TEST_CASE("a unit that was updated in the backward pass cannot be used again in that step") {
   const Sample sample = off_plan_samples()[3];
   const Plan plan = plan_of(sample.setup);
-  const DepartedRound step{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
-                           .by_program = 5};
+  const OffPlanStep step{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
+                         .by_program = 5};
   for (const Visit& visit : {forward(3), backward(3), backward(0)}) {
     CHECK_THROWS_WITH(compile_visits(plan.input(), step, {visit}),
                       Catch::Contains("B1007") && Catch::Contains("unit h." + std::to_string(visit.unit)) &&

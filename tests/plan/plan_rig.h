@@ -14,7 +14,7 @@ struct PlanSetup {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Trace trace{};
-  bool whole_records = false;
+  bool full_records = false;
   bool host_is_device = false;
 };
 
@@ -26,7 +26,7 @@ inline Plan plan_of(const PlanSetup& setup) {
                             .names = optim::AdamW::state,
                             .trace = setup.trace,
                             .schedule = setup.schedule,
-                            .whole_records = setup.whole_records,
+                            .full_records = setup.full_records,
                             .host_is_device = setup.host_is_device});
 }
 

@@ -21,9 +21,9 @@ PlanSetup setup_of(int stage, std::size_t ranks, const Spread& state) {
   return setup;
 }
 
-PlanSetup state_on_drives(bool whole_records, bool host_is_device = false) {
+PlanSetup state_on_drives(bool full_records, bool host_is_device = false) {
   PlanSetup setup = setup_of(3, 2, all_in(Tier::nvme));
-  setup.whole_records = whole_records;
+  setup.full_records = full_records;
   setup.host_is_device = host_is_device;
   return setup;
 }
@@ -65,7 +65,7 @@ std::map<std::string, std::string> texts() {
   };
   const Visit next{0, Phase::backward};
   const Trace trace = declared_order(plan.model());
-  DepartedRound step{.visits = {trace.begin(), trace.begin() + 4}, .by_program = 4};
+  OffPlanStep step{.visits = {trace.begin(), trace.begin() + 4}, .by_program = 4};
   texts["stage3_nvme_off_plan_use"] = text(compile_visits(plan.input(), step, {next}));
   step.visits.push_back(next);
   texts["stage3_nvme_off_plan_step"] = text(compile_step(plan.input(), step));
@@ -155,7 +155,7 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
   CHECK_THAT(problem([](PlanSetup& s) { s.placement.state = {0.5, 0.2, 0.0}; }), Contains("add up to 1"));
   CHECK_THAT(problem([](PlanSetup& s) { s.placement.gradients = all_in(Tier::nvme); }), Contains("on a drive"));
   CHECK_THAT(problem([](PlanSetup& s) {
-               s.placement.whole_parameters = true;
+               s.placement.full_parameters = true;
                s.placement.parameters = all_in(Tier::host);
              }),
              Contains("stage 3, or parameters on the device"));

@@ -88,7 +88,7 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
   setup.placement.state = all_in(Tier::nvme);
-  setup.whole_records = true;
+  setup.full_records = true;
   const Simulation step = simulation_of(setup, machine, {0.02, 0.04});
   const double disk = step.busy[at(Lane::disk)];
   CHECK(disk > 0.9);
@@ -293,8 +293,8 @@ TEST_CASE("70B on 8 and on 1,024 ranks with state on drives is planned on this m
         .model = model, .machine = fast_machine(), .work = work, .ranks = ranks, .names = optim::AdamW::state};
     Placement placement = placement_of_stage(3, ranks);
     placement.state = all_in(Tier::nvme);
-    const auto bytes_on_drives = [&](bool whole_records) {
-      input.whole_records = whole_records;
+    const auto bytes_on_drives = [&](bool full_records) {
+      input.full_records = full_records;
       const Choice choice = price(input, placement);
       CHECK(choice.simulation.seconds > 0.0);
       return bytes_in(choice.ledger, Tier::nvme);

@@ -47,7 +47,7 @@ std::vector<Placement> placements(const Mesh& mesh) {
 }
 
 struct HostUpdates {
-  bool whole_records, host_is_device;
+  bool full_records, host_is_device;
 };
 
 // Options that matter only where updates are made on the host.
@@ -77,12 +77,12 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.shards - 1;
             for (const HostUpdates& updates : host_updates(placement)) {
-              setup.whole_records = updates.whole_records;
+              setup.full_records = updates.full_records;
               setup.host_is_device = updates.host_is_device;
-              CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.whole_parameters,
+              CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.full_parameters,
                       static_cast<int>(placement.reduction), placement.parameters.fractions(),
                       placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
-                      schedule.update_in_backward, micro_steps, setup.whole_records, setup.host_is_device);
+                      schedule.update_in_backward, micro_steps, setup.full_records, setup.host_is_device);
               CHECK(problems_of(setup) == std::vector<std::string>{});
               ++programs;
             }
@@ -108,11 +108,11 @@ std::vector<PlanSetup> samples() {
   PlanSetup in_backward{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
   in_backward.placement.parameters = in_backward.placement.state = nvme;
   in_backward.schedule.update_in_backward = true;
-  PlanSetup whole_records = nvme_state;
-  whole_records.whole_records = true;
+  PlanSetup full_records = nvme_state;
+  full_records.full_records = true;
   PlanSetup on_cpu = nvme_state;
   on_cpu.host_is_device = true;
-  return {nvme_state, on_host, whole, in_backward, whole_records, on_cpu};
+  return {nvme_state, on_host, whole, in_backward, full_records, on_cpu};
 }
 
 }  // namespace

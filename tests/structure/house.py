@@ -14,7 +14,8 @@ LAYERS = {
     "optim": ["kernels"],
     "zero/comm": ["kernels"],
     "zero/plan": ["offload", "optim"],
-    "zero": ["zero/comm", "zero/plan"],
+    "zero/engine": ["zero/comm", "zero/plan"],
+    "zero": ["zero/engine"],
     "python": ["zero"],
     "examples": ["zero"],
     "benchmarks": ["zero", "examples"],
@@ -31,7 +32,7 @@ PYTHON_LAYERS = {
         "safetensors_format",
     ],
     "planning": [
-        *("machine", "hardware", "places", "searching", "result", "options", "placements", "suggestions", "planning"),
+        *("machine", "hardware", "tiers", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
     ],

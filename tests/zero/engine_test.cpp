@@ -1,4 +1,4 @@
-#include "zero/engine.h"
+#include "zero/engine/engine.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

@@ -20,7 +20,7 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
                {std::pair{std::size_t{128}, Schedule{.prefetch = 0, .staging_slots = 1}},
                 std::pair{std::size_t{100'096}, Schedule{.prefetch = 2, .staging_slots = 4, .kept_records = 2}}}) {
             if (!sweep.takes_next()) continue;
-            CAPTURE(ranks, micro_steps, max_norm, placement.shards, placement.whole_parameters,
+            CAPTURE(ranks, micro_steps, max_norm, placement.shards, placement.full_parameters,
                     placement.parameters.fractions(), placement.gradients.fractions(), placement.state.fractions(),
                     tile);
             Setup setup = reference;

@@ -24,7 +24,7 @@ inline void check_gpu_trains_as_cpu(Sweep& sweep, std::size_t ranks, const Setup
   const std::vector<Outcome> expected = train(on_cpu);
   for (const Placement& placement : placements(ranks)) {
     if (!sweep.takes_next()) continue;
-    CAPTURE(ranks, placement.shards, placement.whole_parameters, placement.parameters.fractions(),
+    CAPTURE(ranks, placement.shards, placement.full_parameters, placement.parameters.fractions(),
             placement.gradients.fractions(), placement.state.fractions());
     Setup setup = with;
     setup.placement = placement;
@@ -125,10 +125,10 @@ inline void check_trainer_is_waited_for() {
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     if (training.plan().layout().units[unit].elements() == 0) continue;
-    const View whole = training.engine().whole_parameters(unit);
+    const View whole = training.engine().full_parameters(unit);
     fill(whole.data(), 0, whole.bytes(), stream);
   }
-  training.engine().look_at_state([&](const OwnTile& tile) {
+  training.engine().look_at_state([&](const LocalTile& tile) {
     const std::size_t bytes = tile.memory.count * byte_size(model.units[tile.unit].dtype);
     const std::span seen(tile.memory.parameter, bytes);
     CHECK(std::ranges::all_of(seen, [](std::byte byte) { return byte == std::byte{0}; }));

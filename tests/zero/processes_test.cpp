@@ -40,7 +40,7 @@ struct TrainingJob {
 
   TemporaryDirectory directory;
   Setup setup;
-  MeetingPlace meeting;
+  ProcessGroupRig meeting;
 };
 
 Setup on_drives(std::size_t ranks, std::size_t steps) {

@@ -311,7 +311,7 @@ TEST_CASE("state of a run is not changed before all ranks are there") {
     training.engine().finish();
     world.barrier();
     if (world.rank() == 1) return world.abort("it ends here");
-    training.engine().change_state([&](const OwnTile&) { ++changed; });
+    training.engine().change_state([&](const LocalTile&) { ++changed; });
   });
   CHECK_THAT(failures[0], Contains("B3301"));
   CHECK(changed == 0);
@@ -322,7 +322,7 @@ TEST_CASE("state of a run is changed on all ranks or on none") {
   const TemporaryDirectory directory;
   KeptRun run{.directory = directory.path()};
   run.options.drives = {.directories = {run.directory}, .run = "mine"};
-  const auto nothing = [](const OwnTile&) {};
+  const auto nothing = [](const LocalTile&) {};
   std::vector<std::vector<std::string>> refused(2);
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
@@ -330,14 +330,14 @@ TEST_CASE("state of a run is changed on all ranks or on none") {
     const auto fail_on_1 = [&] {
       if (world.rank() == 1) throw std::runtime_error("rank 1 has nothing to put there");
     };
-    const auto change = [&](const TileLook& look, const std::function<void()>& agree) {
+    const auto change = [&](const TileVisitor& look, const std::function<void()>& agree) {
       try {
         training.engine().change_state(look, agree);
       } catch (const std::exception& error) {
         refused[world.rank()].emplace_back(error.what());
       }
     };
-    change([&](const OwnTile&) { fail_on_1(); }, [] {});
+    change([&](const LocalTile&) { fail_on_1(); }, [] {});
     change(nothing, fail_on_1);
     training.engine().change_state(nothing);
     SyntheticTrainer trainer(run.model, world.rank());

@@ -17,10 +17,10 @@ using Catch::Contains;
 namespace {
 
 TrainingOptions options_of(const Placement& placement, const std::filesystem::path& directory) {
-  const bool stage_0 = placement.shards == 1 && placement.whole_parameters;
-  return {.stage = stage_0                      ? 0
-                   : placement.whole_parameters ? 2
-                                                : 3,
+  const bool stage_0 = placement.shards == 1 && placement.full_parameters;
+  return {.stage = stage_0                     ? 0
+                   : placement.full_parameters ? 2
+                                               : 3,
           .parameters = placement.parameters,
           .gradients = placement.gradients,
           .state = placement.state,
@@ -36,12 +36,12 @@ std::string text(const Placement& placement) {
                                                       : "nvme";
   };
   return fmt::format("{} shards, parameters {} ({}), gradients {}, state {}", placement.shards,
-                     placement.whole_parameters ? "whole" : "sharded", where(placement.parameters),
+                     placement.full_parameters ? "whole" : "sharded", where(placement.parameters),
                      where(placement.gradients), where(placement.state));
 }
 
 // The stretches of a tile's memory that have something in them.
-std::vector<std::span<std::byte>> stretches(const Training& training, const OwnTile& tile) {
+std::vector<std::span<std::byte>> stretches(const Training& training, const LocalTile& tile) {
   const kernels::UpdateTile& memory = tile.memory;
   const optim::StateLayout& layout = training.plan().blocks().state(tile.unit);
   std::vector<std::span<std::byte>> all{{memory.parameter, memory.count * byte_size(memory.parameter_dtype)}};
@@ -54,9 +54,9 @@ std::vector<std::span<std::byte>> stretches(const Training& training, const OwnT
 using Taken = std::map<std::pair<std::size_t, std::size_t>, std::vector<std::vector<std::byte>>>;
 
 Taken take_out(
-    Training& training, const TileChoice& which = [](const OwnTile&) { return true; }) {
+    Training& training, const TileFilter& which = [](const LocalTile&) { return true; }) {
   Taken taken;
-  const auto take = [&](const OwnTile& tile) {
+  const auto take = [&](const LocalTile& tile) {
     for (const auto& stretch : stretches(training, tile)) {
       taken[{tile.unit, tile.range.first}].emplace_back(stretch.begin(), stretch.end());
     }
@@ -66,7 +66,7 @@ Taken take_out(
 }
 
 void put_in(Training& training, const Taken& taken) {
-  training.engine().change_state([&](const OwnTile& tile) {
+  training.engine().change_state([&](const LocalTile& tile) {
     const auto& kept = taken.at({tile.unit, tile.range.first});
     const auto places = stretches(training, tile);
     for (std::size_t i = 0; i < places.size(); ++i) {
@@ -115,7 +115,7 @@ TEST_CASE("changes that a rank does not agree to leave what is on drives as it w
     bool refused = false;
     try {
       trainee.training.engine().change_state(
-          [&](const OwnTile& tile) {
+          [&](const LocalTile& tile) {
             if (!tile.frozen) std::ranges::fill(stretches(trainee.training, tile)[0], std::byte{7});
           },
           [] { throw std::runtime_error("no"); });
@@ -140,7 +140,7 @@ TEST_CASE("tiles on drives that are not asked for are not read") {
                            .tile_elements = 256});
   trainee.step(0);
   const Taken all = take_out(trainee.training);
-  const Taken found = take_out(trainee.training, [](const OwnTile& tile) { return tile.unit == 1; });
+  const Taken found = take_out(trainee.training, [](const LocalTile& tile) { return tile.unit == 1; });
   CHECK(found.size() > 1);
   CHECK(found.size() < all.size());
   for (const auto& [place, bytes] : found) {
@@ -150,7 +150,7 @@ TEST_CASE("tiles on drives that are not asked for are not read") {
   for (const auto& file : std::filesystem::recursive_directory_iterator(directory.path())) {
     if (file.is_regular_file()) std::filesystem::resize_file(file.path(), 0);
   }
-  CHECK(take_out(trainee.training, [](const OwnTile&) { return false; }).empty());
+  CHECK(take_out(trainee.training, [](const LocalTile&) { return false; }).empty());
   CHECK_THROWS(take_out(trainee.training));
 }
 
@@ -214,7 +214,7 @@ TEST_CASE("whole parameters are where a trainer below stage 3 sees each update")
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 0});
-  const ConstView whole = trainee.training.engine().whole_parameters(0);
+  const ConstView whole = trainee.training.engine().full_parameters(0);
   trainee.step(0);
   trainee.training.engine().finish();
   const Lease lease = trainee.training.forward(0);
@@ -229,7 +229,7 @@ TEST_CASE("a rule that keeps nothing has no state to look at") {
   Training training(model, *world, {optim::Sgd{}}, {.stage = 0});
   training.initialise(first_parameters());
   std::size_t elements = 0;
-  training.engine().look_at_state([&](const OwnTile& tile) {
+  training.engine().look_at_state([&](const LocalTile& tile) {
     CHECK(tile.memory.master == nullptr);
     CHECK(tile.memory.momentum == nullptr);
     elements += tile.range.count;

@@ -19,10 +19,10 @@ std::size_t ranks_of(const Setup& setup) { return setup.placement.shards * setup
 
 TrainingOptions options_of(const Setup& setup, const Stream* stream) {
   const Placement& placement = setup.placement;
-  const bool stage_0 = placement.shards == 1 && placement.whole_parameters;
-  return {.stage = stage_0                      ? 0
-                   : placement.whole_parameters ? 2
-                                                : 3,
+  const bool stage_0 = placement.shards == 1 && placement.full_parameters;
+  return {.stage = stage_0                     ? 0
+                   : placement.full_parameters ? 2
+                                               : 3,
           .replicas = stage_0 ? 1 : placement.replicas,
           .parameters = placement.parameters,
           .gradients = placement.gradients,

@@ -66,7 +66,7 @@ class Collectives : public Communicator {
   std::size_t size() const override { return transport_->size(); }
   Allocator* shared_memory() override { return transport_->shared_memory(); }
   void abort(std::string_view reason) override { transport_->abort(reason); }
-  void leave(const Farewell& farewell) override { transport_->leave(farewell); }
+  void leave(const LeaveReason& leave_reason) override { transport_->leave(leave_reason); }
   void set_activity(std::string_view activity) override { transport_->set_activity(activity); }
 
   void all_gather(ConstView mine, View all) override {

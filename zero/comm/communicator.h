@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "kernels/runtime/view.h"
-#include "zero/comm/farewell.h"
 #include "zero/comm/gpu_stream.h"
+#include "zero/comm/leave_reason.h"
 #include "zero/comm/purpose.h"
 
 namespace ballast {
@@ -62,9 +62,9 @@ class Communicator {
   virtual void abort(std::string_view reason) = 0;
 
   // Announces that this rank leaves this group and all groups related to it by split(). Waits for no other rank. No
-  // collective may follow; if `farewell` reports a failure, pending collectives end. Any thread may call; only the
+  // collective may follow; if `leave_reason` reports a failure, pending collectives end. Any thread may call; only the
   // first call counts. The end of the last group of a process announces the same.
-  virtual void leave(const Farewell& farewell) = 0;
+  virtual void leave(const LeaveReason& leave_reason) = 0;
 
   // Sets what this rank is doing ("is in step 4"), for error messages. Any thread may call.
   virtual void set_activity(std::string_view activity) = 0;

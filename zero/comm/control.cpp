@@ -157,15 +157,16 @@ void Control::fail(const std::string& reason) {
   send({.kind = Message::Kind::failed, .value = shortened(reason)});
 }
 
-void Control::leave(const Farewell& farewell) {
+void Control::leave(const LeaveReason& leave_reason) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(leaving_, true)) return;
   }
   send({.kind = Message::Kind::goodbye,
-        .key = std::string(farewell.has_failed ? key_of_failure : ""),
-        .value = shortened(farewell.words)});
-  if (farewell.has_failed) error_.set(left(options_.self, farewell.words));  // ends this rank's pending collectives
+        .key = std::string(leave_reason.has_failed ? key_of_failure : ""),
+        .value = shortened(leave_reason.words)});
+  if (leave_reason.has_failed)
+    error_.set(left(options_.self, leave_reason.words));  // ends this rank's pending collectives
 }
 
 void Control::set_activity(std::string_view activity) {

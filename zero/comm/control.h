@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "zero/comm/deadline.h"
-#include "zero/comm/farewell.h"
 #include "zero/comm/first_error.h"
 #include "zero/comm/key_value_store.h"
+#include "zero/comm/leave_reason.h"
 #include "zero/comm/member.h"
 #include "zero/comm/socket.h"
 
@@ -44,7 +44,7 @@ class Control : public KeyValueStore {
   [[noreturn]] void fail_late(std::size_t rank);  // after a timeout; throws B3302, which names the rank that is late
   void fail(const std::string& reason);           // ends the job because of this rank
 
-  void leave(const Farewell& farewell);  // once
+  void leave(const LeaveReason& leave_reason);  // once
   void set_activity(std::string_view activity);
 
   // After has_left() all that the rank sent earlier has arrived. If rank 0 has left and its process has ended, the hub

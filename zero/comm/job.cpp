@@ -53,9 +53,9 @@ Job::~Job() {
   }
 }
 
-void Job::leave(const Farewell& farewell) {
+void Job::leave(const LeaveReason& leave_reason) {
   const std::lock_guard lock(leaving_);
-  control_->leave(farewell);
+  control_->leave(leave_reason);
   if (hub_) Hub::detach(std::move(hub_));
 }
 

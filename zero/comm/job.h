@@ -29,7 +29,7 @@ class Job {
   Control& control() { return *control_; }
   void fail(std::string_view reason);  // ends the job because of this rank
   // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left. Any thread may call.
-  void leave(const Farewell& farewell);
+  void leave(const LeaveReason& leave_reason);
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:

@@ -20,7 +20,7 @@ class ProcessTransport : public Transport {
   std::size_t rank() const override { return group_.rank(); }
   std::size_t size() const override { return group_.size(); }
   void abort(std::string_view reason) override { group_.job().fail(reason); }
-  void leave(const Farewell& farewell) override { group_.job().leave(farewell); }
+  void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
   std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuStream>& place) override {
     return make_(group_.part(ranks), place);

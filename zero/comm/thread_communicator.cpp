@@ -26,12 +26,12 @@ void ThreadJob::join(std::size_t rank) {
   left_.erase(rank);
 }
 
-void ThreadJob::leave(std::size_t rank, const Farewell& farewell) {
+void ThreadJob::leave(std::size_t rank, const LeaveReason& leave_reason) {
   {
     const std::lock_guard lock(mutex_);
-    left_.emplace(rank, farewell.words);
+    left_.emplace(rank, leave_reason.words);
   }
-  if (farewell.has_failed) error_.set(fmt::format("rank {} left: {}", rank, farewell.words));
+  if (leave_reason.has_failed) error_.set(fmt::format("rank {} left: {}", rank, leave_reason.words));
 }
 
 std::optional<std::string> ThreadJob::leave_reason(std::size_t rank) {
@@ -141,12 +141,12 @@ class Membership {
   }
   ~Membership() {
     const bool is_thrown = std::uncaught_exceptions() > exceptions_;
-    job_->leave(rank_, is_thrown ? Farewell{.words = "ended by an exception"} : Farewell{});
+    job_->leave(rank_, is_thrown ? LeaveReason{.words = "ended by an exception"} : LeaveReason{});
   }
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  void leave(const Farewell& farewell) const { job_->leave(rank_, farewell); }
+  void leave(const LeaveReason& leave_reason) const { job_->leave(rank_, leave_reason); }
 
  private:
   std::shared_ptr<ThreadJob> job_;
@@ -176,7 +176,7 @@ class ThreadTransport : public Transport {
     return std::numeric_limits<std::size_t>::max();
   }
   void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
-  void leave(const Farewell& farewell) override { membership_->leave(farewell); }
+  void leave(const LeaveReason& leave_reason) override { membership_->leave(leave_reason); }
   void set_activity(std::string_view) override {}
 
   void exchange(const SentChunk& chunk, const Receive& receive) override {

@@ -22,7 +22,7 @@ class ThreadJob {
  public:
   FirstError& error() { return error_; }
   void join(std::size_t rank);
-  void leave(std::size_t rank, const Farewell& farewell);
+  void leave(std::size_t rank, const LeaveReason& leave_reason);
   std::optional<std::string> leave_reason(std::size_t rank);  // empty if it has not left
 
  private:

@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "zero/comm/call.h"
-#include "zero/comm/farewell.h"
 #include "zero/comm/gpu_stream.h"
+#include "zero/comm/leave_reason.h"
 
 namespace ballast {
 
@@ -67,7 +67,7 @@ class Transport {
 
   // See Communicator.
   virtual void abort(std::string_view reason) = 0;
-  virtual void leave(const Farewell& farewell) = 0;
+  virtual void leave(const LeaveReason& leave_reason) = 0;
   virtual void set_activity(std::string_view activity) = 0;
 };
 

@@ -18,7 +18,7 @@ optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const
 }
 
 Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placement, const BlockOptions& options)
-    : whole_records_(options.whole_records || placement.parameters.nvme > 0.0) {
+    : full_records_(options.full_records || placement.parameters.nvme > 0.0) {
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     const Unit& unit = model.units[i];
     const std::size_t elements = layout.units[i].tile_elements;

@@ -21,7 +21,7 @@ struct BlockSizes {
 struct BlockOptions {
   kernels::StateFormat format = kernels::StateFormat::split;
   optim::StateNames names{};
-  bool whole_records = false;  // records hold the parameter in any case
+  bool full_records = false;  // records hold the parameter in any case
 };
 
 struct RecordSizes {
@@ -39,15 +39,15 @@ class Blocks {
 
   const BlockSizes& of(std::size_t unit) const { return sizes_[unit]; }
   BlockSizes in_record(std::size_t unit) const {
-    return {whole_records_ ? sizes_[unit].parameter : 0, sizes_[unit].state};
+    return {full_records_ ? sizes_[unit].parameter : 0, sizes_[unit].state};
   }
-  bool whole_records() const { return whole_records_; }
+  bool full_records() const { return full_records_; }
   const optim::StateLayout& state(std::size_t unit) const { return states_[unit]; }
   const RecordSizes& records() const { return records_; }
   offload::RecordShape shape(std::size_t tiles) const;  // without the name of a run
 
  private:
-  bool whole_records_;
+  bool full_records_;
   std::vector<BlockSizes> sizes_;           // by unit
   std::vector<optim::StateLayout> states_;  // by unit
   BlockSizes largest_;                      // in a record

@@ -18,7 +18,7 @@ struct Candidate {
   Candidate(const ChoiceInput& input, const Placement& placement)
       : layout(make_layout(input.model, placement.shards, input.tile_elements)),
         blocks(input.model, layout, placement,
-               {.format = input.format, .names = input.names, .whole_records = input.whole_records}),
+               {.format = input.format, .names = input.names, .full_records = input.full_records}),
         compile_input{.model = input.model,
                       .layout = layout,
                       .blocks = blocks,

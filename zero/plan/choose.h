@@ -20,8 +20,8 @@ struct ChoiceInput {
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
   Schedule schedule{};
-  Trace trace{};               // of each micro-step; empty: the order of declaration
-  bool whole_records = false;  // records hold parameters too
+  Trace trace{};              // of each micro-step; empty: the order of declaration
+  bool full_records = false;  // records hold parameters too
 };
 
 struct Choice {

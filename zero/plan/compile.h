@@ -7,7 +7,7 @@
 namespace ballast {
 
 // A step in which the trainer has left the order of the program.
-struct DepartedRound {
+struct OffPlanStep {
   Trace visits{};              // so far, in all micro-steps
   std::size_t by_program = 0;  // how many of them, from the first on, the program's operations served
 };
@@ -19,8 +19,8 @@ Program compile(const CompileInput& input);
 // with the units that are held together, and one for the end of the step. A list begins when everything before it is
 // over, and does nothing ahead. After the last one the engine runs the program's entry. Throws B1007 for a unit that
 // has been updated already, B2004 for a unit that does not fit.
-std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& step, const Trace& chain);
-std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& step);
+std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& step, const Trace& chain);
+std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step);
 
 // The program without its operations: its memory, for much less work.
 Program outline(const CompileInput& input);

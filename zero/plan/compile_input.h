@@ -24,8 +24,8 @@ struct CompileInput {
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
   Trace trace{};                // of each micro-step; empty: the order of declaration
   Schedule schedule{};
-  bool host_is_device = false;  // on a CPU: updates on the host need no copies of parameters and gradients
-  bool sums_pass_by = false;    // slots for a second sum of a unit's gradients, even if the trace needs none
+  bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
+  bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 };
 
 // Its trace, or the order of declaration if it has none.

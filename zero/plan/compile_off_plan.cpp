@@ -11,7 +11,7 @@ namespace {
 
 class OffPlanCompiler {
  public:
-  OffPlanCompiler(const CompileInput& input, const DepartedRound& step, const Trace& trace)
+  OffPlanCompiler(const CompileInput& input, const OffPlanStep& step, const Trace& trace)
       : in_(input),
         step_(step),
         program_trace_(trace_of(input)),
@@ -33,7 +33,7 @@ class OffPlanCompiler {
   void add_rendezvous(Phase phase, std::size_t unit);
 
   const CompileInput& in_;
-  const DepartedRound& step_;
+  const OffPlanStep& step_;
   const Trace program_trace_;
   const Trace trace_;
   Uses program_;
@@ -112,13 +112,13 @@ void OffPlanCompiler::add_rendezvous(Phase phase, std::size_t unit) {
 
 }  // namespace
 
-std::vector<Op> compile_visits(const CompileInput& input, const DepartedRound& step, const Trace& chain) {
+std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& step, const Trace& chain) {
   Trace trace = step.visits;
   trace.insert(trace.end(), chain.begin(), chain.end());
   return OffPlanCompiler(input, step, trace).rest_of_visits();
 }
 
-std::vector<Op> compile_step(const CompileInput& input, const DepartedRound& step) {
+std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step) {
   return OffPlanCompiler(input, step, step.visits).rest_of_step();
 }
 

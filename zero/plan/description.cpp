@@ -11,7 +11,7 @@ namespace ballast {
 namespace {
 
 std::string stage_of(const Placement& placement) {
-  if (!placement.whole_parameters) return "stage 3";
+  if (!placement.full_parameters) return "stage 3";
   if (placement.shards > 1) return "stage 1 or 2";
   return placement.replicas > 1 ? "stage 0" : "a stage below 3";  // which are the same on one rank
 }

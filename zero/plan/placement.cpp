@@ -62,7 +62,7 @@ Spread all_in(Tier tier) {
 Placement placement_of_stage(int stage, std::size_t ranks) {
   require(stage >= 0 && stage <= 3, Code::bad_argument,
           [&] { return Problem{.what = fmt::format("there is no stage {}", stage), .needed = "0, 1, 2 or 3"}; });
-  return {.shards = stage == 0 ? 1 : ranks, .replicas = stage == 0 ? ranks : 1, .whole_parameters = stage < 3};
+  return {.shards = stage == 0 ? 1 : ranks, .replicas = stage == 0 ? ranks : 1, .full_parameters = stage < 3};
 }
 
 void check(const Placement& placement) {
@@ -74,7 +74,7 @@ void check(const Placement& placement) {
   check("gradients", placement.gradients);
   check("optimizer states", placement.state);
   if (placement.gradients.nvme > 0.0) refuse("cannot keep gradients on a drive", "the device or the host");
-  if (placement.whole_parameters && placement.parameters != Spread{}) {
+  if (placement.full_parameters && placement.parameters != Spread{}) {
     refuse("cannot keep full parameters outside the device", "stage 3, or parameters on the device");
   }
 }

@@ -37,9 +37,9 @@ enum class Reduction : std::uint8_t {
 };
 
 struct Placement {
-  std::size_t shards = 1;        // ranks that share one copy of the state
-  std::size_t replicas = 1;      // copies of it; shards * replicas ranks in all
-  bool whole_parameters = true;  // kept gathered between steps
+  std::size_t shards = 1;       // ranks that share one copy of the state
+  std::size_t replicas = 1;     // copies of it; shards * replicas ranks in all
+  bool full_parameters = true;  // kept gathered between steps
   Reduction reduction = Reduction::each;
   Spread parameters{};  // by unit
   Spread gradients{};   // by unit, reduced ones; never on a drive

@@ -25,7 +25,7 @@ Plan::Plan(Model model, const PlanOptions& options)
     : model_(std::move(model)),
       layout_(make_layout(model_, options.placement.shards, options.tile_elements)),
       blocks_(model_, layout_, options.placement,
-              {.format = options.format, .names = options.names, .whole_records = options.whole_records}),
+              {.format = options.format, .names = options.names, .full_records = options.full_records}),
       input_{.model = model_,
              .layout = layout_,
              .blocks = blocks_,

@@ -15,7 +15,7 @@ struct PlanOptions {
   std::string rule{};         // name of the update rule
   Trace trace{};
   Schedule schedule{};
-  bool whole_records = false;   // records hold parameters too, so that a run resumes from them alone
+  bool full_records = false;    // records hold parameters too, so that a run resumes from them alone
   bool host_is_device = false;  // a CPU's
 };
 

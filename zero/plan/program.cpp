@@ -15,7 +15,7 @@ std::string piece_text(const Program& program, std::string_view label, const Pie
 std::string waits_text(const Op& op) {
   std::string text;
   for (const Wait& wait : op.after) {
-    text += fmt::format("{}{}{}", text.empty() ? " after=" : ",", wait.of_last_round ? '^' : '%', wait.op);
+    text += fmt::format("{}{}{}", text.empty() ? " after=" : ",", wait.of_last_step ? '^' : '%', wait.op);
   }
   return text;
 }

@@ -67,7 +67,7 @@ struct Piece {
 // An earlier operation that one waits for: of the same step, or of the step before.
 struct Wait {
   std::uint32_t op = 0;
-  bool of_last_round = false;
+  bool of_last_step = false;
 
   bool operator==(const Wait&) const = default;
 };

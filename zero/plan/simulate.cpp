@@ -61,8 +61,8 @@ class Walk {
     after(came_by_);
     after(lane_last_[index(op.lane)]);
     for (const Wait& wait : op.after) {
-      if (!wait.of_last_round) after(begin_of_step_ + wait.op);
-      if (wait.of_last_round && begin_of_step_ > 0) after(begin_of_step_ - size_ + wait.op);
+      if (!wait.of_last_step) after(begin_of_step_ + wait.op);
+      if (wait.of_last_step && begin_of_step_ > 0) after(begin_of_step_ - size_ + wait.op);
     }
     span.busy = seconds_of(op, in_);
     span.end = span.begin + span.busy;

@@ -26,7 +26,7 @@ StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
   const Placement& placement = input.placement;
   for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
     const bool all_here = placement.shards == 1 && residence_[unit].parameters == Tier::device;
-    comes_and_goes_.push_back(!placement.whole_parameters && !all_here);
+    comes_and_goes_.push_back(!placement.full_parameters && !all_here);
     sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
     add_unit(unit);
     add_tiles(unit);
@@ -106,7 +106,7 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   const bool updates_on_host = std::ranges::any_of(at.state, [](Tier tier) { return tier != Tier::device; });
   const bool passes_to_host = updates_on_host && !in_.host_is_device;
   const bool passes_by =
-      in_.placement.reduction == Reduction::each && (sums_[unit] > 1 || in_.sums_pass_by);  // the sum so far
+      in_.placement.reduction == Reduction::each && (sums_[unit] > 1 || in_.extra_sum_slots);  // the sum so far
   needs.gradient_bytes =
       std::max(needs.gradient_bytes, layout.trained.count() * byte_size(in_.model.units[unit].dtype));
   needs.shard_bytes = std::max(needs.shard_bytes, shard_bytes(unit));
@@ -117,7 +117,7 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   if (passes_to_host && at.gradients == Tier::device) {
     needs.tile_gradient_bytes = std::max(needs.tile_gradient_bytes, layout.tile_elements * sizeof(float));
   }
-  if (passes_to_host && at.parameters == Tier::device && on_drive > 0 && !in_.blocks.whole_records()) {
+  if (passes_to_host && at.parameters == Tier::device && on_drive > 0 && !in_.blocks.full_records()) {
     needs.tile_parameter_bytes = std::max(needs.tile_parameter_bytes, in_.blocks.of(unit).parameter);
   }
 }

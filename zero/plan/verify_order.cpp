@@ -62,9 +62,9 @@ std::string Unrolled::text(std::size_t index) const {
 void Unrolled::add_waits(std::size_t index, const Op& op, std::size_t step_begin, std::size_t last_step) {
   std::vector<std::size_t>& awaited = awaited_.emplace_back();
   for (const Wait& wait : op.after) {
-    if (wait.of_last_round && last_step == none) continue;  // the entry is over
-    const std::size_t target = (wait.of_last_round ? last_step : step_begin) + wait.op;
-    if (target >= index || (wait.of_last_round && target >= step_begin)) {
+    if (wait.of_last_step && last_step == none) continue;  // the entry is over
+    const std::size_t target = (wait.of_last_step ? last_step : step_begin) + wait.op;
+    if (target >= index || (wait.of_last_step && target >= step_begin)) {
       problems_.push_back(fmt::format("{} waits for a later operation", text(index)));
     } else {
       awaited.push_back(target);

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from ballast import _core
+from ballast.candidates import STAGES
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.placements import STAGES
-from ballast.places import KINDS, Offload, fractions_in, in_words, set_places
 from ballast.searching import TILE, by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
+from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
 from ballast.wrapper.memory_budget import budget_of_all_ranks
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.rules import Rule
@@ -65,7 +65,7 @@ def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
     chosen = min(fitting, key=lambda configuration: configuration.seconds)
     if request.group.rank == 0:
         log.info("%s", search.in_words(chosen, configurations))
-    if not options.chooses_places:
+    if not options.chooses_tiers:
         return replace(options, stage=chosen.stage)
     return replace(options, stage=chosen.stage, offload=_named(chosen.placement, options.directories))
 
@@ -97,11 +97,11 @@ class Search:
         """Return the fastest configuration that fits, else the one that lacks the least."""
         units = self._request.units(stage)
         exact = self._question(stage, units)
-        placements = exact.placements() if self._options.chooses_places else [self._given(stage)]
+        placements = exact.placements() if self._options.chooses_tiers else [self._given(stage)]
         configurations = [Configuration(stage, placement, exact.needs(placement)) for placement in placements]
         if not self._options.chooses or not any(self.fits(configuration) for configuration in configurations):
             return min(configurations, key=self.shortage)
-        if self._options.chooses_places:
+        if self._options.chooses_tiers:
             choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
         else:
             choice = exact.price(placements[0])
@@ -118,7 +118,7 @@ class Search:
         if coarse:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)
-        question.whole_records = bool(options.run)
+        question.full_records = bool(options.run)
         schedule = _core.Schedule()
         schedule.update_in_backward = options.update_in_backward
         question.schedule = schedule
@@ -128,7 +128,7 @@ class Search:
 
     def _given(self, stage: int) -> _core.Placement:
         placement = _core.placement_of_stage(stage, self._request.group.size)
-        set_places(placement, self._options.places)
+        set_tiers(placement, self._options.places)
         return placement
 
     # --- Configurations that fit ---

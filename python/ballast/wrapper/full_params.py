@@ -42,7 +42,7 @@ class FullParameters:
             view
             for number, unit in enumerate(self._units)
             for view in views_in(
-                self._core.whole_parameters(number), unit, self._core.tensor_begins(number), unit.members
+                self._core.full_parameters(number), unit, self._core.tensor_begins(number), unit.members
             )
         ]
         self._users = [users_of(place) for place in self._places]

@@ -11,8 +11,8 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
-from ballast.places import KINDS, TIERS, Offload, TierFractions, fractions_of, set_places, spread_of, tier_of, tiers_by_kind
 from ballast.sizes import Size, parse_size
+from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
 
 AUTO = "auto"
 ALL_OF_A_SHARD = 1 << 60
@@ -50,7 +50,7 @@ class WrapOptions:
         options.update_in_backward = self.update_in_backward
         options.verify = self.verify
         options.tile_elements = parse_size(self.tile)
-        for kind, tiers in self.places.items():
+        for kind, tiers in self.tiers.items():
             setattr(options, kind, spread_of(tiers))
         options.directories = self.directories
         return options
@@ -60,12 +60,12 @@ class WrapOptions:
         return _core.StateFormat.split if self.state_format == AUTO else _core.StateFormat[self.state_format]
 
     @property
-    def chooses_places(self) -> bool:
+    def chooses_tiers(self) -> bool:
         return isinstance(self.offload, str) and tier_of(self.offload) == AUTO
 
     @property
     def chooses(self) -> bool:
-        return self.stage is None or self.chooses_places
+        return self.stage is None or self.chooses_tiers
 
     @property
     def keeps_parameters_whole(self) -> bool:
@@ -73,21 +73,21 @@ class WrapOptions:
         return self.stage is not None and self.stage < 3
 
     @property
-    def places(self) -> Mapping[str, TierFractions]:
+    def tiers(self) -> Mapping[str, TierFractions]:
         """The tiers by kind, as far as they are given. Other kinds stay on the device."""
-        return {} if self.offload is None or self.chooses_places else tiers_by_kind(self.offload)
+        return {} if self.offload is None or self.chooses_tiers else tiers_by_kind(self.offload)
 
     @property
     def directories(self) -> list[str]:
         """The directories on drives, each once."""
         given = [self.offload] if isinstance(self.offload, str) else []
-        words = [word for tiers in self.places.values() for word in fractions_of(tiers)] + given
+        words = [word for tiers in self.tiers.values() for word in fractions_of(tiers)] + given
         return list(dict.fromkeys(path for _, _, path in (word.partition(":") for word in words) if path))
 
     @property
     def tier_of_state(self) -> str:
         """The tier of the optimizer's state; the first one where it is in several."""
-        return tier_of(next(iter(fractions_of(self.places.get("state", "device")))))
+        return tier_of(next(iter(fractions_of(self.tiers.get("state", "device")))))
 
     @property
     def max_norm(self) -> float:
@@ -138,7 +138,7 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
     if options.chooses or options.memory is not None:
         option = "memory" if options.memory is not None else f'"{AUTO}"'
         refuse(f"{option} is not possible: {why}", needed="a stage and tiers: what its step keeps is not known beforehand")
-    if len(fractions_of(options.places.get("state", "device"))) > 1:
+    if len(fractions_of(options.tiers.get("state", "device"))) > 1:
         refuse(f"cannot keep state in several tiers: {why}", needed='"host" or "device": its state is not divided')
     if options.tier_of_state == "nvme":
         refuse(f"cannot keep state on a drive: {why}", needed='"host" or "device": its step needs all state at once')
@@ -156,7 +156,7 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
 def without_gpu(options: WrapOptions) -> WrapOptions:
     """Return the options for a CPU: a tier without a kind is meant for the state alone, because moving gradients to the
     host would copy them from memory to memory."""
-    if isinstance(options.offload, str) and not options.chooses_places:
+    if isinstance(options.offload, str) and not options.chooses_tiers:
         return replace(options, offload={"state": options.offload})
     return options
 
@@ -165,7 +165,7 @@ def _narrowed(options: WrapOptions) -> WrapOptions:
     """Choose stage 3 where the other options are possible in stage 3 only."""
     if options.stage is not None:
         return options
-    offloads_parameters = spread_of(options.places.get("parameters", "device")) != _core.Spread(device=1.0)
+    offloads_parameters = spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0)
     return replace(options, stage=3) if offloads_parameters or options.update_in_backward else options
 
 
@@ -174,20 +174,20 @@ def _check_offload(options: WrapOptions) -> None:
         refuse(f"offload={options.offload!r} is not possible", needed='a tier such as "host", or tiers by kind; or None')
     if options.run and options.chooses:
         refuse(f'run="{options.run}" and "{AUTO}" exclude each other: a run resumes where it was', needed="a stage and tiers")
-    if options.chooses_places:
+    if options.chooses_tiers:
         assert isinstance(options.offload, str)
         if options.offload.endswith(":"):
             refuse(f'offload="{options.offload}" names no directory', needed=f'a directory, such as "{AUTO}:/scratch"')
-    all_known("kind of state", options.places, KINDS)
-    for kind, tiers in options.places.items():
+    all_known("kind of state", options.tiers, KINDS)
+    for kind, tiers in options.tiers.items():
         for word in fractions_of(tiers):
             _check_word(kind, word, options)
     for path in options.directories:
         if not Path(path).is_dir():
             refuse(f"{path} is no directory", where="offload", needed="a directory that exists, on the drive")
     placement = _core.placement_of_stage(3 if options.stage is None else options.stage, 1)
-    set_places(placement, options.places)
-    if options.run and spread_of(options.places.get("state", "device")).nvme < 1.0:
+    set_tiers(placement, options.tiers)
+    if options.run and spread_of(options.tiers.get("state", "device")).nvme < 1.0:
         refuse(f'cannot keep run "{options.run}": its state is not all on drives', needed='offload={"state": "nvme:DIRECTORY"}')
 
 

@@ -165,7 +165,7 @@ class ShardedState:
         written = agree_on_writes(self._group, before, writes, self._residence.require_acceptable_writes)
         self._residence.accept_writes()
         if self._update_is_elsewhere:
-            self._core.take_whole_parameters({(member.unit, member.tensor) for member in written})
+            self._core.take_full_parameters({(member.unit, member.tensor) for member in written})
         else:
             self._core.parameters_changed()
 

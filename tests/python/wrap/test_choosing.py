@@ -206,7 +206,7 @@ def test_ranks_of_a_machine_share_what_it_has():
         ({"offload": {"state": {"device": 0.5, "nvme": 0.5}}}, "no directory"),
         ({"offload": {"state": {"nvme:.": 0.5, "nvme:/": 0.5}}}, "one directory"),
         ({"offload": {"state": ["host"]}}, "no tier"),
-        ({"offload": {"gradients": "nvme:."}}, "gradients were to wait on a drive"),
+        ({"offload": {"gradients": "nvme:."}}, "cannot keep gradients on a drive"),
         ({"offload": {"parameters": {"device": 0.5, "host": 0.5}}}, "stage 3"),
         ({"offload": {"state": "auto"}}, "no tier"),
         ({"offload": "auto:"}, "auto:/scratch"),

@@ -1,0 +1,35 @@
+"""List the placements that a request leaves open."""
+
+from __future__ import annotations
+
+from ballast import _core
+from ballast.options import Options
+from ballast.plan_request import PlanRequest
+from ballast.tiers import set_tiers, spread_of, tiers_by_kind
+
+STAGES = (0, 2, 3)  # 1 and 2 do not differ, because gradients are reduced after each use
+
+
+def stages(options: Options) -> tuple[int, ...]:
+    """Return the requested stage, or else all that differ."""
+    if options.stage is not None:
+        return (options.stage,)
+    if options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0):
+        return STAGES
+    return (3,)  # below stage 3 parameters stay on the device
+
+
+def candidates(request: PlanRequest) -> list[_core.Placement]:
+    """Return all placements, or the requested one in each stage."""
+    if request.options.chooses_tiers:
+        return request.exact.placements()
+    placements = []
+    for stage in stages(request.options):
+        placement = _core.placement_of_stage(stage, request.options.ranks)
+        set_tiers(placement, request.options.offload)
+        placements.append(placement)
+    return placements
+
+
+def _parameters(options: Options) -> _core.Spread:
+    return spread_of(tiers_by_kind(options.offload).get("parameters", "device"))

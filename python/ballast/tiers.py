@@ -1,0 +1,81 @@
+"""The tiers of parameters, gradients and optimizer state, as users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ballast import _core
+from ballast.checks import refuse
+
+KINDS = ("parameters", "gradients", "state")
+TIERS = tuple(tier.name for tier in _core.Tier)
+
+TierFractions = str | Mapping[str, float]  # a tier, or fractions of tiers; a drive may have its directory: "nvme:/scratch"
+Offload = str | Mapping[str, TierFractions]
+
+
+def tiers_by_kind(offload: Offload) -> Mapping[str, TierFractions]:
+    """Return the tiers by kind. A tier alone is that of the state, and the gradients go to the host."""
+    return {"state": offload, "gradients": "host"} if isinstance(offload, str) else offload
+
+
+def fractions_of(tiers: TierFractions) -> Mapping[str, float]:
+    """Return the fraction in each tier.
+
+    >>> fractions_of("host")
+    {'host': 1.0}
+    """
+    if isinstance(tiers, str):
+        return {tiers: 1.0}
+    if not isinstance(tiers, Mapping) or not tiers:
+        refuse(f"{tiers!r} is no tier", needed='a tier, or fractions of tiers such as {"device": 0.25, "host": 0.75}')
+    for word, part in tiers.items():
+        if isinstance(part, bool) or not isinstance(part, (int, float)):
+            refuse(f"{part!r} is no fraction for {word}", needed="fractions that add up to 1")
+    if len({tier_of(word) for word in tiers}) < len(tiers):
+        refuse(f"{dict(tiers)} names a tier twice", needed="one directory for everything on drives")
+    return tiers
+
+
+def tier_of(word: str) -> str:
+    """Return the tier without its directory."""
+    return word.partition(":")[0]
+
+
+def spread_of(tiers: TierFractions) -> _core.Spread:
+    """Return the fractions as the C++ library takes them.
+
+    >>> spread_of({"device": 0.25, "nvme:/scratch": 0.75}).nvme
+    0.75
+    """
+    return _core.Spread(**{tier_of(word): float(part) for word, part in fractions_of(tiers).items()})
+
+
+def fractions_in(spread: _core.Spread) -> dict[str, float]:
+    """Return the fractions that are above 0, by tier."""
+    parts = {tier: float(getattr(spread, tier)) for tier in TIERS}
+    return {tier: part for tier, part in parts.items() if part > 0}
+
+
+def in_words(stage: int, placement: Mapping[str, Mapping[str, float]], *, device: str) -> str:
+    """Describe a placement in a few words.
+
+    >>> in_words(3, {"parameters": {"device": 1.0}, "state": {"device": 0.25, "nvme": 0.75}}, device="the GPU")
+    'stage 3, state 25% on the GPU and 75% on drives'
+    """
+    words = {"device": f"on {device}", "host": "on the host", "nvme": "on drives"}
+
+    def spread(parts: Mapping[str, float]) -> str:
+        if len(parts) == 1:
+            return words[next(iter(parts))]
+        return " and ".join(f"{part:.0%} {words[tier]}" for tier, part in parts.items())
+
+    offloaded = [f"{kind} {spread(parts)}" for kind, parts in placement.items() if parts.get("device") != 1]
+    return ", ".join([f"stage {stage}", *offloaded])
+
+
+def set_tiers(placement: _core.Placement, offload: Offload) -> None:
+    """Set the tiers of a placement. Refuse fractions that do not add up to 1, and the like."""
+    for kind, tiers in tiers_by_kind(offload).items():
+        setattr(placement, kind, spread_of(tiers))
+    placement.check()

@@ -1,0 +1,131 @@
+// Updates that are made twice, and what they left looked at again: wrong bits are found, right ones are not touched.
+#include <catch2/catch.hpp>
+
+#include "tests/sanitizer.h"
+#include "tests/zero/training_rig.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+// Now and then a bit of what it computes is wrong.
+class FaultyBackend final : public kernels::Backend {
+ public:
+  void update(const kernels::UpdateTile& tile, std::span<const kernels::Run> runs,
+              std::span<const kernels::GroupStep> groups) override {
+    right_->update(tile, runs, groups);
+    if (is_faulty) tile.momentum[4 * (tile.count / 2)] ^= std::byte{1};
+  }
+  void cast(const ConstView& from, const View& to) override { right_->cast(from, to); }
+  void copy_pieces(std::span<const kernels::CopyPiece> pieces) override { right_->copy_pieces(pieces); }
+  void fill(const View& to, float value) override { right_->fill(to, value); }
+  void begin_sum(const ConstView& from, const View& into) override { right_->begin_sum(from, into); }
+  void accumulate(const ConstView& from, float scale, const View& into) override {
+    right_->accumulate(from, scale, into);
+  }
+  void sum_of_squares(const ConstView& values, kernels::ExactSum* into) override {
+    right_->sum_of_squares(values, into);
+  }
+  void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {
+    right_->first_non_finite(values, first_index, first);
+  }
+  void quantize(const ConstView& from, const kernels::Quantized& to, const kernels::CodeRounding& rounding) override {
+    right_->quantize(from, to, rounding);
+  }
+  void dequantize(const kernels::ConstQuantized& from, const View& to) override { right_->dequantize(from, to); }
+
+  bool is_faulty = false;
+
+ private:
+  std::unique_ptr<kernels::Backend> right_ = kernels::cpu_backend({.threads = 1});
+};
+
+const std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}};
+
+}  // namespace
+
+TEST_CASE("verifying changes no bit, and finds nothing where nothing is wrong") {
+  Sweep sweep(3);
+  for (const std::size_t ranks : {1u, 2u}) {
+    for (const Placement& placement : placements(ranks)) {
+      for (const auto format : kernels::all_state_formats) {
+        if (!sweep.takes_next()) continue;
+        CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions(), name(format));
+        Setup setup{.placement = placement, .micro_steps = 2, .format = format, .max_norm = 0.05, .poisoned_step = 1};
+        const std::vector<Outcome> expected = train(setup);
+        setup.verify = 1;
+        const std::vector<Outcome> outcomes = train(setup);
+        check_same(expected, outcomes);
+        for (const Outcome& outcome : outcomes) {
+          CHECK(outcome.verified == 5);  // three steps that are made: one tile, then the next and the last one's again
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a bit that is flipped between two updates is found, with the rank and the tensor that it belongs to") {
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    for (const int stage : {0, 3}) {
+      const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
+        Training training(odd_model(), world, rules,
+                          {.stage = stage, .state = all_in(tier), .tile_elements = 256, .verify = 1});
+        training.initialise(first_parameters());
+        SyntheticTrainer trainer(training.model(), world.rank());
+        trainer.run(training, 0);
+        training.step();
+        training.engine().look_at_state([&](const LocalTile& tile) {
+          if (!tile.frozen && world.rank() == 1) tile.memory.variance[0] ^= std::byte{16};
+        });
+        trainer.run(training, 1);
+        training.step();
+        training.engine().finish();
+      });
+      CHECK_THAT(failures[1],
+                 Contains("B3001") && Contains("found other bits than the last one left, first in the variance") &&
+                     Contains("step 2, rank 1, tile") && Contains("which holds parts of") && Contains("unit "));
+    }
+  }
+}
+
+TEST_CASE("what an owner changes between two updates is no fault") {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  Training training(odd_model(), *world, rules, {.stage = 0, .tile_elements = 256, .verify = 1});
+  training.initialise(first_parameters());
+  SyntheticTrainer trainer(training.model(), 0);
+  for (std::size_t step = 0; step < 3; ++step) {
+    trainer.run(training, step);
+    training.step();
+    training.engine().change_state([](const LocalTile& tile) {
+      if (!tile.frozen) tile.memory.variance[0] ^= std::byte{16};
+    });
+  }
+  CHECK(training.engine().metrics().verified == 3);
+}
+
+TEST_CASE("a wrong update is found when its tile's turn comes") {
+  const auto right = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*right);
+  const Plan plan(odd_model(),
+                  {.placement = placement_of_stage(0, 1), .tile_elements = 256, .names = optim::AdamW::state});
+  Mesh mesh = make_mesh(*world, plan.placement());
+  FaultyBackend backend;
+  MemoryAccounts accounts;
+  Engine engine({.plan = plan, .mesh = mesh, .backend = backend, .accounts = accounts, .verify = 2});
+  engine.initialise(first_parameters());
+  const auto step = [&] {
+    for (std::size_t unit = 0; unit < plan.model().units.size(); ++unit)
+      engine.forward(unit);
+    for (std::size_t unit = plan.model().units.size(); unit-- > 0;)
+      engine.backward(unit);
+    engine.step({.groups = rules});
+    engine.finish();
+  };
+  step();
+  CHECK(engine.metrics().verified == 0);
+  backend.is_faulty = true;
+  CHECK_THROWS_WITH(step(), Contains("B3001") && Contains("gave other bits the second time, first in the momentum"));
+}

@@ -1,0 +1,95 @@
+// Small parts of the engine, each alone.
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "tests/comm/test_groups.h"
+#include "tests/zero/training_rig.h"
+#include "zero/engine/first_failure.h"
+#include "zero/engine/rendezvous.h"
+#include "zero/engine/running_program.h"
+#include "zero/engine/step_counters.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+TEST_CASE("counters sum what lanes move, and tell steps apart") {
+  const Placement placement;
+  StepCounters counters(placement, nullptr, nullptr);
+  StepRun run;
+  const Op clear{.kind = OpKind::clear, .lane = Lane::host, .to = {0, 0, 100}};
+  const auto now = std::chrono::steady_clock::now();
+  counters.count(clear, now, now + std::chrono::milliseconds(5));
+  counters.wait(run, Phase::backward, Lane::disk, [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  const Metrics first = counters.end_step(counters.totals());
+  CHECK(first.bytes[static_cast<std::size_t>(Lane::host)] == 100);
+  CHECK(first.busy[static_cast<std::size_t>(Lane::host)] == Approx(0.005));
+  CHECK(first.exposed[static_cast<std::size_t>(Phase::backward)] >= 0.002);
+  CHECK(first.stalls[static_cast<std::size_t>(Lane::disk)] == first.exposed[static_cast<std::size_t>(Phase::backward)]);
+  CHECK(counters.own_seconds() == first.own_seconds());
+  counters.count_off_plan_step();
+  const Metrics second = counters.end_step(counters.totals());
+  CHECK(second.bytes[static_cast<std::size_t>(Lane::host)] == 0);
+  CHECK(second.on_demand == 1);
+  CHECK(second.exposed == std::array<double, phase_count>{});
+}
+
+TEST_CASE("a wait that fails is not counted") {
+  const Placement placement;
+  StepCounters counters(placement, nullptr, nullptr);
+  StepRun run;
+  CHECK_THROWS(counters.wait(run, Phase::step, Lane::host, [] { fail(Code::internal, {.what = "planted"}); }));
+  CHECK(counters.totals().stalls == std::array<double, lane_count>{});
+}
+
+TEST_CASE("only the first failure is kept, with its operation, and it reaches the other ranks") {
+  const std::vector<std::string> failures = failures_of_ranks(2, [](Communicator& ranks) {
+    const Model model = plain_model(2);
+    Mesh mesh = make_mesh(ranks, {.shards = 2});
+    Sequencer sequencer;
+    FirstFailure failure(model, mesh, sequencer);
+    failure.check();
+    if (ranks.rank() == 1) return mesh.barrier();
+    for (const std::size_t unit : {1u, 0u}) {
+      try {
+        try {
+          fail(Code::internal, {.what = fmt::format("planted in {}", unit)});
+        } catch (...) {
+          failure.fail({.kind = OpKind::update, .unit = unit});
+        }
+      } catch (const Error&) {
+      }
+    }
+    sequencer.await(sequencer.next_ticket() + 7);  // cancelled
+    failure.check();
+  });
+  CHECK_THAT(failures[0], Contains("planted in 1") && Contains("unit h.1, update of step"));
+  CHECK_THAT(failures[1], Contains("B3301") && Contains("planted in 1"));
+}
+
+TEST_CASE("ranks that go off plan in different ways are told so, each of the other") {
+  const auto meet = [](std::size_t unit_of_rank_1) {
+    return failures_of_ranks(2, [=](Communicator& ranks) {
+      Mesh mesh = make_mesh(ranks, {.shards = 2});
+      const std::size_t unit = ranks.rank() == 1 ? unit_of_rank_1 : 0;
+      rendezvous({.kind = OpKind::meet, .lane = Lane::reduce}, off_plan_position(3, unit, Phase::backward), mesh,
+                 plain_model(2));
+    });
+  };
+  CHECK(meet(0) == std::vector<std::string>(2));
+  CHECK_THAT(meet(1)[0], Contains("B1007") && Contains("unit h.0 in backward") && Contains("unit h.1 in backward"));
+  CHECK_THAT(meet(none)[1], Contains("B1007") && Contains("calls step()"));
+}
+
+TEST_CASE("a program that takes the place of the plan's counts its own memory") {
+  const Plan plan = plan_of({.model = odd_model(), .placement = {}});
+  RunningProgram running(plan);
+  CHECK(&running.program() == &plan.program());
+  CHECK(running.memory() == bytes_by_tier(ledger_of(plan.program(), plan.blocks().records())));
+  Trace twice = trace_of(plan.input());
+  twice.push_back({0, Phase::forward});
+  running.change_to(running.compile_for(twice, true), twice, true);
+  CHECK(&running.program() != &plan.program());
+  CHECK(running.input().trace == twice);
+  CHECK(running.memory() == bytes_by_tier(ledger_of(running.program(), plan.blocks().records())));
+}

@@ -1,0 +1,155 @@
+// The scheduler alone, with lists that no compiler made and operations that only say that they were done.
+#include "zero/engine/scheduler.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <mutex>
+
+#include "tests/plan/plan_rig.h"
+#include "zero/comm/thread_communicator.h"
+
+using namespace ballast;
+using namespace ballast::testing;
+using Catch::Contains;
+
+namespace {
+
+Op op(OpKind kind, Lane lane, std::size_t unit, std::vector<Wait> after = {}) {
+  return {.kind = kind, .lane = lane, .unit = unit, .after = std::move(after)};
+}
+
+// One rank. Operations are noted by unit when they are done; those of `held` wait until they are let go.
+class Walk {
+ public:
+  explicit Walk(std::vector<Op> list) : list_(std::move(list)) { scheduler.follow_program(list_); }
+  ~Walk() {
+    let_go();
+    scheduler.abandon_uses();
+    threads.stop();
+  }
+
+  std::vector<std::size_t> done() {
+    const std::lock_guard lock(mutex_);
+    return done_;
+  }
+
+  void let_go() {
+    if (held_) held_->finish();
+    held_.reset();
+  }
+
+  std::size_t held_unit = 99;  // no unit
+  std::size_t failing_unit = 99;
+
+ private:
+  void execute(const IssuedOp& issued) {
+    try {
+      for (const OpStatus* status : issued.after) {
+        status->wait_in(ExecContext(*backend_));
+      }
+      if (issued.op.unit == held_unit) go_.wait();
+      if (issued.op.unit == failing_unit) fail(Code::internal, {.what = "the planted failure"});
+    } catch (...) {
+      failure_.fail(issued.op);
+    }
+    const std::lock_guard lock(mutex_);
+    done_.push_back(issued.op.unit);
+  }
+
+  std::vector<Op> list_;
+  std::optional<offload::Promise> held_{std::in_place};
+  offload::Completion go_ = held_->completion();
+  std::mutex mutex_;
+  std::vector<std::size_t> done_;
+  Model model_ = plain_model(9);
+  Placement placement_{};
+  std::unique_ptr<kernels::Backend> backend_ = kernels::cpu_backend({.threads = 1});
+  std::unique_ptr<Communicator> world_ = lone_communicator(*backend_);
+  Mesh mesh_ = make_mesh(*world_, placement_);
+  Sequencer sequencer_;
+  FirstFailure failure_{model_, mesh_, sequencer_};
+  TrainerStream trainer_{*backend_, nullptr, nullptr};
+
+ public:
+  StepCounters counters{placement_, nullptr, nullptr};
+  LaneThreads threads{nullptr};
+  Scheduler scheduler{{.threads = threads,
+                       .trainer = trainer_,
+                       .sequencer = sequencer_,
+                       .counters = counters,
+                       .failure = failure_,
+                       .execute = [this](const IssuedOp& issued) { execute(issued); }}};
+};
+
+}  // namespace
+
+TEST_CASE("operations are issued up to the trainer's use, and go on when it ends") {
+  Walk walk({op(OpKind::gather, Lane::gather, 0), op(OpKind::use, Lane::compute, 1, {{0}}),
+             op(OpKind::reduce, Lane::reduce, 2, {{1}}), op(OpKind::agree, Lane::reduce, none),
+             op(OpKind::update, Lane::update, 3, {{3}})});
+  walk.scheduler.issue_up_to_trainer();
+  CHECK(walk.scheduler.position() == 1);
+  CHECK(walk.scheduler.uses_next({{1, Phase::step}}));
+  CHECK_FALSE(walk.scheduler.uses_next({{2, Phase::step}}));
+  const std::size_t use = walk.scheduler.uses().next_number();
+  CHECK(walk.scheduler.begin_use().unit == 1);
+  CHECK(walk.done() == std::vector<std::size_t>{0});
+  CHECK_THROWS_WITH(walk.scheduler.finish(), Contains("B1007") && Contains("leases"));
+  walk.scheduler.end_use(use);
+  CHECK(walk.scheduler.is_at_agreement());
+  walk.scheduler.issue_rest();
+  walk.scheduler.finish();
+  CHECK(walk.done().size() == 4);
+  CHECK(walk.done()[1] == 2);
+}
+
+TEST_CASE("an operation waits for one of another lane, and for one of the last step") {
+  Walk walk({op(OpKind::clear, Lane::host, 0), op(OpKind::clear, Lane::update, 1, {{.op = 0, .of_last_step = true}})});
+  walk.held_unit = 0;
+  walk.scheduler.issue_rest();
+  walk.scheduler.begin_step();  // does not wait for the step before
+  walk.scheduler.issue_rest();
+  walk.scheduler.run().ops[1].begun.wait_for(std::chrono::milliseconds(20));
+  CHECK(walk.done() == std::vector<std::size_t>{1});  // of the first step, which waited for nothing
+  walk.let_go();
+  walk.scheduler.finish();
+  CHECK(walk.done().size() == 4);
+  CHECK(walk.done()[1] == 0);
+}
+
+TEST_CASE("every wait throws the first error of any lane") {
+  Walk walk({op(OpKind::clear, Lane::host, 0), op(OpKind::norm, Lane::update, 1, {{0}})});
+  walk.failing_unit = 0;
+  walk.scheduler.issue_rest();
+  CHECK_THROWS_WITH(walk.scheduler.wait_for(1), Contains("the planted failure") && Contains("unit h.0, clear of step"));
+  CHECK_THROWS_WITH(walk.scheduler.finish(), Contains("the planted failure"));
+  CHECK(walk.done().empty());
+}
+
+TEST_CASE("another list is followed to the end of the step, and the program's after it") {
+  Walk walk({op(OpKind::clear, Lane::host, 0), op(OpKind::use, Lane::compute, 1)});
+  walk.scheduler.issue_up_to_trainer();
+  walk.scheduler.finish();
+  const std::vector<Op> served{op(OpKind::clear, Lane::host, 5), op(OpKind::use, Lane::compute, 6)};
+  walk.scheduler.follow_in_this_step(served, off_plan_position(0, 6, Phase::step));
+  CHECK(walk.scheduler.begin_use().unit == 6);
+  walk.scheduler.end_use(0);
+  CHECK(walk.scheduler.run().position == OffPlanPosition{0, 7, 2});
+  walk.scheduler.begin_step();
+  walk.scheduler.issue_up_to_trainer();
+  walk.scheduler.finish();
+  CHECK(walk.done() == std::vector<std::size_t>{0, 5, 0});
+}
+
+TEST_CASE("uses are done in the order in which they began") {
+  Walk walk(
+      {op(OpKind::use, Lane::compute, 0), op(OpKind::use, Lane::compute, 1), op(OpKind::clear, Lane::host, 2, {{1}})});
+  walk.scheduler.begin_use();
+  walk.scheduler.begin_use();
+  walk.scheduler.end_use(1);
+  CHECK_FALSE(walk.scheduler.run().ops[1].begun.is_done());
+  walk.scheduler.end_use(0);
+  CHECK(walk.scheduler.run().ops[1].begun.is_done());
+  walk.scheduler.finish();
+  CHECK(walk.done() == std::vector<std::size_t>{2});
+}

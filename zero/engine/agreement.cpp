@@ -1,0 +1,184 @@
+#include "zero/engine/agreement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/exact_sum_math.h"
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+void require_rules(const Model& model, const StepOptions& options) {
+  for (const Unit& unit : model.units) {
+    for (const Tensor& tensor : unit.tensors) {
+      require(tensor.frozen || tensor.group < options.groups.size(), Code::bad_argument, [&] {
+        return Problem{
+            .what = fmt::format("cannot prepare a step: {} parameter groups are too few", options.groups.size()),
+            .where = fmt::format("unit {}, tensor {}", unit.name, tensor.name),
+            .needed = fmt::format("group {}", tensor.group)};
+      });
+    }
+  }
+  for (const optim::Rule& rule : options.groups) {
+    optim::check(rule);
+    require(std::holds_alternative<optim::External>(rule) == static_cast<bool>(options.update), Code::bad_argument, [] {
+      return Problem{.what = "cannot prepare a step: its rule and its custom update do not go together",
+                     .needed = "StepOptions::update for External, and for no other rule"};
+    });
+  }
+}
+
+}  // namespace
+
+void Agreement::check(const StepOptions& options) const {
+  require_rules(plan_.model(), options);
+  require(!plan_.input().schedule.update_in_backward || options.max_norm == optim::no_clipping, Code::bad_argument, [] {
+    return Problem{.what = "cannot clip gradients: parameters are updated before the norm is known",
+                   .needed = "no max_norm, or updates after the backward pass"};
+  });
+}
+
+void Agreement::prepare(const StepOptions& options) {
+  rules_.assign(options.groups.begin(), options.groups.end());
+  begun_at_.assign(options.begun_at.begin(), options.begun_at.end());
+  options_ = {rules_, options.max_norm, options.loss_scale, options.discard, begun_at_, options.update};
+  is_prepared_ = true;
+}
+
+TrainerUpdate Agreement::take_custom_update() { return std::exchange(options_.update, {}); }
+
+void Agreement::end_step(std::uint64_t steps) {
+  steps_ = steps;
+  is_prepared_ = false;
+}
+
+optim::Decision Agreement::decide(const kernels::ExactSum& squares) const {
+  const Placement& placement = plan_.placement();
+  const std::size_t sums = placement.shards * placement.replicas * plan_.input().micro_steps;
+  return optim::decide({.sum_of_squares = kernels::value(squares),
+                        .loss_scale = options_.loss_scale,
+                        .averaged_over = static_cast<double>(sums)},
+                       options_.max_norm);
+}
+
+StepNumbers Agreement::numbers_of(const optim::Decision& decision) const {
+  StepNumbers numbers{.number = steps_ + (decision.skip ? 0u : 1u),
+                      .skip = decision.skip,
+                      .gradient_factor = decision.gradient_factor,
+                      .groups = {}};
+  for (const optim::Rule& rule : rules_) {
+    const std::size_t group = numbers.groups.size();
+    const std::uint64_t before = group < begun_at_.size() ? begun_at_[group] : 0;
+    numbers.groups.push_back(
+        optim::at(rule, {.number = steps_ + 1 - before, .gradient_factor = decision.gradient_factor}));
+  }
+  return numbers;
+}
+
+StepNumbers Agreement::numbers_before_norm() const { return numbers_of(decide({})); }
+
+// Of what each has summed of its shards.
+void Agreement::sum_over_shards(std::span<kernels::ExactSum> squares) const {
+  mesh_.reduce->all_reduce({reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words},
+                           Purpose::agreement);
+}
+
+// The same, with the sums of ranks that have other parts of the model.
+kernels::ExactSum Agreement::sum_over_model(const kernels::ExactSum& squares) const {
+  kernels::ExactSum sum = squares;
+  sum_over_shards({&sum, 1});
+  if (mesh_.norm != nullptr) {
+    mesh_.norm->all_reduce({reinterpret_cast<std::int64_t*>(&sum), kernels::exact_sum_words}, Purpose::agreement);
+  }
+  return sum;
+}
+
+double Agreement::norm(const Op& agree, double loss_scale) {
+  kernels::ExactSum squares;
+  if (agree.to.exists()) kernels::merge(squares, arithmetic_.of(agree.lane).read_sum(agree.to));
+  if (agree.state.exists()) kernels::merge(squares, arithmetic_.of(Lane::host).read_sum(agree.state));
+  options_.loss_scale = loss_scale;
+  return decide(sum_over_model(squares)).norm;
+}
+
+std::vector<std::vector<double>> Agreement::tensor_norms(std::span<const Op> ops) const {
+  const std::vector<Unit>& units = plan_.model().units;
+  std::vector<std::size_t> begins(units.size());  // among all tensors
+  std::size_t tensors = 0;
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    begins[unit] = std::exchange(tensors, tensors + units[unit].tensors.size());
+  }
+  std::vector<kernels::ExactSum> squares(tensors);
+  for (const Op& op : ops) {
+    if (op.kind == OpKind::norm) add_squares_by_tensor(op, std::span(squares).subspan(begins[op.unit]));
+  }
+  sum_over_shards(squares);
+  std::vector<std::vector<double>> norms(units.size());
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    for (const kernels::ExactSum& sum : std::span(squares).subspan(begins[unit], units[unit].tensors.size())) {
+      norms[unit].push_back(decide(sum).norm);
+    }
+  }
+  return norms;
+}
+
+void Agreement::add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const {
+  const UnitLayout& layout = plan_.layout().units[norm.unit];
+  for (const TensorPart& part : tensors_in(plan_.model().units[norm.unit], layout, layout.trained, mesh_.reduce->rank(),
+                                           {0, layout.trained.shard})) {
+    kernels::merge(squares[part.tensor], arithmetic_.of(norm.lane).squares_of(norm, {part.in_shard, part.range.count}));
+  }
+}
+
+void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
+  kernels::ExactSum sum;  // what this rank has summed, on the device and on the host
+  if (op.to.exists()) kernels::merge(sum, arithmetic_.of(op.lane).take_sum(op.to));
+  if (op.state.exists()) kernels::merge(sum, arithmetic_.of(Lane::host).take_sum(op.state));
+  optim::Decision decision = decide(sum_over_model(sum));
+  const bool is_finite = !decision.skip;
+  decision.skip = decision.skip || options_.discard;
+  run.result = {.norm = decision.norm, .straggler = find_straggler(mesh_, own_seconds)};
+  if (!plan_.input().schedule.update_in_backward) {
+    run.numbers = numbers_of(decision);
+    run.result.skipped = decision.skip;
+    if (!is_finite) {
+      run.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(*run.list);
+    } else if (decision.skip) {
+      run.result.reason = "the gradients were discarded";
+    }
+  } else if (decision.skip) {  // updates are made already, nothing can be skipped any more
+    run.result.reason = "the gradients were not finite, and parameters were updated with them";
+  }
+  run.result.step = run.numbers.number;
+}
+
+// Over all shards: the rank that has the first one tells the others.
+std::string Agreement::first_wrong_parameter(const std::vector<Op>& list) const {
+  const Communicator& group = *mesh_.reduce;
+  std::vector<std::int64_t> found(2 * group.size());  // of each rank: unit and tensor, from 1 on
+  for (const Op& op : list) {
+    if (op.kind != OpKind::norm) continue;
+    const std::uint64_t element = arithmetic_.of(op.lane).first_non_finite(op);
+    const bool is_first =
+        found[2 * group.rank()] == 0 || static_cast<std::int64_t>(op.unit + 1) < found[2 * group.rank()];
+    if (element == kernels::no_index || !is_first) continue;
+    const UnitLayout& layout = plan_.layout().units[op.unit];
+    const auto at = tensors_in(plan_.model().units[op.unit], layout, layout.trained, group.rank(), {element, 1});
+    found[2 * group.rank()] = static_cast<std::int64_t>(op.unit + 1);
+    found[2 * group.rank() + 1] = at.empty() ? 0 : static_cast<std::int64_t>(at.front().tensor + 1);
+  }
+  mesh_.reduce->all_reduce(found);
+  std::pair<std::int64_t, std::int64_t> first{std::numeric_limits<std::int64_t>::max(), 0};
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+    if (found[2 * rank] > 0) first = std::min(first, {found[2 * rank], found[2 * rank + 1]});
+  }
+  if (first.second == 0)
+    return mesh_.norm != nullptr ? "other ranks' part of the model" : "no parameter that could be named";
+  const Unit& unit = plan_.model().units[static_cast<std::size_t>(first.first - 1)];
+  return fmt::format("{} (unit {})", unit.tensors[static_cast<std::size_t>(first.second - 1)].name, unit.name);
+}
+
+}  // namespace ballast

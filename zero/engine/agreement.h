@@ -1,0 +1,55 @@
+// The decision of a step: the norm over all ranks, whether to update, and with what factors.
+#pragma once
+
+#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/mesh.h"
+#include "zero/engine/step_run.h"
+
+namespace ballast {
+
+// prepare() and everything between steps is called by the trainer's thread; agree() by the lane of the operation `agree`,
+// which was issued after prepare() and is done before the next step begins.
+class Agreement {
+ public:
+  Agreement(const Plan& plan, Mesh& mesh, const LaneArithmetic& arithmetic)
+      : plan_(plan), mesh_(mesh), arithmetic_(arithmetic) {}
+  Agreement(Agreement&&) = delete;
+
+  // With what the next step is made: refused here, or copied.
+  void check(const StepOptions& options) const;
+  void prepare(const StepOptions& options);
+  bool is_prepared() const { return is_prepared_; }
+  bool has_custom_update() const { return static_cast<bool>(options_.update); }
+  TrainerUpdate take_custom_update();
+  void end_step(std::uint64_t steps);  // nothing is prepared any more
+
+  std::uint64_t steps() const { return steps_; }  // updates made so far
+  void set_steps(std::uint64_t steps) { steps_ = steps; }
+
+  // Of the gradients as they are summed, before the operation `agree`. All ranks call together.
+  double norm(const Op& agree, double loss_scale);
+  std::vector<std::vector<double>> tensor_norms(
+      std::span<const Op> ops) const;  // by unit and tensor; ops have the norms
+
+  void agree(const Op& op, StepRun& run, double own_seconds);  // fills in numbers and result
+  StepNumbers numbers_before_norm() const;                     // of updates in the backward pass
+
+ private:
+  optim::Decision decide(const kernels::ExactSum& squares) const;
+  StepNumbers numbers_of(const optim::Decision& decision) const;
+  void sum_over_shards(std::span<kernels::ExactSum> squares) const;
+  kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
+  void add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const;
+  std::string first_wrong_parameter(const std::vector<Op>& list) const;
+
+  const Plan& plan_;
+  Mesh& mesh_;
+  const LaneArithmetic& arithmetic_;
+  std::vector<optim::Rule> rules_;
+  std::vector<std::uint64_t> begun_at_;
+  StepOptions options_{};  // its groups are rules_, its begun_at is begun_at_
+  bool is_prepared_ = false;
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace ballast

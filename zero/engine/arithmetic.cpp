@@ -1,0 +1,100 @@
+#include "zero/engine/arithmetic.h"
+
+#include <algorithm>
+
+#include "kernels/random_math.h"
+#include "kernels/state_access.h"
+
+namespace ballast {
+
+// Without a unit it is the sum of a norm.
+void Arithmetic::clear(const Op& op) const {
+  if (op.unit == none) return context_.zero(slots_.data(op.to), op.to.bytes);
+  context_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f);
+}
+
+void Arithmetic::copy(const Op& op) const { context_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
+
+void Arithmetic::accumulate(const Op& op) const {
+  context_.backend().accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
+}
+
+void Arithmetic::add_squares(const Op& op) const {
+  const View gradients = slots_.view(op.from, DType::fp32);
+  auto* const sum = reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to));
+  for (const Range& part :
+       counted_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], plan_.input().rank_in_shard_group)) {
+    context_.backend().sum_of_squares(gradients.part(part.first, part.count), sum);
+  }
+}
+
+Range Arithmetic::range_of(const Op& update) const {
+  const UnitLayout& layout = plan_.layout().units[update.unit];
+  const auto [first, count] = layout.tiles[update.tile];
+  return {layout.trained.of_rank(plan_.input().rank_in_shard_group).first + first, count};
+}
+
+kernels::UpdateTile Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
+  const Range range = range_of(op);
+  kernels::UpdateTile tile = plan_.blocks().state(op.unit).tile(slots_.data(op.state));
+  tile.parameter = slots_.data(op.to);
+  tile.gradient = slots_.data(op.from);
+  tile.gradient_dtype = DType::fp32;
+  tile.count = range.count;
+  tile.first_index = range.first;
+  tile.rounding_stream = kernels::rounding_stream(0, op.unit, step.number);
+  return tile;
+}
+
+std::vector<kernels::Run> Arithmetic::runs_of(const Op& update) const {
+  return runs_in(plan_.model().units[update.unit], plan_.layout().units[update.unit], range_of(update));
+}
+
+void Arithmetic::update(const Op& op, const StepNumbers& step) const {
+  context_.backend().update(tile_of(op, step), runs_of(op), step.groups);
+}
+
+kernels::ExactSum Arithmetic::read_sum(const Piece& squares) const {
+  kernels::ExactSum sum;
+  context_.copy(reinterpret_cast<std::byte*>(&sum), slots_.data(squares), sizeof sum);
+  context_.finish();
+  return sum;
+}
+
+kernels::ExactSum Arithmetic::take_sum(const Piece& squares) const {
+  const kernels::ExactSum sum = read_sum(squares);
+  context_.zero(slots_.data(squares), sizeof sum);
+  return sum;
+}
+
+std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
+  std::uint64_t first = kernels::no_index;
+  std::byte* const found = slots_.data(norm.to);
+  context_.copy(found, reinterpret_cast<const std::byte*>(&first), sizeof first);
+  context_.backend().first_non_finite(slots_.view(norm.from, DType::fp32), 0, reinterpret_cast<std::uint64_t*>(found));
+  context_.copy(reinterpret_cast<std::byte*>(&first), found, sizeof first);
+  context_.finish();
+  context_.zero(found, sizeof first);
+  return first;
+}
+
+kernels::ExactSum Arithmetic::squares_of(const Op& norm, const Range& part) const {
+  const kernels::ExactSum before = take_sum(norm.to);
+  const View values = slots_.view(norm.from, DType::fp32).part(part.first, part.count);
+  context_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(slots_.data(norm.to)));
+  const kernels::ExactSum sum = read_sum(norm.to);
+  context_.copy(slots_.data(norm.to), reinterpret_cast<const std::byte*>(&before), sizeof before);
+  context_.finish();
+  return sum;
+}
+
+void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& parameters,
+                             std::span<std::byte> state) const {
+  std::ranges::fill(state, std::byte{0});
+  kernels::UpdateTile tile = plan_.blocks().state(unit).tile(state.data());
+  tile.parameter = parameters.data();
+  tile.count = count;
+  kernels::begin_master(tile, context_.backend());
+}
+
+}  // namespace ballast

@@ -1,0 +1,53 @@
+// The operations of one lane that compute or copy: what they mean for memory.
+#pragma once
+
+#include "kernels/backend.h"
+#include "zero/engine/exec_context.h"
+#include "zero/engine/slots.h"
+#include "zero/engine/step.h"
+#include "zero/plan/plan.h"
+
+namespace ballast {
+
+// Called by its lane's thread; between steps, when nothing is under way, also by the trainer's. On a GPU everything is
+// issued into the lane's stream; what returns a value waits for it.
+class Arithmetic {
+ public:
+  Arithmetic(const Plan& plan, const Slots& slots, const ExecContext& context)
+      : plan_(plan), slots_(slots), context_(context) {}
+
+  const ExecContext& context() const { return context_; }
+
+  void clear(const Op& op) const;
+  void copy(const Op& op) const;
+  void accumulate(const Op& op) const;
+  void add_squares(const Op& op) const;
+  kernels::ExactSum read_sum(const Piece& squares) const;
+  kernels::ExactSum take_sum(const Piece& squares) const;  // reads it and leaves zero
+  void update(const Op& op, const StepNumbers& step) const;
+
+  // The memory and the rules of an update.
+  kernels::UpdateTile tile_of(const Op& update, const StepNumbers& step) const;
+  std::vector<kernels::Run> runs_of(const Op& update) const;
+  const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
+
+  // The first element of a norm operation's gradients that is not finite; kernels::no_index if all are. Works in the memory
+  // of the operation's sum, which must have been taken, and leaves it zero.
+  std::uint64_t first_non_finite(const Op& norm) const;
+
+  // The sum over a part of a norm operation's gradients. Works in the memory of the operation's sum, and leaves it as it was.
+  kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
+
+  // Writes a tile's initial state, in host memory: zero, except for a master that the parameter does not hold.
+  void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
+
+ private:
+  Range range_of(const Op& update) const;  // of the unit's elements
+  DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }
+
+  const Plan& plan_;
+  const Slots& slots_;
+  ExecContext context_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,36 @@
+// Updates that the trainer makes itself, between a step's decision and what follows from it.
+#pragma once
+
+#include "zero/engine/agreement.h"
+#include "zero/engine/scheduler.h"
+
+namespace ballast {
+
+// Used by the trainer's thread.
+class CustomUpdate {
+ public:
+  // All of it outlives this.
+  struct Parts {
+    const Plan& plan;
+    const Slots& slots;
+    Scheduler& scheduler;
+    FirstFailure& failure;
+    bool is_checked = false;  // updates are made twice, by a CorruptionCheck
+  };
+  explicit CustomUpdate(const Parts& parts) : parts_(parts) {}
+
+  // That all masters are there at once, in fp32, when the norm is known.
+  void require_possible() const;
+
+  // At the agreement: issues it, and calls `update` unless the step is skipped. The list's updates, which come next, make
+  // parameters of the masters.
+  void run(const TrainerUpdate& update) const;
+
+ private:
+  std::vector<SummedTile> summed_tiles() const;
+  SummedTile summed_tile(const Op& update, const Piece& gradients) const;
+
+  Parts parts_;
+};
+
+}  // namespace ballast

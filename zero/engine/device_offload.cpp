@@ -1,0 +1,27 @@
+#include "zero/engine/device_offload.h"
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+
+void DeviceOffload::leave(bool parameters, const Slots::Agree& agree) {
+  const Program& program = parts_.running.program();
+  parts_.scheduler.finish();
+  parts_.slots.leave_device(program, parts_.arithmetic.copies(), parameters, agree);
+  is_offloaded_ = true;
+  parts_.off_plan.forget_step();
+  parts_.scheduler.restart_step();
+  parts_.scheduler.follow_program(program.ops);
+}
+
+void DeviceOffload::come_back(const Slots::Agree& agree) {
+  require(is_offloaded_, Code::out_of_order, [] {
+    return Problem{.what = "cannot return to the device: the training is there already",
+                   .needed = "leave_device() first"};
+  });
+  parts_.slots.return_to_device(parts_.arithmetic.copies(), agree);
+  is_offloaded_ = false;
+  parts_.scheduler.run_entry(parts_.running.program().entry, true);
+}
+
+}  // namespace ballast

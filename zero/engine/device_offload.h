@@ -1,0 +1,33 @@
+// Gives the device tier's memory to others between steps, and takes it back.
+#pragma once
+
+#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/off_plan.h"
+
+namespace ballast {
+
+// Used by the trainer's thread; all ranks together.
+class DeviceOffload {
+ public:
+  // All of it outlives this.
+  struct Parts {
+    const RunningProgram& running;
+    Slots& slots;
+    const LaneArithmetic& arithmetic;
+    Scheduler& scheduler;
+    OffPlan& off_plan;
+  };
+  explicit DeviceOffload(const Parts& parts) : parts_(parts) {}
+
+  bool is_offloaded() const { return is_offloaded_; }
+
+  // Uses in forward since the last step count for nothing: the next step begins anew.
+  void leave(bool parameters, const Slots::Agree& agree);
+  void come_back(const Slots::Agree& agree);
+
+ private:
+  Parts parts_;
+  bool is_offloaded_ = false;
+};
+
+}  // namespace ballast

@@ -1,0 +1,279 @@
+#include "zero/engine/engine.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+DeviceMemory device_memory(const EngineParts& parts) {
+  return {.gpu = parts.gpu == nullptr ? std::nullopt : std::optional(parts.gpu->gpu()),
+          .allocator = parts.allocator,
+          .shared = parts.mesh.gather->shared_memory()};
+}
+
+const EngineParts& checked(const EngineParts& parts) {
+  require(parts.records != nullptr || parts.plan.tiles_on_drive() == 0, Code::bad_argument, [] {
+    return Problem{.what = "cannot run a program that keeps state on a drive: there are no records",
+                   .needed = "EngineParts::records"};
+  });
+  return parts;
+}
+
+std::unique_ptr<const RecordLane> record_lane(const EngineParts& parts, const Slots& slots) {
+  return parts.records != nullptr ? std::make_unique<const RecordLane>(parts.plan, slots, *parts.records) : nullptr;
+}
+
+std::unique_ptr<CorruptionCheck> corruption_check(const EngineParts& parts) {
+  if (parts.verify == 0) return nullptr;
+  return std::make_unique<CorruptionCheck>(parts.plan, parts.verify, parts.mesh.rank());
+}
+
+}  // namespace
+
+Engine::Engine(const EngineParts& parts)
+    : parts_(checked(parts)),
+      running_(parts.plan),
+      slots_(running_.program(), parts.accounts, device_memory(parts), parts.queues),
+      trainer_(parts.backend, parts.gpu, parts.stream),
+      arithmetic_(parts.plan, slots_, parts.backend, parts.gpu),
+      records_(record_lane(parts, slots_)),
+      corruption_check_(corruption_check(parts)),
+      failure_(parts.plan.model(), parts.mesh, sequencer_),
+      counters_(parts.plan.placement(), parts.timeline, trainer_.stream()),
+      agreement_(parts.plan, parts.mesh, arithmetic_),
+      executor_({.plan = parts.plan,
+                 .mesh = parts.mesh,
+                 .slots = slots_,
+                 .arithmetic = arithmetic_,
+                 .agreement = agreement_,
+                 .counters = counters_,
+                 .failure = failure_,
+                 .sequencer = sequencer_,
+                 .records = records_.get(),
+                 .check = corruption_check_.get()}),
+      threads_(parts.gpu),
+      scheduler_({.threads = threads_,
+                  .trainer = trainer_,
+                  .sequencer = sequencer_,
+                  .counters = counters_,
+                  .failure = failure_,
+                  .execute = [this](const IssuedOp& issued) { executor_.run(issued); }}),
+      off_plan_({.running = running_, .slots = slots_, .scheduler = scheduler_, .counters = counters_}),
+      custom_update_({.plan = parts.plan,
+                      .slots = slots_,
+                      .scheduler = scheduler_,
+                      .failure = failure_,
+                      .is_checked = corruption_check_ != nullptr}),
+      homes_(running_, slots_, arithmetic_),
+      startup_({.running = running_,
+                .slots = slots_,
+                .arithmetic = arithmetic_,
+                .homes = homes_,
+                .records = records_.get()}),
+      state_({.running = running_, .slots = slots_, .homes = homes_, .mesh = parts.mesh, .records = records_.get()}),
+      offload_({.running = running_,
+                .slots = slots_,
+                .arithmetic = arithmetic_,
+                .scheduler = scheduler_,
+                .off_plan = off_plan_}) {
+  scheduler_.follow_program(running_.program().ops);
+  if (parts.gpu != nullptr || parts.allocator != nullptr) startup_.clear_device_memory();
+}
+
+// Lanes end before what they work with. Open uses cannot end any more: what waits for them fails.
+Engine::~Engine() {
+  scheduler_.abandon_uses();
+  try {
+    if (off_plan_.has_gradients()) parts_.mesh.abort("its training was ended in the middle of a step");
+  } catch (const std::exception&) {
+  }
+  threads_.stop();
+  if (parts_.gpu == nullptr) return;
+  try {  // nothing may be at work in the slots when they are given back
+    parts_.gpu->finish();
+    trainer_.synchronize();
+  } catch (const Error&) {
+  }
+}
+
+void Engine::throw_own(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Engine::require_usable() const {
+  failure_.check();
+  require(has_begun_, Code::out_of_order, [] {
+    return Problem{.what = "cannot use the training: it has no parameters yet",
+                   .needed = "initialise() or resume() first"};
+  });
+  require(!offload_.is_offloaded(), Code::out_of_order, [] {
+    return Problem{.what = "cannot use the training: it is offloaded from its device",
+                   .needed = "return_to_device() first; in Python, optimizer.reload()"};
+  });
+}
+
+void Engine::initialise(const ParameterSource& source) {
+  startup_.initialise(source);
+  begin();
+}
+
+void Engine::resume(const ParameterSource& frozen) {
+  agreement_.set_steps(startup_.resume(frozen));
+  begin();
+}
+
+void Engine::begin() {
+  scheduler_.run_entry(running_.program().entry, true);
+  has_begun_ = true;
+}
+
+Lease Engine::acquire(std::size_t unit, Phase phase) {
+  require_acquirable(unit, phase);
+  const Trace chain = visits_of(parts_.plan.model(), unit, phase);
+  scheduler_.issue_up_to_trainer();
+  if (!scheduler_.uses_next(chain)) off_plan_.serve(chain);
+  const std::size_t first = scheduler_.uses().next_number();
+  std::vector<Lease::Memory> memory;
+  while (memory.size() < chain.size()) {
+    memory.push_back(memory_of(scheduler_.begin_use()));
+  }
+  off_plan_.remember(chain);
+  const std::size_t end = first + memory.size();
+  return Lease(std::move(memory), [this, first, end] {
+    for (std::size_t use = first; use < end; ++use)
+      scheduler_.end_use(use);
+  });
+}
+
+void Engine::require_acquirable(std::size_t unit, Phase phase) const {
+  const std::vector<Unit>& units = parts_.plan.model().units;
+  require(unit < units.size(), Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("there is no unit {}", unit),
+                   .needed = fmt::format("a unit below {}", units.size())};
+  });
+  require_usable();
+  const bool needs_options = parts_.plan.input().schedule.update_in_backward && phase == Phase::backward;
+  require(!needs_options || prepared(), Code::out_of_order, [] {
+    return Problem{.what = "cannot begin a backward pass that updates parameters: there are no options for its updates",
+                   .needed = "prepare() first"};
+  });
+  require(!norm_is_known_ || phase != Phase::backward, Code::out_of_order, [] {
+    return Problem{.what = "cannot add gradients: their norm is known already", .needed = "step() first"};
+  });
+}
+
+Lease::Memory Engine::memory_of(const Op& use) const {
+  const Unit& unit = parts_.plan.model().units[use.unit];
+  return {.unit = &unit,
+          .layout = &parts_.plan.layout().units[use.unit],
+          .parameters = slots_.view(use.from, unit.dtype),
+          .backward = use.phase == Phase::backward,
+          .gradients = use.to.exists() ? slots_.view(use.to, unit.dtype) : View{}};
+}
+
+// Before anything changes: past the agreement a rank that stops would leave the others a step ahead.
+void Engine::prepare(const StepOptions& options) {
+  require_usable();
+  agreement_.check(options);
+  if (options.update) custom_update_.require_possible();
+  agreement_.prepare(options);
+  if (parts_.plan.input().schedule.update_in_backward) scheduler_.run().numbers = agreement_.numbers_before_norm();
+}
+
+void Engine::reach_agreement() {
+  require(scheduler_.uses().oldest() == nullptr, Code::out_of_order, [] {
+    return Problem{.what = "cannot step: a lease of a unit has not ended", .needed = "the end of all leases"};
+  });
+  scheduler_.issue_up_to_trainer();
+  if (!scheduler_.is_at_agreement()) off_plan_.serve_step();
+  trainer_.synchronize();
+}
+
+double Engine::gradient_norm(double loss_scale) {
+  require_usable();
+  require(!parts_.plan.input().schedule.update_in_backward, Code::out_of_order, [] {
+    return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
+                   .needed = "updates after the backward pass"};
+  });
+  reach_agreement();
+  norm_is_known_ = true;
+  scheduler_.wait_for_issued();
+  return agreement_.norm(scheduler_.rest().front(), loss_scale);
+}
+
+std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
+  gradient_norm(loss_scale);
+  return agreement_.tensor_norms(std::span(scheduler_.list()).first(scheduler_.position()));
+}
+
+StepResult Engine::step(const StepOptions& options) {
+  require(!parts_.plan.input().schedule.update_in_backward, Code::out_of_order, [] {
+    return Problem{.what = "cannot step with options: the updates are made already",
+                   .needed = "prepare(options) before backward, and step() without any"};
+  });
+  prepare(options);
+  return step();
+}
+
+StepResult Engine::step() {
+  require_usable();
+  require(prepared(), Code::out_of_order,
+          [] { return Problem{.what = "cannot step: there are no options", .needed = "step(options)"}; });
+  reach_agreement();
+  StepRun& run = scheduler_.run();
+  const std::size_t agreement = scheduler_.position();
+  if (agreement_.has_custom_update()) custom_update_.run(agreement_.take_custom_update());
+  scheduler_.issue_rest();
+  scheduler_.wait_for(agreement);
+  agreement_.end_step(run.numbers.number);
+  off_plan_.end_step();
+  scheduler_.begin_step();
+  norm_is_known_ = false;
+  run.result.metrics = counters_.end_step(metrics());
+  return run.result;
+}
+
+void Engine::finish() {
+  require_usable();
+  scheduler_.finish();
+}
+
+void Engine::leave_device(bool parameters, const Slots::Agree& agree) {
+  require_usable();
+  const bool is_in_step = scheduler_.uses().oldest() != nullptr || off_plan_.has_gradients() || prepared();
+  require(!is_in_step, Code::out_of_order, [] {
+    return Problem{.what = "cannot offload the training: it is in the middle of a step",
+                   .needed = "step() after each backward pass, and the end of all leases"};
+  });
+  offload_.leave(parameters, agree);
+}
+
+void Engine::return_to_device(const Slots::Agree& agree) { offload_.come_back(agree); }
+
+void Engine::look_at_state(const TileVisitor& look, const TileFilter& which) {
+  finish();
+  state_.look(look, which);
+}
+
+// What is gathered, or kept of records, is made again.
+void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
+  parameters_changed();
+  state_.change(change, agree, steps());
+  scheduler_.run_entry(running_.program().entry, true);
+}
+
+void Engine::parameters_changed() {
+  finish();
+  if (corruption_check_) corruption_check_->forget();
+}
+
+Metrics Engine::metrics() const {
+  Metrics metrics = counters_.totals();
+  metrics.verified = corruption_check_ ? corruption_check_->tiles() : 0;
+  metrics.memory = running_.memory();
+  return metrics;
+}
+
+}  // namespace ballast

@@ -1,0 +1,128 @@
+// Runs a program for one rank's trainer. It composes the classes of this folder, and is the only one that layers above call.
+#pragma once
+
+#include "zero/engine/corruption_check.h"
+#include "zero/engine/custom_update.h"
+#include "zero/engine/device_offload.h"
+#include "zero/engine/lease.h"
+#include "zero/engine/op_executor.h"
+#include "zero/engine/startup.h"
+#include "zero/engine/state_visitor.h"
+
+namespace ballast {
+
+// The engine's surroundings; all of it outlives the engine.
+struct EngineParts {
+  const Plan& plan;
+  Mesh& mesh;
+  kernels::Backend& backend;  // the CPU's, called by several lanes at once
+  MemoryAccounts& accounts;
+  offload::RecordStore* records = nullptr;  // where the program reads and writes tiles; null: nowhere
+  Timeline* timeline = nullptr;             // where to note which operation ran when; null: nowhere
+  std::vector<offload::IoQueue*> queues{};  // of the records' drives
+  GpuLanes* gpu = nullptr;                  // whose memory is the device tier; null: the host's
+  StreamHandle stream = nullptr;            // the trainer's, on that GPU
+  Allocator* allocator = nullptr;           // of the device tier's memory, instead of ours
+  std::size_t verify = 0;                   // check a tile's update every so many steps; see corruption_check.h
+};
+
+// The trainer may use units in any order. A step that leaves the program's order is served on demand, to its end: with the
+// same bits, but without prefetching. An order that comes twice in a row is compiled to the program of the following steps.
+//
+// Threads: one thread, its rank's trainer, calls the engine. Operations run on the lanes' threads.
+// Order: the trainers of all ranks make the same calls, and use units in the same order.
+// Errors: when an operation fails, on any lane, the peers' communicators are aborted and every later call throws the first
+// error. State on drives is then that of the last committed step.
+//
+// On a GPU leases are for work in the trainer's stream: their memory is ready, and released, in the order of that stream. Only
+// step() and finish() wait for the GPU.
+class Engine {
+ public:
+  explicit Engine(const EngineParts& parts);  // reserves every slot; a program that reads tiles needs records
+  Engine(Engine&&) = delete;
+  ~Engine();  // waits for what is under way, ignores failures; in the middle of a step it aborts the other ranks
+
+  // Call one of the two first. Optimizer state begins at zero, or comes from records.
+  void initialise(const ParameterSource& source);
+  void resume(const ParameterSource& frozen);  // all trained tiles are in records; takes the newest committed step
+
+  Lease forward(std::size_t unit) { return acquire(unit, Phase::forward); }
+  Lease backward(std::size_t unit) { return acquire(unit, Phase::backward); }
+
+  // Sets the options of the next updates. step(options) calls it; where updates are made in the backward pass, call it before.
+  void prepare(const StepOptions& options);
+
+  // The norm of the gradients that step() would use, before clipping. All ranks call together, and step() comes next.
+  double gradient_norm(double loss_scale = 1.0);
+  std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // of each tensor, by unit
+
+  // Returns when the step is decided; its updates may still run while the next forward begins.
+  StepResult step(const StepOptions& options);
+  StepResult step();
+
+  void finish();  // waits until everything that was begun is done
+
+  // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed meanwhile.
+  // Parameters that are kept whole may stay, else their addresses change. `agree` is called on each rank, with the error where
+  // memory is lacking, and must throw on all ranks if there is one on any: then nothing has changed.
+  void leave_device(bool parameters = true, const Slots::Agree& agree = throw_own);
+  void return_to_device(const Slots::Agree& agree = throw_own);
+
+  bool prepared() const { return agreement_.is_prepared(); }
+  std::uint64_t steps() const { return agreement_.steps(); }
+
+  // Between steps: shows the local shards, tile by tile, in host memory. Changed tiles on drives are committed together, once
+  // `agree` has returned; if it throws, they stay as they were. Change parameters that are kept whole in the same way on all
+  // ranks. All ranks of a run change its state together: where one fails, none changes it; that one throws its own error, the
+  // others B3301.
+  void look_at_state(
+      const TileVisitor& look, const TileFilter& which = [](const LocalTile&) { return true; });
+  void change_state(
+      const TileVisitor& change, const std::function<void()>& agree = [] {});
+  std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
+  void continue_from(std::uint64_t steps) { agreement_.set_steps(steps); }
+  void parameters_changed();  // the caller changed whole parameters that have no other copy
+  void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
+  View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
+
+  std::string unpinned_because() const {
+    return slots_.unpinned_because();
+  }  // if not empty, copies to and from a GPU are slow
+
+  Metrics metrics() const;                                       // since the engine was made
+  const Program& program() const { return running_.program(); }  // that runs now
+
+ private:
+  static void throw_own(const std::exception_ptr& failure);
+  Lease acquire(std::size_t unit, Phase phase);
+  void require_acquirable(std::size_t unit, Phase phase) const;
+  Lease::Memory memory_of(const Op& use) const;
+  void reach_agreement();
+  void begin();
+  void require_usable() const;
+
+  EngineParts parts_;
+  RunningProgram running_;
+  Slots slots_;
+  TrainerStream trainer_;
+  LaneArithmetic arithmetic_;
+  std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
+  std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
+  Sequencer sequencer_;                                // of exchanges between GPUs
+  FirstFailure failure_;
+  StepCounters counters_;
+  Agreement agreement_;
+  OpExecutor executor_;
+  LaneThreads threads_;
+  Scheduler scheduler_;
+  OffPlan off_plan_;
+  CustomUpdate custom_update_;
+  HomeMemory homes_;
+  Startup startup_;
+  StateVisitor state_;
+  DeviceOffload offload_;
+  bool has_begun_ = false;
+  bool norm_is_known_ = false;  // in this step: no gradients can be added any more
+};
+
+}  // namespace ballast

@@ -1,0 +1,68 @@
+#include "zero/engine/home_memory.h"
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+
+HomeMemory::Draft::Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes)
+    : elsewhere_(piece.exists() && !homes.slots_.on_gpu(piece) ? 0 : bytes),
+      bytes_(elsewhere_.empty() ? std::span(homes.slots_.data(piece), bytes) : std::span(elsewhere_)) {}
+
+HomeMemory::OnHost::OnHost(const HomeMemory& homes, const Piece& piece)
+    : copy_(homes.slots_.on_gpu(piece) ? piece.bytes : 0),
+      data_(copy_.empty() ? homes.slots_.data(piece) : copy_.data()) {
+  if (!copy_.empty()) homes.read(ConstView(homes.slots_.data(piece), piece.bytes, DType::u8), data_);
+}
+
+void HomeMemory::put(const Piece& to, const std::byte* from) const {
+  const ExecContext& context = arithmetic_.of(slots_.on_gpu(to) ? Lane::upload : Lane::host).context();
+  context.copy(slots_.data(to), from, to.bytes);
+  context.finish();
+}
+
+void HomeMemory::read(const ConstView& view, std::byte* into) const {
+  if (view.data() == into) return;
+  const ExecContext& context = arithmetic_.copies();
+  context.copy(into, view.data(), view.bytes());
+  context.finish();
+}
+
+// Where state lies on the device, the parameter is a part of what the unit keeps there.
+Piece HomeMemory::parameters_of(const Home& tile) const {
+  if (tile.parameters.exists()) return tile.parameters;
+  const std::size_t width = byte_size(dtype_of(tile));
+  for (const Home& kept : running_.program().homes) {
+    if (kept.unit != tile.unit || kept.tile != none || intersection(kept.range, tile.range) != tile.range) continue;
+    return kept.parameters.part((tile.range.first - kept.range.first) * width, tile.range.count * width);
+  }
+  fail(Code::internal, {.what = "cannot find the parameter of a tile"});
+}
+
+void HomeMemory::keep_parameters(const Home& tile, const std::byte* from) const {
+  const std::size_t width = byte_size(dtype_of(tile));
+  for (const Home& kept : running_.program().homes) {
+    const Range common = intersection(kept.range, tile.range);
+    if (kept.unit != tile.unit || !kept.parameters.exists() || common.count == 0) continue;
+    const Piece to = kept.parameters.part((common.first - kept.range.first) * width, common.count * width);
+    const std::byte* const values = from + (common.first - tile.range.first) * width;
+    if (slots_.data(to) != values) put(to, values);
+  }
+}
+
+View HomeMemory::full_parameters(std::size_t unit) const {
+  const Plan& plan = running_.plan();
+  const std::vector<Home>& homes = running_.program().homes;
+  const auto whole = std::ranges::find_if(homes, [&](const Home& home) {
+    return home.unit == unit && home.tile == none && home.range.count == plan.layout().units[unit].elements();
+  });
+  require(whole != homes.end(), Code::bad_argument, [&] {
+    return Problem{.what = "cannot view whole parameters: they are gathered on demand",
+                   .where = "unit " + plan.model().units[unit].name,
+                   .needed = "a lease of the unit, or a stage below 3"};
+  });
+  return slots_.view(whole->parameters, plan.model().units[unit].dtype);
+}
+
+}  // namespace ballast

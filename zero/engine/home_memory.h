@@ -1,0 +1,59 @@
+// Where parameters and state lie between steps, seen from host memory.
+#pragma once
+
+#include <vector>
+
+#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/running_program.h"
+
+namespace ballast {
+
+// Used by the trainer's thread between steps, when nothing is under way.
+class HomeMemory {
+ public:
+  // All of it outlives this.
+  HomeMemory(const RunningProgram& running, const Slots& slots, const LaneArithmetic& arithmetic)
+      : running_(running), slots_(slots), arithmetic_(arithmetic) {}
+
+  // Host memory for a piece that is made here: the piece itself, or some for the moment where it lies on a GPU or nowhere.
+  class Draft {
+   public:
+    Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes);
+    Draft(Draft&&) = delete;
+    std::span<std::byte> bytes() const { return bytes_; }
+    bool is_elsewhere() const { return !elsewhere_.empty(); }
+
+   private:
+    std::vector<std::byte> elsewhere_;
+    std::span<std::byte> bytes_;
+  };
+
+  // A piece to be read or changed in host memory: itself, or a copy of it where it lies on a GPU.
+  class OnHost {
+   public:
+    OnHost(const HomeMemory& homes, const Piece& piece);
+    OnHost(OnHost&&) = delete;
+    std::byte* data() const { return data_; }
+    bool is_copy() const { return !copy_.empty(); }
+
+   private:
+    std::vector<std::byte> copy_;
+    std::byte* data_;
+  };
+
+  void put(const Piece& to, const std::byte* from) const;   // host memory, which may be changed when this returns
+  void read(const ConstView& view, std::byte* into) const;  // also a GPU's memory, into the host's
+
+  Piece parameters_of(const Home& tile) const;  // of a tile: its own, or a part of the unit's parameters
+  void keep_parameters(const Home& tile, const std::byte* from) const;  // everywhere but in records
+  View full_parameters(std::size_t unit) const;  // where the program keeps all of the unit, as it is laid out
+
+ private:
+  DType dtype_of(const Home& home) const { return running_.plan().model().units[home.unit].dtype; }
+
+  const RunningProgram& running_;
+  const Slots& slots_;
+  const LaneArithmetic& arithmetic_;
+};
+
+}  // namespace ballast

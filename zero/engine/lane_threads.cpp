@@ -1,0 +1,21 @@
+#include "zero/engine/lane_threads.h"
+
+namespace ballast {
+
+LaneThreads::LaneThreads(const GpuLanes* gpu) {
+  for (std::size_t i = 0; i < lane_count; ++i) {
+    const Lane lane = static_cast<Lane>(i);
+    if (lane != Lane::compute) threads_[i] = std::make_unique<LaneThread>();
+    if (gpu != nullptr && works_on_device(lane)) {
+      threads_[i]->add([number = gpu->gpu()] { device::choose_gpu(number); }).wait();
+    }
+  }
+}
+
+void LaneThreads::stop() {
+  for (std::unique_ptr<LaneThread>& thread : threads_) {
+    thread.reset();
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,54 @@
+// An acquired view of a unit's memory, which the trainer may use until the lease ends.
+#pragma once
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "kernels/runtime/view.h"
+#include "zero/plan/layout.h"
+
+namespace ballast {
+
+// Move-only. Ends when it is destroyed, or earlier by end(), on the thread that called the engine; the engine outlives it.
+class Lease {
+ public:
+  // Of one unit.
+  struct Memory {
+    const Unit* unit = nullptr;
+    const UnitLayout* layout = nullptr;
+    ConstView parameters{};  // all of it, as it is laid out
+    bool backward = false;
+    View gradients{};  // in backward: of its trained tensors, zeroed, to be added to
+  };
+
+  // The last one is the requested unit; those before it own tensors that are tied to it.
+  Lease(std::vector<Memory> memory, std::function<void()> on_end)
+      : memory_(std::move(memory)), on_end_(std::move(on_end)) {}
+  Lease(Lease&& other) noexcept : memory_(std::move(other.memory_)), on_end_(std::exchange(other.on_end_, nullptr)) {}
+  Lease& operator=(Lease&&) = delete;
+  ~Lease() { end(); }
+
+  ConstView parameters() const { return memory_.back().parameters; }
+  View gradients() const { return memory_.back().gradients; }
+
+  // By its number in the unit. Frozen tensors and forward leases have no gradients (B1001).
+  ConstView tensor(std::size_t number) const { return part(memory_.back(), number); }
+  View gradient(std::size_t number) const { return gradient_part(memory_.back(), number); }
+  ConstView tied(std::size_t number) const;
+  View tied_gradient(std::size_t number) const;
+
+  void end() {
+    if (on_end_) std::exchange(on_end_, nullptr)();
+  }
+
+ private:
+  static ConstView part(const Memory& memory, std::size_t tensor);
+  static View gradient_part(const Memory& memory, std::size_t tensor);
+  const Memory& owner(std::size_t tie) const;
+
+  std::vector<Memory> memory_;
+  std::function<void()> on_end_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+#include "zero/engine/mesh.h"
+
+#include <fmt/format.h>
+
+#include "kernels/runtime/error.h"
+#include "zero/engine/gpu_lanes.h"
+
+namespace ballast {
+
+Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu) {
+  require(world.size() == placement.shards * placement.replicas, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot make a mesh of {} x {} ranks", placement.shards, placement.replicas),
+                   .needed = fmt::format("{} ranks", placement.shards * placement.replicas),
+                   .available = fmt::format("{} ranks", world.size())};
+  });
+  const std::size_t group = world.rank() / placement.shards;
+  const auto split = [&](std::size_t color, Lane lane) {
+    if (gpu == nullptr) return world.split(color);
+    const Channel channel{{gpu->stream(lane).handle(), gpu->gpu()}, &gpu->backend(lane)};
+    return world.split(color, &channel);
+  };
+  return {.gather = split(group, Lane::gather),
+          .reduce = split(group, Lane::reduce),
+          .replicas = split(world.rank() % placement.shards, Lane::reduce)};
+}
+
+void Mesh::barrier() {
+  reduce->barrier();
+  replicas->barrier();
+}
+
+bool Mesh::is_any(bool is_so) {
+  std::int64_t count = is_so ? 1 : 0;
+  reduce->all_reduce({&count, 1});
+  replicas->all_reduce({&count, 1});
+  return count > 0;
+}
+
+void Mesh::abort(std::string_view reason) {
+  for (Communicator* communicator : {gather.get(), reduce.get(), replicas.get()}) {
+    communicator->abort(reason);
+  }
+  if (norm != nullptr) norm->abort(reason);
+}
+
+}  // namespace ballast

@@ -1,0 +1,31 @@
+// The communicators of a mesh of ranks. Each lane that communicates has its own, because a communicator belongs to one
+// thread at a time.
+#pragma once
+
+#include <memory>
+
+#include "zero/comm/communicator.h"
+#include "zero/plan/placement.h"
+
+namespace ballast {
+
+// Neighbouring ranks share a copy of the state; ranks with the same position in their groups hold the same shard.
+struct Mesh {
+  std::unique_ptr<Communicator> gather;    // over the shard group
+  std::unique_ptr<Communicator> reduce;    // the same, for another lane
+  std::unique_ptr<Communicator> replicas;  // over the ranks with the same shard, for that lane too
+  Communicator* norm = nullptr;            // over ranks with other parts of the model; belongs to the mesh's owner
+
+  std::size_t ranks() const { return reduce->size() * replicas->size(); }
+  std::size_t rank() const { return replicas->rank() * reduce->size() + reduce->rank(); }
+  void barrier();                       // of all ranks
+  bool is_any(bool is_so);              // whether it is so on any rank; all ranks call together
+  void abort(std::string_view reason);  // any thread
+};
+
+class GpuLanes;
+
+// Called by all ranks of `world`, which are shards * replicas. On a GPU the groups' work goes into the lanes' streams.
+Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr);
+
+}  // namespace ballast

@@ -1,0 +1,123 @@
+#include "zero/engine/off_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+
+void OffPlan::serve(const Trace& chain) {
+  leave_program(chain.back());
+  if (sums_again(chain)) {
+    change_program(parts_.running.input().trace, true);
+    follow({}, chain.back());  // the rest of the old program is gone
+  }
+  follow(compile_visits(parts_.running.input(), so_far_, chain), chain.back());
+}
+
+void OffPlan::serve_step() {
+  leave_program({none, Phase::step});
+  follow(compile_step(parts_.running.input(), so_far_), {none, Phase::step});
+}
+
+// Each list begins when everything before it is over, because it may use any memory. So every lease has to end first.
+void OffPlan::leave_program(const Visit& next) {
+  const Op* const open = parts_.scheduler.uses().oldest();
+  require(open == nullptr, Code::out_of_order, [&] {
+    const std::vector<Unit>& units = parts_.running.plan().model().units;
+    const std::span<const Op> rest = parts_.scheduler.rest();
+    const bool has_next = !is_off_plan_ && !rest.empty() && rest.front().kind == OpKind::use;
+    const std::string end = fmt::format("the end of the lease of unit {}", units[open->unit].name);
+    return Problem{.what = fmt::format("cannot use unit {} in {} out of order: a lease of unit {} has not ended",
+                                       units[next.unit].name, name(next.phase), units[open->unit].name),
+                   .needed = has_next ? fmt::format("unit {} in {}, or {}", units[rest.front().unit].name,
+                                                    name(rest.front().phase), end)
+                                      : end};
+  });
+  parts_.scheduler.finish();
+  if (!is_off_plan_) so_far_.by_program = so_far_.visits.size();
+}
+
+void OffPlan::follow(std::vector<Op> ops, const Visit& next) {
+  is_off_plan_ = true;
+  served_ = std::move(ops);
+  parts_.scheduler.follow_in_this_step(served_, off_plan_position(visited_.size(), next.unit, next.phase));
+}
+
+// Whether gradients come again that the program's slots have room for only once.
+bool OffPlan::sums_again(const Trace& chain) const {
+  const CompileInput& input = parts_.running.input();
+  if (input.extra_sum_slots || input.schedule.update_in_backward || input.placement.reduction != Reduction::each) {
+    return false;
+  }
+  return std::ranges::any_of(chain, [&](const Visit& visit) {
+    return visit.phase == Phase::backward && std::ranges::any_of(so_far_.visits, [&](const Visit& before) {
+             return before.unit == visit.unit && before.phase == Phase::backward;
+           });
+  });
+}
+
+// Long evaluations leave the order too: uses in forward are over when the next list begins, and need not be compiled again.
+void OffPlan::remember(const Trace& chain) {
+  visited_.insert(visited_.end(), chain.begin(), chain.end());
+  const bool counts = !is_off_plan_ || chain.back().phase == Phase::backward;
+  if (counts) so_far_.visits.insert(so_far_.visits.end(), chain.begin(), chain.end());
+}
+
+bool OffPlan::has_gradients() const {
+  return std::ranges::any_of(visited_, [](const Visit& visit) { return visit.phase == Phase::backward; });
+}
+
+void OffPlan::end_step() {
+  is_off_plan_ ? return_to_program() : last_off_plan_.clear();
+  forget_step();
+}
+
+void OffPlan::forget_step() {
+  is_off_plan_ = false;
+  so_far_ = {};
+  visited_.clear();
+}
+
+// When the step that was served is done to its end, the memory becomes what every step of a program finds.
+void OffPlan::return_to_program() {
+  Scheduler& scheduler = parts_.scheduler;
+  scheduler.finish();
+  parts_.counters.count_off_plan_step();
+  is_off_plan_ = false;
+  const Trace repeated = repeated_order();
+  const bool changed = !repeated.empty() && change_program(repeated, parts_.running.input().extra_sum_slots);
+  last_off_plan_ = visited_;
+  const Program& program = parts_.running.program();
+  scheduler.follow_program(program.ops);
+  scheduler.wait(Phase::step, Lane::gather, [&] { scheduler.run_entry(program.entry, changed); });
+}
+
+// The order of each micro-step of this step, if the last step was off plan and had the same; else empty.
+Trace OffPlan::repeated_order() const {
+  const Trace& visits = visited_;
+  const std::size_t length = visits.size() / parts_.running.input().micro_steps;
+  if (visits != last_off_plan_ || visits.size() % parts_.running.input().micro_steps != 0) return {};
+  for (std::size_t i = length; i < visits.size(); ++i) {
+    if (!(visits[i] == visits[i - length])) return {};
+  }
+  return {visits.begin(), visits.begin() + static_cast<std::ptrdiff_t>(length)};
+}
+
+// In the same slots, and for sums that pass by in some more. Not into a program in which gradients cannot wait for the step
+// that can do so now: a step that goes off plan again could not be served.
+bool OffPlan::change_program(const Trace& trace, bool extra_sum_slots) {
+  auto changed = parts_.running.compile_for(trace, extra_sum_slots);
+  const bool loses_sums = std::ranges::any_of(parts_.running.program().slots, [&](const Slot& slot) {
+    return slot.role == SlotRole::reduced && std::ranges::find(changed->slots, slot) == changed->slots.end();
+  });
+  if (loses_sums) return false;
+  parts_.slots.change_to(*changed);
+  parts_.running.change_to(std::move(changed), trace, extra_sum_slots);
+  parts_.scheduler.follow_program(parts_.running.program().ops);
+  return true;
+}
+
+}  // namespace ballast

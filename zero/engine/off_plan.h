@@ -1,0 +1,48 @@
+// Steps in which the trainer leaves the program's order: they are served on demand, list by list, and an order that comes
+// twice in a row is compiled.
+#pragma once
+
+#include "zero/engine/running_program.h"
+#include "zero/engine/scheduler.h"
+#include "zero/engine/slots.h"
+
+namespace ballast {
+
+// Used by the trainer's thread; all ranks go off plan in the same way, which rendezvous() checks.
+class OffPlan {
+ public:
+  // All of it outlives this.
+  struct Parts {
+    RunningProgram& running;
+    Slots& slots;
+    Scheduler& scheduler;
+    StepCounters& counters;
+  };
+  explicit OffPlan(const Parts& parts) : parts_(parts) {}
+  OffPlan(OffPlan&&) = delete;
+
+  void serve(const Trace& chain);  // makes these uses the next ones in the scheduler's list
+  void serve_step();               // makes the agreement the next one
+
+  void remember(const Trace& chain);  // uses that have begun
+  bool has_gradients() const;         // that no step has used yet
+  void end_step();                    // returns to a program, if this step has left it
+  void forget_step();                 // the uses so far count for nothing
+
+ private:
+  void leave_program(const Visit& next);
+  void follow(std::vector<Op> ops, const Visit& next);
+  bool sums_again(const Trace& chain) const;
+  void return_to_program();
+  Trace repeated_order() const;
+  bool change_program(const Trace& trace, bool extra_sum_slots);
+
+  Parts parts_;
+  Trace visited_{};       // in this step
+  OffPlanStep so_far_{};  // the same, as far as it counts for what is served
+  bool is_off_plan_ = false;
+  std::vector<Op> served_{};  // the list that is followed then
+  Trace last_off_plan_{};     // of the step before, if that was off plan
+};
+
+}  // namespace ballast

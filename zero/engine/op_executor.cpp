@@ -1,0 +1,104 @@
+#include "zero/engine/op_executor.h"
+
+#include <chrono>
+
+#include "kernels/runtime/profiler_range.h"
+
+namespace ballast {
+namespace {
+
+bool uses_record(const Op& op) {
+  return op.kind == OpKind::update || op.kind == OpKind::upload || op.kind == OpKind::write;
+}
+
+}  // namespace
+
+void OpExecutor::run(const IssuedOp& issued) const {
+  const Op& op = issued.op;
+  const ExecContext& context = parts_.arithmetic.of(op.lane).context();
+  auto start = std::chrono::steady_clock::now();
+  try {
+    for (const OpStatus* other : issued.after) {
+      other->wait_in(context);
+    }
+    start = std::chrono::steady_clock::now();
+    for (const OpStatus* other : issued.after) {
+      if (uses_record(op)) other->check_record();
+    }
+    issued.status.read.reset();
+    issued.status.written = {};
+    context.stream() != nullptr ? issue_to_gpu(issued, *context.stream()) : execute(op, issued.status, issued.run);
+  } catch (...) {
+    parts_.failure.fail(op);
+  }
+  if (context.stream() == nullptr) parts_.counters.count(op, start, std::chrono::steady_clock::now());
+}
+
+// What one rank's GPU exchanges with others' has to be begun in one order on all of them, that of the program: two exchanges
+// that are begun in another order elsewhere may wait for each other, if nothing lets both of them run at once.
+void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) const {
+  OpStatus& status = issued.status;
+  const ProfilerRange range(label(issued.op, parts_.plan.model()));
+  if (issued.ticket != none) parts_.sequencer.await(issued.ticket);
+  if (!status.on_gpu) status.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
+  status.on_gpu->counted = false;
+  status.on_gpu->begin.record(stream);
+  execute(issued.op, status, issued.run);
+  status.on_gpu->end.record(stream);
+  if (issued.ticket != none) parts_.sequencer.done();
+}
+
+// A skipped step reads its records, because the next one finds in memory what it would find after any other; and it changes
+// nothing. Only operations that wait for the agreement may ask whether it is skipped.
+void OpExecutor::execute(const Op& op, OpStatus& status, StepRun& run) const {
+  const bool changes_state = op.kind == OpKind::update || op.kind == OpKind::write || op.kind == OpKind::keep;
+  if (op.phase == Phase::step && changes_state && run.numbers.skip) return;
+  if (op.phase == Phase::step && op.kind == OpKind::commit && run.numbers.skip) return parts_.records->abandon();
+  execute_in_any_step(op, status, run);
+}
+
+void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& run) const {
+  const Arithmetic& arithmetic = parts_.arithmetic.of(op.lane);
+  switch (op.kind) {
+    case OpKind::clear: return arithmetic.clear(op);
+    case OpKind::upload:
+    case OpKind::download:
+    case OpKind::keep: return arithmetic.copy(op);
+    case OpKind::gather: return gather(op);
+    case OpKind::reduce: return reduce(op);
+    case OpKind::accumulate: return arithmetic.accumulate(op);
+    case OpKind::norm: return arithmetic.add_squares(op);
+    case OpKind::agree: return parts_.agreement.agree(op, run, parts_.counters.own_seconds());
+    case OpKind::update: return update(op, run.numbers);
+    case OpKind::read:
+    case OpKind::read_first: status.read = parts_.records->read(op); return;
+    case OpKind::write: status.written = parts_.records->write(op); return;
+    case OpKind::commit: return parts_.records->commit(run.numbers.number);
+    case OpKind::meet: return rendezvous(op, run.position, parts_.mesh, parts_.plan.model());
+    case OpKind::use: return;
+  }
+}
+
+void OpExecutor::gather(const Op& op) const {
+  parts_.mesh.gather->all_gather(parts_.slots.view(op.from, DType::u8), parts_.slots.view(op.to, DType::u8));
+}
+
+void OpExecutor::reduce(const Op& op) const {
+  const DType dtype = is_partial_sum(op) ? DType::fp32 : parts_.plan.model().units[op.unit].dtype;
+  const View from = parts_.slots.view(op.from, dtype);
+  const View to = parts_.slots.view(op.to, DType::fp32);
+  const bool over_shards = op.ranks == Ranks::shard_group;
+  over_shards ? parts_.mesh.reduce->reduce_scatter(from, to) : parts_.mesh.replicas->all_reduce(from, to);
+}
+
+// What comes from another reduction is summed in fp32 already.
+bool OpExecutor::is_partial_sum(const Op& op) const {
+  return op.ranks == Ranks::replica_group && parts_.plan.placement().shards > 1;
+}
+
+void OpExecutor::update(const Op& op, const StepNumbers& step) const {
+  const Arithmetic& arithmetic = parts_.arithmetic.of(op.lane);
+  parts_.check != nullptr ? parts_.check->update(op, step, arithmetic) : arithmetic.update(op, step);
+}
+
+}  // namespace ballast

@@ -1,0 +1,46 @@
+// Does what an operation says, on its lane's thread.
+#pragma once
+
+#include "zero/engine/agreement.h"
+#include "zero/engine/corruption_check.h"
+#include "zero/engine/first_failure.h"
+#include "zero/engine/issued_op.h"
+#include "zero/engine/record_lane.h"
+#include "zero/engine/step_counters.h"
+
+namespace ballast {
+
+// run() is called by the lanes' threads, several at once; each touches the memory of its operation only.
+class OpExecutor {
+ public:
+  // All of it outlives the executor.
+  struct Parts {
+    const Plan& plan;
+    Mesh& mesh;
+    const Slots& slots;
+    const LaneArithmetic& arithmetic;
+    Agreement& agreement;
+    StepCounters& counters;
+    FirstFailure& failure;
+    Sequencer& sequencer;
+    const RecordLane* records = nullptr;  // null: no operation reads or writes records
+    CorruptionCheck* check = nullptr;     // makes the updates, if there is one
+  };
+  explicit OpExecutor(const Parts& parts) : parts_(parts) {}
+
+  // Waits for what the operation waits for, then does it; on a GPU, issues it. An error is the engine's first failure.
+  void run(const IssuedOp& issued) const;
+
+ private:
+  void issue_to_gpu(const IssuedOp& issued, const Stream& stream) const;
+  void execute(const Op& op, OpStatus& status, StepRun& run) const;
+  void execute_in_any_step(const Op& op, OpStatus& status, StepRun& run) const;
+  void gather(const Op& op) const;
+  void reduce(const Op& op) const;
+  void update(const Op& op, const StepNumbers& step) const;
+  bool is_partial_sum(const Op& op) const;
+
+  Parts parts_;
+};
+
+}  // namespace ballast

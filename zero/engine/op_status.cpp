@@ -1,0 +1,23 @@
+#include "zero/engine/op_status.h"
+
+namespace ballast {
+
+void OpStatus::wait() const {
+  begun.wait();
+  if (on_gpu) on_gpu->end.synchronize();
+  if (read) read->completion().wait();
+  written.wait();
+}
+
+void OpStatus::check_record() const {
+  if (read) read->check();
+}
+
+// No stream ever waits for a drive: the thread does.
+void OpStatus::wait_in(const ExecContext& context) const {
+  begun.wait();
+  if (context.stream() == nullptr || !on_gpu) return wait();
+  context.stream()->wait_for(on_gpu->end);
+}
+
+}  // namespace ballast

@@ -1,0 +1,26 @@
+// How far an operation has come.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "offload/completion.h"
+#include "offload/record_store.h"
+#include "zero/engine/exec_context.h"
+#include "zero/engine/gpu_span.h"
+
+namespace ballast {
+
+// The operation's lane writes the members after `begun` before that is done; others read them once it is.
+struct OpStatus {
+  offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
+  std::optional<offload::PendingRead> read{};
+  offload::Completion written{};
+  std::shared_ptr<GpuSpan> on_gpu{};
+
+  void wait() const;          // blocks the calling thread until the end
+  void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
+  void wait_in(const ExecContext& context) const;  // later work there begins after the end
+};
+
+}  // namespace ballast

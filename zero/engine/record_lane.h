@@ -1,0 +1,36 @@
+// The operations of a program that move records. Used by the two lanes of the drives. Whoever uses a record that was read
+// checks it, while it is in that thread's caches.
+#pragma once
+
+#include <optional>
+
+#include "offload/record_store.h"
+#include "zero/engine/slots.h"
+#include "zero/plan/plan.h"
+
+namespace ballast {
+
+class RecordLane {
+ public:
+  RecordLane(const Plan& plan, const Slots& slots, offload::RecordStore& store)
+      : plan_(plan), slots_(slots), store_(store) {}
+
+  offload::PendingRead read(const Op& op) const;
+  offload::Completion write(const Op& op) const;
+  void commit(std::uint64_t step) const { store_.commit(step); }
+  void abandon() const { store_.abandon(); }
+  std::uint64_t step() const { return store_.step(); }
+  bool keeps_run() const { return store_.shape().run_id != 0; }
+
+  // The tile's block in the memory of its record.
+  std::span<std::byte> block(std::span<std::byte> record) const { return store_.payload(record); }
+  offload::PendingRead read(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
+  offload::Completion write(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
+
+ private:
+  const Plan& plan_;
+  const Slots& slots_;
+  offload::RecordStore& store_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,145 @@
+#include "zero/engine/scheduler.h"
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+bool is_trainers_turn(const Op& op) { return op.kind == OpKind::use || op.kind == OpKind::agree; }
+
+}  // namespace
+
+Scheduler::Scheduler(const Parts& parts)
+    : parts_(parts), uses_(parts.trainer, parts.counters), runs_(parts.trainer.stream()) {
+  if (parts.trainer.stream() != nullptr) entry_.clock.emplace(parts.trainer.stream()->gpu());
+}
+
+void Scheduler::follow_program(const std::vector<Op>& list) { runs_.follow(list); }
+
+void Scheduler::follow_in_this_step(const std::vector<Op>& list, const OffPlanPosition& position) {
+  run().follow(list);
+  run().position = position;
+  next_ = 0;
+  issue_up_to_trainer();
+}
+
+void Scheduler::run_entry(const std::vector<Op>& list, bool with_records) {
+  if (entry_.clock) entry_.clock->set();
+  entry_.follow(list);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (with_records || list[i].kind != OpKind::read) issue(list[i], entry_.ops[i], entry_);
+  }
+  entry_.wait();
+  parts_.counters.count_on_gpu(entry_);
+  for (std::size_t i = 0; i < list.size();
+       ++i) {  // records that stay in memory; those that were used have been checked
+    if (list[i].kind == OpKind::read) entry_.ops[i].check_record();
+  }
+  runs_.set_clocks();
+}
+
+const OpStatus& Scheduler::awaited(const Wait& wait, const StepRun& run) const {
+  return wait.of_last_step ? runs_.before(run).ops[wait.op] : run.ops[wait.op];
+}
+
+// Exchanges between GPUs get tickets, because ranks have to begin them in one order.
+void Scheduler::issue(const Op& op, OpStatus& status, StepRun& run) {
+  IssuedOp issued{op, status, run};
+  for (const Wait& wait : op.after) {
+    issued.after.push_back(&awaited(wait, run));
+  }
+  const bool is_exchange = op.kind == OpKind::gather || op.kind == OpKind::reduce;
+  if (is_exchange && parts_.trainer.stream() != nullptr) issued.ticket = parts_.sequencer.next_ticket();
+  status.begun = parts_.threads.of(op.lane).add([this, issued = std::move(issued)] { parts_.execute(issued); });
+}
+
+const Op& Scheduler::issue_next() {
+  const Op& op = list()[next_];
+  issue(op, run().ops[next_], run());
+  ++next_;
+  return op;
+}
+
+void Scheduler::issue_up_to_trainer() {
+  while (next_ < list().size() && !is_trainers_turn(list()[next_])) {
+    issue_next();
+  }
+}
+
+void Scheduler::issue_rest() {
+  while (next_ < list().size()) {
+    issue_next();
+  }
+}
+
+bool Scheduler::uses_next(const Trace& chain) const {
+  auto visit = chain.begin();
+  for (std::size_t i = next_; i < list().size() && visit != chain.end(); ++i) {
+    const Op& op = list()[i];
+    if (op.kind == OpKind::agree) return false;
+    if (op.kind != OpKind::use) continue;
+    if (op.unit != visit->unit || op.phase != visit->phase) return false;
+    ++visit;
+  }
+  return visit == chain.end();
+}
+
+const Op& Scheduler::begin_use() {
+  issue_up_to_trainer();
+  const Op& op = list()[next_];
+  const ExecContext trainer = parts_.trainer.context();
+  for (const Wait& needed : op.after) {
+    wait(op.phase, list()[needed.op].lane, [&] { awaited(needed, run()).wait_in(trainer); });
+  }
+  uses_.begin(op, run().ops[next_++]);
+  return op;
+}
+
+void Scheduler::end_use(std::size_t use) {
+  uses_.end(use);
+  issue_up_to_trainer();
+}
+
+void Scheduler::wait(Phase phase, Lane lane, const std::function<void()>& wait) {
+  try {
+    parts_.counters.wait(run(), phase, lane, wait);
+  } catch (...) {
+    parts_.failure.check();
+    throw;
+  }
+}
+
+void Scheduler::wait_for(std::size_t position) {
+  wait(Phase::step, list()[position].lane, [&] { run().ops[position].wait(); });
+}
+
+void Scheduler::wait_for_issued() {
+  wait(Phase::step, Lane::reduce, [&] {
+    for (std::size_t op = next_; op-- > 0;) {
+      run().ops[op].wait();
+    }
+  });
+}
+
+void Scheduler::finish() {
+  parts_.failure.check();
+  require(uses_.oldest() == nullptr, Code::out_of_order, [] {
+    return Problem{.what = "cannot finish: a lease of a unit has not ended", .needed = "the end of all leases"};
+  });
+  parts_.trainer.synchronize();
+  wait(Phase::step, Lane::disk, [&] {
+    runs_.last().wait();
+    runs_.current().wait();
+  });
+  parts_.counters.count_on_gpu(runs_.last());
+  parts_.counters.count_on_gpu(runs_.current());
+}
+
+void Scheduler::begin_step() {
+  wait(Phase::step, Lane::disk, [&] { runs_.last().wait(); });
+  parts_.counters.count_on_gpu(runs_.last());
+  runs_.advance();
+  next_ = 0;
+}
+
+}  // namespace ballast

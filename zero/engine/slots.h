@@ -1,0 +1,73 @@
+// A program's memory: every slot, reserved at once, so that nothing grows later. Memory for the initial state becomes resident
+// when it is written, so that the caller can free its own copy meanwhile.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "kernels/runtime/buffer.h"
+#include "offload/io_queue.h"
+#include "zero/engine/exec_context.h"
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+// Where the memory of the device tier comes from.
+struct DeviceMemory {
+  std::optional<int> gpu{};        // none: host memory
+  Allocator* allocator = nullptr;  // the caller's, instead of ours; outlives the slots
+  Allocator* shared = nullptr;     // on the host, for slots that other ranks read, unit after unit
+};
+
+// Used by the trainer's thread; view(), data(), bytes() and on_gpu() by the lanes' too.
+class Slots {
+ public:
+  // Records pass through host slots, which are registered with the drives' queues. With a GPU the host's memory is pinned.
+  Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
+        std::vector<offload::IoQueue*> queues);
+  Slots(Slots&&) = delete;
+  ~Slots();
+
+  // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are freed
+  // or reserved. Where that throws, nothing has changed.
+  void change_to(const Program& program);
+
+  // Only while nothing uses the slots: frees the device tier's memory, that of parameters too or not. State and parameters
+  // are copied to the host and back; everything else returns zeroed. `agree` is called once the new memory is reserved, or
+  // with the error if it cannot be; nothing has changed if it throws.
+  using Agree = std::function<void(const std::exception_ptr& failure)>;
+  void leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree);
+  void return_to_device(const ExecContext& context, const Agree& agree);
+
+  // Bytes of host memory that become resident when the initial state is written there; none of pinned memory.
+  std::size_t unwritten_bytes(const Piece& piece) const;
+
+  std::string unpinned_because() const;  // with a GPU; empty if all host memory is pinned
+
+  View view(const Piece& piece, DType dtype) const;
+  std::byte* data(const Piece& piece) const {  // null without memory, as for the state of a rule that keeps none
+    return piece.exists() ? buffers_[piece.slot].data() + piece.begin : nullptr;
+  }
+  std::span<std::byte> bytes(const Piece& piece) const { return {data(piece), piece.bytes}; }
+  bool on_gpu(const Piece& piece) const { return piece.exists() && buffers_[piece.slot].kind() == MemoryKind::device; }
+
+ private:
+  Buffer reserve(const Slot& slot, Resident resident, bool is_exchanged) const;
+  bool on_host(const Slot& slot) const;
+  void register_with_queues(const Program& program);
+  void unregister_from_queues();
+
+  MemoryAccounts& accounts_;
+  DeviceMemory device_;
+  std::vector<Slot> slots_;
+  std::vector<Buffer> buffers_;
+  std::set<std::size_t> exchanged_;  // slots
+  std::vector<offload::IoQueue*> queues_;
+  std::vector<std::size_t> registered_;  // slots, with the queues
+  std::vector<std::size_t> offloaded_;   // slots that have left the device
+};
+
+}  // namespace ballast

@@ -1,0 +1,122 @@
+#include "zero/engine/startup.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "kernels/runtime/error.h"
+#include "kernels/runtime/host_limits.h"
+
+namespace ballast {
+
+void Startup::clear_device_memory() const {
+  const ExecContext& context = parts_.arithmetic.copies();
+  const std::vector<Slot>& slots = parts_.running.program().slots;
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    const std::size_t bytes = slots[slot].bytes;
+    if (slots[slot].tier == Tier::device && bytes > 0) context.zero(parts_.slots.data({slot, 0, bytes}), bytes);
+  }
+  context.finish();
+}
+
+std::size_t Startup::unwritten_bytes(const Home& home) const {
+  return parts_.slots.unwritten_bytes(home.parameters) + parts_.slots.unwritten_bytes(home.state);
+}
+
+void Startup::initialise(const ParameterSource& source) const {
+  const Program& program = parts_.running.program();
+  std::optional<RecordMemory> records;
+  if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);
+  std::size_t unwritten = 0;
+  for (const Home& home : program.homes) {
+    unwritten += unwritten_bytes(home);
+  }
+  std::size_t unit = none;
+  for (const Home& home : program.homes) {
+    if (std::exchange(unit, home.unit) != home.unit) {  // other ranks of this machine take memory, too
+      require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
+    }
+    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source);
+    unwritten -= unwritten_bytes(home);
+  }
+  if (records) records->finish();
+  if (records) parts_.records->commit(0);
+}
+
+// A range of a unit, tensor by tensor. Padding stays zero.
+void Startup::load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const {
+  const std::vector<Tensor>& tensors = plan().model().units[unit].tensors;
+  const UnitLayout& layout = plan().layout().units[unit];
+  for (std::size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+    const std::size_t begin = layout.tensor_begin[tensor];
+    const Range common = intersection(range, {begin, tensors[tensor].elements()});
+    if (common.count == 0) continue;
+    source(unit, tensor, {common.first - begin, common.count}, to.part(common.first - range.first, common.count));
+  }
+}
+
+void Startup::fill_home(const Home& home, const ParameterSource& source) const {
+  const DType dtype = dtype_of(home);
+  const HomeMemory::Draft parameters(parts_.homes, home.parameters, home.range.count * byte_size(dtype));
+  const View values(parameters.bytes().data(), home.range.count, dtype);
+  load(home.unit, home.range, values, source);
+  if (home.state.exists()) {
+    const HomeMemory::Draft state(parts_.homes, home.state, home.state.bytes);
+    parts_.arithmetic.of(Lane::host).begin_state(home.unit, home.range.count, values, state.bytes());
+    if (state.is_elsewhere()) parts_.homes.put(home.state, state.bytes().data());
+  }
+  if (home.parameters.exists() && parameters.is_elsewhere()) parts_.homes.put(home.parameters, values.data());
+}
+
+void Startup::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) const {
+  const DType dtype = dtype_of(home);
+  const BlockSizes sizes = plan().blocks().in_record(home.unit);
+  const std::span<std::byte> record = memory.next();
+  const std::span<std::byte> block = parts_.records->block(record);
+  std::vector<std::byte> elsewhere(sizes.parameter > 0 ? 0 : home.range.count * byte_size(dtype));
+  const View parameters(elsewhere.empty() ? block.data() : elsewhere.data(), home.range.count, dtype);
+  std::ranges::fill(block, std::byte{0});
+  load(home.unit, home.range, parameters, source);
+  const std::span<std::byte> state = block.subspan(sizes.parameter, sizes.state);
+  parts_.arithmetic.of(Lane::host).begin_state(home.unit, home.range.count, parameters, state);
+  if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), parts_.slots.data(home.parameters));
+  memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
+}
+
+std::uint64_t Startup::resume(const ParameterSource& frozen) const {
+  const Program& program = parts_.running.program();
+  for (const Home& home : program.homes) {
+    const bool whole = home.on_drive && plan().blocks().full_records();
+    require(whole || home.tile == none, Code::unsupported, [&] {
+      return Problem{.what = "cannot resume the training: its state or its parameters are not on a drive",
+                     .where = "unit " + plan().model().units[home.unit].name,
+                     .needed = "all of the state in records, with the parameters: those of a run that has a name"};
+    });
+    if (home.tile == none) fill_frozen(home, frozen);
+  }
+  std::optional<RecordMemory> records;
+  if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);
+  for (const Home& home : program.homes) {
+    if (home.on_drive) read_home(home, *records);
+  }
+  return parts_.records != nullptr ? parts_.records->step() : 0;
+}
+
+void Startup::fill_frozen(const Home& home, const ParameterSource& frozen) const {
+  const UnitLayout& layout = plan().layout().units[home.unit];
+  const DType dtype = dtype_of(home);
+  const Range range = intersection(home.range, {layout.frozen.first, layout.frozen.count()});
+  if (range.count == 0) return;
+  const Piece piece =
+      home.parameters.part((range.first - home.range.first) * byte_size(dtype), range.count * byte_size(dtype));
+  const HomeMemory::Draft draft(parts_.homes, piece, piece.bytes);
+  load(home.unit, range, View(draft.bytes().data(), range.count, dtype), frozen);
+  if (draft.is_elsewhere()) parts_.homes.put(piece, draft.bytes().data());
+}
+
+void Startup::read_home(const Home& home, RecordMemory& memory) const {
+  const std::span<std::byte> record = memory.next();
+  const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
+  parts_.homes.keep_parameters(home, block.data());
+}
+
+}  // namespace ballast

@@ -1,0 +1,50 @@
+// How a rank's memory and records come to their first state.
+#pragma once
+
+#include <functional>
+
+#include "zero/engine/home_memory.h"
+#include "zero/engine/record_lane.h"
+#include "zero/engine/record_memory.h"
+
+namespace ballast {
+
+// Writes a range of a tensor's first parameters, in its unit's format. Called for this rank's parts only, except where
+// parameters are kept whole.
+using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
+
+// Used by the trainer's thread, before the program's entry is run.
+class Startup {
+ public:
+  // All of it outlives this.
+  struct Parts {
+    const RunningProgram& running;
+    const Slots& slots;
+    const LaneArithmetic& arithmetic;
+    const HomeMemory& homes;
+    const RecordLane* records = nullptr;  // null: no tile is on a drive
+  };
+  explicit Startup(const Parts& parts) : parts_(parts) {}
+
+  void clear_device_memory() const;  // as the host's is from the beginning
+
+  // Optimizer state begins at zero; records are written, and committed as step 0.
+  void initialise(const ParameterSource& source) const;
+
+  // Everything trained comes from records, of the newest committed step, whose number is returned.
+  std::uint64_t resume(const ParameterSource& frozen) const;
+
+ private:
+  void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
+  void fill_home(const Home& home, const ParameterSource& source) const;
+  void fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) const;
+  void fill_frozen(const Home& home, const ParameterSource& frozen) const;
+  void read_home(const Home& home, RecordMemory& memory) const;
+  std::size_t unwritten_bytes(const Home& home) const;
+  const Plan& plan() const { return parts_.running.plan(); }
+  DType dtype_of(const Home& home) const { return plan().model().units[home.unit].dtype; }
+
+  Parts parts_;
+};
+
+}  // namespace ballast

@@ -1,0 +1,145 @@
+#include "zero/engine/state_visitor.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <optional>
+
+#include "kernels/runtime/error.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::size_t frozen_stretch = std::size_t{1} << 20;  // elements that are looked at together; of whole groups
+
+LocalTile without_memory(const Home& home) {
+  return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none};
+}
+
+}  // namespace
+
+void StateVisitor::look(const TileVisitor& visit, const TileFilter& which) const { visit_tiles(visit, false, which); }
+
+// Fails on all ranks where it fails on one: elsewhere what follows would be committed under a name that this rank gives to
+// another state later. A rank's own error says more than what the others are told.
+void StateVisitor::do_on_all_ranks(const std::function<void()>& work) const {
+  std::exception_ptr own;
+  try {
+    work();
+  } catch (...) {
+    own = std::current_exception();
+  }
+  bool failed_elsewhere = false;
+  try {
+    failed_elsewhere = parts_.mesh.is_any(own != nullptr);
+  } catch (...) {
+    if (!own) throw;
+  }
+  if (own) std::rethrow_exception(own);
+  require(!failed_elsewhere, Code::peer_failed, [] {
+    return Problem{.what = "another rank cannot change the state of the run, so no rank changes it",
+                   .remedy = "Look at the error of that rank. The last commit is as it was."};
+  });
+}
+
+// A rank overwrites the generation before the last one here, so all ranks must have committed the last one: else a crash
+// could leave them without a commit in common.
+void StateVisitor::change(const TileVisitor& visit, const std::function<void()>& agree, std::uint64_t step) const {
+  const auto visit_all = [&] { visit_tiles(visit, true, [](const LocalTile&) { return true; }); };
+  const bool of_run = parts_.records != nullptr && parts_.records->keeps_run();
+  if (of_run) parts_.mesh.barrier();
+  try {
+    of_run ? do_on_all_ranks(visit_all) : visit_all();
+    of_run ? do_on_all_ranks(agree) : agree();
+  } catch (...) {
+    if (parts_.records != nullptr) parts_.records->abandon();
+    throw;
+  }
+  if (plan().tiles_on_drive() > 0) parts_.records->commit(step);
+}
+
+void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const {
+  std::optional<RecordMemory> records;
+  if (plan().tiles_on_drive() > 0) records.emplace(parts_.running.program(), parts_.slots);
+  for (const Home& home : local_homes()) {
+    if (!which(without_memory(home))) continue;
+    if (home.tile == none) {
+      visit_frozen(home, visit, changes);
+    } else {
+      home.on_drive ? visit_record(home, visit, changes, *records) : visit_memory(home, visit, changes);
+    }
+  }
+  if (records) records->finish();
+}
+
+// Tiles, and frozen parameters in stretches: those once, though they may lie in several places.
+std::vector<Home> StateVisitor::local_homes() const {
+  std::vector<Home> homes;
+  std::size_t seen = none;  // unit whose frozen parameters are among them
+  for (const Home& home : parts_.running.program().homes) {
+    if (home.tile != none) {
+      homes.push_back(home);
+      continue;
+    }
+    const Section& frozen = plan().layout().units[home.unit].frozen;
+    const Range range = intersection(home.range, {frozen.first, frozen.count()});
+    if (range.count == 0 || seen == home.unit) continue;
+    seen = home.unit;
+    for (std::size_t first = range.first; first < range.end(); first += frozen_stretch) {
+      homes.push_back({.unit = home.unit, .range = {first, std::min(frozen_stretch, range.end() - first)}});
+    }
+  }
+  return homes;
+}
+
+std::vector<LocalTile> StateVisitor::tiles() const {
+  std::vector<LocalTile> tiles;
+  std::ranges::transform(local_homes(), std::back_inserter(tiles), without_memory);
+  return tiles;
+}
+
+LocalTile StateVisitor::tile_of(const Home& home, std::byte* parameter, std::byte* state) const {
+  kernels::UpdateTile memory = plan().blocks().state(home.unit).tile(state);
+  memory.parameter = parameter;
+  memory.count = home.range.count;
+  memory.first_index = home.range.first;
+  return {home.unit, home.range, memory};
+}
+
+void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool changes) const {
+  const HomeMemory::OnHost parameter(parts_.homes, parts_.homes.parameters_of(home));
+  visit({.unit = home.unit,
+         .range = home.range,
+         .memory = {.parameter_dtype = plan().model().units[home.unit].dtype,
+                    .parameter = parameter.data(),
+                    .count = home.range.count,
+                    .first_index = home.range.first},
+         .frozen = true});
+  if (changes) parts_.homes.keep_parameters(home, parameter.data());
+}
+
+void StateVisitor::visit_memory(const Home& home, const TileVisitor& visit, bool changes) const {
+  const Piece at = parts_.homes.parameters_of(home);
+  const HomeMemory::OnHost parameter(parts_.homes, at);
+  const HomeMemory::OnHost state(parts_.homes, home.state);
+  visit(tile_of(home, parameter.data(), state.data()));
+  if (!changes) return;
+  if (parameter.is_copy()) parts_.homes.put(at, parameter.data());
+  if (state.is_copy()) parts_.homes.put(home.state, state.data());
+  parts_.homes.keep_parameters(home, parameter.data());
+}
+
+void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) const {
+  const std::span<std::byte> record = memory.next();
+  const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
+  const BlockSizes sizes = plan().blocks().in_record(home.unit);
+  const Piece in_memory = sizes.parameter > 0 ? Piece{} : parts_.homes.parameters_of(home);
+  const HomeMemory::OnHost copy(parts_.homes, in_memory);
+  std::byte* const parameter = in_memory.exists() ? copy.data() : block.data();
+  visit(tile_of(home, parameter, block.data() + sizes.parameter));
+  if (!changes) return;
+  parts_.homes.keep_parameters(home, parameter);
+  memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
+}
+
+}  // namespace ballast

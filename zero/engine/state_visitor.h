@@ -1,0 +1,45 @@
+// Shows what a rank keeps between steps, tile by tile, and takes changes of it.
+#pragma once
+
+#include "zero/engine/home_memory.h"
+#include "zero/engine/local_tile.h"
+#include "zero/engine/mesh.h"
+#include "zero/engine/record_lane.h"
+#include "zero/engine/record_memory.h"
+
+namespace ballast {
+
+// Used by the trainer's thread between steps, when nothing is under way.
+class StateVisitor {
+ public:
+  // All of it outlives this.
+  struct Parts {
+    const RunningProgram& running;
+    const Slots& slots;
+    const HomeMemory& homes;
+    Mesh& mesh;
+    const RecordLane* records = nullptr;  // null: no tile is on a drive
+  };
+  explicit StateVisitor(const Parts& parts) : parts_(parts) {}
+
+  std::vector<LocalTile> tiles() const;  // in the order in which they are visited; without their memory
+  void look(const TileVisitor& visit, const TileFilter& which) const;
+
+  // Tiles on drives go there and are committed as `step`, after `agree`. All ranks of a run change its state together; where
+  // one fails, none changes what is on drives: it throws its own error, the others B3301.
+  void change(const TileVisitor& visit, const std::function<void()>& agree, std::uint64_t step) const;
+
+ private:
+  std::vector<Home> local_homes() const;
+  void visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const;
+  void visit_frozen(const Home& home, const TileVisitor& visit, bool changes) const;
+  void visit_memory(const Home& home, const TileVisitor& visit, bool changes) const;
+  void visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) const;
+  LocalTile tile_of(const Home& home, std::byte* parameter, std::byte* state) const;
+  void do_on_all_ranks(const std::function<void()>& work) const;
+  const Plan& plan() const { return parts_.running.plan(); }
+
+  Parts parts_;
+};
+
+}  // namespace ballast

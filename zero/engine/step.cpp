@@ -1,0 +1,54 @@
+#include "zero/engine/step.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "kernels/runtime/sizes.h"
+
+namespace ballast {
+
+double Metrics::own_seconds() const { return seconds - std::accumulate(exposed.begin(), exposed.end(), 0.0); }
+
+Metrics Metrics::since(const Metrics& before) const {
+  Metrics difference = *this;
+  difference.seconds -= before.seconds;
+  difference.on_demand -= before.on_demand;
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    difference.bytes[lane] -= before.bytes[lane];
+    difference.busy[lane] -= before.busy[lane];
+    difference.stalls[lane] -= before.stalls[lane];
+  }
+  for (std::size_t phase = 0; phase < phase_count; ++phase) {
+    difference.exposed[phase] -= before.exposed[phase];
+  }
+  return difference;
+}
+
+std::string to_text(const Metrics& metrics) {
+  std::string text = fmt::format("{:<10}{:>12}{:>10}{:>12}{:>10}\n", "lane", "bytes", "busy ms", "GB/s", "stalls ms");
+  for (std::size_t lane = 0; lane < lane_count; ++lane) {
+    const double busy = metrics.busy[lane];
+    if (busy == 0.0) continue;
+    text += fmt::format("{:<10}{:>12}{:>10.1f}{:>12.2f}{:>10.1f}\n", name(static_cast<Lane>(lane)),
+                        human_bytes(metrics.bytes[lane]), busy * 1e3,
+                        static_cast<double>(metrics.bytes[lane]) / busy / 1e9, metrics.stalls[lane] * 1e3);
+  }
+  text += "exposed ";
+  for (std::size_t phase = 0; phase < phase_count; ++phase) {
+    text += fmt::format("  {} {:.1f} ms", name(static_cast<Phase>(phase)), metrics.exposed[phase] * 1e3);
+  }
+  text += "\nmemory  ";
+  for (std::size_t tier = 0; tier < tier_count; ++tier) {
+    if (metrics.memory[tier] == 0) continue;
+    text += fmt::format("  {} {}", name(static_cast<Tier>(tier)), human_bytes(metrics.memory[tier]));
+  }
+  text += "\n";
+  if (metrics.on_demand > 0) {
+    text += fmt::format("{} {} served on demand: the trainer left the program's order\n", metrics.on_demand,
+                        metrics.on_demand == 1 ? "step was" : "steps were");
+  }
+  return text;
+}
+
+}  // namespace ballast

@@ -1,0 +1,49 @@
+// What is measured of an engine's work: bytes and time of each lane, and how long the trainer waited for what.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+
+#include "zero/engine/step_run.h"
+#include "zero/engine/timeline.h"
+
+namespace ballast {
+
+// count() may be called by any lane's thread; everything else by the trainer's.
+class StepCounters {
+ public:
+  // All of it outlives the counters. `timeline` and `trainer` may be null: nothing is drawn; the trainer works on the host.
+  StepCounters(const Placement& placement, Timeline* timeline, const Stream* trainer)
+      : placement_(placement), timeline_(timeline), trainer_(trainer) {}
+
+  void count(const Op& op, Timeline::Time begin, Timeline::Time end);
+  void count_on_gpu(StepRun& run);  // what its operations have done on a GPU, as far as it is over
+  void count_off_plan_step() { ++off_plan_steps_; }
+
+  // Counts what `wait` takes as a wait of this step, for the lane. On a GPU the trainer's stream waits, not this thread.
+  void wait(StepRun& run, Phase phase, Lane lane, const std::function<void()>& wait);
+
+  Metrics totals() const;                              // since the engine was made; without what others count
+  Metrics end_step(const Metrics& totals);             // what has come since the last call
+  double own_seconds() const { return own_seconds_; }  // of the trainer in the last step, without its waits
+
+ private:
+  struct LaneCounter {
+    std::atomic<std::size_t> bytes = 0;
+    std::atomic<std::int64_t> nanoseconds = 0;
+  };
+  void count_wait(Phase phase, Lane lane, Timeline::Time begin, Timeline::Time end);
+
+  const Placement& placement_;
+  Timeline* timeline_;
+  const Stream* trainer_;
+  std::array<LaneCounter, lane_count> lanes_;
+  Timeline::Time made_ = std::chrono::steady_clock::now();
+  std::size_t off_plan_steps_ = 0;
+  std::array<double, phase_count> exposed_{};
+  std::array<double, lane_count> stalls_{};
+  Metrics at_last_step_{};
+  double own_seconds_ = 0.0;
+};
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+#include "zero/engine/step_run.h"
+
+namespace ballast {
+
+void StepRun::follow(const std::vector<Op>& operations) {
+  list = &operations;
+  ops = std::vector<OpStatus>(operations.size());
+}
+
+// From the end, so that the calling thread is woken once for each lane, not once for each operation.
+void StepRun::wait() const {
+  for (std::size_t op = ops.size(); op-- > 0;) {
+    ops[op].wait();
+  }
+}
+
+StepRuns::StepRuns(const Stream* trainer) {
+  for (StepRun& run : runs_) {
+    if (trainer != nullptr) run.clock.emplace(trainer->gpu());
+  }
+}
+
+const StepRun& StepRuns::before(const StepRun& run) const {
+  const auto number = static_cast<std::size_t>(&run - runs_.data());
+  return runs_[(number + runs_.size() - 1) % runs_.size()];
+}
+
+void StepRuns::advance() {
+  ++step_;
+  if (current().clock) current().clock->set();
+}
+
+void StepRuns::follow(const std::vector<Op>& operations) {
+  for (StepRun& run : runs_) {
+    run.follow(operations);
+  }
+}
+
+void StepRuns::set_clocks() {
+  for (StepRun& run : runs_) {
+    if (run.clock) run.clock->set();
+  }
+}
+
+}  // namespace ballast

@@ -1,0 +1,58 @@
+// The state of one walk through a list of operations: how far each has come, and what was decided.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "zero/engine/op_status.h"
+#include "zero/engine/rendezvous.h"
+#include "zero/engine/step.h"
+#include "zero/plan/program.h"
+
+namespace ballast {
+
+// A wait of the trainer's stream, between two events in it.
+struct StreamWait {
+  Phase phase;
+  Lane lane;
+  GpuSpan span;
+};
+
+// The scheduler owns it. The trainer's thread writes all of it, with two exceptions: the lane of an operation writes its
+// status, and the operation `agree` writes `numbers` and `result`, before the operations that wait for it read them.
+struct StepRun {
+  const std::vector<Op>* list = nullptr;
+  std::vector<OpStatus> ops{};
+  StepNumbers numbers{};
+  StepResult result{};
+  std::optional<GpuClock> clock{};  // set when the run began
+  std::deque<StreamWait> waits{};   // not counted yet
+  OffPlanPosition position{};       // of a list that is not the program's
+
+  void follow(const std::vector<Op>& operations);  // from its beginning; the operations outlive it
+  void wait() const;                               // until all that was issued is done
+};
+
+// The run of this step, that of the last one, which may still be under way, and the one before: it is over, but operations
+// of the last one refer to it as long as they run.
+class StepRuns {
+ public:
+  explicit StepRuns(const Stream* trainer);  // null on the host
+
+  StepRun& current() { return runs_[step_ % runs_.size()]; }
+  const StepRun& current() const { return runs_[step_ % runs_.size()]; }
+  StepRun& last() { return runs_[(step_ + runs_.size() - 1) % runs_.size()]; }
+  const StepRun& before(const StepRun& run) const;  // of those three
+
+  void advance();                                  // to the next step; what it reuses must be over
+  void follow(const std::vector<Op>& operations);  // in all runs, while none is under way
+  void set_clocks();
+
+ private:
+  std::array<StepRun, 3> runs_;
+  std::size_t step_ = 0;
+};
+
+}  // namespace ballast

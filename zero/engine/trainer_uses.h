@@ -1,0 +1,39 @@
+// The trainer's uses of units that have begun and are not over.
+#pragma once
+
+#include <deque>
+
+#include "zero/engine/step_counters.h"
+#include "zero/engine/trainer_stream.h"
+
+namespace ballast {
+
+// Used by the trainer's thread. Uses are done in the order in which they began: an operation that waits for one may rely on
+// those before it.
+class TrainerUses {
+ public:
+  TrainerUses(const TrainerStream& trainer, StepCounters& counters) : trainer_(trainer), counters_(counters) {}
+
+  void begin(const Op& op, OpStatus& status);  // the status is done when the use is
+  void end(std::size_t number);                // of the use, as next_number() was before it began
+  void abandon() { open_.clear(); }            // what waits for them fails
+
+  std::size_t next_number() const { return first_ + open_.size(); }
+  const Op* oldest() const { return open_.empty() ? nullptr : open_.front().op; }  // null: none is open
+
+ private:
+  struct Use {
+    const Op* op;
+    Timeline::Time begin;
+    std::shared_ptr<GpuSpan> on_gpu;
+    offload::Promise promise{};
+    bool ended = false;
+  };
+
+  const TrainerStream& trainer_;
+  StepCounters& counters_;
+  std::deque<Use> open_;
+  std::size_t first_ = 0;  // number of the oldest, counted from the first step on
+};
+
+}  // namespace ballast
