@@ -132,14 +132,14 @@ std::vector<Sample> off_plan_samples() {
   nvme_state.placement.state = nvme;
   nvme_state.schedule = {.staging_slots = 3, .kept_records = 1};
   PlanSetup on_host{.model = plain_model(4), .placement = {2, 2, false, Reduction::each, host, host, host}};
-  PlanSetup whole{.model = plain_model(4), .placement = placement_of_stage(1, 3)};
-  whole.placement.reduction = Reduction::boundary;
+  PlanSetup full{.model = plain_model(4), .placement = placement_of_stage(1, 3)};
+  full.placement.reduction = Reduction::boundary;
   PlanSetup in_backward{.model = plain_model(4), .placement = placement_of_stage(3, 2)};
   in_backward.placement.parameters = in_backward.placement.state = nvme;
   in_backward.schedule.update_in_backward = true;
   return {{nvme_state, 13, {backward(0), forward(1), backward(3)}},
           {on_host, 5, {backward(0), backward(3)}},
-          {whole, 5, {backward(0), backward(3)}},
+          {full, 5, {backward(0), backward(3)}},
           {in_backward, 5, {backward(0), backward(1)}}};
 }
 

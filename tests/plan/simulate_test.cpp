@@ -106,18 +106,18 @@ TEST_CASE("parameters on the drive are read as soon as they are written, past th
   const double a_unit = step.busy[at(Lane::disk)] / 8 + step.busy[at(Lane::fetch)] / 16;  // updated, and read again
   CHECK(step.busy[at(Lane::disk)] > 0.9);
   CHECK(step.exposed[at(Phase::forward)] > a_unit);
-  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // where the trainer begins, not the whole update
+  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // where the trainer begins, not the full update
 }
 
-TEST_CASE("a trainer who waits for updates has them behind its compute, and waits for nothing else") {
+TEST_CASE("a trainer that waits for updates does so after its compute, and waits for nothing else") {
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
   setup.placement.state = all_in(Tier::nvme);
-  const Simulation beside = simulation_of(setup, machine, {0.02, 0.04});
+  const Simulation overlapped = simulation_of(setup, machine, {0.02, 0.04});
   const Simulation waited = simulation_of(setup, machine, {0.02, 0.04}, true);
   const double disk = waited.busy[at(Lane::disk)];
-  CHECK(waited.seconds > beside.seconds + 0.1);
+  CHECK(waited.seconds > overlapped.seconds + 0.1);
   CHECK(waited.seconds < disk + 8 * 0.06 + 0.01);
   CHECK(waited.seconds == Approx(8 * 0.06 + waited.exposed[at(Phase::forward)] + waited.exposed[at(Phase::backward)] +
                                  waited.exposed[at(Phase::step)]));
@@ -125,11 +125,11 @@ TEST_CASE("a trainer who waits for updates has them behind its compute, and wait
   CHECK(waited.critical[at(Lane::disk)] > 0.8 * disk);
 }
 
-TEST_CASE("who shares a processor takes what time is left, in pieces") {
+TEST_CASE("a task on a shared processor takes the time that is left, in pieces") {
   SharedTime time;
-  const auto check = [&](std::size_t who, double from, double seconds, const SharedTime::Taken& expected) {
-    const SharedTime::Taken taken = time.take(who, from, seconds);
-    CAPTURE(who);
+  const auto check = [&](std::size_t task, double from, double seconds, const SharedTime::Taken& expected) {
+    const SharedTime::Taken taken = time.take(task, from, seconds);
+    CAPTURE(task);
     CHECK(taken.begin == expected.begin);
     CHECK(taken.end == expected.end);
     CHECK(taken.after == expected.after);

@@ -35,11 +35,11 @@ struct Mesh {
 // All placements of a model on a mesh.
 std::vector<Placement> placements(const Mesh& mesh) {
   std::vector<Placement> all;
-  for (const bool whole : {true, false}) {
+  for (const bool full : {true, false}) {
     for (const Tiers& tiers : all_tiers) {
-      if (whole && !(tiers.parameters == device)) continue;
+      if (full && !(tiers.parameters == device)) continue;
       for (const Reduction reduction : {Reduction::each, Reduction::boundary}) {
-        all.push_back({mesh.shards, mesh.replicas, whole, reduction, tiers.parameters, tiers.gradients, tiers.state});
+        all.push_back({mesh.shards, mesh.replicas, full, reduction, tiers.parameters, tiers.gradients, tiers.state});
       }
     }
   }
@@ -103,8 +103,8 @@ std::vector<PlanSetup> samples() {
   nvme_state.schedule = {.staging_slots = 3, .kept_records = 1};
   PlanSetup on_host{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
   on_host.placement = {2, 2, false, Reduction::each, host, host, host};
-  PlanSetup whole{.model = plain_model(2), .placement = placement_of_stage(1, 3)};
-  whole.placement.reduction = Reduction::boundary;
+  PlanSetup full{.model = plain_model(2), .placement = placement_of_stage(1, 3)};
+  full.placement.reduction = Reduction::boundary;
   PlanSetup in_backward{.model = plain_model(3), .placement = placement_of_stage(3, 2)};
   in_backward.placement.parameters = in_backward.placement.state = nvme;
   in_backward.schedule.update_in_backward = true;
@@ -112,7 +112,7 @@ std::vector<PlanSetup> samples() {
   full_records.full_records = true;
   PlanSetup on_cpu = nvme_state;
   on_cpu.host_is_device = true;
-  return {nvme_state, on_host, whole, in_backward, full_records, on_cpu};
+  return {nvme_state, on_host, full, in_backward, full_records, on_cpu};
 }
 
 }  // namespace

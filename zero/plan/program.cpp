@@ -8,8 +8,8 @@ namespace {
 std::string piece_text(const Program& program, std::string_view label, const Piece& piece) {
   if (!piece.exists()) return {};
   const Slot& slot = program.slots[piece.slot];
-  const bool whole = piece.begin == 0 && piece.bytes == slot.bytes;
-  return fmt::format(" {}={}{}", label, slot.name, whole ? "" : fmt::format("[{}..{})", piece.begin, piece.end()));
+  const bool full = piece.begin == 0 && piece.bytes == slot.bytes;
+  return fmt::format(" {}={}{}", label, slot.name, full ? "" : fmt::format("[{}..{})", piece.begin, piece.end()));
 }
 
 std::string waits_text(const Op& op) {

@@ -12,7 +12,7 @@ class SlotList {
   std::size_t add(SlotRole role, Tier tier, std::size_t bytes, std::string_view which = {});  // its index
   Ring add_ring(SlotRole role, Tier tier, std::size_t slots, std::size_t bytes);
 
-  // All records in one slot of whole huge pages, on the host.
+  // All records in one slot of full huge pages, on the host.
   Ring add_records(SlotRole role, std::size_t records, std::size_t bytes);
 
   // Pieces of one slot for those of a unit's tiles whose state lies in one tier; none for the others.
