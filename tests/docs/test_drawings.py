@@ -1,0 +1,60 @@
+"""Drawings are what their scripts draw, and a page that quotes a golden program quotes it as it is."""
+
+import importlib.util
+import sys
+
+import pytest
+from docs.blocks import PAGES, ROOT, blocks_of
+
+SCRIPTS = sorted((PAGES / "drawings").glob("*.py"))
+GOLDEN = ROOT / "tests" / "plan" / "golden"
+
+
+def load(script):
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[script.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_drawing_is_what_its_script_draws(script):
+    module = load(script)
+    drawn = module.draw(module.PROGRAM.read_text())
+    assert module.DRAWING.read_text() == drawn, f"draw it again: python3 {script.relative_to(ROOT)}"
+
+
+def quoted(page):
+    """The lines of a program that a page shows."""
+    lines = [line for block in blocks_of(page) if block.language == "text" for line in block.text.splitlines()]
+    return [line for line in lines if line.startswith(("slot ", "entry ", "%"))]
+
+
+def misquoted(lines, program):
+    """The first line that the program does not have after the lines before it."""
+    rest = iter(program)
+    return next((line for line in lines if line not in rest), None)
+
+
+def test_the_page_quotes_the_program_as_it_is():
+    lines = quoted(PAGES / "concepts" / "step-as-a-program.md")
+    assert len(lines) > 20
+    assert misquoted(lines, (GOLDEN / "stage3_nvme.txt").read_text().splitlines()) is None
+
+
+def test_a_line_that_the_program_does_not_have_is_found():
+    assert misquoted(["%0 a", "%1 c"], ["%0 a", "%1 b"]) == "%1 c"
+    assert misquoted(["%1 b", "%0 a"], ["%0 a", "%1 b"]) == "%0 a"
+
+
+def test_a_drawing_follows_the_waits_of_its_program():
+    module = load(PAGES / "drawings" / "step_as_a_program.py")
+    ops = module.read_program(module.PROGRAM.read_text())
+    for before, step in zip([None, *module.schedule(ops)], module.schedule(ops), strict=False):
+        for op, (begin, _) in zip(ops, step, strict=True):
+            for of_last_step, index in op.waits:
+                if before or not of_last_step:
+                    assert (before if of_last_step else step)[index][1] <= begin
+    with pytest.raises(ValueError, match="cannot read the line"):
+        module.read_program("% nonsense")
