@@ -20,6 +20,8 @@ from ballast.checks import fail
 class ParameterState(Enum):
     """Where the values of a parameter are."""
 
+    following: tuple[ParameterState, ...]  # as TRANSITIONS has them; found without a hash, as each call of a module needs it
+
     DEFERRED = "deferred"  # nowhere yet: they are made, or read from files, when training begins
     PENDING = "pending"  # not here: a checkpoint, or the migration to the next plan, brings them
     SHARDED = "sharded"  # each rank keeps its shard (stage 3)
@@ -56,9 +58,13 @@ TRANSITIONS: Mapping[ParameterState, frozenset[ParameterState]] = {
 }
 
 
+for _state, _following in TRANSITIONS.items():
+    _state.following = tuple(_following)
+
+
 def require_transition(before: ParameterState, after: ParameterState) -> None:
     """Raise B1999 unless there is this transition. To stay in a state is none, and is always possible."""
-    if after is not before and after not in TRANSITIONS[before]:
+    if after is not before and after not in before.following:
         _refuse(before, after)
 
 

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
+
 from ballast import _core
 from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
@@ -94,7 +96,7 @@ class Planner:
         assert self.updates.own_step is not None
         self.updates.own_step(self._wrapped.optimizer, kept, tiles, factor)
 
-    def is_planned(self, partition: Partition) -> bool:
-        """Return whether the partition has the parameters that are trained now, and no others."""
+    def has_planned(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
+        """Return whether the partition has the parameters that are trained, and no others."""
         known = self.outside | {id(member.parameter) for member in partition.members}
-        return known == {id(each) for _, each in self._wrapped.trained()}
+        return known == {id(each) for _, each in trained}

@@ -70,11 +70,12 @@ class Plans:
     def _look_up(self) -> Partition:
         self.watch()
         if self.current is not None:
-            if not self.wrapped.trained():  # only gradients of the model's inputs are computed
+            trained = self.wrapped.trained()
+            if not trained:  # only gradients of the model's inputs are computed
                 return self.current
             self.state.begin_again(self.current)
             self.state.load_what_is_left(self.current)
-            is_same = self.planner.is_planned(self.current)
+            is_same = self.planner.has_planned(self.current, trained)
             if is_same and self.state.loaded is None:
                 return self.current
             preconditions.require_same_run(self.planner.options.run, is_same)
