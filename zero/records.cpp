@@ -23,7 +23,7 @@ void write_description(const std::filesystem::path& file, const std::vector<std:
   offload::write_sealed_text(file, fmt::format("{}\n{}\n", description_title, fmt::join(lines, "\n")));
 }
 
-// Empty where it is not what was written.
+// Empty if the file is missing or damaged.
 std::vector<std::string> read_description(const std::filesystem::path& file) {
   std::istringstream text(offload::read_sealed_text(file).value_or(""));
   std::string line;
@@ -34,7 +34,7 @@ std::vector<std::string> read_description(const std::filesystem::path& file) {
   return lines;
 }
 
-// Never 0, which is no run's.
+// Never 0, which means no run.
 std::uint64_t random_id() {
   std::uint64_t id = 0;
   while (id == 0) {
@@ -45,8 +45,8 @@ std::uint64_t random_id() {
   return id;
 }
 
-// What every rank says, by rank.
-std::vector<RankHistory> said_by_all(Communicator& world, const RankHistory& mine) {
+// The history of every rank, by rank.
+std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
   constexpr std::size_t most_commits = 2;
   constexpr std::size_t words = 4 + 3 * most_commits;
   std::vector<std::int64_t> said(words * world.size());
@@ -123,7 +123,7 @@ void Records::open_run(Run run, Communicator& world, const RecordOptions& option
     }
     mine = look(run);
   });
-  const std::vector<RankHistory> ranks = said_by_all(world, mine);
+  const std::vector<RankHistory> ranks = histories_of_all(world, mine);
   const auto known_id = run_id_of(ranks, run.name);
   common_point(ranks, run.name);  // throws before anything is written
   run.shape.run_id = known_id ? *known_id : drawn_by_first(world);
@@ -140,7 +140,7 @@ void Records::open_run(Run run, Communicator& world, const RecordOptions& option
              : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name, run.shape.run_id, incarnation));
 }
 
-// What the drives of this rank hold. Throws where that is no run of this training's, or another rank's part of it.
+// The run on this rank's drives. Throws if a different training began it, or if it belongs to another rank.
 RankHistory Records::look(const Run& run) const {
   const auto found = offload::RecordStore::look(drives_, run.files);
   if (!found) return {};
@@ -167,7 +167,7 @@ RankHistory Records::look(const Run& run) const {
                  "checkpoint of other ranks, stages and formats. Nothing was changed."});
 }
 
-// The description comes first: files without one would be refused without a reason.
+// The description is written first: files without one would be refused without a reason.
 void Records::open_or_create(const Run& run, bool has_files) {
   if (!has_files || read_description(description_file()) != run.description) {
     write_description(description_file(), run.description);
@@ -176,10 +176,10 @@ void Records::open_or_create(const Run& run, bool has_files) {
                            : offload::RecordStore::create(run.shape, drives_, run.files));
 }
 
-// A commit can be there without all of its records: then the newest one that no rank lacks.
+// A commit can exist without all of its records: then take the newest one of which no rank lacks any.
 std::optional<offload::CommitPoint> Records::go_to_common_point(const Run& run, RankHistory mine, Communicator& world) {
   while (true) {
-    const auto point = common_point(said_by_all(world, mine), run.name);
+    const auto point = common_point(histories_of_all(world, mine), run.name);
     if (!point) return {};
     const bool is_here = store_->go_to(*point);
     if (!is_here) mine.drop(*point);

@@ -1,4 +1,4 @@
-// A rank's records on its drives: made new or found again, and then of the same commit of the same run on all ranks.
+// Creates a rank's records on its drives, or opens those of a run, at a commit that all ranks have.
 #pragma once
 
 #include <filesystem>
@@ -15,19 +15,19 @@ namespace ballast {
 
 struct RecordOptions {
   std::vector<std::filesystem::path> directories{};  // of one or several drives
-  // What is kept has a name. Without one, files have none, hold only what is not in memory, and are gone with the process.
+  // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
   std::string run{};
   std::size_t depth = 16;  // requests at once, of each drive
   bool allow_network = false;
   Log* log = nullptr;  // outlives the records
 };
 
-// Used by one thread at a time. All ranks make theirs together; where that fails on one, all throw its error, and nothing of a
-// run that was there is changed.
+// Used by one thread at a time. All ranks construct theirs together; where that fails on one, all throw its error, and an
+// existing run is not changed.
 class Records {
  public:
-  // Resumes from the newest commit that all ranks have, if the run has begun; else makes new files. A run that another
-  // training began (other parameters, ranks, stage, format or rule) is refused: B1009, with the first difference.
+  // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Refuses a run that a different
+  // training began (other parameters, ranks, stage, format or rule): B1009, with the first difference.
   Records(const Plan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }
@@ -35,7 +35,7 @@ class Records {
   bool found() const { return found_; }
 
  private:
-  // What this training's run is, for comparison with the one on the drives.
+  // This training's run, for comparison with the one on the drives.
   struct Run {
     const std::string& name;
     std::vector<std::string> description;

@@ -14,7 +14,7 @@ constexpr std::size_t ranks_listed = 16;
 
 using Commit = offload::FoundRecords::Found;
 
-// Also of the same step: commits of one name and different steps are of different states.
+// The steps must agree too: commits of one name and different steps hold different states.
 bool has(const RankHistory& rank, const Commit& wanted) {
   return std::ranges::any_of(
       rank.commits, [&](const Commit& commit) { return commit.point == wanted.point && commit.step == wanted.step; });
@@ -46,7 +46,7 @@ void RankHistory::drop(offload::CommitPoint point) {
   lacks_records = true;
 }
 
-// Files that were made and never filled hold a commit of no incarnation.
+// Files that were created but never filled hold a commit of incarnation 0.
 RankHistory history_of(const std::optional<offload::FoundRecords>& found) {
   if (!found) return {};
   RankHistory history{.has_files = true, .run_id = found->shape.run_id, .commits = found->commits};

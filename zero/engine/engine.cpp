@@ -91,7 +91,7 @@ Engine::~Engine() {
   }
   threads_.stop();
   if (parts_.gpu == nullptr) return;
-  try {  // nothing may be at work in the slots when they are given back
+  try {  // no work may use the slots when they are freed
     parts_.gpu->finish();
     trainer_.synchronize();
   } catch (const Error&) {
@@ -257,7 +257,7 @@ void Engine::look_at_state(const TileVisitor& look, const TileFilter& which) {
   state_.look(look, which);
 }
 
-// What is gathered, or kept of records, is made again.
+// The entry gathers parameters and reads kept records again, from the changed state.
 void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
   parameters_changed();
   state_.change(change, agree, steps());

@@ -1,5 +1,5 @@
-// The operations of a program that move records. Used by the two lanes of the drives. Whoever uses a record that was read
-// checks it, while it is in that thread's caches.
+// The operations of a program that move records. Used by the two lanes of the drives. A record is checked by the thread
+// that uses it, while it is in that thread's caches.
 #pragma once
 
 #include <optional>

@@ -72,7 +72,7 @@ void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const Til
   if (records) records->finish();
 }
 
-// Tiles, and frozen parameters in stretches: those once, though they may lie in several places.
+// Tiles, and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.
 std::vector<Home> StateVisitor::local_homes() const {
   std::vector<Home> homes;
   std::size_t seen = none;  // unit whose frozen parameters are among them

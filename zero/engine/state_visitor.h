@@ -26,7 +26,7 @@ class StateVisitor {
   void look(const TileVisitor& visit, const TileFilter& which) const;
 
   // Tiles on drives go there and are committed as `step`, after `agree`. All ranks of a run change its state together; where
-  // one fails, none changes what is on drives: it throws its own error, the others B3301.
+  // one fails, none changes its records: it throws its own error, the others B3301.
   void change(const TileVisitor& visit, const std::function<void()>& agree, std::uint64_t step) const;
 
  private:

@@ -1,4 +1,4 @@
-// The options of a step, its result, and what is measured.
+// The options of a step, its result, and its metrics.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What is measured of an engine's work: bytes and time of each lane, and how long the trainer waited for what.
+// Measures an engine's work: bytes and time of each lane, and how long the trainer waited for each.
 #pragma once
 
 #include <atomic>
