@@ -45,33 +45,9 @@ def _table(function: Callable[..., Any]) -> str:
 def _options(function: Callable[..., Any]) -> Iterator[Option]:
     texts = _texts_in_docstring(inspect.getdoc(function) or "")
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            yield from _options_of_class(_class_behind(function), texts)
-        elif parameter.kind is parameter.KEYWORD_ONLY:
+        if parameter.kind is parameter.KEYWORD_ONLY:
             default = "" if parameter.default is parameter.empty else repr(parameter.default)
-            text = texts.get(parameter.name) or _fallback(function, parameter.name)
-            yield Option(parameter.name, _type(parameter.annotation), default, text)
-
-
-def _options_of_class(kind: type, texts: dict[str, str]) -> Iterator[Option]:
-    comments = _comments_in_source(kind)
-    defaults = vars(kind)
-    for name, annotation in kind.__annotations__.items():
-        default = repr(defaults[name]) if name in defaults else ""
-        yield Option(name, _type(annotation), default, texts.get(name) or comments.get(name, ""))
-
-
-def _class_behind(function: Callable[..., Any]) -> type:
-    """Return the class whose fields are, or repeat, the keywords of a function."""
-    import ballast
-    from ballast.wrapper.options import WrapOptions
-
-    return WrapOptions if function.__name__ == "wrap" else ballast.PlanOptions
-
-
-def _fallback(function: Callable[..., Any], name: str) -> str:
-    """Return what the class of options says of a keyword that the docstring does not describe."""
-    return _comments_in_source(_class_behind(function)).get(name, "")
+            yield Option(parameter.name, _type(parameter.annotation), default, texts.get(parameter.name, ""))
 
 
 COLUMNS = re.compile(r"(\w+) {2,}(\S.*)|(\w+)")  # a long name stands alone in its line
@@ -107,12 +83,6 @@ def _entry(line: str, depth: int) -> tuple[str, str] | None:
     return (entry[1], entry[2]) if entry else None
 
 
-def _comments_in_source(kind: type) -> dict[str, str]:
-    lines = inspect.getsource(kind).splitlines()
-    found = (re.match(r"    (\w+): .*?  # (.*)$", line) for line in lines)
-    return {entry[1]: entry[2] for entry in found if entry}
-
-
 def _type(annotation: Any) -> str:
     if annotation is inspect.Parameter.empty:
         return ""
@@ -130,17 +100,17 @@ def _cell(text: str) -> str:
 
 
 def command_line() -> str:
-    """Return a section for each verb of `ballast`, with its help and a table of its options."""
-    from ballast.commands import VERBS
+    """Return a section for each command of `ballast`, with its help and a table of its options."""
+    from ballast.commands import COMMANDS
     from ballast.commands.parser import Parser
 
-    verbs = Parser(prog="ballast").add_subparsers(metavar="VERB", parser_class=Parser)
-    for verb in VERBS:
-        verb.add_to(verbs)
-    return "\n\n".join(_verb(name, parser) for name, parser in verbs.choices.items())
+    commands = Parser(prog="ballast").add_subparsers(metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        command.add_to(commands)
+    return "\n\n".join(_command(name, parser) for name, parser in commands.choices.items())
 
 
-def _verb(name: str, parser: argparse.ArgumentParser) -> str:
+def _command(name: str, parser: argparse.ArgumentParser) -> str:
     rows = [_argument(action) for action in parser._actions if action.dest != "help"]
     examples = textwrap.dedent((parser.epilog or "").partition("\n")[2]).strip()
     parts = [f"## `ballast {name}`", parser.description or "", "| argument | meaning |\n|---|---|\n" + "\n".join(rows)]
