@@ -11,7 +11,7 @@ class Error(Exception):
     ...     ballast.parse_size("40G")
     ... except ballast.Error as error:
     ...     print(error.code, error.what_happened)
-    B1001 the size "40G" has the unit "g", which is not known or not clear
+    B1001 cannot read the size "40G": it has the unit "g", which is not known or not clear
     """
 
     code: str = ""  # "B2004"

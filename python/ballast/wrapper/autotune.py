@@ -128,7 +128,7 @@ class Search:
 
     def _given(self, stage: int) -> _core.Placement:
         placement = _core.placement_of_stage(stage, self._request.group.size)
-        set_tiers(placement, self._options.places)
+        set_tiers(placement, self._options.tiers)
         return placement
 
     # --- Configurations that fit ---
