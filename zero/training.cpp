@@ -11,7 +11,7 @@ namespace {
 
 Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
   require(options.replicas > 0 && ranks % options.replicas == 0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("{} copies of the state were asked for", options.replicas),
+    return Problem{.what = fmt::format("cannot keep {} copies of the state", options.replicas),
                    .needed = fmt::format("a number that {} ranks can be divided by", ranks)};
   });
   Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
@@ -77,7 +77,7 @@ Training::Training(Model model, Communicator& world, std::vector<optim::Rule> gr
 
 const Timeline& Training::timeline() const {
   require(timeline_.has_value(), Code::bad_argument, [] {
-    return Problem{.what = "a timeline was asked for of a training that keeps none", .needed = "keeps_timeline"};
+    return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
   });
   return *timeline_;
 }

@@ -81,10 +81,11 @@ Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
 }
 
 Communicator& Group::communicator() const {
-  require(!is_closed_, Code::bad_argument,
-          [] { return Problem{.what = "the group was closed", .remedy = "Use it inside of its `with` block."}; });
+  require(!is_closed_, Code::bad_argument, [] {
+    return Problem{.what = "cannot use the group: it is closed", .remedy = "Use it inside of its `with` block."};
+  });
   require(size_ == 1 || open_->is_of_this_process(), Code::bad_argument, [] {
-    return Problem{.what = "this process was forked from a rank of the group, and is none itself",
+    return Problem{.what = "cannot use the group: this process is a fork of a rank, and no rank itself",
                    .remedy = "Use the group in the process that has connected."};
   });
   return open_->communicator();

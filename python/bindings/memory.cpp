@@ -47,7 +47,8 @@ struct Lent {
 };
 
 dlpack::Type type_of(DType dtype) {
-  require(dtype != DType::u8, Code::unsupported, [] { return Problem{.what = "bytes were asked for as numbers"}; });
+  require(dtype != DType::u8, Code::unsupported,
+          [] { return Problem{.what = "cannot show bytes as values of a floating-point format"}; });
   const auto bits = static_cast<std::uint8_t>(8 * byte_size(dtype));
   return {dtype == DType::bf16 ? dlpack::bfloats : dlpack::floats, bits, 1};
 }
@@ -68,8 +69,8 @@ void release_capsule(PyObject* capsule) {
 py::capsule dlpack_of(const Memory& memory, DType dtype, std::size_t first, std::size_t count) {
   const std::size_t available = memory.bytes / byte_size(dtype);
   require(first <= available && count <= available - first, Code::bad_argument, [&] {
-    return Problem{.what = "numbers were asked for that are not in this memory",
-                   .needed = fmt::format("{} from number {} on", count, first),
+    return Problem{.what = "cannot show values that are not in this memory",
+                   .needed = fmt::format("{} from value {} on", count, first),
                    .available = fmt::format("{}", available)};
   });
   auto lent = std::make_unique<Lent>();
@@ -91,7 +92,7 @@ py::capsule dlpack_of(const Memory& memory, DType dtype, std::size_t first, std:
 
 py::buffer_info buffer_of(Memory& memory) {
   require(!memory.gpu, Code::bad_argument,
-          [] { return Problem{.what = "memory of a GPU was asked for as the host's"}; });
+          [] { return Problem{.what = "cannot show the memory of a GPU as a buffer of the host"}; });
   return {reinterpret_cast<std::uint8_t*>(memory.data), static_cast<py::ssize_t>(memory.bytes)};
 }
 

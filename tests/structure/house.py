@@ -126,7 +126,7 @@ HOMES = [
 ]
 
 # The folders whose messages keep the forms below. A folder is added when its messages have been rewritten.
-CHECKED_MESSAGES = ["kernels", "offload", "zero/comm"]
+CHECKED_MESSAGES = ["kernels", "offload", "optim", "zero", "python", "examples"]
 # The folders that have messages which users read.
 SOURCES_WITH_MESSAGES = ["kernels", "offload", "optim", "zero", "python", "examples"]
 

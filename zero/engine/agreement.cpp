@@ -147,10 +147,10 @@ void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
     if (!is_finite) {
       run.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(*run.list);
     } else if (decision.skip) {
-      run.result.reason = "the gradients were discarded";
+      run.result.reason = "the caller discarded the gradients";
     }
   } else if (decision.skip) {  // updates are made already, nothing can be skipped any more
-    run.result.reason = "the gradients were not finite, and parameters were updated with them";
+    run.result.reason = "the gradients are not finite, and the parameters are updated with them already";
   }
   run.result.step = run.numbers.number;
 }

@@ -246,7 +246,7 @@ class Follower {
     step_.committed = true;
     for (const Home& home : program_.homes) {
       if (home.on_drive && !step_.written.contains({home.unit, home.tile})) {
-        complain("unit {} tile {} was not written", home.unit, home.tile);
+        complain("unit {} tile {} has no write", home.unit, home.tile);
       }
     }
   }
@@ -261,7 +261,7 @@ class Follower {
     if (!step_.committed && !step_.written.empty()) complain("does not commit what it wrote");
     for (std::size_t unit = 0; unit < updates_.size(); ++unit) {
       for (const std::size_t updates : updates_[unit]) {
-        if (updates != version_now(unit)) complain("a tile of unit {} was updated {} times", unit, updates);
+        if (updates != version_now(unit)) complain("a tile of unit {} has {} updates", unit, updates);
       }
     }
     for (const Home& home : program_.homes) {

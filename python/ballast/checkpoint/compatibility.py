@@ -41,7 +41,7 @@ def require_compatible(
                 needed=f"{tuple(tensor.shape)}, the shape in the model",
             )
         if entry.role == "trained" and str(tensor.dtype).removeprefix("torch.") not in PARAMETER_DTYPES:
-            refuse(f"a parameter was trained as {entry.dtype}, but is {tensor.dtype} now", where=name)
+            refuse(f"cannot load a parameter of {entry.dtype}: it is {tensor.dtype} in this model", where=name)
     _require_optimizer(checkpoint, access)
     _require_groups(checkpoint, access, names)
 
