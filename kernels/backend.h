@@ -12,9 +12,9 @@
 
 namespace ballast::kernels {
 
-// Threads: any thread may call. Memory: views lie in memory that the backend can access, which is host memory for the
-// CPU, and device or pinned memory for CUDA. Order: a call of the CPU backend returns when its work is done. The CUDA
-// backend issues its work into its stream and returns at once; it copies all arguments but memory before that.
+// Memory: views lie in memory that the backend can access, which is host memory for the CPU, and device or pinned memory
+// for CUDA. Order: a call of the CPU backend returns when its work is done. The CUDA backend issues its work into its
+// stream and returns at once; it copies all arguments but memory before that.
 class Backend {
  public:
   virtual ~Backend() = default;

@@ -16,8 +16,8 @@ struct Kept {
 };
 Kept& kept();
 
-// The child's, which calls nothing that another thread of its parent may have held a lock of. Numbers stay taken: their
-// owners in the child would close what has got them.
+// Runs in the child. It calls no function that needs a lock which another thread of the parent may have held. The
+// numbers stay in use, because their owners in the child will close them.
 void let_go() {
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int descriptor : kept().descriptors) {

@@ -4,7 +4,8 @@
 
 namespace ballast {
 
-// While the object lives, children of fork() do not get the descriptor. Any thread may make and destroy objects.
+// While the object lives, children of fork() get /dev/null instead of the descriptor. Any thread may make and destroy
+// objects.
 class NotInChildren {
  public:
   explicit NotInChildren(int descriptor);

@@ -1,5 +1,5 @@
 // A key-value store, by which processes exchange addresses before they are connected. The hub of a job has one; a
-// caller may pass its own, such as a torch.distributed store. Any thread may call.
+// caller may pass its own, such as a torch.distributed store, which only connect() uses.
 #pragma once
 
 #include <string>
