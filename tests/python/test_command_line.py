@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -96,13 +95,6 @@ def test_the_examples_in_the_help_work(run, verb, tmp_path, monkeypatch):
         assert code == 0 or verb == "doctor", f"{example}: {err}"
         if "--json" in example:
             json.loads(out)
-
-
-def test_the_root_page_shows_what_is_printed(run):
-    page = (ROOT / "README.md").read_text()
-    command = re.search(r"^    ballast (plan .*)$", page, re.MULTILINE)
-    _, out, _ = run(*command[1].split())
-    assert textwrap.indent(out, "    ") in page
 
 
 def test_it_can_be_run_as_a_module(environment):

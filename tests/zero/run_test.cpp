@@ -317,6 +317,19 @@ TEST_CASE("state of a run is not changed before all ranks are there") {
   CHECK(changed == 0);
 }
 
+TEST_CASE("a change of state is committed as the step that is set while the ranks agree") {
+  const TemporaryDirectory directory;
+  KeptRun run{.directory = directory.path()};
+  run.options.drives = {.directories = {run.directory}, .run = "mine"};
+  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
+    Training training(run.model, world, run.rules, run.options);
+    training.start(first_parameters());
+    training.engine().change_state([](const LocalTile&) {}, [&] { training.engine().continue_from(3); });
+  });
+  CHECK(failures == std::vector<std::string>(2));
+  CHECK(train(run, 0).began_at == std::vector<std::uint64_t>(2, 3));
+}
+
 // Rank 1 fails in one change, and goes on. Else its commits would count one less than rank 0's from then on.
 TEST_CASE("state of a run is changed on all ranks or on none") {
   const TemporaryDirectory directory;

@@ -260,7 +260,7 @@ void Engine::look_at_state(const TileVisitor& look, const TileFilter& which) {
 // The entry gathers parameters and reads kept records again, from the changed state.
 void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
   parameters_changed();
-  state_.change(change, agree, steps());
+  state_.change(change, agree, [this] { return steps(); });
   scheduler_.run_entry(running_.program().entry, true);
 }
 

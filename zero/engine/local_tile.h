@@ -16,7 +16,6 @@ struct LocalTile {
   kernels::UpdateTile memory{};
   bool frozen = false;
 };
-using OwnTile = LocalTile;  // its former name, still used outside of this folder
 using TileVisitor = std::function<void(const LocalTile& tile)>;
 using TileFilter = std::function<bool(const LocalTile& tile)>;  // sees tiles without their memory
 

@@ -25,9 +25,11 @@ class StateVisitor {
   std::vector<LocalTile> tiles() const;  // in the order in which they are visited; without their memory
   void look(const TileVisitor& visit, const TileFilter& which) const;
 
-  // Tiles on drives go there and are committed as `step`, after `agree`. All ranks of a run change its state together; where
-  // one fails, none changes its records: it throws its own error, the others B3301.
-  void change(const TileVisitor& visit, const std::function<void()>& agree, std::uint64_t step) const;
+  // Tiles on drives go there and are committed after `agree`, as the step that `step` returns then: agreeing may set it.
+  // All ranks of a run change its state together; where one fails, none changes its records: it throws its own error, the
+  // others B3301.
+  void change(const TileVisitor& visit, const std::function<void()>& agree,
+              const std::function<std::uint64_t()>& step) const;
 
  private:
   std::vector<Home> local_homes() const;
