@@ -1,4 +1,4 @@
-// The C++ API: a model, ranks, an optimizer and where things are kept, put together to a training.
+// The C++ API: a model, its ranks, an optimizer and the tiers of its state, put together to a training.
 //
 //   auto world = ballast::connect({.backend = *backend, .accounts = accounts});
 //   ballast::Training training(model, *world, {ballast::optim::AdamW{}}, {.stage = 3, .state = all_in(Tier::nvme), ...});
@@ -10,8 +10,20 @@
 //   }
 #pragma once
 
-#include "zero/engine/engine.h"
+#include <memory>
+#include <optional>
+
+#include "kernels/runtime/accounts.h"
+#include "kernels/runtime/buffer.h"
+#include "zero/comm/communicator.h"
+#include "zero/engine/agree_on_memory.h"
+#include "zero/engine/lease.h"
+#include "zero/engine/local_tile.h"
+#include "zero/engine/parameter_source.h"
+#include "zero/engine/step.h"
+#include "zero/engine/timeline.h"
 #include "zero/plan/ledger.h"
+#include "zero/plan/plan.h"
 #include "zero/records.h"
 
 namespace ballast {
@@ -44,49 +56,81 @@ struct TrainingOptions {
 PlanOptions plan_options(const TrainingOptions& options, const Communicator& world,
                          const std::vector<optim::Rule>& groups);
 
-// Used by one thread, its rank's trainer.
+// Threads: one thread, its rank's trainer, calls it. Order: the trainers of all ranks make the same calls, and use units in the
+// same order; that need not be the order of the plan. A step that leaves it is slower, and has the same bits.
+// Errors: when anything fails on any rank, its peers' communicators are aborted, and every later call throws the first error.
+// State on drives is then that of the last committed step.
+// On a GPU leases are for work in the trainer's stream: their memory is ready, and released, in the order of that stream. Only
+// step() and finish() wait for the GPU.
 class Training {
  public:
   // Reserves all memory and makes all files. `groups` are the rules of the parameter groups, and of one kind; `world`
-  // outlives the training. All ranks make theirs together.
+  // outlives the training. All ranks construct theirs together.
   Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options = {});
+  Training(Training&&) = delete;
+  ~Training();  // waits for what is under way, ignores failures; in the middle of a step it aborts the other ranks
 
-  // Whether the drives hold a step of this run to go on from: then resume(), else initialise().
-  bool found() const { return records_ && records_->found(); }
-  void initialise(const ParameterSource& source) { engine_->initialise(source); }
-  void resume(const ParameterSource& frozen) { engine_->resume(frozen); }
-  void start(const ParameterSource& source) { found() ? resume(source) : initialise(source); }  // whichever fits
+  // --- Begin: one of the three comes first. Optimizer state begins at zero, or comes from the records of a run.
+  bool found() const;  // whether the drives hold a step of this run to resume from
+  void initialise(const ParameterSource& source);
+  void resume(const ParameterSource& frozen);
+  void start(const ParameterSource& source);  // resume() if found(), else initialise()
 
-  Lease forward(std::size_t unit) { return engine_->forward(unit); }
+  // --- A step: leases of units, forward and backward, and then the step.
+  Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
-  StepResult step(double loss_scale = 1.0);
 
-  std::vector<optim::Rule>& groups() { return groups_; }  // to be changed between steps: a learning rate, say
-  std::uint64_t steps() const { return engine_->steps(); }
-  const Model& model() const { return plan_.model(); }
-  const Plan& plan() const { return plan_; }
-  const MemoryAccounts& memory() const { return accounts_; }
-  Ledger ledger() const { return ledger_of(engine_->program(), plan_.blocks().records()); }
-  Engine& engine() { return *engine_; }
-  const Engine& engine() const { return *engine_; }
-  const Timeline& timeline() const;  // to be read after engine().finish()
-  std::string chrome_trace() const { return timeline().to_chrome_trace(plan_.model(), rank_); }
+  // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
+  double gradient_norm(double loss_scale = 1.0);
+  std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // of each tensor, by unit
+
+  // Returns when the step is decided; its updates may still run while the next forward begins. The first uses groups() and
+  // the options' max_norm.
+  StepResult step(double loss_scale = 1.0);
+  StepResult step(const StepOptions& options);
+  // Where updates are made in the backward pass, their options are needed before it; backward() takes groups() if prepare()
+  // was not called. step_prepared() ends such a step.
+  void prepare(const StepOptions& options);
+  StepResult step_prepared();
+  void finish();  // waits until everything that was begun is done
+
+  std::vector<optim::Rule>& groups();  // may be changed between steps: a learning rate, say
+  std::uint64_t steps() const;         // updates made so far
+
+  // --- Between steps, on all ranks together.
+  // Frees the device tier's memory until reload(); no other call is allowed meanwhile. Parameters that are kept full may stay,
+  // else their addresses change. If `agree` throws, nothing has changed.
+  void offload(bool parameters = true, const AgreeOnMemory& agree = throw_own);
+  void reload(const AgreeOnMemory& agree = throw_own);
+
+  // Shows the local shard, tile by tile, in host memory. Changed tiles on drives are committed together, as step steps(), once
+  // `agree` has returned; if it throws, they stay as they were. Parameters that are kept full must be changed in the same way
+  // on all ranks. Where a change fails on one rank of a run, none changes it: that one throws its own error, the others B3301.
+  // By tensor instead of by tile: zero/tensor_state.h.
+  void visit_state(
+      const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
+  void change_state(
+      const TileVisitor& change, const std::function<void()>& agree = [] {});
+  std::vector<LocalTile> local_tiles() const;  // in the order of visits; without their memory
+  void set_steps(std::uint64_t steps);         // of state that comes from elsewhere
+  View full_parameters(std::size_t unit);      // where they are kept full: the unit's, as it is laid out
+  void parameters_changed();                   // the caller changed full parameters that have no other copy
+  void read_memory(const ConstView& view, std::byte* into) const;  // of the training, a GPU's too, into the host's
+
+  // --- Facts.
+  const Model& model() const;
+  const Plan& plan() const;
+  const Program& program() const;  // that runs now
+  const MemoryAccounts& memory() const;
+  Ledger ledger() const;
+  Metrics metrics() const;               // since the training was constructed
+  std::string unpinned_because() const;  // if not empty, copies to and from a GPU are slow
+  const Timeline& timeline() const;      // to be read after finish()
+  std::string chrome_trace() const;
 
  private:
-  void prepare();
-  StepOptions step_options(double loss_scale) const { return {groups_, options_.max_norm, loss_scale}; }
-
-  TrainingOptions options_;
-  std::vector<optim::Rule> groups_;
-  Plan plan_;
-  std::unique_ptr<kernels::Backend> backend_;
-  MemoryAccounts accounts_;
-  std::optional<Records> records_;
-  std::optional<GpuLanes> gpu_;
-  Mesh mesh_;
-  std::size_t rank_;
-  std::optional<Timeline> timeline_;
-  std::optional<Engine> engine_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ballast

@@ -40,7 +40,7 @@ class Run {
     for (std::uint64_t step = training_->steps(); step < options_.steps; ++step) {
       observer_.step(one_step(step));
     }
-    training_->engine().finish();
+    training_->finish();
   }
 
   void end() {
@@ -89,7 +89,7 @@ class Run {
     }
     const double computed = now() - begin;
     const StepResult result = training_->step();
-    if (options_.waits_for_updates) training_->engine().finish();
+    if (options_.waits_for_updates) training_->finish();
     const double end = now();
     Step step{.step = number + 1,
               .loss = mean_of_ranks(loss / static_cast<double>(options_.training.micro_steps)),

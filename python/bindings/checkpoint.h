@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "offload/chunk_file.h"
-#include "python/bindings/session.h"
+#include "python/bindings/training_binding.h"
 #include "zero/state_chunk.h"
 
 namespace ballast::python {

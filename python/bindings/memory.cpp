@@ -1,6 +1,6 @@
 // Memory of a training, as Python and torch take it: the host's as a buffer, and the host's and a GPU's as a DLPack capsule,
 // which needs no other package.
-#include "python/bindings/session.h"
+#include "python/bindings/training_binding.h"
 
 namespace ballast::python {
 namespace {

@@ -4,7 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings/by_name.h"
-#include "python/bindings/session.h"
+#include "python/bindings/training_binding.h"
 
 namespace ballast::python {
 namespace {
@@ -23,23 +23,23 @@ py::dict dict_of(const Metrics& metrics) {
 }
 
 void bind_options(py::module_& module) {
-  py::class_<SessionOptions>(module, "TrainingOptions")
+  py::class_<BindingOptions>(module, "TrainingOptions")
       .def(py::init<>())
-      .def_readwrite("stage", &SessionOptions::stage)
-      .def_readwrite("parameters", &SessionOptions::parameters)
-      .def_readwrite("gradients", &SessionOptions::gradients)
-      .def_readwrite("state", &SessionOptions::state)
-      .def_readwrite("directories", &SessionOptions::directories)
-      .def_readwrite("run", &SessionOptions::run)
-      .def_readwrite("format", &SessionOptions::format)
-      .def_readwrite("tile_elements", &SessionOptions::tile_elements)
-      .def_readwrite("backward_order", &SessionOptions::backward_order)
-      .def_readwrite("threads", &SessionOptions::threads)
-      .def_readwrite("gpu", &SessionOptions::gpu)
-      .def_readwrite("stream", &SessionOptions::stream)
-      .def_readwrite("keeps_timeline", &SessionOptions::keeps_timeline)
-      .def_readwrite("update_in_backward", &SessionOptions::update_in_backward)
-      .def_readwrite("verify", &SessionOptions::verify);
+      .def_readwrite("stage", &BindingOptions::stage)
+      .def_readwrite("parameters", &BindingOptions::parameters)
+      .def_readwrite("gradients", &BindingOptions::gradients)
+      .def_readwrite("state", &BindingOptions::state)
+      .def_readwrite("directories", &BindingOptions::directories)
+      .def_readwrite("run", &BindingOptions::run)
+      .def_readwrite("format", &BindingOptions::format)
+      .def_readwrite("tile_elements", &BindingOptions::tile_elements)
+      .def_readwrite("backward_order", &BindingOptions::backward_order)
+      .def_readwrite("threads", &BindingOptions::threads)
+      .def_readwrite("gpu", &BindingOptions::gpu)
+      .def_readwrite("stream", &BindingOptions::stream)
+      .def_readwrite("keeps_timeline", &BindingOptions::keeps_timeline)
+      .def_readwrite("update_in_backward", &BindingOptions::update_in_backward)
+      .def_readwrite("verify", &BindingOptions::verify);
 }
 
 void bind_result(py::module_& module) {
@@ -55,7 +55,7 @@ void bind_result(py::module_& module) {
 // What Python gets keeps the training alive.
 template <auto method>
 Memory memory_of(const py::object& training, std::size_t unit) {
-  Memory memory = (training.cast<Session&>().*method)(unit);
+  Memory memory = (training.cast<TrainingBinding&>().*method)(unit);
   memory.owner = training;
   return memory;
 }
@@ -74,7 +74,7 @@ OwnStep own_step_of(const py::object& training, const py::object& own_step) {
   };
 }
 
-void bind_step(py::module_& module, py::class_<Session>& training) {
+void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
   py::class_<TileToUpdate>(module, "TileToUpdate")
       .def_readonly("unit", &TileToUpdate::unit)
       .def_readonly("first", &TileToUpdate::first)
@@ -84,7 +84,7 @@ void bind_step(py::module_& module, py::class_<Session>& training) {
       "step",
       [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at,
          double max_norm, double loss_scale, bool discard, const py::object& own_step) {
-        return self.cast<Session&>().step(
+        return self.cast<TrainingBinding&>().step(
             {rules, begun_at, max_norm, loss_scale, discard, own_step_of(self, own_step)});
       },
       py::kw_only(), py::arg("rules"), py::arg("begun_at"), py::arg("max_norm"), py::arg("loss_scale"),
@@ -92,52 +92,52 @@ void bind_step(py::module_& module, py::class_<Session>& training) {
 }
 
 // With the numbers of Python's levels.
-std::vector<std::pair<int, std::string>> take_log(Session& session) {
+std::vector<std::pair<int, std::string>> take_log(TrainingBinding& training) {
   std::vector<std::pair<int, std::string>> lines;
-  for (auto& [level, line] : session.take_log()) {
+  for (auto& [level, line] : training.take_log()) {
     lines.emplace_back(10 * (static_cast<int>(level) + 1), std::move(line));
   }
   return lines;
 }
 
-void bind_session(py::class_<Session>& training) {
+void bind_life(py::class_<TrainingBinding>& training) {
   training
-      .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, const SessionOptions&>(), py::kw_only(),
+      .def(py::init<Model, py::object, py::object, std::vector<optim::Rule>, const BindingOptions&>(), py::kw_only(),
            py::arg("model"), py::arg("group"), py::arg("norm_group"), py::arg("rules"), py::arg("options"))
       .def("take_log", take_log)
-      .def_property_readonly("found", &Session::found)
-      .def("start", &Session::start, py::arg("fill"))
-      .def_property_readonly("steps", &Session::steps)
-      .def("tensor_begins", &Session::tensor_begins, py::arg("unit"))
-      .def("full_parameters", memory_of<&Session::full_parameters>, py::arg("unit"))
-      .def("lend_parameters", memory_of<&Session::lend_parameters>, py::arg("unit"))
-      .def("lend_gradients", memory_of<&Session::lend_gradients>, py::arg("unit"))
-      .def("give_back", &Session::give_back)
-      .def("prepare", &Session::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))
-      .def("gradient_norm", &Session::gradient_norm, py::kw_only(), py::arg("loss_scale"))
-      .def("tensor_norms", &Session::tensor_norms, py::kw_only(), py::arg("loss_scale"))
-      .def("step_as_prepared", &Session::step_as_prepared)
-      .def("finish", &Session::finish)
-      .def("leave_device", &Session::leave_device, py::kw_only(), py::arg("parameters"), py::arg("agree"))
-      .def("return_to_device", &Session::return_to_device, py::kw_only(), py::arg("agree"));
+      .def_property_readonly("found", &TrainingBinding::found)
+      .def("start", &TrainingBinding::start, py::arg("fill"))
+      .def_property_readonly("steps", &TrainingBinding::steps)
+      .def("tensor_begins", &TrainingBinding::tensor_begins, py::arg("unit"))
+      .def("full_parameters", memory_of<&TrainingBinding::full_parameters>, py::arg("unit"))
+      .def("acquire_parameters", memory_of<&TrainingBinding::acquire_parameters>, py::arg("unit"))
+      .def("acquire_gradients", memory_of<&TrainingBinding::acquire_gradients>, py::arg("unit"))
+      .def("release", &TrainingBinding::release)
+      .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))
+      .def("gradient_norm", &TrainingBinding::gradient_norm, py::kw_only(), py::arg("loss_scale"))
+      .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
+      .def("step_prepared", &TrainingBinding::step_prepared)
+      .def("finish", &TrainingBinding::finish)
+      .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
+      .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"));
 }
 
-void bind_state(py::class_<Session>& training) {
-  training.def("parts", &Session::parts, py::arg("unit"), py::arg("tensor"))
-      .def("read_moment", &Session::read_moment, py::arg("unit"), py::arg("tensor"), py::arg("moment"), py::kw_only(),
-           py::arg("into"))
-      .def("write_moments", &Session::write_moments, py::arg("address_of"))
-      .def("take_full_parameters", &Session::take_full_parameters, py::arg("written"))
-      .def("parameters_changed", &Session::parameters_changed)
-      .def("write_parameters", &Session::write_parameters, py::arg("fill"))
-      .def("kind", &Session::kind, py::arg("unit"))
-      .def("own_parts", &Session::own_parts)
-      .def("look_at_parts", &Session::look_at_parts, py::arg("look"))
-      .def("change_parts", &Session::change_parts, py::arg("change"), py::arg("agree"))
-      .def("continue_from", &Session::continue_from, py::arg("steps"))
-      .def_property_readonly("unpinned_because", &Session::unpinned_because)
-      .def("ledger", &Session::ledger, py::arg("own_state"))
-      .def("chrome_trace", &Session::chrome_trace);
+void bind_state(py::class_<TrainingBinding>& training) {
+  training.def("parts", &TrainingBinding::parts, py::arg("unit"), py::arg("tensor"))
+      .def("read_moment", &TrainingBinding::read_moment, py::arg("unit"), py::arg("tensor"), py::arg("moment"),
+           py::kw_only(), py::arg("into"))
+      .def("write_moments", &TrainingBinding::write_moments, py::arg("address_of"))
+      .def("take_full_parameters", &TrainingBinding::take_full_parameters, py::arg("written"))
+      .def("parameters_changed", &TrainingBinding::parameters_changed)
+      .def("write_parameters", &TrainingBinding::write_parameters, py::arg("fill"))
+      .def("kind", &TrainingBinding::kind, py::arg("unit"))
+      .def("local_shards", &TrainingBinding::local_shards)
+      .def("visit_shards", &TrainingBinding::visit_shards, py::arg("visit"))
+      .def("change_shards", &TrainingBinding::change_shards, py::arg("change"), py::arg("agree"))
+      .def("set_steps", &TrainingBinding::set_steps, py::arg("steps"))
+      .def_property_readonly("unpinned_because", &TrainingBinding::unpinned_because)
+      .def("ledger", &TrainingBinding::ledger, py::arg("own_state"))
+      .def("chrome_trace", &TrainingBinding::chrome_trace);
 }
 
 }  // namespace
@@ -149,8 +149,8 @@ void bind_training(py::module_& module) {
       .value("momentum", kernels::Moment::momentum)
       .value("variance", kernels::Moment::variance)
       .finalize();
-  py::class_<Session> training(module, "Training");
-  bind_session(training);
+  py::class_<TrainingBinding> training(module, "Training");
+  bind_life(training);
   bind_step(module, training);
   bind_state(training);
 }

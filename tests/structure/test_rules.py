@@ -139,7 +139,7 @@ const int big = 1'000'000; const char quote = '"'; int printed = snprintf(nullpt
     "kernels/fill.cpp": """// It was asked for, nobody knows who goes on beside it.
 auto a = "cannot fill: tile {} is read already"; auto b = "was"; auto c = "the record holds what was written";
 """,
-    "optim/unchecked.cpp": 'auto a = "a tile was asked for";\n',
+    "benchmarks/unchecked.cpp": 'auto a = "a tile was asked for";\n',
     "python/ballast/_torch_compat.py": "from torch.utils._pytree import tree_map\ntorch._foreach_copy_([], [])\n",
     "python/ballast/result.py": "import torch\nfrom torch import nn\nself._torch = torch.nn.Linear\n",
     "python/ballast/wrapping.py": "def wrap(a, *, b=1, c=1, d=1, e=1, g=1, h=1):\n    '''W" + "\n" * 60 + "'''\n    i()\n",

@@ -3,6 +3,7 @@
 
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
+#include "zero/engine/engine.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -76,12 +77,12 @@ TEST_CASE("a bit that is flipped between two updates is found, with the rank and
         SyntheticTrainer trainer(training.model(), world.rank());
         trainer.run(training, 0);
         training.step();
-        training.engine().look_at_state([&](const LocalTile& tile) {
+        training.visit_state([&](const LocalTile& tile) {
           if (!tile.frozen && world.rank() == 1) tile.memory.variance[0] ^= std::byte{16};
         });
         trainer.run(training, 1);
         training.step();
-        training.engine().finish();
+        training.finish();
       });
       CHECK_THAT(failures[1],
                  Contains("B3001") && Contains("found other bits than the last one left, first in the variance") &&
@@ -99,11 +100,11 @@ TEST_CASE("what an owner changes between two updates is no fault") {
   for (std::size_t step = 0; step < 3; ++step) {
     trainer.run(training, step);
     training.step();
-    training.engine().change_state([](const LocalTile& tile) {
+    training.change_state([](const LocalTile& tile) {
       if (!tile.frozen) tile.memory.variance[0] ^= std::byte{16};
     });
   }
-  CHECK(training.engine().metrics().verified == 3);
+  CHECK(training.metrics().verified == 3);
 }
 
 TEST_CASE("a wrong update is found when its tile's turn comes") {

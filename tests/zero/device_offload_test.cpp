@@ -27,10 +27,10 @@ TEST_CASE("a device is left between steps only, and nothing is asked of a traini
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 3});
-  Engine& engine = trainee.training.engine();
-  CHECK_THROWS_WITH(engine.return_to_device(), Contains("B1007"));
+  Training& training = trainee.training;
+  CHECK_THROWS_WITH(training.reload(), Contains("B1007"));
   trainee.trainer.run(trainee.training, 0);
-  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007") && Contains("in the middle of a step"));
+  CHECK_THROWS_WITH(training.offload(), Contains("B1007") && Contains("in the middle of a step"));
   trainee.training.step();
   const auto reserved = [&] {
     std::size_t bytes = 0;
@@ -39,12 +39,12 @@ TEST_CASE("a device is left between steps only, and nothing is asked of a traini
     return bytes;
   };
   const std::size_t before = reserved();
-  engine.leave_device();
+  training.offload();
   CHECK(reserved() < before);
   CHECK_THROWS_WITH(trainee.training.forward(0), Contains("B1007") && Contains("reload"));
   CHECK_THROWS_WITH(trainee.training.step(), Contains("B1007"));
-  CHECK_THROWS_WITH(engine.leave_device(), Contains("B1007"));
-  engine.return_to_device();
+  CHECK_THROWS_WITH(training.offload(), Contains("B1007"));
+  training.reload();
   CHECK(reserved() == before);
   CHECK(trainee.step(1).step == 2);
 }
@@ -62,17 +62,17 @@ TEST_CASE("where a rank has no room for its return none returns, and all can try
       Trainee stays(world, {.stage = stage});
       Trainee leaves(world, {.stage = stage, .allocator = &allocator});
       stays.step(0), leaves.step(0);
-      leaves.training.engine().leave_device(true, agree);
+      leaves.training.offload(true, agree);
       allocator.is_empty = world.rank() == 1;
       bool refused = false;
       try {
-        leaves.training.engine().return_to_device(agree);
+        leaves.training.reload(agree);
       } catch (const std::exception&) {
         refused = true;
       }
       if (!refused) throw std::runtime_error("it returned");
       allocator.is_empty = false;
-      leaves.training.engine().return_to_device(agree);
+      leaves.training.reload(agree);
       if (stays.step(1).norm != leaves.step(1).norm) throw std::runtime_error("another norm");
       if (stays.parameters() != leaves.parameters()) throw std::runtime_error("other parameters");
     });

@@ -91,9 +91,9 @@ TEST_CASE("leases give what there is, by number") {
 TEST_CASE("updates in backward refuse what they cannot do, and say when gradients were not finite") {
   Alone alone({.stage = 0, .schedule = {.update_in_backward = true}});
   alone.training.initialise(first_parameters());
-  CHECK_THROWS_WITH(alone.training.engine().step(StepOptions{.groups = alone.training.groups()}),
+  CHECK_THROWS_WITH(alone.training.step(StepOptions{.groups = alone.training.groups()}),
                     Contains("prepare(options) before"));
-  CHECK_THROWS_WITH(alone.training.engine().prepare({.groups = alone.training.groups(), .max_norm = 1.0}),
+  CHECK_THROWS_WITH(alone.training.prepare({.groups = alone.training.groups(), .max_norm = 1.0}),
                     Contains("no max_norm"));
   alone.use_all(INFINITY);
   const StepResult result = alone.training.step();
@@ -107,7 +107,7 @@ TEST_CASE("a trace has a row for each lane that was used, and every operation in
   alone.training.initialise(first_parameters());
   alone.use_all(1.0f);
   alone.training.step();
-  alone.training.engine().finish();
+  alone.training.finish();
   const std::string trace = alone.training.chrome_trace();
   CHECK(trace.front() == '[');
   for (const char* row : {"compute", "reduce", "update"})
@@ -127,7 +127,7 @@ TEST_CASE("a step says what its lanes moved, and what the trainer waited for") {
   for (int step = 0; step < 3; ++step) {
     alone.use_all(1.0f);
     alone.training.step();
-    alone.training.engine().finish();
+    alone.training.finish();
   }
   alone.use_all(1.0f);
   const Metrics metrics = alone.training.step().metrics;
@@ -174,7 +174,7 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
       trainer.run(training, step);
       training.step();
     }
-    training.engine().finish();
+    training.finish();
   });
   CHECK_THAT(failures[1], Contains("B3201") && Contains("test-rank-1") && Contains("of step"));
   CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 1"));
@@ -192,7 +192,7 @@ TEST_CASE("a rank that gives up in the middle of a step keeps nobody waiting, it
       if (world.rank() == 0) {
         trainer.run(training, 1);
         training.step();
-        training.engine().finish();
+        training.finish();
         return;
       }
       for (const Visit& visit : plain_order(model)) {

@@ -92,11 +92,11 @@ inline void check_gpu_work_is_accounted_for() {
       trainer.run(training, step);
       training.step();
     }
-    training.engine().leave_device();
+    training.offload();
     CHECK(allocator.given == 0);
-    training.engine().return_to_device();
+    training.reload();
     CHECK(allocator.given == bytes_in(training.ledger(), Tier::device));
-    const Metrics metrics = training.engine().metrics();
+    const Metrics metrics = training.metrics();
     const std::string trace = training.chrome_trace();
     for (const Lane lane : {Lane::reduce, Lane::download, Lane::update, Lane::host, Lane::upload}) {
       CAPTURE(name(lane));
@@ -125,10 +125,10 @@ inline void check_trainer_is_waited_for() {
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     if (training.plan().layout().units[unit].elements() == 0) continue;
-    const View whole = training.engine().full_parameters(unit);
+    const View whole = training.full_parameters(unit);
     fill(whole.data(), 0, whole.bytes(), stream);
   }
-  training.engine().look_at_state([&](const LocalTile& tile) {
+  training.visit_state([&](const LocalTile& tile) {
     const std::size_t bytes = tile.memory.count * byte_size(model.units[tile.unit].dtype);
     const std::span seen(tile.memory.parameter, bytes);
     CHECK(std::ranges::all_of(seen, [](std::byte byte) { return byte == std::byte{0}; }));

@@ -19,7 +19,7 @@ Model part_of_model(std::size_t part) {
 }
 
 double counted_squares(Training& training) {
-  const std::vector<std::vector<double>> norms = training.engine().tensor_norms();
+  const std::vector<std::vector<double>> norms = training.tensor_norms();
   double squares = 0.0;
   for (std::size_t unit = 0; unit < norms.size(); ++unit) {
     for (std::size_t tensor = 0; tensor < norms[unit].size(); ++tensor) {
@@ -48,7 +48,7 @@ TEST_CASE("a norm is over the parts of a model on other ranks, and counts once w
       for (std::size_t step = 0; step < 2; ++step) {
         trainer.run(training, step);
         squares[world.rank()] = counted_squares(training);
-        norms[world.rank()] = training.engine().gradient_norm();
+        norms[world.rank()] = training.gradient_norm();
         if (training.step().norm != norms[world.rank()]) throw std::runtime_error("the step's norm is another one");
       }
     });

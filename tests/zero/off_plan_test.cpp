@@ -218,7 +218,7 @@ TEST_CASE("a second sum of gradients finds room when it first comes", "[departur
       CHECK(alone.training.step().norm == Approx(7.0 * std::sqrt(300.0)));
     }
     CHECK(bytes_in(alone.training.ledger(), Tier::device) == planned + (gradients == Tier::device ? 2 * 1536 : 0));
-    CHECK(alone.training.engine().metrics().on_demand == 2);
+    CHECK(alone.training.metrics().on_demand == 2);
   }
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("metrics say how many steps were served on demand", "[departures]") {
   alone.backward(2, 1.0f);
   CHECK_THAT(to_text(alone.training.step().metrics), Contains("1 step was served on demand"));
   alone.training.step();
-  const Metrics metrics = alone.training.engine().metrics();
+  const Metrics metrics = alone.training.metrics();
   CHECK(metrics.on_demand == 2);
   CHECK_THAT(to_text(metrics), Contains("2 steps were served on demand"));
 }
@@ -269,7 +269,7 @@ std::vector<std::string> failures_of(int stage, const Trace& first, const Trace&
     training.step();
     trainer.run(training, world.rank() == 0 ? first : second, 1);
     training.step();
-    training.engine().finish();
+    training.finish();
   });
 }
 
@@ -305,7 +305,7 @@ TEST_CASE("a rendezvous is told from another call of the same length", "[departu
     SyntheticTrainer(model, world.rank()).run(training, 0);
     if (world.rank() < 3) training.forward(0);
     training.step();
-    training.engine().finish();
+    training.finish();
   });
   const std::string all = fmt::format("{}", fmt::join(failures, "\n"));
   CHECK_THAT(all, Contains("makes another call") && Contains("for an off-plan use"));

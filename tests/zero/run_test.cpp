@@ -53,7 +53,7 @@ Ended train(KeptRun run, std::size_t steps) {
       trainer.run(training, 1000 * run.data + training.steps());
       training.step();
     }
-    training.engine().finish();
+    training.finish();
     add_bytes(run.model.units[0], training.forward(0), nullptr, ended.parameters[world.rank()]);
   });
   return ended;
@@ -308,10 +308,10 @@ TEST_CASE("state of a run is not changed before all ranks are there") {
     SyntheticTrainer trainer(run.model, world.rank());
     trainer.run(training, 0);
     training.step();
-    training.engine().finish();
+    training.finish();
     world.barrier();
     if (world.rank() == 1) return world.abort("it ends here");
-    training.engine().change_state([&](const LocalTile&) { ++changed; });
+    training.change_state([&](const LocalTile&) { ++changed; });
   });
   CHECK_THAT(failures[0], Contains("B3301"));
   CHECK(changed == 0);
@@ -324,7 +324,7 @@ TEST_CASE("a change of state is committed as the step that is set while the rank
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
     training.start(first_parameters());
-    training.engine().change_state([](const LocalTile&) {}, [&] { training.engine().continue_from(3); });
+    training.change_state([](const LocalTile&) {}, [&] { training.set_steps(3); });
   });
   CHECK(failures == std::vector<std::string>(2));
   CHECK(train(run, 0).began_at == std::vector<std::uint64_t>(2, 3));
@@ -345,14 +345,14 @@ TEST_CASE("state of a run is changed on all ranks or on none") {
     };
     const auto change = [&](const TileVisitor& look, const std::function<void()>& agree) {
       try {
-        training.engine().change_state(look, agree);
+        training.change_state(look, agree);
       } catch (const std::exception& error) {
         refused[world.rank()].emplace_back(error.what());
       }
     };
     change([&](const LocalTile&) { fail_on_1(); }, [] {});
     change(nothing, fail_on_1);
-    training.engine().change_state(nothing);
+    training.change_state(nothing);
     SyntheticTrainer trainer(run.model, world.rank());
     trainer.run(training, 0);
     training.step();

@@ -61,12 +61,12 @@ Taken take_out(
       taken[{tile.unit, tile.range.first}].emplace_back(stretch.begin(), stretch.end());
     }
   };
-  training.engine().look_at_state(take, which);
+  training.visit_state(take, which);
   return taken;
 }
 
 void put_in(Training& training, const Taken& taken) {
-  training.engine().change_state([&](const LocalTile& tile) {
+  training.change_state([&](const LocalTile& tile) {
     const auto& kept = taken.at({tile.unit, tile.range.first});
     const auto places = stretches(training, tile);
     for (std::size_t i = 0; i < places.size(); ++i) {
@@ -89,7 +89,7 @@ TEST_CASE("state that is put into another training goes on there with the same b
       const Taken taken = take_out(one.training);
       Trainee other(world, options);
       put_in(other.training, taken);
-      other.training.engine().continue_from(3);
+      other.training.set_steps(3);
       for (const std::size_t step : {3u, 4u}) {
         if (one.step(step).norm != other.step(step).norm) throw std::runtime_error("another norm");
       }
@@ -114,7 +114,7 @@ TEST_CASE("changes that a rank does not agree to leave what is on drives as it w
     const Taken before = take_out(trainee.training);
     bool refused = false;
     try {
-      trainee.training.engine().change_state(
+      trainee.training.change_state(
           [&](const LocalTile& tile) {
             if (!tile.frozen) std::ranges::fill(stretches(trainee.training, tile)[0], std::byte{7});
           },
@@ -164,9 +164,9 @@ TEST_CASE("the norm that is asked for is the step's, also where the trainer left
         for (std::size_t step = 0; step < 4; ++step) {
           for (std::size_t micro = 0; micro < micro_steps; ++micro)
             trainee.trainer.run(trainee.training, step * micro_steps + micro);
-          const double asked = trainee.training.engine().gradient_norm(2.0);
+          const double asked = trainee.training.gradient_norm(2.0);
           double squares = 0.0;
-          for (const std::vector<double>& unit : trainee.training.engine().tensor_norms(2.0)) {
+          for (const std::vector<double>& unit : trainee.training.tensor_norms(2.0)) {
             squares = std::inner_product(unit.begin(), unit.end(), unit.begin(), squares);
           }
           if (std::abs(std::sqrt(squares) - asked) > 1e-12 * asked)
@@ -185,7 +185,7 @@ TEST_CASE("gradients that come after their norm was asked for are refused") {
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 0});
   trainee.trainer.run(trainee.training, 0);
-  CHECK(trainee.training.engine().gradient_norm() > 0.0);
+  CHECK(trainee.training.gradient_norm() > 0.0);
   CHECK_THROWS_WITH(trainee.training.backward(0), Contains("B1007") && Contains("norm"));
   CHECK(trainee.training.step().step == 1);
 }
@@ -200,7 +200,7 @@ TEST_CASE("gradients that are discarded change nothing") {
       Trainee other(world, options);
       plain.step(0), other.step(0);
       other.trainer.run(other.training, 77);
-      const StepResult result = other.training.engine().step({.groups = other.training.groups(), .discard = true});
+      const StepResult result = other.training.step({.groups = other.training.groups(), .discard = true});
       if (!result.skipped || result.step != 1 || result.reason != "the caller discarded the gradients")
         throw std::runtime_error("not discarded: " + result.reason);
       plain.step(1), other.step(1);
@@ -214,9 +214,9 @@ TEST_CASE("whole parameters are where a trainer below stage 3 sees each update")
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 0});
-  const ConstView whole = trainee.training.engine().full_parameters(0);
+  const ConstView whole = trainee.training.full_parameters(0);
   trainee.step(0);
-  trainee.training.engine().finish();
+  trainee.training.finish();
   const Lease lease = trainee.training.forward(0);
   CHECK(lease.parameters().data() == whole.data());
   CHECK(lease.parameters().count() == whole.count());
@@ -229,7 +229,7 @@ TEST_CASE("a rule that keeps nothing has no state to look at") {
   Training training(model, *world, {optim::Sgd{}}, {.stage = 0});
   training.initialise(first_parameters());
   std::size_t elements = 0;
-  training.engine().look_at_state([&](const LocalTile& tile) {
+  training.visit_state([&](const LocalTile& tile) {
     CHECK(tile.memory.master == nullptr);
     CHECK(tile.memory.momentum == nullptr);
     elements += tile.range.count;
@@ -280,9 +280,8 @@ TEST_CASE("updates that the trainer makes itself are those of a rule, bit for bi
         }
         const bool discard = step == 3;
         const auto groups = [](Trainee& trainee) { return std::span<const optim::Rule>(trainee.training.groups()); };
-        rule.training.engine().step({.groups = groups(rule), .max_norm = 0.5, .discard = discard});
-        own.training.engine().step(
-            {.groups = groups(own), .max_norm = 0.5, .discard = discard, .update = update_as_sgd});
+        rule.training.step({.groups = groups(rule), .max_norm = 0.5, .discard = discard});
+        own.training.step({.groups = groups(own), .max_norm = 0.5, .discard = discard, .update = update_as_sgd});
       }
       if (rule.parameters() != own.parameters()) throw std::runtime_error("other parameters");
     });
@@ -298,8 +297,8 @@ TEST_CASE("updates of a trainer's own that fail end the training on all ranks") 
       if (world.rank() == 1) throw std::runtime_error("nothing works");
       update_as_sgd(tiles, factor);
     };
-    own.training.engine().step({.groups = own.training.groups(), .update = fails_on_rank_1});
-    own.training.engine().finish();
+    own.training.step({.groups = own.training.groups(), .update = fails_on_rank_1});
+    own.training.finish();
   });
   CHECK_THAT(failures[0], Contains("B3301") && Contains("nothing works"));
   CHECK(failures[1] == "nothing works");
@@ -313,7 +312,7 @@ TEST_CASE("updates of a trainer's own are refused where they cannot be made") {
                            const TrainerUpdate& update) -> std::string {
     Trainee trainee(*world, options, rules);
     try {
-      trainee.training.engine().prepare({.groups = trainee.training.groups(), .update = update});
+      trainee.training.prepare({.groups = trainee.training.groups(), .update = update});
     } catch (const UsageError& error) {
       return error.what();
     }

@@ -19,7 +19,7 @@ struct Trainee {
 
   std::vector<std::byte> parameters() {
     std::vector<std::byte> bytes;
-    training.engine().finish();
+    training.finish();
     for (std::size_t unit = 0; unit < training.model().units.size(); ++unit) {
       add_bytes(training.model().units[unit], training.forward(unit), nullptr, bytes);
     }

@@ -60,9 +60,9 @@ std::size_t bytes_on_device(const Training& training) {
 void leave_and_return(Training& training, const Stream* stream) {
   const std::size_t before = bytes_on_device(training);
   { const Lease evaluated = training.forward(0); }
-  training.engine().leave_device();
+  training.offload();
   if (bytes_on_device(training) > 0) throw std::logic_error("memory was left on the device");
-  training.engine().return_to_device();
+  training.reload();
   if (bytes_on_device(training) != before) throw std::logic_error("the device's memory is another one");
   if (stream != nullptr) stream->synchronize();
 }
@@ -103,10 +103,10 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
     outcome.on_demand.push_back(result.metrics.on_demand);
     outcome.reasons.push_back(result.reason);
   }
-  training.engine().finish();
+  training.finish();
   count_moves(training, setup.steps - outcome.began_at, outcome);
-  outcome.verified = training.engine().metrics().verified;
-  outcome.moved_bytes = training.engine().metrics().bytes;
+  outcome.verified = training.metrics().verified;
+  outcome.moved_bytes = training.metrics().bytes;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     add_bytes(model.units[unit], training.forward(unit), stream, outcome.parameters);
   }

@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-void DeviceOffload::leave(bool parameters, const Slots::Agree& agree) {
+void DeviceOffload::leave(bool parameters, const AgreeOnMemory& agree) {
   const Program& program = parts_.running.program();
   parts_.scheduler.finish();
   parts_.slots.leave_device(program, parts_.arithmetic.copies(), parameters, agree);
@@ -14,7 +14,7 @@ void DeviceOffload::leave(bool parameters, const Slots::Agree& agree) {
   parts_.scheduler.follow_program(program.ops);
 }
 
-void DeviceOffload::come_back(const Slots::Agree& agree) {
+void DeviceOffload::come_back(const AgreeOnMemory& agree) {
   require(is_offloaded_, Code::out_of_order, [] {
     return Problem{.what = "cannot return to the device: the training is there already",
                    .needed = "leave_device() first"};

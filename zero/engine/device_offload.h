@@ -22,8 +22,8 @@ class DeviceOffload {
   bool is_offloaded() const { return is_offloaded_; }
 
   // Uses in forward since the last step count for nothing: the next step begins anew.
-  void leave(bool parameters, const Slots::Agree& agree);
-  void come_back(const Slots::Agree& agree);
+  void leave(bool parameters, const AgreeOnMemory& agree);
+  void come_back(const AgreeOnMemory& agree);
 
  private:
   Parts parts_;

@@ -98,10 +98,6 @@ Engine::~Engine() {
   }
 }
 
-void Engine::throw_own(const std::exception_ptr& failure) {
-  if (failure) std::rethrow_exception(failure);
-}
-
 void Engine::require_usable() const {
   failure_.check();
   require(has_begun_, Code::out_of_order, [] {
@@ -109,8 +105,7 @@ void Engine::require_usable() const {
                    .needed = "initialise() or resume() first"};
   });
   require(!offload_.is_offloaded(), Code::out_of_order, [] {
-    return Problem{.what = "cannot use the training: it is offloaded from its device",
-                   .needed = "return_to_device() first; in Python, optimizer.reload()"};
+    return Problem{.what = "cannot use the training: it is offloaded from its device", .needed = "reload() first"};
   });
 }
 
@@ -240,7 +235,7 @@ void Engine::finish() {
   scheduler_.finish();
 }
 
-void Engine::leave_device(bool parameters, const Slots::Agree& agree) {
+void Engine::offload(bool parameters, const AgreeOnMemory& agree) {
   require_usable();
   const bool is_in_step = scheduler_.uses().oldest() != nullptr || off_plan_.has_gradients() || prepared();
   require(!is_in_step, Code::out_of_order, [] {
@@ -250,9 +245,9 @@ void Engine::leave_device(bool parameters, const Slots::Agree& agree) {
   offload_.leave(parameters, agree);
 }
 
-void Engine::return_to_device(const Slots::Agree& agree) { offload_.come_back(agree); }
+void Engine::reload(const AgreeOnMemory& agree) { offload_.come_back(agree); }
 
-void Engine::look_at_state(const TileVisitor& look, const TileFilter& which) {
+void Engine::visit_state(const TileVisitor& look, const TileFilter& which) {
   finish();
   state_.look(look, which);
 }

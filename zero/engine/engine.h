@@ -65,8 +65,8 @@ class Engine {
   // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed meanwhile.
   // Parameters that are kept whole may stay, else their addresses change. `agree` is called on each rank, with the error where
   // memory is lacking, and must throw on all ranks if there is one on any: then nothing has changed.
-  void leave_device(bool parameters = true, const Slots::Agree& agree = throw_own);
-  void return_to_device(const Slots::Agree& agree = throw_own);
+  void offload(bool parameters, const AgreeOnMemory& agree);
+  void reload(const AgreeOnMemory& agree);
 
   bool prepared() const { return agreement_.is_prepared(); }
   std::uint64_t steps() const { return agreement_.steps(); }
@@ -75,12 +75,12 @@ class Engine {
   // `agree` has returned; if it throws, they stay as they were. Change parameters that are kept whole in the same way on all
   // ranks. All ranks of a run change its state together: where one fails, none changes it; that one throws its own error, the
   // others B3301.
-  void look_at_state(
+  void visit_state(
       const TileVisitor& look, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
       const TileVisitor& change, const std::function<void()>& agree = [] {});
   std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
-  void continue_from(std::uint64_t steps) { agreement_.set_steps(steps); }
+  void set_steps(std::uint64_t steps) { agreement_.set_steps(steps); }
   void parameters_changed();  // the caller changed whole parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
@@ -93,7 +93,6 @@ class Engine {
   const Program& program() const { return running_.program(); }  // that runs now
 
  private:
-  static void throw_own(const std::exception_ptr& failure);
   Lease acquire(std::size_t unit, Phase phase);
   void require_acquirable(std::size_t unit, Phase phase) const;
   Lease::Memory memory_of(const Op& use) const;

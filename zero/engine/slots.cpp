@@ -136,7 +136,8 @@ void Slots::change_to(const Program& program) {
   register_with_queues(program);
 }
 
-void Slots::leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree) {
+void Slots::leave_device(const Program& program, const ExecContext& context, bool parameters,
+                         const AgreeOnMemory& agree) {
   const std::set<std::size_t> kept = slots_of_initial_state(program);
   const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
   std::vector<std::size_t> leaving;
@@ -161,7 +162,7 @@ void Slots::leave_device(const Program& program, const ExecContext& context, boo
   offloaded_ = std::move(leaving);
 }
 
-void Slots::return_to_device(const ExecContext& context, const Agree& agree) {
+void Slots::return_to_device(const ExecContext& context, const AgreeOnMemory& agree) {
   std::vector<Buffer> back;
   agree(failure_of([&] {
     for (const std::size_t slot : offloaded_) {

@@ -2,14 +2,13 @@
 // when it is written, so that the caller can free its own copy meanwhile.
 #pragma once
 
-#include <exception>
-#include <functional>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "kernels/runtime/buffer.h"
 #include "offload/io_queue.h"
+#include "zero/engine/agree_on_memory.h"
 #include "zero/engine/exec_context.h"
 #include "zero/plan/program.h"
 
@@ -38,9 +37,8 @@ class Slots {
   // Only while nothing uses the slots: frees the device tier's memory, that of parameters too or not. State and parameters
   // are copied to the host and back; everything else returns zeroed. `agree` is called once the new memory is reserved, or
   // with the error if it cannot be; nothing has changed if it throws.
-  using Agree = std::function<void(const std::exception_ptr& failure)>;
-  void leave_device(const Program& program, const ExecContext& context, bool parameters, const Agree& agree);
-  void return_to_device(const ExecContext& context, const Agree& agree);
+  void leave_device(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree);
+  void return_to_device(const ExecContext& context, const AgreeOnMemory& agree);
 
   // Bytes of host memory that become resident when the initial state is written there; none of pinned memory.
   std::size_t unwritten_bytes(const Piece& piece) const;

@@ -1,17 +1,12 @@
 // How a rank's memory and records come to their first state.
 #pragma once
 
-#include <functional>
-
 #include "zero/engine/home_memory.h"
+#include "zero/engine/parameter_source.h"
 #include "zero/engine/record_lane.h"
 #include "zero/engine/record_memory.h"
 
 namespace ballast {
-
-// Writes a range of a tensor's first parameters, in its unit's format. Called for this rank's parts only, except where
-// parameters are kept whole.
-using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
 
 // Used by the trainer's thread, before the program's entry is run.
 class Startup {

@@ -62,7 +62,7 @@ class ForeignImport:
                 if self._agreement.error is None:
                     self._change(part, self._names[id(partition.member_of(part).parameter)])
 
-        partition.change_parts(change, steps, self._agreement.settle)
+        partition.change_shards(change, steps, self._agreement.settle)
         with self._agreement.attempt():
             self._fill_the_rest(partition)
         self._agreement.settle()

@@ -147,7 +147,7 @@ class Loading:
         return PlainTensor(name, self._tensors[name], into)
 
     def _fill(self, partition: Partition, targets: list[Target]) -> None:
-        parts = [(self._name_of(part, partition), part) for part in partition.own_parts()]
+        parts = [(self._name_of(part, partition), part) for part in partition.local_shards()]
         wanted = [cut for name, part in parts for cut in cover(self._tensors[name].pieces, part.first, part.count)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._agreement.attempt():
@@ -159,7 +159,7 @@ class Loading:
                 if self._agreement.error is None:
                     self._change(part, self._name_of(part, partition), stream)
 
-        partition.change_parts(change, self._checkpoint.step, self._agreement.settle)
+        partition.change_shards(change, self._checkpoint.step, self._agreement.settle)
         with self._agreement.attempt():
             for target in targets:
                 target.begin()

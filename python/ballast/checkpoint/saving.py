@@ -71,7 +71,7 @@ class Saving:
             for member in self._partition.all_members
         }
         self._entries.update((held.name, entry_of(held)) for held in self._torch_tensors)
-        self._local_parts = [part for number, part in enumerate(self._partition.own_parts()) if self._writes(number)]
+        self._local_parts = [part for number, part in enumerate(self._partition.local_shards()) if self._writes(number)]
         self._locked: CheckpointDirectory | None = None  # on rank 0, which locks the directory for all ranks
 
     def run(self) -> None:
@@ -157,7 +157,7 @@ class Saving:
                 if self._agreement.error is None and (part.unit, part.tensor, part.first) in mine:
                     add(chunks, self._entry(part)[0], part.first, part.count, writer.append(part))
 
-        self._partition.look_at_parts(look)
+        self._partition.visit_shards(look)
         with self._agreement.attempt():
             if self._agreement.error is None:
                 for held, first, count in self._local_slices():

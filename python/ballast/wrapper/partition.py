@@ -144,7 +144,7 @@ class Partition(ShardedState):
                 if count:
                     self._copies.copy(unit, memory)
             finally:
-                self._core.give_back()
+                self._core.release()
 
     # --- Questions about taken gradients ---
 
@@ -246,7 +246,7 @@ class Partition(ShardedState):
             self._fail_as_updated("cannot discard gradients", "a step after each backward pass")
         if loss_scale != 1.0:
             self._fail_as_updated(f"cannot use gradients that were scaled by {loss_scale}", "a loss that is not scaled")
-        return self._core.step_as_prepared()
+        return self._core.step_prepared()
 
     def _fail_as_updated(self, what: str, needed: str) -> NoReturn:
         refuse_order(

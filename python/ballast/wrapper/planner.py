@@ -57,7 +57,7 @@ class Planner:
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
             if steps > 0 or is_loaded:
-                partition.continue_from(steps)
+                partition.set_steps(steps)
             undoing.pop_all()
         return partition
 

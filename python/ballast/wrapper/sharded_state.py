@@ -119,7 +119,7 @@ class ShardedState:
 
     def _acquire_gradients(self, unit: int) -> _core.Memory:
         require_stream(self._gpu, self._stream)
-        return self._core.lend_gradients(unit)
+        return self._core.acquire_gradients(unit)
 
     @property
     def steps(self) -> int:
@@ -169,9 +169,9 @@ class ShardedState:
         else:
             self._core.parameters_changed()
 
-    def continue_from(self, steps: int) -> None:
+    def set_steps(self, steps: int) -> None:
         """Continue after this step. Call it before state is written: drives commit it as of this step."""
-        self._core.continue_from(steps)
+        self._core.set_steps(steps)
 
     def write_moments(self, moments: Moments) -> None:
         """Write moments, and zeros where there are none. All ranks call it together."""
@@ -198,7 +198,7 @@ class ShardedState:
         self._residence.require_offloadable(parameters)
         self.require_put_away("cannot offload the training")
         self._residence.release_unit()
-        self._core.leave_device(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
+        self._core.offload(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
         if parameters:
             self._residence.offload()
 
@@ -206,14 +206,14 @@ class ShardedState:
         """Bring everything back, in any stream: a training that is offloaded can be closed, too."""
         with in_stream(self._gpu, self._stream):
             return_cached_memory(self._gpu)
-            self._core.return_to_device(agree=agree_on_memory(self._group, "reload()"))
+            self._core.reload(agree=agree_on_memory(self._group, "reload()"))
             self._residence.reload()
 
     # --- Checkpoints ---
 
-    def own_parts(self) -> list[_core.StatePart]:
+    def local_shards(self) -> list[_core.StatePart]:
         """Return the shards that this rank keeps, in the order in which they are read."""
-        return self._core.own_parts()
+        return self._core.local_shards()
 
     def member_of(self, part: _core.StatePart) -> Member:
         return self._units[part.unit].members[part.tensor]
@@ -221,7 +221,7 @@ class ShardedState:
     def kind(self, member: Member) -> _core.ChunkKind:
         return self._core.kind(member.unit)
 
-    def look_at_parts(self, look: Callable[[_core.StatePart], None]) -> None:
+    def visit_shards(self, visit: Callable[[_core.StatePart], None]) -> None:
         """Read the shards one by one. All ranks call it together, because parameters may have been written to."""
         require_stream(self._gpu, self._stream)
         writes = self._residence.writes()
@@ -229,9 +229,9 @@ class ShardedState:
         if written > 0:
             self._accept_writes(writes)
         self._residence.release_unit()
-        self._core.look_at_parts(look)
+        self._core.visit_shards(visit)
 
-    def change_parts(
+    def change_shards(
         self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
     ) -> None:
         """Change the shards one by one. All ranks call it together, and `agree` before drives commit the shards as of
@@ -239,11 +239,11 @@ class ShardedState:
 
         def agreed() -> None:
             agree()
-            self._core.continue_from(steps)
+            self._core.set_steps(steps)
 
         require_stream(self._gpu, self._stream)
         self._residence.release_unit()
-        self._core.change_parts(change, agreed)
+        self._core.change_shards(change, agreed)
 
     @property
     def members(self) -> Sequence[Member]:

@@ -105,7 +105,7 @@ class StateMigration:
             taken = self._taken[id(partition.member_of(part).parameter)]
             taken.shards.append(Shard.read(part, taken.kinds))
 
-        partition.look_at_parts(take)
+        partition.visit_shards(take)
 
     def suspend_all(self) -> None:
         """Make the parameters PENDING: their partition is gone, or the next one could not be made."""
@@ -182,7 +182,7 @@ class StateMigration:
                 part.copy_from(completed.part(part.first, part.count))
 
         if local:  # the same on all ranks
-            partition.change_parts(change, partition.steps, lambda: None)
+            partition.change_shards(change, partition.steps, lambda: None)
         self._taken = {key: taken for key, taken in self._taken.items() if key not in local}
 
     def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:

@@ -71,7 +71,7 @@ class UnitGather:
             return
         self.require_there(self.units[unit].members[0])
         self.release_unit()
-        memory = self._core.lend_parameters(unit)
+        memory = self._core.acquire_parameters(unit)
         key = (unit, memory.address)
         members = self.units[unit].members
         if key not in self._views:
@@ -104,7 +104,7 @@ class UnitGather:
         self.reshard(self.units[self.open_unit].members)
         if self._warns:
             self.now.warn_of_views(self._said)
-        self._core.give_back()
+        self._core.release()
         self.open_unit = None
 
     # --- Copies of several units at the same time ---

@@ -1,0 +1,240 @@
+#include "python/bindings/training_binding.h"
+
+namespace ballast::python {
+namespace {
+
+TrainingOptions training_options(const BindingOptions& request) {
+  TrainingOptions options{
+      .stage = request.stage,
+      .parameters = request.parameters,
+      .gradients = request.gradients,
+      .state = request.state,
+      .drives = {.directories = {request.directories.begin(), request.directories.end()}, .run = request.run},
+      .format = request.format,
+      .schedule = {.update_in_backward = request.update_in_backward},
+      .keeps_timeline = request.keeps_timeline,
+      .verify = request.verify,
+      .threads = request.threads,
+      .gpu = request.gpu,
+      .stream = reinterpret_cast<StreamHandle>(request.stream)};
+  if (request.tile_elements > 0) options.tile_elements = request.tile_elements;
+  for (const std::size_t unit : request.backward_order)
+    options.trace.push_back({unit, Phase::backward});
+  return options;
+}
+
+AgreeOnMemory throwing_own_after(const TrainingBinding::AgreeOnRoom& agree) {
+  return [&agree](const std::exception_ptr& failure) {
+    agree(failure != nullptr);
+    if (failure) std::rethrow_exception(failure);
+  };
+}
+
+}  // namespace
+
+TrainingBinding::TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
+                                 const BindingOptions& options)
+    : group_(std::move(group)), norm_group_(std::move(norm_group)), gpu_(options.gpu) {
+  for (const py::object& group : {group_, norm_group_}) {
+    if (!group.is_none()) groups_.push_back(&group.cast<Group&>());
+  }
+  Communicator& world = groups_.front()->communicator();
+  TrainingOptions with_group = training_options(options);
+  with_group.drives.log = &log_;
+  if (groups_.size() > 1) with_group.norm_group = &groups_.back()->communicator();
+  const py::gil_scoped_release released;
+  training_ = std::make_unique<Training>(std::move(model), world, std::move(rules), with_group);
+}
+
+std::vector<std::pair<Level, std::string>> TrainingBinding::take_log() {
+  const std::lock_guard lock(log_mutex_);
+  return std::exchange(lines_, {});
+}
+
+// `fill` takes Python's lock itself.
+void TrainingBinding::start(const Fill& fill) {
+  const py::gil_scoped_release released;
+  training_->start([&](std::size_t unit, std::size_t tensor, Range range, const View& to) {
+    fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(to.data()));
+  });
+  count_steps();
+}
+
+void TrainingBinding::count_steps() const {
+  for (const Group* group : groups_) {
+    group->count_steps(training_->steps());
+  }
+}
+
+void TrainingBinding::set_steps(std::uint64_t steps) {
+  training_->set_steps(steps);
+  count_steps();
+}
+
+std::vector<std::size_t> TrainingBinding::tensor_begins(std::size_t unit) const {
+  return training_->plan().layout().units.at(unit).tensor_begin;
+}
+
+Memory TrainingBinding::full_parameters(std::size_t unit) {
+  const View whole = training_->full_parameters(unit);
+  return {whole.data(), whole.bytes(), gpu_, {}};
+}
+
+Memory TrainingBinding::acquire_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  lease_.emplace(training_->forward(unit));
+  const ConstView acquired = lease_->parameters();
+  return {const_cast<std::byte*>(acquired.data()),
+          acquired.bytes(),
+          gpu_,
+          {}};  // torch has no tensors that can only be read
+}
+
+Memory TrainingBinding::acquire_gradients(std::size_t unit) {
+  const py::gil_scoped_release released;
+  lease_.emplace(training_->backward(unit));
+  const View acquired = lease_->gradients();
+  return {acquired.data(), acquired.bytes(), gpu_, {}};
+}
+
+void TrainingBinding::release() {
+  const py::gil_scoped_release released;
+  lease_.reset();
+}
+
+void TrainingBinding::prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at) {
+  const py::gil_scoped_release released;
+  training_->prepare({.groups = rules, .begun_at = begun_at});
+}
+
+double TrainingBinding::gradient_norm(double loss_scale) {
+  const py::gil_scoped_release released;
+  return training_->gradient_norm(loss_scale);
+}
+
+std::vector<std::vector<double>> TrainingBinding::tensor_norms(double loss_scale) {
+  const py::gil_scoped_release released;
+  return training_->tensor_norms(loss_scale);
+}
+
+std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> tiles) const {
+  std::vector<TileToUpdate> shown;
+  shown.reserve(tiles.size());
+  const auto memory = [&](const View& view, bool on_gpu) {
+    return Memory{view.data(), view.bytes(), on_gpu ? gpu_ : std::nullopt, {}};
+  };
+  for (const SummedTile& tile : tiles) {
+    shown.push_back({tile.unit, tile.range.first, memory(tile.gradients, tile.gradients_on_gpu),
+                     memory(tile.masters, tile.masters_on_gpu)});
+  }
+  return shown;
+}
+
+// What Python raises in the optimizer's own step comes out here, the first time; later calls can only tell of it.
+StepResult TrainingBinding::step(const StepRequest& request) {
+  const py::gil_scoped_release released;
+  std::exception_ptr raised;
+  const auto own_step = [&](std::span<const SummedTile> tiles, float gradient_factor) {
+    try {
+      request.own_step(shown(tiles), gradient_factor);
+    } catch (const std::exception& error) {
+      raised = std::current_exception();
+      fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what()});
+    }
+  };
+  try {
+    StepResult result = training_->step({.groups = request.rules,
+                                         .max_norm = request.max_norm,
+                                         .loss_scale = request.loss_scale,
+                                         .discard = request.discard,
+                                         .begun_at = request.begun_at,
+                                         .update = request.own_step ? TrainerUpdate(own_step) : TrainerUpdate()});
+    count_steps();
+    return result;
+  } catch (const Error&) {
+    if (raised) std::rethrow_exception(raised);
+    throw;
+  }
+}
+
+StepResult TrainingBinding::step_prepared() {
+  const py::gil_scoped_release released;
+  StepResult result = training_->step_prepared();
+  count_steps();
+  return result;
+}
+
+void TrainingBinding::finish() {
+  const py::gil_scoped_release released;
+  training_->finish();
+}
+
+void TrainingBinding::offload(bool parameters, const AgreeOnRoom& agree) {
+  const py::gil_scoped_release released;
+  training_->offload(parameters, throwing_own_after(agree));
+}
+
+void TrainingBinding::reload(const AgreeOnRoom& agree) {
+  const py::gil_scoped_release released;
+  training_->reload(throwing_own_after(agree));
+}
+
+void TrainingBinding::parameters_changed() {
+  const py::gil_scoped_release released;
+  training_->parameters_changed();
+}
+
+std::string TrainingBinding::ledger(const std::pair<Tier, std::size_t>& own_state) const {
+  Ledger ledger = training_->ledger();
+  if (own_state.second > 0) ledger.push_back({own_state.first, "own state", own_state.second});
+  return to_text(ledger);
+}
+
+std::string TrainingBinding::chrome_trace() {
+  finish();
+  return training_->chrome_trace();
+}
+
+TrainingBinding::Parts TrainingBinding::parts(std::size_t unit, std::size_t tensor) const {
+  Parts parts;
+  for (const Range& range : state().local_ranges(unit, tensor)) {
+    parts.emplace_back(range.first, range.count);
+  }
+  return parts;
+}
+
+void TrainingBinding::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into) {
+  const py::gil_scoped_release released;
+  state().read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
+}
+
+void TrainingBinding::write_moments(const MomentAddress& address) {
+  const py::gil_scoped_release released;
+  state().write_moments([&](std::size_t unit, std::size_t tensor, kernels::Moment moment) {
+    return reinterpret_cast<const float*>(address(unit, tensor, moment));
+  });
+}
+
+void TrainingBinding::visit_shards(const TensorState::Visitor& visitor) {
+  const py::gil_scoped_release released;
+  state().visit(visitor);
+}
+
+void TrainingBinding::change_shards(const TensorState::Visitor& change, const std::function<void()>& agree) {
+  const py::gil_scoped_release released;
+  state().change(change, agree);
+}
+
+void TrainingBinding::write_parameters(const Fill& fill) {
+  const py::gil_scoped_release released;
+  state().write_parameters([&](std::size_t unit, std::size_t tensor, Range range, std::byte* into) {
+    return fill(unit, tensor, range.first, range.count, reinterpret_cast<std::uintptr_t>(into));
+  });
+}
+
+void TrainingBinding::take_full_parameters(const TensorState::TensorSet& written) {
+  const py::gil_scoped_release released;
+  state().take_full_parameters(written);
+}
+
+}  // namespace ballast::python

@@ -1,0 +1,130 @@
+// A Training as Python has it: memory by its address, and callbacks for values that torch holds. Keeps the groups that it trains
+// in, and releases Python's lock while it works or waits. It decides nothing.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "kernels/runtime/log.h"
+#include "python/bindings/group.h"
+#include "zero/tensor_state.h"
+
+namespace ballast::python {
+
+// Memory of the training. `owner` keeps the training alive.
+struct Memory {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  std::optional<int> gpu{};
+  py::object owner{};
+};
+
+struct BindingOptions {
+  int stage = 0;
+  Spread parameters{};
+  Spread gradients{};
+  Spread state{};
+  std::vector<std::string> directories{};
+  std::string run;
+  kernels::StateFormat format = kernels::StateFormat::fp32;
+  std::size_t tile_elements = 0;              // 0: the library chooses
+  std::vector<std::size_t> backward_order{};  // of units, which have no forward leases; else in order of declaration
+  int threads = 0;
+  std::optional<int> gpu{};
+  std::uintptr_t stream = 0;
+  bool keeps_timeline = false;
+  bool update_in_backward = false;
+  std::size_t verify = 0;
+};
+
+// A tile for an optimizer's own step.
+struct TileToUpdate {
+  std::size_t unit = 0;
+  std::size_t first = 0;  // of the unit's elements
+  Memory gradients{};     // in fp32, as the masters
+  Memory masters{};
+};
+using OwnStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor)>;
+
+struct StepRequest {
+  std::vector<optim::Rule> rules{};
+  std::vector<std::uint64_t> begun_at{};
+  double max_norm = optim::no_clipping;
+  double loss_scale = 1.0;
+  bool discard = false;
+  OwnStep own_step{};  // acquires Python's lock itself
+};
+
+class TrainingBinding {
+ public:
+  // Writes a range of a tensor's parameters to an address in host memory; false: they stay as they are.
+  using Fill = std::function<bool(std::size_t unit, std::size_t tensor, std::size_t first, std::size_t count,
+                                  std::uintptr_t into)>;
+  // The address of a moment of a full tensor, in fp32; 0: it stays as it is.
+  using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
+  using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
+
+  // `norm_group` may be None.
+  TrainingBinding(Model model, py::object group, py::object norm_group, std::vector<optim::Rule> rules,
+                  const BindingOptions& options);
+
+  std::vector<std::pair<Level, std::string>> take_log();  // lines since the last call
+  bool found() const { return training_->found(); }  // a run to resume: start() then asks for frozen parameters only
+  void start(const Fill& fill);
+  std::uint64_t steps() const { return training_->steps(); }
+  std::vector<std::size_t> tensor_begins(std::size_t unit) const;
+  Memory full_parameters(std::size_t unit);
+
+  // One unit at a time, until it is released.
+  Memory acquire_parameters(std::size_t unit);
+  Memory acquire_gradients(std::size_t unit);
+  void release();
+  std::string unpinned_because() const { return training_->unpinned_because(); }
+  void prepare(const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at);
+  double gradient_norm(double loss_scale);
+  std::vector<std::vector<double>> tensor_norms(double loss_scale);
+  StepResult step(const StepRequest& request);
+  StepResult step_prepared();
+  void finish();
+  using AgreeOnRoom = std::function<void(bool failed)>;  // acquires Python's lock itself
+  void offload(bool parameters, const AgreeOnRoom& agree);
+  void reload(const AgreeOnRoom& agree);
+
+  // Between steps: see TensorState. Callbacks acquire Python's lock themselves.
+  Parts parts(std::size_t unit, std::size_t tensor) const;
+  void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
+  void write_moments(const MomentAddress& address);
+  void take_full_parameters(const TensorState::TensorSet& written);
+  void parameters_changed();
+  void write_parameters(const Fill& fill);
+  ChunkKind kind(std::size_t unit) const { return state().chunk_kind(unit); }
+  std::vector<StatePart> local_shards() const { return state().parts(); }
+  void visit_shards(const TensorState::Visitor& visitor);
+  void change_shards(const TensorState::Visitor& change, const std::function<void()>& agree);
+  void set_steps(std::uint64_t steps);
+
+  std::string ledger(const std::pair<Tier, std::size_t>& own_state) const;
+  std::string chrome_trace();
+
+ private:
+  TensorState state() const { return TensorState(*training_); }
+  std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
+  void count_steps() const;  // for the groups, whose errors name the step of this rank
+
+  // Lines wait for Python to take them, because threads that log must not wait for Python's lock.
+  std::mutex log_mutex_;
+  std::vector<std::pair<Level, std::string>> lines_;
+  Log log_{[this](Level level, std::string_view line) {
+    const std::lock_guard lock(log_mutex_);
+    lines_.emplace_back(level, line);
+  }};
+  py::object group_;
+  py::object norm_group_;
+  std::vector<Group*> groups_;  // both, where there are two
+  std::optional<int> gpu_;
+  std::unique_ptr<Training> training_;
+  std::optional<Lease> lease_;
+};
+
+}  // namespace ballast::python

@@ -1,0 +1,58 @@
+// The state of a training by tensor instead of by tile: what checkpoints, and moves between trainings, read and write.
+#pragma once
+
+#include <set>
+
+#include "kernels/state_access.h"
+#include "zero/state_chunk.h"
+#include "zero/training.h"
+
+namespace ballast {
+
+// A part of one tensor in one tile of this rank.
+struct StatePart {
+  std::size_t unit = 0;
+  std::size_t tensor = 0;
+  std::size_t first = 0;  // of the tensor's elements
+  bool frozen = false;    // the parameter alone
+  kernels::UpdateTile memory{};
+};
+
+// Between steps. Functions that change state, or read what is on drives, are for all ranks together; see change_state() in
+// training.h for what holds where one fails. The training outlives this.
+class TensorState {
+ public:
+  using Visitor = std::function<void(const StatePart& part)>;
+  // Writes a range of a tensor's parameters into host memory, in the unit's format; false: the parameters stay.
+  using ParameterWriter = std::function<bool(std::size_t unit, std::size_t tensor, Range range, std::byte* into)>;
+  // A moment of the full tensor, in fp32 and host memory; null: the moment stays.
+  using MomentSource = std::function<const float*(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
+  using TensorSet = std::set<std::pair<std::size_t, std::size_t>>;  // unit and tensor
+
+  explicit TensorState(Training& training) : training_(training) {}
+
+  std::vector<Range> local_ranges(std::size_t unit, std::size_t tensor) const;  // elements of the tensor
+  ChunkKind chunk_kind(std::size_t unit) const;                                 // of its trained tensors
+  std::vector<StatePart> parts() const;  // in the order of visits; without their memory
+  void visit(const Visitor& visitor);
+  void change(const Visitor& visitor, const std::function<void()>& agree);
+
+  // A moment of the elements that this rank has; the others of `into`, which has the tensor's size, stay.
+  void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, float* into);
+  void write_moments(const MomentSource& source);
+
+  // Masters of written parameters begin again from them.
+  void write_parameters(const ParameterWriter& writer);
+  // The same, where the caller wrote to full parameters of these tensors.
+  void take_full_parameters(const TensorSet& written);
+
+ private:
+  template <class Visit>
+  void each_part(const LocalTile& tile, Visit&& visit) const;
+  void visit_parts(const LocalTile& tile, const Visitor& visitor) const;
+  std::size_t rank() const { return training_.plan().input().rank_in_shard_group; }
+
+  Training& training_;
+};
+
+}  // namespace ballast
