@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -92,13 +93,28 @@ def test_a_link_leads_somewhere(link: str) -> None:
     assert (ROOT / link).exists()
 
 
-@pytest.mark.parametrize(("script", "drawing"), [("where_bytes_live", "where-bytes-live.svg"), ("peers", "peers.svg")])
-def test_a_drawing_is_what_its_script_draws(script: str, drawing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def drawing_script(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(DRAWINGS)  # for what the scripts share
     spec = importlib.util.spec_from_file_location(f"drawing_{script}", DRAWINGS / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    module.draw().write(tmp_path / drawing)
+    return module
+
+
+@pytest.mark.parametrize("script", ["where_bytes_live", "peers", "path_of_a_step"])
+def test_a_drawing_is_what_its_script_draws(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = script.replace("_", "-") + ".svg"
+    drawing_script(script, monkeypatch).draw().write(tmp_path / drawing)
     assert (tmp_path / drawing).read_text() == (DRAWINGS / drawing).read_text()
+
+
+def test_the_path_of_a_step_names_functions_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    hops = drawing_script("path_of_a_step", monkeypatch).HOPS
+    assert len(hops) <= 8
+    for function, file, _ in hops:
+        text = (ROOT / file).read_text()
+        owner, name = function.replace("::", ".").split(".")
+        python = f"class {owner}" in text and f"    def {name}(" in text
+        assert python or f" {owner}::{name}(" in text, (function, file)
