@@ -19,10 +19,10 @@ class Row(NamedTuple):
     size: str  # bytes of one parameter, over all ranks
     kept: str  # the tier of the shard
     shard: str
-    visits: dict[str, str]  # what is in a tier for a time
+    visits: dict[str, str]  # by tier: bytes that are there for a time
 
 
-# Of a training in bf16 with the state format `split`, on GPUs: zero/plan/placement.h says what else is possible.
+# Of a training in bf16 with the state format `split`, on GPUs: zero/plan/placement.h has all placements.
 ROWS = [
     Row("parameters", "2 bytes, bf16", "device", "shard: 2/N bytes", {"device": "full, while its unit runs"}),
     Row("gradients", "4 bytes, fp32 sum", "host", "shard: 4/N bytes", {"device": "full, until they are summed"}),

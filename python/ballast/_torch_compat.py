@@ -1,7 +1,7 @@
 """Private parts of torch, each under a name that says what Ballast uses it for. No other file of the package uses them.
 
-Ballast supports torch 2.9 and later. tests/python/test_torch_compat.py checks that each part does what is needed here,
-so that the test finds a torch that has changed one, and not a training.
+Ballast supports torch 2.9 and later. tests/python/test_torch_compat.py checks each part, so that a
+changed torch fails that test before it fails a training.
 """
 
 from __future__ import annotations

@@ -124,12 +124,12 @@ python() {{ {python} "$@"; }}
 
 
 def environment() -> dict[str, str]:
-    """Return that of a command: the built package, and no advice of torchrun's."""
+    """Return the environment of a command: it finds the built package, and torchrun gives no advice in it."""
     return {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def renew(page: Path, outputs: list[Output]) -> None:
-    """Write what was printed into the page, from the end to the beginning."""
+    """Update the outputs in the page, from the last to the first, so that line numbers stay right."""
     lines = page.read_text().splitlines()
     for output in reversed(outputs):
         printed = [(" " * output.indent + line).rstrip() for line in output.printed.rstrip().splitlines()]

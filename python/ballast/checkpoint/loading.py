@@ -38,10 +38,11 @@ LOADING = "loading a checkpoint"
 
 
 def load_current(directory: Path, model: torch.nn.Module, access: CheckpointAccess) -> Any:
-    """Load the checkpoint that the manifest names, and return what was saved as extra. All ranks do this together, and
-    go by the manifest that rank 0 reads.
+    """Load the checkpoint that the manifest names, and return this rank's `extra`. All ranks call it together, and use
+    the manifest that rank 0 reads.
 
-    A saving may replace it meanwhile, and remove the files that it names: then the new one is loaded."""
+    A save may replace the checkpoint meanwhile, and remove its files. Then the new one is loaded.
+    """
     read = partial(by_first_rank, access.group, LOADING, partial(manifest.read_text, directory))
     for _ in range(manifest.READS):
         text = read()
@@ -78,7 +79,7 @@ class Loading:
         self._tensors = self._checkpoint.tensors
 
     def run(self) -> Any:
-        """Load it, and return what was saved as extra."""
+        """Load the checkpoint, and return this rank's `extra`."""
         self._access.optimizer.zero_grad()
         with self._agreement.attempt():  # finds a missing or short file before anything changes
             _core.CheckpointReader(self._files, self._last_pieces())

@@ -23,8 +23,8 @@ class GatheredViews:
         self._users = [users_of_storage(storage) for storage in self._storages]  # with these tensors alone
 
     def warn_of_views(self, said: set[Member]) -> None:
-        """Warn of views that outlive the release of their parameter: what is computed with them uses the values of
-        other units. This is no error, as it may be that nothing uses them. Each parameter is named once."""
+        """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
+        It is no error, because they may be unused. Each parameter is named once."""
         for member in self._viewed():
             if member in said:
                 continue

@@ -86,7 +86,7 @@ class ParamGather:
     def gathered(
         self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True
     ) -> AbstractContextManager[None]:
-        """Hold these parameters full inside the block, and keep what is written to them. All ranks do this together."""
+        """Hold these parameters full inside the block, and keep writes to them. All ranks call it together."""
         return self._blocks.gathered(parameters, keeps_writes)
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:

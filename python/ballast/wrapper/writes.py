@@ -159,7 +159,7 @@ class Watcher(Protocol):
 def keeping_writes(
     model: torch.nn.Module | None, watcher: Watcher | None, parameters: Sequence[torch.nn.Parameter]
 ) -> Iterator[None]:
-    """Keep what is written to full parameters inside the block. Without a watcher they are in torch's memory still."""
+    """Keep writes to full parameters inside the block. Without a watcher torch's own memory still holds the parameters."""
     slots = Slots(model, parameters)
     with nullcontext() if watcher is None else watcher.gathered(parameters):
         yield
