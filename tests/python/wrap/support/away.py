@@ -1,4 +1,4 @@
-"""Trainings that leave their device now and then: functions that other processes can find by name."""
+"""Trainings that are offloaded and reloaded: functions that other processes can find by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from python.wrap.support.loops import Loop, Tower
 
 
 def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:
-    """With an evaluation after each step."""
+    """Train with an evaluation after each step, and offload and reload the training after each if `leaves` is set."""
     evaluated: list[float] = []
 
     def after_step(model: torch.nn.Module, optimizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ranks do in the tests: functions that other processes can find by name."""
+"""The functions that ranks run in the tests. Other processes can find them by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loop_of(rank: int, **changes: Any) -> Loop:
 
 
 def in_every_way(rank: int, training: dict[str, Any], ways: list[dict[str, Any]]) -> list[Trained]:
-    """First as torch's DistributedDataParallel does."""
+    """Train with torch's DistributedDataParallel first, then in each configuration."""
     loop = loop_of(rank, **training)
     model = torch.nn.parallel.DistributedDataParallel(loop.make_model())
     run = loop.train(model, loop.make_optimizer(model.parameters(), **loop.optimizer_options))
@@ -49,7 +49,7 @@ def different_beginnings(rank: int) -> list[torch.Tensor]:
 
 
 class Routed(torch.nn.Module):
-    """Each rank uses an expert of its own, and the last one is used by nobody."""
+    """A model in which each rank uses an expert of its own, and no rank uses the last one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Routed(torch.nn.Module):
 
 
 def routed(rank: int, ways: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
-    """First as torch's DistributedDataParallel does."""
+    """Train with torch's DistributedDataParallel first, then in each configuration."""
     loop = loop_of(rank, make_model=Routed, micro_steps=2, optimizer_options={"lr": 1e-2, "weight_decay": 0.0})
     ddp = torch.nn.parallel.DistributedDataParallel(Routed(), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.0)
@@ -85,7 +85,7 @@ def one_rank_has_no_batch(rank: int) -> list[torch.Tensor]:
 
 
 def saved_state(rank: int) -> tuple[dict[str, Any], list[float], list[float]]:
-    """Saved after three steps; what comes then; and what comes after loading it into another."""
+    """Return the state saved after three steps, the losses of three more, and those of another training that loads it."""
     loop = loop_of(rank, steps=3)
     run = loop.run(stage=2)
     saved = torch.nn.Module.state_dict(run.model), run.optimizer.state_dict()
@@ -103,7 +103,7 @@ def saved_state(rank: int) -> tuple[dict[str, Any], list[float], list[float]]:
 
 
 def beside_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
-    """Pairs of ranks hold two halves of a layer; the others have other data."""
+    """Train halves of a layer: each half is held by ranks with different data, in a process group of its own."""
     halves = dist.get_world_size() // ranks_of_data
     groups = [dist.new_group([half + halves * i for i in range(ranks_of_data)]) for half in range(halves)]
     half = rank % halves
@@ -116,7 +116,7 @@ def beside_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
 
 
 def different_uses(rank: int) -> str:
-    """Ranks that train different parameters are told so."""
+    """Return the error that a rank gets when ranks train different parameters."""
     model = mlp() if rank == 0 else mlp(30)
     try:
         optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), timeout=20)
@@ -140,7 +140,7 @@ def towers(
 
 
 def changes_while_gathered(rank: int) -> tuple[list[float], list[float]]:
-    """With parameters written to in stage 3, and in the same way in stage 2. Those of a block are frozen."""
+    """Write to trained and frozen parameters inside gather(), in stages 2 and 3. Return their means and the later losses."""
     losses, seen = [], [0.0]
     for stage in (2, 3):
         loop = loop_of(rank, make_model=Tower, steps=2)
@@ -160,7 +160,7 @@ def changes_while_gathered(rank: int) -> tuple[list[float], list[float]]:
 
 
 def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
-    """Files on the drive that are open before and after, and what touching a parameter says then."""
+    """Return how many files on the drive are open before and after, and the error of a gather() afterwards."""
 
     def open_files() -> int:
         entries = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
@@ -179,7 +179,7 @@ def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
 
 
 def own_steps(rank: int, kind: Any, options: dict[str, Any], ways: list[dict[str, Any]]) -> tuple[Trained, list[Trained]]:
-    """Of one process with all ranks' batches; and of this rank, in every way."""
+    """Return the run of one process with all ranks' batches, and the runs of this rank in each configuration."""
     loop = loop_of(rank, make_optimizer=kind, optimizer_options=options, micro_steps=2, clip=0.05)
     plain = of_all_ranks(loop)
     runs = [loop.run(**way) for way in ways]
@@ -189,7 +189,7 @@ def own_steps(rank: int, kind: Any, options: dict[str, Any], ways: list[dict[str
 
 
 def saved_own_state(rank: int, stage: int) -> tuple[dict[str, Any], list[float], list[float]]:
-    """This rank's part after three steps; what comes then; and what comes after loading it into another."""
+    """Return this rank's state after three steps, the losses of three more, and those of another training that loads it."""
     loop = loop_of(rank, make_optimizer=torch.optim.RMSprop, steps=3)
     run = loop.run(stage=stage)
     saved = copy.deepcopy(run.optimizer.state_dict())
@@ -205,7 +205,7 @@ def saved_own_state(rank: int, stage: int) -> tuple[dict[str, Any], list[float],
 
 
 def own_step_of_changing_parameters(rank: int, stage: int | None) -> list[torch.Tensor]:
-    """Parameters come later, freeze and thaw. Without a stage: of one process with all ranks' batches."""
+    """Train while parameters are added, freeze and thaw. Without a stage, one process trains on all ranks' batches."""
     body, head = mlp(), torch.nn.Linear(5, 3)
     torch.manual_seed(1)
     torch.nn.init.normal_(head.weight)
@@ -229,7 +229,7 @@ def own_step_of_changing_parameters(rank: int, stage: int | None) -> list[torch.
 
 
 def own_step_fails(rank: int) -> list[str]:
-    """On one rank: what the step says, and what the next one does."""
+    """Return the errors of two steps. The optimizer's own step fails on rank 1."""
 
     class Failing(Leaning):
         def step(self, closure: Any = None) -> None:
@@ -246,12 +246,12 @@ def own_step_fails(rank: int) -> list[str]:
             optimizer.step()
         except Exception as error:
             said.append(f"{type(error).__name__}: {error}")
-        optimizer.param_groups[0]["params"][0].shape  # they are in their places
+        optimizer.param_groups[0]["params"][0].shape  # a parameter can be read after the error
     return said
 
 
 def inside_of_ddp(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-    """What is trained without it, and with it where it is known; and what is said where it is not."""
+    """Return parameters trained inside DDP, those trained without it, and the error if wrap() is not given the DDP model."""
     loop = loop_of(rank, micro_steps=2)
     expected = loop.run(stage=2).parameters
     ddp = torch.nn.parallel.DistributedDataParallel(mlp())
@@ -279,7 +279,7 @@ def loads_what_the_other_has_saved(rank: int) -> str:
 
 
 def warnings_of_state_dicts(rank: int, folder: str, stages: list[int]) -> list[tuple[list[str], list[str]]]:
-    """What is warned of at each stage: where nothing is saved that cannot be loaded again; and then by two state_dict()s."""
+    """Return the warnings at each stage: those of calls that save nothing unloadable, and those of two state_dict() calls."""
     answers = []
     for stage in stages:
         loop = loop_of(rank, steps=1)
@@ -287,7 +287,7 @@ def warnings_of_state_dicts(rank: int, folder: str, stages: list[int]) -> list[t
         optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
         with warnings.catch_warnings(record=True) as harmless:
             warnings.simplefilter("always")
-            optimizer.load_state_dict(optimizer.state_dict())  # empty, as where Accelerate prepares it
+            optimizer.load_state_dict(optimizer.state_dict())  # empty, as when Accelerate prepares the optimizer
             loop.train(model, optimizer)
             ballast.save(f"{folder}/{stage}", model, optimizer)
             ballast.load_checkpoint(f"{folder}/{stage}", model, optimizer)
@@ -308,7 +308,7 @@ def exports(rank: int, path: str, stage: int) -> dict[str, torch.Tensor]:
 
 
 def exports_without_room(rank: int, path: str, stage: int) -> str:
-    """What it says where rank 0 cannot write."""
+    """Return the error of an export in which rank 0 cannot write."""
     run = loop_of(rank, make_model=Tower, steps=1).run(stage=stage)
     if rank == 0:
         Path(path).write_text("before")
@@ -321,13 +321,13 @@ def exports_without_room(rank: int, path: str, stage: int) -> str:
 
 
 def kept_by(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """In memory, and on the drive."""
+    """Return the bytes that the optimizer keeps in memory and on the drive."""
     numbers = optimizer.metrics()
     return int(numbers["memory_bytes/device"] + numbers["memory_bytes/host"]), int(numbers["memory_bytes/nvme"])
 
 
 def chooses(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What was chosen, what that keeps, what was forecast of it, and what was trained. "memory" may be one for each rank."""
+    """Return for each request the chosen plan, its bytes, the forecast and the results. "memory" may have a value per rank."""
     answers = []
     for way in ways:
         memory = way.get("memory")
@@ -343,7 +343,7 @@ def chooses(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def forecast_of(session: Any) -> tuple[int, int]:
-    """Of what a session trains, as it would be asked before: in memory, and on the drive."""
+    """Return the bytes in memory and on the drive that the planner forecasts for a session."""
     needs = search_of(session).best(session.options.stage).needs
     return needs["device"] + needs["host"], needs["nvme"]
 
@@ -355,7 +355,7 @@ def search_of(session: Any) -> autotune.Search:
 
 
 def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
-    """As one does who goes back after a bad batch; at the end it closes in the middle of a step."""
+    """Load the state in the middle of a step, as after a bad batch, and train. At the end close in the middle of a step."""
     loop = loop_of(rank, steps=2)
     run = loop.run(stage=stage)
     kept = copy.deepcopy(run.optimizer.state_dict())
@@ -368,7 +368,7 @@ def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[to
 
 
 def gradients_after_close(rank: int) -> list[torch.Tensor]:
-    """Of a batch of its own, in DistributedDataParallel, once the optimizer that reduced them is closed."""
+    """Return the gradients of this rank's batch in DistributedDataParallel, after the optimizer that reduced them is closed."""
     ddp = torch.nn.parallel.DistributedDataParallel(mlp())
     optimizer = ballast.wrap(torch.optim.AdamW(ddp.parameters(), lr=1e-2), ddp)
     mean_square(ddp, torch.ones(20)).backward()

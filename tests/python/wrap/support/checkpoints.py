@@ -1,4 +1,4 @@
-"""Files as other programs write them: by the safetensors package."""
+"""Writes files with the safetensors package, as other programs do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def save_in_parts(folder: Path, tensors: Mapping[str, torch.Tensor], parts: int) -> None:
-    """With the index that Hugging Face writes."""
+    """Save the tensors in several files, with the index that Hugging Face writes."""
     names = list(tensors)
     where = {}
     for part in range(parts):

@@ -5,7 +5,7 @@ import torch
 from python.wrap.support.loops import Tower, mean_square
 from torch._dynamo.utils import counters
 
-WAYS = ("before", "after", "blocks before", "blocks after")  # it is wrapped
+WAYS = ("before", "after", "blocks before", "blocks after")  # what is compiled, and when relative to wrap()
 
 
 def train_in_all_ways(rank: int, stage: int) -> list[tuple[list[float], int]]:
@@ -13,7 +13,7 @@ def train_in_all_ways(rank: int, stage: int) -> list[tuple[list[float], int]]:
 
 
 def train(rank: int, stage: int | None, way: str) -> tuple[list[float], int]:
-    """Losses, and how many graphs were made. Without a stage by torch alone, of all ranks' batches."""
+    """Return the losses and the number of graphs. Without a stage, torch alone trains on all ranks' batches."""
     torch._dynamo.reset()
     counters.clear()
     model = Tower()

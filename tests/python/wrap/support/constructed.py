@@ -1,4 +1,4 @@
-"""Models for tests of how they come about."""
+"""Models for the tests of construction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Positions(nn.Module):
-    """Buffers that are computed, of which checkpoints have one."""
+    """A module with two computed buffers, one of which is in checkpoints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Positions(nn.Module):
 
 
 class Zoo(nn.Module):
-    """Every way of initialising that we know models to use."""
+    """A model with every kind of initialisation that we know models to use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Zoo(nn.Module):
         self.orthogonal = nn.Linear(60, 60)
         nn.init.orthogonal_(self.orthogonal.weight)
         self.truncated = nn.Linear(60, 60)
-        nn.init.trunc_normal_(self.truncated.weight, std=1.5)  # draws again what lies outside
+        nn.init.trunc_normal_(self.truncated.weight, std=1.5)  # redraws the values that lie outside
         self.sparse = nn.Linear(60, 60)
         nn.init.sparse_(self.sparse.weight, 0.3)
         self.embedding = nn.Embedding(100, 30, padding_idx=3)
@@ -51,7 +51,7 @@ class Zoo(nn.Module):
 
 
 class Tall(nn.Module):
-    """Of linear layers, most of the numbers in blocks that are gathered one by one."""
+    """A model of linear layers. Most of its values are in blocks that are gathered one by one."""
 
     def __init__(self, width: int = 48, blocks: int = 4):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of models without memory: functions that other processes can find by name."""
+"""The functions that ranks run in the tests of deferred models. Other processes can find them by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from python.wrap.support.resident import peak_resident
 
 
 def constructs_with_its_own_seed(rank: int) -> list[list[torch.Tensor]]:
-    """What is made of it, in two stages."""
+    """Return the initial parameters in stages 2 and 3, where each rank has set its own seed."""
     made = []
     for stage in (2, 3):
         torch.manual_seed(rank)
@@ -51,9 +51,9 @@ def digest_of(model: torch.nn.Module) -> str:
 
 
 def begins_within_memory(rank: int, origin: str, folder: str) -> tuple[int, str]:
-    """How much memory it takes until training can begin, and what the parameters are then."""
+    """Return the memory that it takes until training can begin, and a digest of the parameters at that point."""
     with ballast.deferred():
-        Tall()  # what torch imports for it is there
+        Tall()  # so that torch's lazy imports are not measured
     before = peak_resident(begin=True)
     if origin == "checkpoint":
         with torch.device("meta"):

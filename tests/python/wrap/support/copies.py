@@ -1,4 +1,4 @@
-"""What is done with copies of a wrapped model."""
+"""Trainings that copy a wrapped model."""
 
 import copy
 
@@ -8,7 +8,7 @@ from python.wrap.support.loops import mlp
 
 
 def begun(stage: int):
-    """A training after its first step."""
+    """Return the model and optimizer of a training after its first step."""
     model = mlp()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, stage=stage)
     model(torch.ones(20)).sum().backward()
@@ -18,7 +18,7 @@ def begun(stage: int):
 
 
 def average_of_weights(rank: int, stage: int, used: bool) -> list[float]:
-    """The losses of a training. Rank 0 looks after each step how good an average of the weights is."""
+    """Return the losses of a training. If `used` is set, rank 0 evaluates an average of the weights after each step."""
     model, optimizer = begun(stage)
     with ballast.gather(model):
         average = copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Trainings as users of frameworks write them, with the one line and without it."""
+"""Trainings as users of frameworks write them, with and without ballast.wrap()."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 from python.wrap.support.loops import Loop, Run, mean_square, mlp
 
-Way = dict[str, Any] | None  # none: the plain optimizer
+Way = dict[str, Any] | None  # None: the plain optimizer
 
 
 def as_launched(rank: int) -> None:
-    """Frameworks look for ranks in the environment."""
+    """Set the environment variables in which frameworks look for the rank."""
     ranks = str(dist.get_world_size())
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
 
 
 def accelerated(way: Way, *, mixed_precision: str = "no", steps: int = 4) -> tuple[Any, Any, Run]:
-    """Two micro-batches a step, clipped, on a schedule. Also returns the accelerator, and what it has made of the optimizer."""
+    """Train with two micro-batches a step, clipping and a schedule. Return the accelerator, its optimizer, and the run."""
     import accelerate
 
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -77,11 +77,11 @@ def tiny_model() -> Any:
 
 
 def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
-    """Two micro-batches a step, clipped, a checkpoint in the middle."""
+    """Return a Trainer with two micro-batches a step, clipping, and a checkpoint every two steps."""
     import transformers
 
     class GatheringTrainer(transformers.Trainer):
-        """All ranks come here, and one of them saves the whole model."""
+        """A Trainer that gathers the model on all ranks before one of them saves it."""
 
         def _save_checkpoint(self, *arguments: Any) -> None:
             with ballast.gather(self.model):
@@ -110,7 +110,7 @@ def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
 
 
 def told_of(save: Callable[[], Any]) -> list[str]:
-    """Warnings of Ballast."""
+    """Return Ballast's warnings during a call."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         save()
@@ -118,7 +118,7 @@ def told_of(save: Callable[[], Any]) -> list[str]:
 
 
 def saves_with_accelerate(rank: int, folder: str) -> tuple[list[str], list[str]]:
-    """What a training is told until it saves its state, and then."""
+    """Return the warnings of a training before and while it saves its state."""
     as_launched(rank)
     made: list[Any] = []
     before = told_of(lambda: made.extend(accelerated({"stage": 2})))
@@ -153,13 +153,13 @@ def trained(rank: int, way: dict[str, Any]) -> dict[str, float]:
 
 
 def ray_worker(training: dict[str, Any]) -> None:
-    """Ray has called torch.distributed.init_process_group()."""
+    """Train and write the result to a file. Ray has already called torch.distributed.init_process_group()."""
     rank = dist.get_rank()
     (Path(training["folder"]) / f"rank {rank}").write_text(json.dumps(trained(rank, training["way"])))
 
 
 def merged_adapters(way: Way) -> tuple[list[float], list[torch.Tensor]]:
-    """The losses of a few steps of LoRA, and of the model that they are merged into."""
+    """Return the losses of three LoRA steps and of the merged model, and the merged model's parameters."""
     import peft
 
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)

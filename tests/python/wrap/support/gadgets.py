@@ -1,4 +1,4 @@
-"""Pickles that run code when they are read as pickle.load() reads them: each makes a file."""
+"""Pickles that run code when pickle.load() reads them: each creates a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 
 class Calls:
-    """Is read as what a function returns."""
+    """An object whose unpickling calls a function."""
 
     def __init__(self, function: Callable[..., Any], *args: Any):
         self._what = function, args
@@ -26,7 +26,7 @@ class Calls:
 
 
 class Wakes:
-    """Runs what it wants when its state is set."""
+    """An object that creates a file when its state is set."""
 
     def __init__(self, file: str):
         self.file = file
@@ -36,7 +36,7 @@ class Wakes:
 
 
 class Child(Wakes):
-    """With a base that protocol 0 leaves to copyreg."""
+    """An object that protocol 0 rebuilds through copyreg, as it has a base class."""
 
 
 def of_object(make: Callable[[str], Any], protocol: int = 2) -> Callable[[str], bytes]:
@@ -61,13 +61,13 @@ def of_bytes(file: str) -> Calls:
 
 
 def of_chain(file: str) -> bytes:
-    """getattr(__import__("os"), "system")(...), which names no function that is dangerous itself."""
+    """Pickle getattr(__import__("os"), "system")(...), which names no function that is dangerous by itself."""
     system = b"cbuiltins\ngetattr\n(cbuiltins\n__import__\n(Vos\ntRVsystem\ntR"
     return b"\x80\x02" + system + f"(Vtouch {file}\ntR.".encode()
 
 
 def of_dots(module: str) -> Callable[[str], bytes]:
-    """STACK_GLOBAL of a name inside of what a trusted module has imported."""
+    """Pickle a STACK_GLOBAL whose dotted name reaches a module that a trusted module has imported."""
 
     def text(word: str) -> bytes:
         return b"\x8c" + bytes([len(word.encode())]) + word.encode()
@@ -76,7 +76,7 @@ def of_dots(module: str) -> Callable[[str], bytes]:
 
 
 def of_storage(file: str) -> bytes:
-    """A persistent id, as torch has them of storages, whose class is a call."""
+    """Pickle a persistent id as torch has for storages, with a call in the place of its class."""
     call = f"cposix\nsystem\n(Vtouch {file}\ntR".encode()
     return b"\x80\x02(Vstorage\n" + call + b"V0\nVcpu\nK\x01tQ."
 
@@ -89,7 +89,7 @@ def of_array(file: str) -> bytes:
     return pickle.dumps(values, 2, fix_imports=False)
 
 
-# By what it does: the pickle, and the word of it that is refused first.
+# Maps what a pickle does to the pickle and to its name that is refused first.
 GADGETS: dict[str, tuple[Callable[[str], bytes], str]] = {
     "os.system": (of_object(of_system), "posix.system"),
     "eval": (of_object(lambda file: Calls(eval, f"open({file!r}, 'w')")), "eval"),
@@ -113,7 +113,7 @@ GADGETS: dict[str, tuple[Callable[[str], bytes], str]] = {
 
 
 def as_torch_saves(pickled: bytes) -> bytes:
-    """A file of torch.save() with this pickle in the place of its own."""
+    """Return a file of torch.save() in which this pickle replaces its own."""
     saved, changed = io.BytesIO(), io.BytesIO()
     torch.save({}, saved)
     with zipfile.ZipFile(saved) as old, zipfile.ZipFile(changed, "w") as new:

@@ -1,4 +1,4 @@
-"""Jobs that use one directory of checkpoints at once: each is stopped or overtaken at a chosen point, and no clock decides."""
+"""Jobs that use one checkpoint directory at once. Each is stopped or overtaken at a chosen point, not by a clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ballast.checkpoint import manifest
 from python.wrap.support.saved import Training, other_parameters, same
 from python.wrap.support.stopped import named
 
-# Where a saving can be overtaken: it has made its folder, written its files, replaced the manifest.
+# The moments at which a save can be overtaken: it has made its folder, written its files, or replaced the manifest.
 MOMENTS = {
     "its folder is made": ("ballast.checkpoint.saving.require_shared", False),
     "its files are written": ("ballast.checkpoint.folder.os.replace", False),
@@ -41,7 +41,7 @@ def load(directory: str | Path, made: Training) -> None:
 
 
 def said_of(do: Callable[[], Any]) -> str:
-    """The error of a call; empty if it did what it should."""
+    """Return the error of a call, or an empty string if it succeeds."""
     try:
         do()
     except ballast.Error as error:
@@ -50,7 +50,7 @@ def said_of(do: Callable[[], Any]) -> str:
 
 
 def once(name: str, also: Callable[[], Any], after: bool = False) -> Any:
-    """A patch of a function whose first call does this too."""
+    """Return a patch of a function that calls `also` in its first call."""
     real, calls = resolve_name(name), []
 
     def patched(*args: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def once(name: str, also: Callable[[], Any], after: bool = False) -> Any:
 
 
 def replace(directory: Path, by: Path) -> None:
-    """Do to a directory what another job's saving does: its checkpoint becomes that of another directory."""
+    """Replace the checkpoint of a directory by that of another one, as another job's save does."""
     old, new = folder_in(directory), folder_in(by)
     shutil.copytree(by / new, directory / new)
     shutil.copy(by / manifest.MANIFEST, directory / "next")
@@ -79,12 +79,12 @@ def folder_in(directory: Path) -> str:
     return str(json.loads((directory / manifest.MANIFEST).read_bytes())["content"]["folder"])
 
 
-# --- What ranks do ---
+# --- Functions that ranks run ---
 
 
 def beside_a_job_that_is_killed(rank: int, folder: str) -> tuple[str, int, str, int]:
-    """What a saving says while another process saves; that process; and what it says once that is killed, with the step of
-    the checkpoint that is there then."""
+    """Return the error of a save while another process saves, that process, the error of a save after it is killed, and the
+    step of the checkpoint at the end."""
     mine = training(2)
     arrived, tell = os.pipe()
 
@@ -111,8 +111,8 @@ def beside_a_job_that_is_killed(rank: int, folder: str) -> tuple[str, int, str, 
 
 
 def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str, bool]:
-    """What each rank says, the process that has the lock, what it says later, and whether the training goes on as if nothing
-    had been."""
+    """Return the error of a save, the process that holds the lock, the error of a save after it is released, and whether the
+    training is unaffected by the failed save."""
     mine, other = Training({"stage": 2, "timeout": 60}), Training({"stage": 2, "timeout": 60})
     mine.train(0, 1), other.train(0, 1)
     save(folder, mine)
@@ -129,7 +129,7 @@ def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str
 
 
 def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tuple[int, bool]:
-    """The steps that a rank has loaded while one of them saw the checkpoint replaced, and whether it has the new numbers."""
+    """Load while the checkpoint is replaced on rank 1. Return the step that was loaded, and if the values are the new ones."""
     here, there = Path(folder, "here"), Path(folder, "there")
     save(here, training(1))
     save(there, training(2))
@@ -141,7 +141,7 @@ def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tu
 
 
 def reads_beside_a_job_that_saves(rank: int, folder: str) -> int:
-    """How often it loads until another process has saved 25 times. Each has to work."""
+    """Return how often this process loads until another one has saved 24 times. Each load has to succeed."""
 
     def other() -> None:
         saver = training(1)

@@ -1,4 +1,4 @@
-"""Trainings that are kept under a name, for tests of what resumes them."""
+"""Trainings of named runs, for the tests of resuming."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from python.wrap.support.loops import mean_square
 
 
 class Layers(torch.nn.Module):
-    """Two layers of one shape, declared in this order or the other."""
+    """Two layers of the same shape, declared in the order of `names`."""
 
     def __init__(self, names: tuple[str, str] = ("one", "two")):
         super().__init__()
@@ -28,7 +28,7 @@ def kept_in(folder: Path, stage: int = 3) -> dict:
 
 
 def train(model: torch.nn.Module, rank: int, until: int, data: int = 0, **options) -> tuple[int, list[float]]:
-    """The step from which the run was resumed, and the losses from there on."""
+    """Train up to step `until`. Return the step from which the run was resumed, and the losses from there on."""
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, **options)
     began_at, losses = optimizer.steps, []
@@ -53,7 +53,7 @@ def replace(directory: Path, by: Path) -> None:
 
 
 def resumed_in_another_order(rank: int, folder: str) -> tuple[str, int]:
-    """The error, and from where the run itself is resumed after it."""
+    """Return the error of resuming with layers in another order, and the step at which the run itself resumes afterwards."""
     options = kept_in(Path(folder))
     train(Layers(), rank, 3, **options)
     try:
@@ -65,8 +65,8 @@ def resumed_in_another_order(rank: int, folder: str) -> tuple[str, int]:
 
 
 def stopped_between_commits(rank: int, folder: str) -> list[int]:
-    """The steps from which starts of a run resume. One ends when rank 0 has committed step 3 and rank 1 has not; the next one,
-    with other data, the other way round."""
+    """Return the step from which each start of a run resumes. One start ends after rank 0 has committed step 3 and before
+    rank 1 has. The next one trains on other data, and ends after rank 1 has committed and before rank 0 has."""
     kept, away = Path(folder, "kept"), Path(folder, "away")
     kept.mkdir(exist_ok=True)
     own = directory_of(kept, rank)

@@ -1,4 +1,5 @@
-"""A training that a launcher starts, and what it ended with: launched.py [--drive DIRECTORY] [--die STEP] [--stop STEP]."""
+"""A training for launchers, which prints a digest of its parameters: launched.py [--drive DIRECTORY] [--die STEP]
+[--stop STEP]."""
 
 import argparse
 import hashlib
@@ -42,7 +43,7 @@ for step in range(optimizer.steps, 6):
     if optimizer.on_any_rank(told_to_end.is_set()):
         break
 steps = optimizer.steps
-optimizer.close()  # all of the last step is on the drive now, and the parameters are whole
+optimizer.close()  # waits until the last step is on the drive, and restores the full parameters
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(str(parameter.tolist()).encode())

@@ -1,6 +1,6 @@
-"""A training that one rank leaves before its fourth step: leaves.py HOW STAGE LEAVER MOMENT. The others are about to wait for
-it then (MOMENT is `waiting`), or train on when it has left (`later`). HOW may begin with `global`: the optimizer is a variable
-of the module, else one of a function."""
+"""A training that one rank leaves before its fourth step: leaves.py HOW STAGE LEAVER MOMENT. If MOMENT is `waiting`, the
+others are about to wait for it when it leaves. If it is `later`, they continue after it has left. If HOW begins with
+`global`, the module holds the optimizer in a variable, else only the function does."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 
 def train():
     if "NOBODY" in os.environ and rank == size - 1:
-        os.setuid(65534)  # whose memory others can open, but not the other way round: Gloo is used
+        os.setuid(65534)  # others can open this process's memory, but it cannot open theirs: Gloo is used
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 5))
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage, timeout=3600)
@@ -48,7 +48,7 @@ def train():
 
 
 def live_on():
-    """Until the other ranks have ended."""
+    """Wait until the other ranks have ended."""
     os.write(left, b"." * (size - 1))
     os.read(done, 1)
 
@@ -69,7 +69,7 @@ def fail():
 
 
 def leave_a_child():
-    """It outlives this rank, with all that this has open."""
+    """Exit and leave a child that outlives this rank, with the files that this rank has open."""
     if os.fork() == 0:
         os.close(left)
         os.read(done, 1)

@@ -1,4 +1,4 @@
-"""Plain torch training loops, with and without the one line."""
+"""Plain torch training loops, with and without ballast.wrap()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mean_square(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Loop:
-    """A training, the same in everything but the optimizer."""
+    """A training that runs with a plain or a wrapped optimizer, and is otherwise the same."""
 
     make_model: Callable[[], torch.nn.Module] = mlp
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
@@ -41,12 +41,12 @@ class Loop:
     ranks: int = 1
 
     def batch(self, number: int) -> torch.Tensor:
-        """This rank's part of one that all ranks share."""
+        """Return this rank's part of the global batch."""
         everything = torch.randn(8 * self.ranks, 20, generator=torch.Generator().manual_seed(number))
         return everything[self.rank * 8 : (self.rank + 1) * 8]
 
     def run(self, **options: Any) -> Run:
-        """With options: wrapped."""
+        """Train. With options, the optimizer is wrapped."""
         model = self.make_model()
         optimizer = self.make_optimizer(model.parameters(), **self.optimizer_options)
         if options:
@@ -81,7 +81,7 @@ class Run:
 
 
 class Adapted(torch.nn.Module):
-    """A frozen layer in bfloat16, and the few numbers beside it that are trained."""
+    """A frozen layer in bfloat16 with a trained adapter of rank 3."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Block(torch.nn.Module):
 
 
 class Tower(torch.nn.Module):
-    """Blocks, one of them used twice; a parameter of the model itself, tied ones, frozen ones, and one that nobody uses."""
+    """A model with a block that is used twice, a parameter of its own, and tied, frozen and unused parameters."""
 
     def __init__(self, checkpointing: str = "none", width: int = 16):
         super().__init__()

@@ -23,7 +23,7 @@ KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 
 
 class Leaning(torch.optim.Optimizer):
-    """A user's own: it counts its steps in the group and in itself, and keeps no such count in its state."""
+    """A user's own optimizer. It counts its steps in the group and in an attribute, but not in its state."""
 
     def __init__(self, params: Any, lr: float = 1e-2):
         super().__init__(params, {"lr": lr, "calls": 0})
@@ -43,7 +43,7 @@ class Leaning(torch.optim.Optimizer):
 
 
 def of_all_ranks(loop: Loop) -> Run:
-    """One process, and a plain optimizer, with the batches of all ranks."""
+    """Train in one process, with a plain optimizer, on the batches of all ranks."""
     model = loop.make_model()
     optimizer = loop.make_optimizer(model.parameters(), **loop.optimizer_options)
     losses = []

@@ -1,4 +1,4 @@
-"""Bodies of ranks that have parts of one model, and of passes that are reduced together."""
+"""The functions that ranks run in the tests of tensor parallelism and of no_sync()."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from python.wrap.support.loops import Run, mean_square
 
 
 class CopyToParts(torch.autograd.Function):
-    """What all parts read: their gradients are summed."""
+    """The identity in forward. Backward sums the gradient over all parts."""
 
     @staticmethod
     def forward(context: Any, batch: torch.Tensor, parts: Any) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Whole(torch.nn.Module):
 
 
 class Half(torch.nn.Module):
-    """Of the same: half of the inner numbers. What comes before and after them is whole on both ranks."""
+    """Half of the inner features of Whole. The layers before and after them are replicated on both ranks."""
 
     def __init__(self, half: int, parts: Any):
         super().__init__()
@@ -78,14 +78,14 @@ class Half(torch.nn.Module):
 
 
 def batch_of(step: int, rank: int | None) -> torch.Tensor:
-    """Of one of two ranks with different data, or of both."""
+    """Return the batch of one of two ranks with different data, or that of both."""
     everything = torch.randn(16, 20, generator=torch.Generator().manual_seed(step))
     return everything if rank is None else everything[8 * rank : 8 * rank + 8]
 
 
 def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[float], list[float], float, float]:
-    """Norms of the whole model and of this half in each step, and how far parameters are apart at the end; then whether a step
-    is skipped whose gradients are not finite on the last rank alone."""
+    """Return each step's norms of the full model and of this half, and the largest difference of parameters at the end. Then
+    take a step whose gradients are not finite on the last rank alone, and return whether it is skipped."""
     half, place = rank % 2, rank // 2
     data = [dist.new_group([0, 2]), dist.new_group([1, 3])][half]
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][place]
@@ -124,7 +124,7 @@ def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[floa
 
 
 def exports_halves(rank: int, folder: str, stage: int) -> tuple[bool, dict[str, torch.Tensor]]:
-    """Whether this half's file is there when a rank goes on, and what belongs in it."""
+    """Return whether this half's file exists when export() returns, and the values that belong in it."""
     half = rank % 2
     data = [dist.new_group([0, 2]), dist.new_group([1, 3])][half]
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
@@ -143,7 +143,7 @@ def exports_halves(rank: int, folder: str, stage: int) -> tuple[bool, dict[str, 
 
 
 class Uneven(torch.nn.Module):
-    """The last part is used by every other call only."""
+    """A model that uses one of its layers only in every other call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Uneven(torch.nn.Module):
 
 
 def passes_reduced_together(rank: int, ways: list[tuple[dict[str, Any], int, int]]) -> list[tuple[Trained, float]]:
-    """Each way with so many micro-batches a step, of which so many come without a reduction; and bytes that were reduced."""
+    """Train with each triple of options, micro-batches a step, and how many of those are in no_sync()."""
     return [_reduced_together(rank, *way) for way in ways]
 
 

@@ -1,4 +1,4 @@
-"""Trainings in which other parameters are trained on the way, or with other state."""
+"""Trainings that change their trained parameters or their state on the way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def step(model, optimizer):
 
 
 def evaluated(**options):
-    """A model that has trained for a step, and was evaluated: in stage 3 its last unit is gathered."""
+    """Return a model that has trained for a step and was evaluated. In stage 3 its last unit is still gathered."""
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     optimizer = ballast.wrap(optimizer, model, **{"stage": 3, "units": "Linear", **options})
@@ -32,7 +32,7 @@ def freeze_a_layer(model, optimizer):
 
 
 def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
-    """A layer is frozen after two steps, and thawed two steps later."""
+    """Freeze a layer after two steps, and thaw it two steps later."""
     trained = []
     for options in ways:
         loop, model = loop_of(rank, steps=6), mlp()
@@ -50,7 +50,7 @@ def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
 
 
 def begins_again(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
-    """The optimizer's state is emptied after two steps."""
+    """Clear the optimizer's state after two steps."""
     trained = []
     for options in ways:
         loop, model = loop_of(rank, steps=2), mlp()
@@ -78,8 +78,8 @@ def loses_some_state(rank: int) -> str:
 
 
 def others_freeze(rank: int, kind: Any, ways: list[dict[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """A layer in bf16 whose steps are smaller than what its parameters are rounded to: as it is, and where the layer beside it
-    freezes and thaws all the time."""
+    """Train a bf16 layer whose updates are smaller than the spacing of its values: alone, and while another layer repeatedly
+    freezes and thaws."""
 
     def trained(freezes: bool, options: dict[str, Any]) -> torch.Tensor:
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
-"""Forks ranks that end as programs do. Their exceptions, sys.exit() and normal ends go through the end of the interpreter, as
-those of multiprocessing do not, and torch is imported only once.
+"""Forks ranks that end as programs do: unlike processes of multiprocessing, they pass through the interpreter's finalization
+after an exception, sys.exit() or a normal end. Torch is imported only once.
 
 Each line of its input is a job: {"script", "arguments", "ranks", "environment", "leaver", "folder"}. The answer is a line with
 the exit status of each rank. What rank N prints is in the files N.out and N.err of the folder."""
@@ -16,7 +16,7 @@ from typing import Any
 
 def rank_to_run() -> dict[str, Any] | None:
     """Serve jobs. Return in each process that is a rank, with its job, and in this one when there are no more jobs."""
-    gc.freeze()  # what was imported is not looked at when a rank ends
+    gc.freeze()  # ranks do not collect the imported objects when they end
     for line in sys.stdin:
         job = json.loads(line)
         pipes = {name: os.pipe() for name in ("ready", "left", "done")}
@@ -34,7 +34,7 @@ def rank_to_run() -> dict[str, Any] | None:
 
 
 def become(rank: int, job: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> None:
-    """The one that leaves reads `ready` and `done`, and writes `left`; the others do the opposite."""
+    """Turn this process into a rank. The leaver reads `ready` and `done`, and writes `left`. The others do the opposite."""
     leaves = rank == job["leaver"]
     kept = {name: ends[leaves == (name == "left")] for name, ends in pipes.items()}
     for name, ends in pipes.items():

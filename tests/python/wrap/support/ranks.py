@@ -1,4 +1,4 @@
-"""Ranks that are processes, each with torch.distributed, for tests of what they do together."""
+"""Runs ranks as processes with torch.distributed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def run_ranks(size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-    """What body(rank, *args) returns on each rank; fails with what the first rank has failed with."""
+    """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # seconds, once
     with TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def _run(rank: int, size: int, folder: str, sender: Any, body: Callable[..., Any
     try:
         store = f"file://{Path(folder) / 'store'}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
-        answer = pickle.dumps(("", body(rank, *args)))  # connections themselves would lend tensors' memory
+        answer = pickle.dumps(("", body(rank, *args)))  # a connection would share the memory of tensors instead
         sender.send_bytes(answer)
         dist.barrier()
         dist.destroy_process_group()

@@ -1,15 +1,15 @@
-"""Memory of this process, as the kernel counts it, in bytes."""
+"""The resident memory of this process as the kernel counts it, in bytes."""
 
 from pathlib import Path
 
 
 def resident() -> int:
-    """Now."""
+    """Return the resident memory now."""
     return _of_status("VmRSS")
 
 
 def peak_resident(*, begin: bool = False) -> int:
-    """At most, since it was called with `begin`."""
+    """Return the peak since the last call with `begin`."""
     if begin:
         Path("/proc/self/clear_refs").write_text("5")
     return _of_status("VmHWM")

@@ -1,4 +1,4 @@
-"""Trainings that are saved and loaded, for the tests of checkpoints: what ranks do, and what there is in a checkpoint."""
+"""The functions that ranks run in the tests of checkpoints, and a reader of everything in a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 4
 
 
 class Buffered(Tower):
-    """With buffers, one of which is not saved; it counts its calls."""
+    """A Tower with buffers, one of which is not saved. Another one counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def groups_of(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 class Training:
-    """A loop around a wrapped optimizer of two groups."""
+    """A training loop with a wrapped optimizer of two parameter groups."""
 
     def __init__(self, way: Way, model: torch.nn.Module | None = None):
         options = dict(way)
@@ -62,13 +62,13 @@ class Training:
         return self.loop.train(self.model, self.optimizer, first).losses
 
     def everything(self) -> Numbers:
-        """Parameters and buffers, as torch has them."""
+        """Return the full parameters and the buffers, as in torch's state_dict()."""
         with ballast.gather(self.model):
             return {name: value.clone() for name, value in self.model.state_dict().items()}
 
 
 def train_and_save(rank: int, folder: str, ways: list[Way]) -> list[Numbers]:
-    """Two steps; two more, in which some parameters are frozen that have state by then; and their learning rate has changed."""
+    """Train two steps, then two more with frozen parameters that have state, and with a changed learning rate. Then save."""
     seen = []
     for number, way in enumerate(ways):
         training = Training(way)
@@ -82,7 +82,7 @@ def train_and_save(rank: int, folder: str, ways: list[Way]) -> list[Numbers]:
 
 
 def load_and_save(rank: int, pairs: list[tuple[str, str, Way]]) -> list[tuple[Numbers, int, Any, list[float]]]:
-    """Each is loaded, in this way; saved again, somewhere else; and trained on, with a parameter that is thawed."""
+    """Load each checkpoint with the given options, save it in another directory, thaw a block and train two more steps."""
     seen = []
     for source, target, way in pairs:
         torch.manual_seed(1)  # other parameters than those that were saved
@@ -98,7 +98,7 @@ def load_and_save(rank: int, pairs: list[tuple[str, str, Way]]) -> list[tuple[Nu
 
 
 def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Numbers:
-    """As Accelerate and Trainer do it: what they train and save is around the model."""
+    """Train and save a DDP module around the model, as Accelerate and Trainer do."""
     training = Training({"stage": stage})
     around = torch.nn.parallel.DistributedDataParallel(training.model)
     training.loop.steps = 2
@@ -109,7 +109,7 @@ def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Numbers:
 
 
 def interrupted(rank: int, folder: str, ways: list[Way]) -> tuple[list[list[float]], list[list[float]]]:
-    """Losses after a while, without stopping and after loading it into another training."""
+    """Return the losses after a save, of the training that continues and of another one that loads the checkpoint."""
     straight, again = [], []
     for number, way in enumerate(ways):
         one = Training(way)
@@ -123,7 +123,7 @@ def interrupted(rank: int, folder: str, ways: list[Way]) -> tuple[list[list[floa
 
 
 def one_rank_cannot_write(rank: int, folder: str) -> tuple[str, int, bool]:
-    """What it says, the step of the checkpoint that there is then, and whether the training goes on as if nothing had been."""
+    """Return the error, the step of the checkpoint that is there afterwards, and whether the training is unaffected."""
     training, other = Training({"stage": 2}), Training({"stage": 2})
     training.train(0, 1), other.train(0, 1)
     ballast.save(folder, training.model, training.optimizer)
@@ -178,7 +178,7 @@ def other_parameters(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def numbers_in(directory: str | Path) -> Numbers:
-    """All that a checkpoint holds: masters and moments in fp32, the rest as it is."""
+    """Return all values in a checkpoint: masters and moments in fp32, others in their own dtype."""
     checkpoint = manifest.read(directory)
     numbers: Numbers = {}
     for name, entry in checkpoint.tensors.items():
@@ -206,7 +206,7 @@ def same(one: Numbers, other: Numbers) -> bool:
 
 
 def adopts(rank: int, folder: str) -> Numbers:
-    """A checkpoint of another program, in stage 3."""
+    """Load a checkpoint of another program in stage 3."""
     model = other_parameters(Tower())
     model.unused.requires_grad_(False)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
@@ -216,7 +216,7 @@ def adopts(rank: int, folder: str) -> Numbers:
 
 
 def saves_with_fsdp2(rank: int, folder: str) -> Numbers:
-    """As a training of FSDP2 saves: each rank its shards, by torch.distributed.checkpoint."""
+    """Train with FSDP2 and save each rank's shards with torch.distributed.checkpoint."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.fsdp import fully_shard

@@ -1,4 +1,4 @@
-"""Slurm on this one machine, for as long as a test takes: its three daemons, set up in a directory of their own."""
+"""Runs Slurm on this machine for the duration of a test: its three daemons, in a directory of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def missing() -> list[str]:
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which srun finds it."""
+    """Run Slurm, and yield the environment in which srun finds it."""
     host = socket.gethostname().split(".")[0]
     for name in ("controller", "node"):
         (folder / name).mkdir()

@@ -1,5 +1,4 @@
-"""A process that is killed or interrupted while it saves, at each moment at which it asks the system, or the library, for
-something."""
+"""Kills or interrupts a process while it saves, at each call into the system or the library."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from ballast.checkpoint import manifest
 from python.wrap.support.saved import Training, other_parameters
 
 WORDS = {"mkdir", "open", "fsync", "replace", "write", "unlink", "rmdir", "scandir", "append", "finish", "statvfs"}
-EVERY = {"append": 16, "open": 3, "unlink": 2}  # of those that come often, each so many
+EVERY = {"append": 16, "open": 3, "unlink": 2}  # of these frequent calls, only every n-th is a moment
 
 
 def stopped_while_saving(rank: int, folder: str, stop: Callable[[], None]) -> list[int]:
-    """By moment: the step that was there afterwards, less the one before. The last is that of a saving that was not stopped."""
+    """Return for each moment how far the saved step has advanced. The last entry is that of a save that was not stopped."""
     gained: list[int] = []
     in_a_child(lambda: save_next(folder, None, stop))
     while True:
@@ -37,12 +36,12 @@ def kill() -> None:
 
 
 def interrupt() -> None:
-    """As Ctrl-C does, after which Python still cleans up."""
+    """Raise what Ctrl-C raises. Python still cleans up after it."""
     raise KeyboardInterrupt
 
 
 def in_a_child(do: Callable[[], None]) -> bool:
-    """Whether it was stopped; it must not fail otherwise."""
+    """Run `do` in a child and return whether it was stopped. It must not fail in any other way."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -59,7 +58,7 @@ def in_a_child(do: Callable[[], None]) -> bool:
 
 
 def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None:
-    """Goes on from what is there, which has to be exactly what some saving was to write."""
+    """Resume from the checkpoint, which must equal exactly what one save was meant to write, train a step and save."""
     training = Training({"stage": 3, "offload": "host"}, other_parameters(named()))
     if moment is not None:
         ballast.load_checkpoint(folder, training.model, training.optimizer)
@@ -100,7 +99,7 @@ def stopper(moment: int, stop: Callable[[], None]) -> Callable[[Any, str, Any], 
 
 
 def digest(training: Training) -> str:
-    """Of parameters, buffers and state."""
+    """Return a checksum of parameters, buffers and state."""
     state = training.optimizer.state_dict()["state"]
     moments = [torch.clone(value) for values in state.values() for value in values.values()]
     everything = [*training.everything().values(), *moments]

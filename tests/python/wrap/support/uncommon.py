@@ -1,4 +1,4 @@
-"""What models and training loops do now and then: functions that other processes can find by name."""
+"""Uncommon models and training loops: functions that other processes can find by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def batch(number: int, rank: int = 0) -> torch.Tensor:
 
 
 class Attends(nn.Module):
-    """Attention looks at a parameter of a module inside of it, and so is the module's sum of two tables."""
+    """A model that reads parameters of its submodules directly: torch's attention does, and so does its own forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Attends(nn.Module):
 
 
 class Expert(nn.Module):
-    """One of two, by rank."""
+    """A model in which the rank selects one of two experts."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Expert(nn.Module):
 
 
 def overflows_on_one_rank(rank: int, stage: int) -> list[float]:
-    """A GradScaler's scales."""
+    """Return a GradScaler's scale after each step. Rank 0's gradients overflow in the second."""
     model = Expert(rank)
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, stage=stage)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -60,7 +60,7 @@ def overflows_on_one_rank(rank: int, stage: int) -> list[float]:
 
 
 def clips_without_a_batch(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:
-    """Rank 1 has none in one of the steps. Norms, and parameters at the end."""
+    """Clip in three steps, of which rank 1 has no batch in the second. Return the norms and the parameters at the end."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.5), model, stage=stage)
@@ -97,7 +97,7 @@ def begins_with_numbers_of_its_own(rank: int, stage: int) -> dict[str, Any]:
 
 
 class LooksTwice(torch.nn.Module):
-    """With a view of a parameter that is used before other modules run, or after too."""
+    """A model that uses a view of a parameter before other modules run and, if `late` is set, after them too."""
 
     def __init__(self, late: bool):
         super().__init__()
@@ -114,7 +114,7 @@ class LooksTwice(torch.nn.Module):
 
 
 class UsedByMethod(torch.nn.Module):
-    """By a method of its own, and never called itself: Lightning's modules are made so."""
+    """A model that is used through a method and never called itself, as Lightning's modules are."""
 
     def __init__(self):
         super().__init__()

@@ -42,12 +42,12 @@ def new_data(model: torch.nn.Module, name: str) -> None:
 def new_data_of_other_strides(model: torch.nn.Module, name: str) -> None:
     parameter = of(model, name)
     twice = parameter.data * 2
-    # A frozen one stays as it is below stage 3, and torch's products of other strides round otherwise.
+    # A frozen parameter keeps these strides below stage 3, where torch's products would then round differently.
     parameter.data = twice.t().contiguous().t() if twice.dim() == 2 and parameter.requires_grad else twice
 
 
 def written_as_bytes(model: torch.nn.Module, name: str) -> None:
-    """Through memory that torch does not know to be the parameter's, as NumPy has it."""
+    """Write through a NumPy array on the parameter's memory, which torch does not notice."""
     memory = of(model, name).detach().view(torch.uint8).numpy()
     memory[...] = (of(model, name).detach() * 2).view(torch.uint8).numpy()
 
@@ -67,7 +67,7 @@ WAYS: list[Write] = [
     loaded,
 ]
 
-WRITTEN = ["0.weight", "0.bias", "2.weight"]  # beside others of the same unit; "2.weight" is frozen
+WRITTEN = ["0.weight", "0.bias", "2.weight"]  # the same unit has other parameters too; "2.weight" is frozen
 
 
 def model_of(dtype: torch.dtype) -> torch.nn.Module:
@@ -82,7 +82,7 @@ def square(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def trained(write: Write, dtype: torch.dtype, options: dict[str, Any]) -> list[torch.Tensor]:
-    """What is in the parameters after they were written to, and two steps later."""
+    """Return the parameters after they were written to, and those two steps later."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if dist.is_initialized() else 0
     loop = Loop(make_model=lambda: model_of(dtype), loss=square, steps=2, rank=rank, ranks=ranks)
@@ -110,7 +110,7 @@ def trained_on_each_rank(
 
 
 def writes_on_rank_1_only(rank: int, stage: int, by_data: bool) -> str:
-    """The error of this rank."""
+    """Return this rank's error when only rank 1 writes inside gather()."""
     run = Loop(steps=2, rank=rank, ranks=2).run(stage=stage)
     try:
         with ballast.gather(run.model), torch.no_grad():
@@ -124,7 +124,7 @@ def writes_on_rank_1_only(rank: int, stage: int, by_data: bool) -> str:
 
 
 def casts_on_rank_1_only(rank: int, stage: int) -> str:
-    """The same."""
+    """Return this rank's error when only rank 1 changes a parameter's dtype inside gather()."""
     run = Loop(steps=2, rank=rank, ranks=2).run(stage=stage)
     try:
         with ballast.gather(run.model):
@@ -139,7 +139,7 @@ def casts_on_rank_1_only(rank: int, stage: int) -> str:
 
 
 def rounded_from(stage: int, write: Write | None) -> torch.Tensor:
-    """A bias in bf16 of small steps, which only its master sees, where another parameter of its tile was written to."""
+    """Return a bf16 bias whose updates only its master resolves, after a write to another parameter of its tile."""
 
     def step(count: int) -> None:
         for _ in range(count):
@@ -160,7 +160,7 @@ def rounded_from(stage: int, write: Write | None) -> torch.Tensor:
 
 
 def steps_inside_of_gather(stage: int, gathers: bool) -> torch.Tensor:
-    """The same weight, without writes, of a training that goes on inside of the block."""
+    """Return a bf16 weight of a training that steps inside gather() without writing, or outside of it."""
     torch.manual_seed(0)
     model = torch.nn.Linear(20, 5, dtype=torch.bfloat16)
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=2e-5), model, stage=stage, state_format="fp32")
@@ -174,7 +174,7 @@ def steps_inside_of_gather(stage: int, gathers: bool) -> torch.Tensor:
 
 
 def swapped(stage: int, dtype: torch.dtype, swaps: int) -> list[torch.Tensor]:
-    """Parameters before and after a step that follows so many swaps with averages."""
+    """Swap parameters with averages `swaps` times, then take a step. Return the parameters before and after it."""
     loop = Loop(make_model=lambda: model_of(dtype), loss=square, steps=2)
     run = loop.run(stage=stage)
     averages = [torch.zeros_like(each, requires_grad=False) for each in model_of(dtype).parameters()]
@@ -191,7 +191,7 @@ def swapped(stage: int, dtype: torch.dtype, swaps: int) -> list[torch.Tensor]:
 
 
 def begins_with_other_values(rank: int, stage: int, gathers: bool) -> str:
-    """The error of this rank, where one rank writes after wrap() and before the first step."""
+    """Return this rank's error when rank 0 writes after wrap() and before the first step."""
     model = mlp()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
     try:
@@ -205,7 +205,7 @@ def begins_with_other_values(rank: int, stage: int, gathers: bool) -> str:
 
 
 def raises_on_rank_1_only(rank: int) -> str:
-    """The error of this rank."""
+    """Return this rank's error when rank 1 raises inside gather()."""
     run = Loop(steps=2, rank=rank, ranks=2).run(stage=3)
     try:
         with ballast.gather(run.model), torch.no_grad():
