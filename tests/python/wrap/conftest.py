@@ -1,4 +1,4 @@
-"""These tests train with torch."""
+"""Skips these tests if the package is not built or torch is not installed."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Models that are cast or moved: before training begins, which is fine, and after."""
+"""Tests of casts and moves of a model: they are allowed before training begins, and refused afterwards."""
 
 import ballast
 import pytest
@@ -59,7 +59,7 @@ def test_a_cast_in_the_middle_of_a_step_is_refused_and_changes_nothing(way, cast
     with pytest.raises(ballast.UsageError, match=TOLD) as refused:
         cast(model)
     assert "DistributedDataParallel" not in str(refused.value)
-    model[0].weight = weight  # which to("meta") replaces
+    model[0].weight = weight  # to("meta") replaces the Parameter
     for each in (optimizer, undisturbed):
         each.step()
         each.zero_grad()
@@ -87,7 +87,7 @@ def test_training_does_not_go_on_with_a_model_that_was_cast(way, name, tmp_path)
     step(model, optimizer)
     CASTS[name](model)
     with torch.no_grad():
-        model(torch.ones(20, dtype=model[0].weight.dtype))  # to look at it is fine
+        model(torch.ones(20, dtype=model[0].weight.dtype))  # an evaluation is allowed
     backward(model)
     for call in (optimizer.step, lambda: ballast.save(tmp_path, model, optimizer)):
         with pytest.raises(ballast.UsageError, match="B1005.*" + TOLD) as refused:
@@ -95,7 +95,7 @@ def test_training_does_not_go_on_with_a_model_that_was_cast(way, name, tmp_path)
         assert "from torch.float32" in str(refused.value) and "parameter 0.weight" in str(refused.value)
     optimizer.zero_grad()
     model.float()
-    step(model, optimizer)  # with the values that the cast has left
+    step(model, optimizer)  # trains on the values that the cast has left
     assert optimizer.steps == 2
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whoever saved them, whoever loads them, the numbers are the same."""
+"""Tests of checkpoints: values do not depend on the ranks, stages and tiers that save and load them."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def saved_on(ranks, path, ways):
 
 
 def pairs_for(to, ways):
-    """Saved by so many ranks, in which way; in which other way it is loaded. Each `to` takes half of them."""
+    """Return (saving ranks, saving configuration, loading configuration). Each `to` takes half of the combinations."""
     return [(by, way, (way + by + to) % ways) for by in RANKS for way in range(ways) if (by + way + to) % 2 == 0]
 
 
@@ -61,7 +61,7 @@ def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(ki
                 assert (steps, extra) == (4, {"rank": rank % by})
                 losses_of.setdefault((by, rank), []).append(losses)
             assert same(numbers_in(paths[number][1]), there[by, way]), (by, way, to, other)
-        if kind.get("state_format") not in ("bf16", "compact"):  # their random rounding knows units, and so the stage
+        if kind.get("state_format") not in ("bf16", "compact"):  # their random rounding depends on units, and so on the stage
             assert all(all(losses == each[0] for losses in each) for each in losses_of.values())
 
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
 
 
 class Broken:
-    """Ways of breaking a file of a checkpoint."""
+    """Functions that break a file of a checkpoint."""
 
     @staticmethod
     def flipped(path, at):
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
 
 
 def test_tensors_that_were_saved_from_a_gpu_are_read_without_it(tmp_path, monkeypatch):
-    """With the file that a rank with a fourth GPU writes: there the storages have another tag, and nothing else."""
+    """The file of a rank with a fourth GPU can be loaded. It differs only in the location tags of its storages."""
     training, file = Training({"stage": 2}), io.BytesIO()
     with monkeypatch.context() as there:
         there.setattr("torch.serialization.location_tag", lambda storage: "cuda:3")
@@ -282,8 +282,8 @@ def test_a_rank_that_cannot_write_is_named_and_the_checkpoint_before_stays(tmp_p
     first, second = run_ranks(2, saved.one_rank_cannot_write, str(tmp_path))
     assert "B3301" in first[0] and "rank 1" in first[0]
     assert "B3201" in second[0]
-    assert first[1] == second[1] == 1  # the step of the checkpoint that is there
-    assert first[2] and second[2]  # and the training goes on
+    assert first[1] == second[1] == 1  # the earlier checkpoint is still there
+    assert first[2] and second[2]  # the training is unaffected
 
 
 def test_a_rank_that_cannot_read_is_named_and_none_goes_on_alone(tmp_path):
@@ -317,8 +317,8 @@ def test_a_process_that_is_stopped_leaves_the_old_checkpoint_or_the_new_one(tmp_
     [gained] = run_ranks(1, stopped.stopped_while_saving, str(tmp_path / "here"), stop)
     assert len(gained) > 30
     assert set(gained) == {0, 1}
-    if stop is stopped.kill:  # always at the same moments; what was interrupted has cleaned up, more or less of it
-        assert gained == sorted(gained)  # once the new one is there it stays
+    if stop is stopped.kill:  # a kill always leaves the same moments; an interrupt cleans up first
+        assert gained == sorted(gained)  # from one moment on, the new checkpoint is in place
 
 
 def test_a_run_that_is_kept_on_drives_goes_on_from_what_was_loaded(tmp_path):

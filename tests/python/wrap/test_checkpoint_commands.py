@@ -1,4 +1,4 @@
-"""What the command line says of checkpoints."""
+"""Tests of `ballast inspect` and `ballast verify`."""
 
 import json
 import re

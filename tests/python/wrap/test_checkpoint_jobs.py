@@ -1,4 +1,4 @@
-"""Two jobs and one directory: none destroys the other's last checkpoint, and whoever reads finds one that is whole."""
+"""Tests of two jobs with one directory: neither destroys the other's last checkpoint, and readers find a complete one."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def test_a_link_to_the_directory_is_the_directory(tmp_path):
 
 
 def test_two_histories_do_not_take_turns(tmp_path):
-    """A job that lingers beside the one that was started in its place."""
+    """An old job still runs next to its replacement. A job only replaces a checkpoint that it has saved or loaded."""
     old = training(2)
     save(tmp_path, old)
     new = training()
@@ -76,7 +76,7 @@ def test_two_histories_do_not_take_turns(tmp_path):
 
 @pytest.mark.parametrize("fails", ["require_space", "CheckpointDirectory.remove_stale"])
 def test_a_saving_that_failed_is_no_other_job(fails, tmp_path, monkeypatch):
-    """Before the manifest is replaced, and afterwards; in a directory with a checkpoint of an earlier training."""
+    """A save that fails, before or after it replaces the manifest, does not prevent the next save of the same job."""
     save(tmp_path, training(1))
     mine = training(2)
     with monkeypatch.context() as there:
@@ -111,7 +111,7 @@ def test_without_locks_it_is_said_and_still_none_removes_what_is_not_its_own(mom
 
 # --- Readers ---
 
-# Where a loading can be overtaken: what it does next finds a file gone.
+# The moments at which a load can be overtaken: its next read finds that a file is gone.
 READS = {
     "the manifest is read": ("ballast.checkpoint.manifest.unsealed", True),
     "the ranks' files are read": ("ballast.checkpoint.loading.read_extra", False),
@@ -122,7 +122,7 @@ READS = {
 
 @pytest.fixture
 def two(tmp_path):
-    """A directory, and another one whose checkpoint can take its checkpoint's place."""
+    """Return two directories with a checkpoint each. The second one's can replace the first one's."""
     here, there = tmp_path / "here", tmp_path / "there"
     save(here, training(1))
     save(there, training(2))
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_loaded_anew(moment,
         load(here, mine)
     assert mine.optimizer.steps == 2 and same(mine.everything(), expected.everything())
     mine.train(2, 1)
-    save(here, mine)  # the checkpoint that it has loaded is the one that is there
+    save(here, mine)  # allowed, as the directory has the checkpoint that it has loaded
 
 
 @pytest.mark.parametrize("moment", READS)

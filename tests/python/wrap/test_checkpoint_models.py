@@ -1,4 +1,4 @@
-"""Checkpoints, and the models that they are of."""
+"""Tests of checkpoints of models that differ, have no memory, are compiled, or are wrapped by other modules."""
 
 from functools import partial
 
@@ -49,7 +49,7 @@ def test_a_part_of_a_model_is_refused_where_the_rest_of_it_is_partitioned_too(tm
 @pytest.mark.parametrize("kind", [Tower, Tall])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_model_without_memory_gets_its_numbers_from_a_checkpoint(stage, kind, tmp_path):
-    """Also those of buffers, which a model with a running mean has."""
+    """A model on the meta device gets its parameters and its buffers, such as a running mean, from a checkpoint."""
     one = Training({"stage": 2}, kind())
     one.train(0, 2)
     ballast.save(tmp_path, one.model, one.optimizer)
@@ -92,7 +92,7 @@ def test_a_buffer_without_memory_that_is_not_saved_is_named_before_anything_is_c
 
 
 def compiled(model):
-    """As it is used: parts, and all of it."""
+    """Compile a block and then the model around it, as users do."""
     model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
     return torch.compile(model, backend="eager")
 
@@ -141,7 +141,7 @@ def test_an_error_names_a_parameter_as_it_is_called_without_what_is_around_it(tm
 
 
 class Around(torch.nn.Module):
-    """As much of DistributedDataParallel as names know of it."""
+    """Stands in for DistributedDataParallel, which begins all names with `module.`."""
 
     def __init__(self, model):
         super().__init__()
@@ -153,7 +153,7 @@ def test_a_checkpoint_with_the_names_of_what_was_around_the_model_is_still_read(
     one, other = Training({"stage": 2, **way}), Training({"stage": 3, **way}, saved.other_parameters(saved.Buffered()))
     for training in (one, other):
         training.train(0, 1)
-        training.model.blocks[3].requires_grad_(False)  # its moments have names of their own
+        training.model.blocks[3].requires_grad_(False)  # its moments are saved under names of their own
     one.train(1, 1)
     ballast.save(tmp_path, Around(one.model), one.optimizer)
     assert "module.blocks.3.up.weight: exp_avg" in manifest.read(tmp_path).tensors
@@ -174,7 +174,7 @@ def test_a_checkpoint_of_another_model_is_not_replaced(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
     other.train(0, 1)
     one.optimizer.close()
-    del one.model.blocks[3], one.model.unused  # what has names in common may still have changed
+    del one.model.blocks[3], one.model.unused  # a changed model with names in common may replace it
     smaller = Training({"stage": 2}, one.model)
     ballast.save(tmp_path, smaller.model, smaller.optimizer)
     assert "unused.weight" not in manifest.read(tmp_path).tensors

@@ -1,4 +1,4 @@
-"""A stage and places that Ballast chooses, and memory that it keeps to."""
+"""Tests of stages and tiers that Ballast chooses, and of memory budgets."""
 
 import logging
 from dataclasses import replace
@@ -13,7 +13,7 @@ from python.wrap.support import bodies
 from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
 from python.wrap.support.ranks import run_ranks
 
-TILE = 1024  # so that what is on its way from and to the drive is little, as in a large model
+TILE = 1024  # so small that buffers of drive transfers take little memory, as in a large model
 loop = Loop(make_model=partial(Tower, width=128), steps=3)
 
 
@@ -50,7 +50,7 @@ def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
     assert all(on_device(place) for chosen in (plenty, less) for place in chosen["offload"].values())
     assert less["stage"] == 3
     assert 0 < least["offload"]["state"][f"nvme:{tmp_path}"] <= 1
-    assert poorest == less  # where one rank has little, all do with little
+    assert poorest == less  # the rank with the least memory decides for all
     for way, (_, kept, needs, *_) in zip(ways, answers):
         memory = way["memory"] if isinstance(way["memory"], int) else min(way["memory"])
         assert kept == needs
@@ -187,11 +187,12 @@ def test_ranks_of_a_machine_share_what_it_has():
     offers = [
         AvailableMachine("one", 1, None, held=50, free=2000, drives=600, rates=rates, on_gpu=False),
         AvailableMachine("one", 1, 200, held=0, free=2000, drives=600, rates=rates, on_gpu=False),
-        AvailableMachine("other", 4, 300, held=0, free=2000, drives=800, rates=rates, on_gpu=True),  # others are there too
+        # The launcher runs four ranks on this machine.
+        AvailableMachine("other", 4, 300, held=0, free=2000, drives=800, rates=rates, on_gpu=True),
     ]
     machines = [_machine(each, offers) for each in offers]
     assert [each.device_bytes for each in machines] == [800, 200, 300]
-    assert _machine(replace(offers[0], held=1500), offers).device_bytes == 2000  # all at once is asked for at the start
+    assert _machine(replace(offers[0], held=1500), offers).device_bytes == 2000  # all is requested at once
     assert [each.host_bytes for each in machines] == [750, 750, 375]
     assert [each.nvme_bytes for each in machines] == [300, 300, 200]
     assert [each.host_is_device for each in machines] == [True, True, False]

@@ -1,4 +1,4 @@
-"""After optimizer.close(): what would train or save something else than before is refused, all else is harmless."""
+"""Tests of calls after optimizer.close(): those that need the state are refused, and all others are harmless."""
 
 import ballast
 import pytest
@@ -34,7 +34,7 @@ def closed(way, folder, steps=2, make=torch.optim.AdamW):
 
 
 def calls(model, optimizer, folder):
-    """Those that need the state, or the other ranks, by name."""
+    """Return by name the calls that need the state or the other ranks."""
     group = {"params": [torch.nn.Parameter(torch.ones(3))]}
     return {
         "step()": optimizer.step,
@@ -73,7 +73,7 @@ def test_what_changes_nothing_is_harmless_after_close(way, tmp_path):
     assert optimizer.metrics()["step"] == 2.0
     assert optimizer.steps == 2
     mean_square(model, torch.ones(20)).backward()
-    assert type(model.last.weight.grad) is torch.Tensor  # plain torch's
+    assert type(model.last.weight.grad) is torch.Tensor  # a plain gradient of torch
     with optimizer.no_sync(), ballast.gather(model):
         pass
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""torch.compile() of a wrapped model, before it is wrapped or after."""
+"""Tests of torch.compile() before and after wrap()."""
 
 import pytest
 from python.wrap.support import compiled
@@ -20,6 +20,6 @@ def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, stage):
 
 
 def test_the_library_is_not_compiled_with_it():
-    """As many graphs as of a model that is not wrapped."""
+    """A wrapped model compiles to as many graphs as a plain one."""
     [(_, wrapped)], [(_, plain)] = (run_ranks(1, compiled.train, stage, "after") for stage in (2, None))
     assert wrapped == plain

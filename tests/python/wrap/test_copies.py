@@ -1,4 +1,4 @@
-"""Copies of a wrapped model, and what is pickled of it: plain models, that know nothing of the training."""
+"""Tests of copies and pickles of a wrapped model: they are plain models, independent of the training."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ every_stage = pytest.mark.parametrize("stage", [0, 2, 3])
 
 @every_stage
 def test_a_copy_is_used_and_changed_and_the_training_does_not_notice(stage):
-    """An average of the weights, for instance. On one rank alone: nothing of it waits for the others."""
+    """One rank alone evaluates an average of the weights, without waiting for other ranks."""
     disturbed, undisturbed = (run_ranks(2, copies.average_of_weights, stage, used) for used in (True, False))
     assert disturbed == undisturbed
 
@@ -30,7 +30,7 @@ def test_a_copy_is_trained_by_an_optimizer_of_its_own(stage):
         step()
     with ballast.gather(model), ballast.gather(copied):
         assert all(torch.isfinite(parameter).all() for parameter in [*model.parameters(), *copied.parameters()])
-        assert not torch.equal(model[0].weight, copied[0].weight)  # another rate
+        assert not torch.equal(model[0].weight, copied[0].weight)  # the learning rates differ
     assert (optimizer.steps, other.steps) == (2, 1)
 
 

@@ -1,4 +1,4 @@
-"""Models without memory: what is made of them later has the bits of what is made at once."""
+"""Tests of deferred models: their initial values have the same bits as those of models made at once."""
 
 import gc
 
@@ -13,7 +13,7 @@ from python.wrap.support.ranks import run_ranks
 
 
 def in_both_ways(make, seed=1):
-    """At once and deferred, with the random number that comes next."""
+    """Make a model at once and deferred. Return both, each with the next random number."""
     torch.manual_seed(seed)
     plain, after_plain = make(), torch.rand(1)
     torch.manual_seed(seed)
@@ -45,7 +45,7 @@ def deferred_tower():
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_training_goes_as_that_of_a_plain_model(stage):
-    """With frozen, tied and unused parameters."""
+    """A deferred model with frozen, tied and unused parameters trains to the bits of a plain one."""
     plain = Loop(make_model=lambda: Tower(width=48), micro_steps=2).run(stage=stage)
     ours = Loop(make_model=deferred_tower, micro_steps=2).run(stage=stage)
     with ballast.gather(plain.model), ballast.gather(ours.model):
@@ -130,7 +130,7 @@ def test_a_run_goes_on_without_any_numbers(tmp_path):
 
 
 def test_histories_outlive_a_garbage_collection():
-    """Also of a tensor from which the values that are written to it are made."""
+    """The history of a tensor survives, also if its values are computed from its earlier values."""
     with torch.no_grad(), ballast.deferred():
         weight = torch.empty(60, 60).uniform_()
         weight.copy_(weight.new_empty((60, 60)).normal_() + weight)

@@ -1,4 +1,4 @@
-"""What torch, its schedulers and users expect of any optimizer, point by point."""
+"""Tests that a wrapped optimizer does what torch, its schedulers and users expect of any optimizer."""
 
 import copy
 import gc
@@ -36,7 +36,7 @@ def test_it_is_the_users_own_optimizer():
     assert type(optimizer).__name__ == "AdamW"
     assert optimizer.param_groups is groups
     assert optimizer.defaults is defaults
-    with pytest.raises(ballast.UsageError, match="Mine"):  # whose step may do anything
+    with pytest.raises(ballast.UsageError, match="Mine"):  # its step may do anything
         ballast.wrap(Mine(model.parameters()))
     with pytest.raises(ballast.UsageError, match="wrapped already"):
         ballast.wrap(optimizer)
@@ -61,7 +61,7 @@ def test_zero_grad_clears_what_was_computed(set_to_none):
     for model, optimizer in zip((plain, ours), optimizers):
         for scale in (1.0, 2.0):
             (model(torch.ones(20)).sum() * scale).backward()
-            optimizer.zero_grad(set_to_none)  # nobody steps with these
+            optimizer.zero_grad(set_to_none)  # discards these gradients
             (model(torch.ones(20)).square().sum() * scale).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none)
@@ -228,7 +228,7 @@ def test_train_and_eval_of_the_model_change_nothing():
 
 
 class Odd(torch.nn.Module):
-    """Tied, unused, empty and frozen parameters, of two formats."""
+    """A model with tied, unused, empty and frozen parameters in two dtypes."""
 
     def __init__(self):
         super().__init__()
@@ -253,7 +253,7 @@ def test_odd_parameters():
     loop = Loop(make_model=Odd, make_optimizer=two_groups)
     plain, ours = loop.run(), loop.run(stage=2)
     for (name, mine), theirs in zip(ours.model.named_parameters(), plain.model.parameters()):
-        tolerance = 2e-2 if name == "scale" else 1e-3  # torch's own rounding in bfloat16, and what follows from it
+        tolerance = 2e-2 if name == "scale" else 1e-3  # torch rounds `scale` to bfloat16, and this affects the others
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
     assert torch.equal(ours.model.frozen, torch.ones(20))
     assert ours.model.head.weight is ours.model.table.weight
@@ -268,7 +268,7 @@ def test_activation_checkpointing(use_reentrant):
             self.first, self.second = torch.nn.Linear(20, 20), torch.nn.Linear(20, 20)
 
         def forward(self, batch):
-            batch = batch + 0 * self.first.bias  # needs a gradient, for the reentrant kind
+            batch = batch + 0 * self.first.bias  # requires a gradient, for reentrant checkpointing
             for _ in range(2):
                 batch = checkpoint(lambda x: torch.tanh(self.second(x)), batch, use_reentrant=use_reentrant)
             return self.first(batch)
@@ -311,7 +311,7 @@ def open_files(folder):
     for entry in Path("/proc/self/fd").iterdir():
         try:
             links.append(str(entry.readlink()))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             pass
     return [link for link in links if link.startswith(str(folder))]
 

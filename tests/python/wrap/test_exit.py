@@ -1,4 +1,4 @@
-"""What a process says when it ends: nothing, whatever still holds a wrapped optimizer then."""
+"""Tests that a process ends without output, whatever still holds a wrapped optimizer."""
 
 import subprocess
 import sys

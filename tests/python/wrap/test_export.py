@@ -1,4 +1,4 @@
-"""Models in safetensors files: as the package of that name, and transformers, read them."""
+"""Tests of ballast.export(): the safetensors package and transformers read its files."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_a_model_that_has_no_numbers_yet_begins_for_its_export(tmp_path):
 
 
 def exported(folder, value, most):
-    """A model of this one number, in as many files as that takes."""
+    """Export a model whose values all equal `value`, in files of at most `most`."""
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -105,7 +105,7 @@ def exported(folder, value, most):
     return model
 
 
-FORMS = [None, "600B", "300B"]  # one file, two, and more
+FORMS = [None, "600B", "300B"]  # one file, two files, more files
 
 
 @pytest.mark.parametrize("before", FORMS)
@@ -129,7 +129,7 @@ def test_an_export_leaves_nothing_of_the_one_before(before, after, tmp_path):
 
 @pytest.mark.parametrize("stops_at", range(3))
 def test_files_of_two_exports_are_never_read_as_one_model(stops_at, tmp_path, monkeypatch):
-    """The second ends between any two of its renamings."""
+    """An export that stops at any of its renames leaves files that load as one model or not at all."""
     exported(tmp_path, 1.0, "600B")
     rename, renamed = os.replace, []
 

@@ -1,4 +1,4 @@
-"""Where another plan cannot be made: nothing is lost that need not be, and what is lost is not trained with."""
+"""Tests of plans that cannot be made: values are kept where possible, and lost values are never trained with."""
 
 import ballast
 import pytest
@@ -38,7 +38,7 @@ FAILURES = [(StateMigration, "take_moments"), (_core, "Training"), (Partition, "
     "stage, failure", [*((stage, each) for stage in (2, 3) for each in FAILURES), (3, (planner, "ParamGather"))]
 )
 def test_a_plan_that_cannot_be_made_loses_nothing(stage, failure, monkeypatch):
-    """Before anything of it is there, or when parameters are in it already."""
+    """The plan fails before anything of it exists, or after it has taken over the parameters."""
 
     def trained(fails):
         model, optimizer = evaluated(stage=stage)

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs: read, or refused with what makes them readable."""
+"""Tests of checkpoints of other programs: they are read, or refused with a remedy."""
 
 import copy
 import logging
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 
 def trained_by_torch():
-    """Parameters with the names that they have in the model, and their state."""
+    """Return a run of plain torch, and the state of each parameter by its name in the model."""
     run = Loop(make_model=Tower, steps=3).run()
     return run, {name: run.optimizer.state.get(each, {}) for name, each in run.model.named_parameters()}
 
@@ -30,7 +30,7 @@ def as_distributed(folder, run):
 
 
 def as_universal(folder, run):
-    """As DeepSpeed's ds_to_universal writes it, of stages 1 and 2."""
+    """Write a checkpoint as DeepSpeed's ds_to_universal does for stages 1 and 2."""
     names = {id(each): name for name, each in run.model.named_parameters()}
     for parameter in run.model.parameters():
         if not parameter.requires_grad:
@@ -46,7 +46,7 @@ def as_universal(folder, run):
 
 @contextmanager
 def object_of(module, name):
-    """Of a class that nobody can import once this has been saved."""
+    """Yield an object whose class cannot be imported after this block."""
     kind = type(name, (), {"__module__": module})
     modules = {module.partition(".")[0]: types.SimpleNamespace(), module: types.SimpleNamespace(**{name: kind})}
     with mock.patch.dict(sys.modules, modules):
@@ -54,7 +54,7 @@ def object_of(module, name):
 
 
 def as_universal_of_stage_3(folder, run, in_state=True, in_group=0):
-    """Tensors are flat, and nothing of a parameter says how many steps it made."""
+    """Write a checkpoint as for stage 3: tensors are flat, and parameters have no files with their number of steps."""
     as_universal(folder, run)
     shapes, step = {}, 3
     for path in (folder / "zero").glob("*/*.pt"):
@@ -80,7 +80,7 @@ def fresh(model=None, **options):
 
 
 def refused(folder, said, model=None):
-    """And nothing has changed: it can be trained on."""
+    """Require that loading is refused and changes nothing, and that the model can then be trained."""
     model, optimizer = fresh(model)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(ballast.UsageError, match=f"B1001(.|\n)*{said}"):
@@ -93,7 +93,7 @@ def refused(folder, said, model=None):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_training_of_torch_goes_on(writes, stage, tmp_path):
     run, _ = trained_by_torch()
-    # Torch leaves parameters alone that nobody uses; here they have a state of zero.
+    # Torch has no state for unused parameters, while Ballast has a state of zeros.
     run.model.unused.requires_grad_(False)
     writes(tmp_path, run)
     model = Tower()
@@ -119,7 +119,7 @@ def test_a_training_of_torch_goes_on(writes, stage, tmp_path):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_model_without_memory_gets_its_numbers_from_another_program(stage, tmp_path):
-    """Also those of buffers, which a model with a running mean has."""
+    """A model on the meta device gets its parameters and its buffers, such as a running mean, from torch's checkpoint."""
     run = Loop(make_model=Tall, steps=2).run()
     as_distributed(tmp_path, run)
     with torch.device("meta"):
@@ -208,7 +208,7 @@ def transposed(tensor):
 
 @pytest.mark.parametrize("name", ["last.weight", "blocks.1.up.weight", "blocks.2.up.bias", "mean"])
 def test_all_shapes_are_compared_before_anything_changes(name, tmp_path):
-    """Trained, frozen in two ways, and a buffer."""
+    """Shapes of a trained parameter, of frozen ones and of a buffer are compared."""
     run = Loop(make_model=saved.Buffered, steps=1).run()
     model, optimizer = get_state_dict(run.model, run.optimizer)
     model[name] = transposed(model[name])
@@ -246,7 +246,7 @@ def test_two_models_in_a_checkpoint_are_refused(tmp_path):
 
 
 class Averaging(Tower):
-    """With an average of itself inside."""
+    """A model that contains a frozen copy of itself, like an average of its weights."""
 
     def __init__(self):
         super().__init__()

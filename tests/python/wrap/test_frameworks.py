@@ -1,4 +1,4 @@
-"""Inside of Accelerate and of Hugging Face's Trainer: the same numbers as the plain optimizer's there."""
+"""Tests with Accelerate, Hugging Face's Trainer and PEFT: results agree with those of the plain optimizer."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_accelerate_on_two_ranks_is_told_that_its_checkpoint_cannot_be_resumed(t
 
 
 def test_accelerates_own_gradient_scaling():
-    """It patches step() on the optimizer, to see whether it was skipped."""
+    """Accelerate patches step() of the optimizer to see whether a step was skipped. This works."""
     from accelerate.optimizer import AcceleratedOptimizer
 
     _, _, run = frameworks.accelerated({"stage": 2})
@@ -93,7 +93,7 @@ def test_trainer_trains_as_before_and_goes_on_from_its_own_checkpoint(tmp_path):
 def test_trainer_on_two_ranks(tmp_path):
     pytest.importorskip("transformers", reason=f"transformers {WHY}")
     told = run_ranks(2, frameworks.saves_with_trainer, str(tmp_path / "told"))
-    assert [CANNOT_RESUME in line for line in told[0]] == [True]  # though it saves twice
+    assert [CANNOT_RESUME in line for line in told[0]] == [True]  # one warning, although it saves twice
     for plain, first, other in run_ranks(2, frameworks.trainer_ranks, str(tmp_path), [None, {"stage": 2}, {"stage": 3}]):
         check_close(plain, first)
         assert other[0] == first[0]

@@ -1,4 +1,4 @@
-"""What is not trained in every step, and what has few numbers or none."""
+"""Tests of parameters that are not trained in every step, and of those with one element or none."""
 
 import ballast
 import pytest
@@ -15,7 +15,7 @@ def wrapped(model, stage):
 
 
 class Scaled(torch.nn.Module):
-    """By a number, as CLIP's logits are."""
+    """A model scaled by a parameter of one element, as CLIP's logits are. Another parameter is empty."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Scaled(torch.nn.Module):
 
 
 def scaled(stage):
-    """Whose number is frozen and thawed."""
+    """Train a Scaled whose scale is frozen and thawed."""
     model = Scaled()
     optimizer, losses = wrapped(model, stage), []
     for number in range(6):
@@ -42,7 +42,7 @@ def scaled(stage):
 
 
 def under_input(stage):
-    """The first layer is frozen: it is used in the backward pass of what goes into it, after the last gradient has come."""
+    """Train with a frozen first layer. The gradient of the input needs it after the last gradient of a parameter."""
     model = mlp()
     freeze_a_layer(model, None)
     optimizer, x, losses = wrapped(model, stage), torch.ones(20, requires_grad=True), []
@@ -57,7 +57,7 @@ def under_input(stage):
 
 
 def in_turns(stage):
-    """All of the model is frozen while something else is trained through it, as critics of actors are."""
+    """Train a model and its input in turns. The model is frozen while the input is trained, like a critic of an actor."""
     model = mlp()
     optimizer, x, losses = wrapped(model, stage), torch.nn.Parameter(torch.ones(20)), []
     other = torch.optim.SGD([x], lr=1e-2)

@@ -1,4 +1,4 @@
-"""What is written to parameters inside ballast.gather() is kept, however it is written."""
+"""Tests that writes to parameters inside ballast.gather() are kept, however they are made."""
 
 import ballast
 import pytest
@@ -13,7 +13,7 @@ FORMATS = ["fp32", "split", "fp32 of bf16", "compact", "compact, stage 3"]
 
 
 def options_of(folder):
-    """By what must give the same bits: the options of each stage and tier."""
+    """Return for each format its dtype, and the options of stages and tiers that must all give the same bits."""
     tiers = [None, "host", f"nvme:{folder}", {"parameters": f"nvme:{folder}", "state": f"nvme:{folder}"}]
     stages = [{"stage": stage, "offload": tier} for stage in range(3) for tier in tiers[:3]]
     stages += [{"stage": 3, "offload": tier} for tier in tiers]
@@ -21,7 +21,7 @@ def options_of(folder):
         "fp32": (torch.float32, stages),
         "split": (BF16, stages),
         "fp32 of bf16": (BF16, [{**each, "state_format": "fp32"} for each in stages]),
-        # Rounded by the element's place in its unit, and units are others in stage 3.
+        # Rounding depends on an element's index in its unit, and stage 3 has other units.
         "compact": (BF16, [{"stage": stage, "state_format": "compact"} for stage in range(3)]),
         "compact, stage 3": (BF16, [{"stage": 3, "state_format": "compact", "offload": tier} for tier in tiers]),
     }
@@ -49,7 +49,7 @@ def test_every_way_of_writing_is_kept_on_two_ranks(kept, tmp_path):
 
 @pytest.mark.parametrize("stage", range(4))
 def test_a_write_leaves_alone_what_other_parameters_were_rounded_from(stage):
-    """Those of its tile too."""
+    """A write to a parameter does not change the masters of others, even in the same tile."""
     undisturbed, disturbed = (writing.rounded_from(stage, write) for write in (None, writing.in_place_of_data))
     assert torch.equal(undisturbed, disturbed)
 
@@ -76,13 +76,13 @@ def test_in_stage_3_a_checkpoint_has_no_copies(tmp_path):
         ballast.save(tmp_path, run.model, run.optimizer)
 
 
-# In stage 3 each block ends with a write, and a parameter in bf16 begins again from what was written.
+# In stage 3 each block ends with a write, and the master of a bf16 parameter restarts from the written values.
 SWAPS = [(stage, torch.float32) for stage in range(4)] + [(stage, BF16) for stage in range(3)]
 
 
 @pytest.mark.parametrize(("stage", "dtype"), SWAPS)
 def test_averages_are_swapped_in_and_out_again(stage, dtype):
-    """Through .data, as scripts do it for an evaluation: nothing has changed after that."""
+    """Swapping averages in and out through .data, as scripts do for an evaluation, changes nothing."""
     assert all(torch.equal(*pair) for pair in zip(*(writing.swapped(stage, dtype, swaps) for swaps in (0, 2))))
 
 

@@ -1,4 +1,4 @@
-"""Trainings of a model on a GPU; and on the CPU, so that the cases are tried where there is none."""
+"""Tests of trainings on a GPU. Most run on the CPU too, so that they are tried on machines without a GPU."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -95,7 +95,7 @@ def test_gradients_are_clipped_and_checkpoints_go_on(device, way, tmp_path):
 
 
 class Streams:
-    """Stands in for those of a GPU, of a training on the CPU: where one is asked for, this is the current one."""
+    """Stands in for CUDA streams in a training on the CPU. Records the current stream and the waits."""
 
     def __init__(self, patch):
         self.current, self.waits = 0, 0
@@ -127,10 +127,10 @@ def in_another_stream(device, monkeypatch):
 
 
 def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
-    """What reads or writes parameters, gradients or state, in the middle of a step."""
+    """Return by name calls that read or write parameters, gradients or state in the middle of a step."""
     loss = training.model(training.batch).square().mean()
     last = torch.ones(20, device=training.batch.device)
-    of_autograd = {  # which on a GPU uses the streams of the forward pass
+    of_autograd = {  # on a GPU, autograd uses the streams of the forward pass
         "what backward finds again": loss.backward,
         "a forward and a backward pass": lambda: training.model(training.batch).sum().backward(),
     }
@@ -147,7 +147,7 @@ def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
     }
 
 
-# Whole parameters are read as any tensor of torch's: who does that in another stream waits for the first one before.
+# Below stage 3 these read full parameters, which are ordinary tensors: a caller in another stream has to wait itself.
 WHOLE = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather")
 
 
@@ -200,7 +200,7 @@ def test_the_end_is_worked_out_in_the_stream_of_the_training(monkeypatch):
 
 
 class TorchWithGpus:
-    """Stands in for torch.cuda, as far as it is asked which GPU and which stream is the current one."""
+    """Stands in for torch.cuda with a current GPU and a current stream."""
 
     class Stream:
         def __init__(self, handle: int):

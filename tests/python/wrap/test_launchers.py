@@ -1,4 +1,4 @@
-"""The real launchers start a training, and start it again after a rank was killed."""
+"""Tests with real launchers: they start a training, and resume it after a rank was killed."""
 
 import os
 import re
@@ -21,7 +21,7 @@ def run(launcher: list[str], environment: dict[str, str], *arguments: str) -> su
 
 
 def ends(ended: subprocess.CompletedProcess) -> set[str]:
-    """What the ranks have ended with."""
+    """Return the set of final steps and digests that the ranks print."""
     assert ended.returncode == 0, ended.stderr
     said = re.findall(r"rank \d ended (after step \d with [0-9a-f]{64})", ended.stdout)
     assert len(said) == 2
@@ -30,7 +30,7 @@ def ends(ended: subprocess.CompletedProcess) -> set[str]:
 
 @pytest.fixture(scope="module")
 def whole(environment):
-    """What a training ends with that nobody disturbs."""
+    """Return the final step and digest of an uninterrupted training."""
     seen = ends(run(torchrun(2), environment))
     assert len(seen) == 1
     return seen

@@ -1,4 +1,4 @@
-"""A rank leaves while others need it: they fail at once, and say who left and why. Every timeout is an hour."""
+"""Tests of a rank that leaves while others need it: they fail at once, and name it and the reason. Timeouts are an hour."""
 
 import json
 import os
@@ -16,7 +16,7 @@ LIMIT = int(os.environ.get("LIMIT", 120))  # seconds, after which ranks count as
 
 
 class Programs:
-    """Ranks that are programs of their own."""
+    """Runs ranks as programs of their own."""
 
     def __init__(self, environment, folder):
         self._environment = environment
@@ -30,7 +30,7 @@ class Programs:
         self._server = subprocess.Popen(command, env=self._environment, start_new_session=True, **pipes)
 
     def run(self, script, *arguments, ranks, leaver=0, environment=None):
-        """What each rank ended with: its exit status and what it wrote to stderr."""
+        """Run a script on all ranks. Return each rank's exit status and its stderr."""
         self._jobs += 1
         folder = self._folder / str(self._jobs)
         folder.mkdir()
@@ -72,7 +72,7 @@ def programs(environment, tmp_path_factory):
     programs.end()
 
 
-# How a rank leaves, its exit status, and what the others say.
+# Maps how a rank leaves to its exit status and to the error of the others.
 WAYS = {
     "raise": (1, "left: ValueError: this batch is bad"),
     "exit": (1, "left: it ended with exit code 1 after 3 steps"),
@@ -126,6 +126,6 @@ def check(ended, how, leaver):
         assert status == 1, said
         assert "FailureError: B3301" in said
         assert f"rank {leaver} (" in said
-    any_of_them = [words.format(other=other) for other in others]  # the first to notice says it for all
+    any_of_them = [words.format(other=other) for other in others]  # all report what the first one has noticed
     for rank in others:
         assert any(each in ended[rank][1] for each in any_of_them), ended[rank][1]

@@ -1,4 +1,4 @@
-"""Checkpoints that are read into what each rank keeps."""
+"""Tests of ballast.load()."""
 
 import json
 import struct
@@ -17,7 +17,7 @@ PLACES = {"meta": lambda: torch.device("meta"), "deferred": ballast.deferred, "a
 
 
 def trained(seed=5):
-    """A plain model, with running means in its buffers."""
+    """Return a plain model with running means in its buffers."""
     torch.manual_seed(seed)
     model = Tall()
     model.norm(torch.randn(8, 48))
@@ -69,7 +69,7 @@ def test_frozen_and_tied_parameters_are_loaded(tmp_path):
     plain = trained()
     plain.blocks[1].weight = plain.blocks[3].weight
     tensors = plain.state_dict()
-    del tensors["blocks.1.weight"]  # as Hugging Face writes what is tied
+    del tensors["blocks.1.weight"]  # Hugging Face writes tied parameters once
     save(tmp_path / "one.safetensors", tensors)
     for stage in (2, 3):
         for live in (False, True):
@@ -112,7 +112,7 @@ def test_files_are_named_in_several_ways(files, tmp_path):
 
 
 def refusal(tmp_path, tensors, kind=ballast.UsageError):
-    """Of a checkpoint that does not fit, which changes nothing."""
+    """Return the error of a checkpoint that does not fit, and require that it changes nothing."""
     save(tmp_path / "one.safetensors", tensors)
     ours = constructed("at once")
     with pytest.raises(kind) as refused:
@@ -161,7 +161,7 @@ def test_files_that_are_none_are_refused(tmp_path):
 
 @pytest.mark.parametrize("origin", ["checkpoint", "initialisation"])
 def test_no_rank_ever_has_much_of_the_model(origin, tmp_path):
-    """In memory, of which it reserves a part for gradients; what it keeps is on a drive."""
+    """Each rank keeps its shard on a drive and its gradients in memory, and needs far less memory than the model."""
     (tmp_path / "drive").mkdir()
     model = constructing.large_model()
     total = sum(parameter.nbytes for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""The device's memory is free for others between offload() and reload(), and the training does not notice."""
+"""Tests of offload() and reload(): device memory is free in between, and the training does not change."""
 
 import ballast
 import pytest
@@ -41,7 +41,7 @@ def test_memory_that_is_no_state_goes_while_the_training_is_away():
     before = resident()
     optimizer.offload()
     parameters = 16 * 4 * 1024 * 1024
-    assert before - resident() > 0.9 * parameters  # sums of gradients take that
+    assert before - resident() > 0.9 * parameters  # the sums of gradients take that much
     optimizer.reload()
     model(torch.ones(1, 1024)).sum().backward()
 
@@ -67,7 +67,7 @@ def test_whoever_uses_what_has_left_is_told_what_to_do(stage, tmp_path):
         lambda: ballast.load_checkpoint(checkpoint, model, optimizer),
         lambda: optimizer.offload(),
     ]
-    if stage < 3:  # where a whole parameter can be used outside of its module
+    if stage < 3:  # full parameters can be used outside of their modules
         uses.append(lambda: weight + 1)
     for use in uses:
         with pytest.raises(ballast.UsageError, match=r"B1007(.|\n)*reload\(\)"):
@@ -113,7 +113,7 @@ def test_what_is_written_to_parameters_before_is_there_after():
     optimizer.reload()
     assert torch.all(next(model.parameters()) == 0.5)
     optimizer.offload()
-    optimizer.close()  # parameters stay, whole
+    optimizer.close()  # restores the full parameters
     assert torch.all(next(model.parameters()) == 0.5)
     assert type(next(model.parameters())) is torch.nn.Parameter
 

@@ -1,4 +1,4 @@
-"""One process: the wrapped optimizer beside the plain one."""
+"""Tests in one process: the wrapped optimizer trains like the plain one."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def in_bfloat16(**changes):
 
 @pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact"])
 def test_bfloat16_parameters_keep_what_rounding_would_lose(state_format):
-    options = {"lr": 1e-4}  # of which bfloat16 alone keeps nothing
+    options = {"lr": 1e-4}  # bfloat16 alone would round the updates away
     small = in_bfloat16(optimizer_options=options, steps=100)
     exact = Loop(optimizer_options=options, make_model=lambda: mlp(64), steps=100).run()
     ours = small.run(stage=2, state_format=state_format)
@@ -95,7 +95,7 @@ def test_parameters_in_bfloat16_that_are_written_to_go_on_from_there(state_forma
 
 
 def test_a_state_dict_is_moved_and_loaded_again_without_being_read():
-    """As Accelerate does, to bring it to the GPU that the model is on."""
+    """Accelerate moves a state dict to the GPU of the model and loads it. This reads no values."""
     run, expected = Loop(steps=2).run(stage=2), Loop(steps=4).run(stage=2)
     partition = run.optimizer._ballast.partition()
     saved = run.optimizer.state_dict()
@@ -109,7 +109,7 @@ def test_a_state_dict_is_moved_and_loaded_again_without_being_read():
 
 
 def test_parameters_are_saved_each_by_itself(tmp_path):
-    """Who saves models in parts takes parameters of one storage for tied ones."""
+    """Each parameter has its own storage: programs that save models in parts take parameters of one storage for tied."""
     storages = [parameter.untyped_storage() for parameter in Loop(steps=1).run(stage=2).model.parameters()]
     assert len({storage.data_ptr() for storage in storages}) == 4
     assert [storage.nbytes() for storage in storages] == [4 * count for count in (20 * 24, 24, 24 * 5, 5)]

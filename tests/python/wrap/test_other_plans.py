@@ -1,4 +1,4 @@
-"""What is trained changes, or is looked at, where a unit's parameters are still in memory: the last one's of an evaluation."""
+"""Tests of new plans, saves and reads while the parameters of an evaluation's last unit are still gathered."""
 
 import copy
 import weakref
@@ -17,7 +17,7 @@ def freeze(model, optimizer, _):
     model[0].requires_grad_(False)
     step(model, optimizer)
     with ballast.gather(model):
-        assert torch.equal(model[0].weight, before)  # already in the first step
+        assert torch.equal(model[0].weight, before)  # frozen from the first step on
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_run_with_a_name_keeps_its_plan(tmp_path):
     model[0].requires_grad_(False)
     with pytest.raises(ballast.UsageError, match='B1007 cannot train other parameters in the run "named"'):
         model(torch.ones(20))
-    model[0].requires_grad_(True)  # and nothing is lost
+    model[0].requires_grad_(True)  # the refusal has lost nothing
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     step(model, optimizer)
     assert optimizer.steps == 2
@@ -87,7 +87,7 @@ def test_no_checkpoint_is_loaded_where_parameters_are_gathered(tmp_path):
 
 
 def method_losses(stage):
-    """Of a model that is never called: its first block is frozen and thawed, and state is loaded on the way."""
+    """Return the losses of a model that is never called. Its blocks freeze and thaw, and state is loaded on the way."""
     torch.manual_seed(0)
     model = uncommon.UsedByMethod()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

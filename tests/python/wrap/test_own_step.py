@@ -1,4 +1,4 @@
-"""Optimizers without a rule of the library, which run their own step on each rank's part: beside the plain ones."""
+"""Tests of optimizers that run their own step on each rank's shard, as the library has no rule for them."""
 
 import copy
 import gc
@@ -120,7 +120,7 @@ def test_numbers_that_are_not_finite_skip_the_step():
 
 @pytest.mark.parametrize("offload", [None, "host"])
 def test_bfloat16_parameters_keep_what_rounding_would_lose(offload):
-    options = {"lr": 1e-5}  # of which bfloat16 alone keeps nothing
+    options = {"lr": 1e-5}  # bfloat16 alone would round the updates away
     small = in_bfloat16(make_optimizer=torch.optim.RMSprop, optimizer_options=options, steps=100)
     exact = Loop(make_optimizer=torch.optim.RMSprop, optimizer_options=options, make_model=lambda: mlp(64), steps=100)
     assert math.isclose(small.run(stage=2, offload=offload).losses[-1], exact.run().losses[-1], rel_tol=0.03)
@@ -227,7 +227,8 @@ def test_memory_counts_the_optimizers_own_state(offload, tier):
     elements = sum(parameter.numel() for parameter in run.model.parameters())
     plain = Loop(make_optimizer=torch.optim.SGD).run(stage=2, offload=offload).optimizer
     more = run.optimizer.metrics()[f"memory_bytes/{tier}"] - plain.metrics()[f"memory_bytes/{tier}"]
-    assert more == 8 * elements + 8 * len(list(run.model.parameters()))  # two moments; a count and a product of each
+    # Each element has two moments. Each parameter has a step count and a product.
+    assert more == 8 * elements + 8 * len(list(run.model.parameters()))
     assert "own state" in run.optimizer.memory()
 
 
@@ -259,7 +260,7 @@ def test_an_optimizer_that_is_deleted_or_closed_leaves_nothing():
             gc.enable()
 
 
-# --- What cannot be ---
+# --- Refusals ---
 
 
 def refusal(optimizer, **options):

@@ -1,4 +1,4 @@
-"""Beside other ways of being parallel: parts of one model on several ranks, and schedules that reduce the last pass only."""
+"""Tests of tensor parallelism, and of schedules that reduce gradients in the last pass only."""
 
 import pytest
 import torch

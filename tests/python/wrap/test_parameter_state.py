@@ -1,4 +1,4 @@
-"""A parameter's state: the transitions that there are, and what each makes of torch's parameter."""
+"""Tests of a parameter's state: the allowed transitions, and the states in the course of a training."""
 
 import ballast
 import pytest
@@ -80,7 +80,7 @@ def test_the_states_of_stage_3():
 def test_the_states_below_stage_3():
     model, optimizer = trained(2)
     step(model, optimizer)
-    assert states(model) == {None}  # torch sees a FULL parameter as any other
+    assert states(model) == {None}  # a FULL parameter is an ordinary one of torch
     optimizer.offload()
     assert states(model) == {"OFFLOADED"}
     optimizer.reload()
@@ -102,5 +102,5 @@ def test_what_is_lost_and_what_is_pending():
     assert states(model) == {"DEFERRED"}
     managed(model[0].weight).expect()
     optimizer.close()
-    assert states(model) == {"DEFERRED"}  # nothing brings its values any more
+    assert states(model) == {"DEFERRED"}  # its pending values do not arrive any more
     assert all(managed(each).lacks_values for each in model.parameters())

@@ -1,4 +1,4 @@
-"""Several processes: beside torch's own data parallelism."""
+"""Tests on several ranks: they train like torch's DistributedDataParallel."""
 
 import socket
 import subprocess
@@ -18,7 +18,7 @@ def check_close(one, other, tolerance=1e-6):
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=10 * tolerance)
 
 
-# Under autocast a last bit of a sum decides how an activation is rounded to bfloat16, whose numbers are 2^-8 apart.
+# Under autocast the last bit of a sum can change how an activation is rounded to bfloat16, whose values are 2^-8 apart.
 @pytest.mark.parametrize(
     ("ranks", "training", "tolerance"),
     [
@@ -66,7 +66,7 @@ def test_ranks_begin_with_the_first_ones_parameters():
 
 
 def test_parameters_that_are_used_on_some_ranks_only():
-    ways = [{"stage": 0}, {"stage": 2}, {"stage": 3, "units": ("Routed",)}]  # in stage 3 all ranks gather the same
+    ways = [{"stage": 0}, {"stage": 2}, {"stage": 3, "units": ("Routed",)}]  # in stage 3 all ranks gather the same units
     for expected, *all_ours in run_ranks(2, bodies.routed, ways):
         for ours in all_ours:
             check_close(ours, expected)
@@ -121,7 +121,7 @@ def test_distributed_data_parallel_reduces_gradients_again_after_close():
 def test_a_process_group_limits_who_shares():
     answers = run_ranks(4, bodies.beside_tensor_parallelism, 2)
     assert answers[0] == answers[2] != answers[1] == answers[3]
-    assert all(norm == pytest.approx(15.0) for norm, _ in answers)  # the mean of 1 and 2, a hundred times
+    assert all(norm == pytest.approx(15.0) for norm, _ in answers)  # the norm of 100 elements, each the mean of 1 and 2
 
 
 DIES = """

@@ -1,4 +1,4 @@
-"""Ray Train starts a training that has the one line."""
+"""Test of a training that Ray Train starts."""
 
 import json
 import os
@@ -18,11 +18,11 @@ MIB = 1 << 20
 
 @pytest.fixture
 def ray_here(environment, monkeypatch):
-    """On this machine alone; tells nobody, and leaves nothing in the user's home."""
+    """Run Ray on this machine alone, without usage statistics and without files in the user's home."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     paths = os.pathsep.join([environment["PYTHONPATH"], str(Path(__file__).resolve().parents[2])])
-    with TemporaryDirectory() as folder:  # a socket's name has no room for pytest's
+    with TemporaryDirectory() as folder:  # pytest's paths are too long for the name of a socket
         ray.init(
             num_cpus=2,
             include_dashboard=False,

@@ -1,4 +1,4 @@
-"""What ballast.wrap() refuses leaves the optimizer and the model as they were, and can be wrapped again."""
+"""Tests that a refused ballast.wrap() changes neither the optimizer nor the model, and can be repeated."""
 
 import atexit
 
@@ -14,7 +14,7 @@ def adamw(parameters):
 
 
 class Refusal:
-    """A model, an optimizer, options of wrap() that are refused, and what stands in the way."""
+    """A model and an optimizer that wrap() refuses with the given options, until mend() removes the cause."""
 
     def __init__(self, make=mlp, **options):
         self.model = make()
@@ -42,7 +42,7 @@ class TrainedByAnother(Refusal):
 
 
 class UnknownFormat(Refusal):
-    """Of the last parameter: others have been looked at before."""
+    """The last parameter has an unknown format, which is found after the others are accepted."""
 
     def __init__(self, make):
         super().__init__(make, stage=2)
@@ -53,7 +53,7 @@ class UnknownFormat(Refusal):
 
 
 class BudgetIsTooSmallForARun(Refusal):
-    """Parameters are partitioned in wrap()."""
+    """The budget is too small for a run, whose parameters are partitioned in wrap()."""
 
     def __init__(self, folder, make):
         super().__init__(make, stage=2, offload=f"nvme:{folder}", run="mine", memory=100)
@@ -63,7 +63,7 @@ class BudgetIsTooSmallForARun(Refusal):
 
 
 class PeerHasFailed(Refusal):
-    """While ranks agree on the first numbers, which is the last that can go wrong."""
+    """Another rank fails while ranks agree on the initial values, which is the last action of wrap() that can fail."""
 
     def __init__(self, patch, make):
         super().__init__(make, stage=3)
@@ -96,7 +96,7 @@ REFUSALS = {
 
 
 def looks(model, optimizer):
-    """All that a wrap changes."""
+    """Return everything that wrap() changes."""
     return (
         [(type(each), each.device, sorted(vars(each)), len(hooks_of(each))) for each in model.parameters()],
         [(len(each._forward_pre_hooks), len(each._forward_hooks)) for each in model.modules()],
@@ -110,7 +110,7 @@ def hooks_of(parameter):
 
 @pytest.fixture
 def at_exit(monkeypatch):
-    """What Python is going to call at exit: it tells nobody itself."""
+    """Return the functions that are registered with atexit, which has no list of them."""
     called, register, unregister = {}, atexit.register, atexit.unregister
     monkeypatch.setattr(atexit, "register", lambda call: called.setdefault(id(call), register(call)))
     monkeypatch.setattr(atexit, "unregister", lambda call: (called.pop(id(call), None), unregister(call)))
@@ -128,7 +128,7 @@ def test_a_refused_wrap_leaves_nothing(kind, at_exit, tmp_path, patch):
     refusal = REFUSALS[kind](tmp_path, patch)
     model, optimizer = refusal.model, refusal.optimizer
     before, called = looks(model, optimizer), {**at_exit}
-    with pytest.raises(ballast.Error) as refused:  # whose traceback has the session
+    with pytest.raises(ballast.Error) as refused:  # its traceback holds the session
         ballast.wrap(optimizer, refusal.given, **refusal.options)
     assert (looks(model, optimizer), at_exit) == (before, called)
     refusal.mend()

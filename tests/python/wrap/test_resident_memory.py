@@ -1,4 +1,4 @@
-"""What a training takes of the host, as the kernel counts it."""
+"""Tests of a training's resident memory, as the kernel counts it."""
 
 import ctypes
 
@@ -26,7 +26,7 @@ def growth_of_the_peak_at_the_start(rank: int, stage: int) -> int:
 
 
 def test_no_rank_holds_its_parameters_twice_when_training_begins():
-    """Parameters and remainders of the master take twice what torch's parameters took, sums of gradients twice that again."""
+    """Parameters and remainders of the master take twice the bytes of torch's parameters, and so do sums of gradients."""
     parameters = LAYERS * WIDE * WIDE * torch.bfloat16.itemsize
     for stage in (2, 3):
         [growth] = run_ranks(1, growth_of_the_peak_at_the_start, stage)
@@ -47,9 +47,9 @@ def growth_of_the_peak_when_a_layer_freezes(rank: int, stage: int, dtype: torch.
 
 
 def test_no_rank_holds_all_state_when_a_layer_freezes():
-    """Its own part is three numbers for each of an eighth of the elements. All moments are two numbers for each of all, and
-    would be held beside what is made of them. In stage 3 that is said of the parameters alone, too: gradients that are gone
-    leave room for a part of them. Many ranks and small layers keep what a rank may hold far below these bounds."""
+    """A rank's shard has three values for each of an eighth of the elements. Gathered moments would add two values for each
+    element. In stage 3 gathered parameters would exceed the bound too, even where freed gradients leave room for a part of
+    them. With many ranks and small layers, the memory that a rank may take is far below these bounds."""
     numbers = LAYERS * NARROW * NARROW * torch.float32.itemsize
     for dtype in (torch.float32, torch.bfloat16):
         for stage, bound in ((2, 2 * numbers), (3, numbers * 3 // 4)):
@@ -58,7 +58,7 @@ def test_no_rank_holds_all_state_when_a_layer_freezes():
 
 
 def what_freed_memory_leaves(rank: int) -> tuple[bool, int]:
-    """Whether a large block is a part of the heap, and by how much that is smaller when it is freed."""
+    """Return whether a large block is a part of the heap, and by how many bytes the heap shrinks when it is freed."""
     c = ctypes.CDLL(None)
     for function in (c.malloc, c.sbrk):
         function.restype = ctypes.c_size_t
@@ -70,5 +70,5 @@ def what_freed_memory_leaves(rank: int) -> tuple[bool, int]:
 
 
 def test_pages_of_gradients_are_used_again():
-    """A mapping of its own, and a heap that shrinks, are cleared page by page when the next gradients come."""
+    """Large blocks stay in the heap. Else the kernel would clear new pages, one by one, for the next gradients."""
     assert run_ranks(1, what_freed_memory_leaves) == [(True, 0)]

@@ -1,4 +1,4 @@
-"""run=: who may resume what is kept under a name, and from which step."""
+"""Tests of named runs: which training may resume a run, and from which step."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Parameters that are partitioned too: the same bits as where they are kept whole."""
+"""Tests of stage 3: partitioned parameters train to the same bits as full ones."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_one_rank_trains_a_model_with_everything_in_it(checkpointing, micro_step
     plain, whole, ours = loop.run(), loop.run(stage=2), loop.run(stage=3)
     with ballast.gather(ours.model):
         check_equal(whole, ours)
-        # Torch leaves unused parameters alone, here they have gradients of zero.
+        # Torch leaves unused parameters alone, while Ballast updates them with gradients of zero.
         torch.nn.init.zeros_(plain.model.unused.weight), torch.nn.init.zeros_(ours.model.unused.weight)
         torch.nn.init.zeros_(plain.model.unused.bias), torch.nn.init.zeros_(ours.model.unused.bias)
         check_close(plain, ours, 1e-5)
@@ -79,7 +79,7 @@ def test_evaluation_between_steps_changes_nothing():
 
 
 def test_what_is_interrupted_from_the_keyboard_leaves_nothing_behind():
-    """Torch calls no hooks of the modules that were running."""
+    """An interrupt leaves nothing behind, although torch then calls no hooks of the modules that were running."""
     loop = Loop(make_model=Tower)
     quiet, ours = loop.run(stage=3), Tower()
     optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters(), lr=1e-2), ours, stage=3)
@@ -92,7 +92,7 @@ def test_what_is_interrupted_from_the_keyboard_leaves_nothing_behind():
 
 
 def interrupted(loop, model, optimizer):
-    """In the forward pass before a step, and again in the backward pass, each of which is done once more."""
+    """Train, and interrupt a forward and a backward pass before each step, which then repeats them."""
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -156,6 +156,6 @@ print(type(model.weight).__name__)
 
 
 def test_memory_is_given_back_before_python_ends(environment):
-    """Destructors that use torch after that were seen to crash."""
+    """Parameters are restored before Python ends, as destructors that use torch later can crash."""
     said = subprocess.run([sys.executable, "-c", EXITS], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["Ungathered", "Parameter"]

@@ -1,4 +1,4 @@
-"""The optimizer's state as torch and its users know it: read, saved, loaded, taken out."""
+"""Tests of the optimizer's state: it is read, saved, loaded and removed as in torch."""
 
 from collections import defaultdict
 
@@ -39,7 +39,7 @@ def test_a_state_dict_goes_to_the_plain_optimizer_and_back(tmp_path):
     model = mlp()
     model.load_state_dict(again.model.state_dict())
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
-    optimizer.load_state_dict(torch.load(tmp_path / "state.pt"))  # torch has gone on in the tensors of the first
+    optimizer.load_state_dict(torch.load(tmp_path / "state.pt"))  # torch has updated the tensors of `saved`
     back = loop.train(model, optimizer, 3)
     assert back.losses == there.losses
     assert optimizer.state[model[0].weight]["step"] == 6
@@ -94,7 +94,7 @@ def test_an_optimizer_whose_state_is_emptied_begins_again(empty, kind, options, 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_parameter_takes_the_place_and_the_state_of_another(stage):
-    """As where a parameter grows in training, and its moments with it."""
+    """A parameter grows in training, and its moments grow with it."""
 
     def grow(model, optimizer):
         old, group = model[2].weight, optimizer.param_groups[0]

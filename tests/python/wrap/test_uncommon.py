@@ -1,4 +1,4 @@
-"""What models and training loops do now and then, and what has to come out of it: torch's numbers, or a clear refusal."""
+"""Tests of uncommon models and training loops: they train as in torch, or are refused with a reason."""
 
 import weakref
 
@@ -14,7 +14,7 @@ every_stage = pytest.mark.parametrize("stage", [None, 0, 2, 3])
 
 
 def trained(make_model, stage, body, **options):
-    """Losses of some steps, by torch where there is no stage."""
+    """Return the losses of four steps. Without a stage, torch trains alone."""
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -75,7 +75,7 @@ def test_a_view_that_outlives_its_numbers_is_told_of(caplog, late):
 @pytest.mark.parametrize(
     "stage, said",
     [
-        (2, "first in blocks.2.down.weight (unit position to head.bias)"),  # all are in one
+        (2, "first in blocks.2.down.weight (unit position to head.bias)"),  # all parameters are in one unit
         (3, "first in blocks.2.down.weight (unit blocks.2)"),
     ],
 )
@@ -224,7 +224,7 @@ def test_what_a_wrapped_optimizer_trains_is_not_wrapped_again(stage):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_optimizer_that_nobody_has_any_more_is_not_in_the_way(stage):
-    """Though only the garbage collector finds it, in the middle of a step: a notebook's cell is run again after an error."""
+    """The next wrap() collects an optimizer in a cycle, in the middle of a step, as when a notebook's cell is run again."""
     model = mlp()
     first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
     model(torch.ones(20)).sum().backward()

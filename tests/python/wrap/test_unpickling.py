@@ -1,4 +1,4 @@
-"""Files that would run code are refused, whoever reads them, and nothing of them runs."""
+"""Tests that files that would run code are refused by each reader, and that none of the code runs."""
 
 import io
 import pickle
@@ -18,7 +18,7 @@ def in_metadata(folder, pickled):
 
 
 def inside_of_metadata(folder, pickled):
-    """Where torch's planner keeps what it likes."""
+    """Plant the pickle in the data of torch's planner, which may be any object."""
     whole = pickle.dumps(Metadata({}, planner_data="HERE"), 2)
     place = b"X\x04\x00\x00\x00HERE"
     assert place in whole
@@ -27,7 +27,7 @@ def inside_of_metadata(folder, pickled):
 
 
 def in_a_piece(folder, pickled):
-    """Of a tensor, as .metadata has it."""
+    """Plant the pickle in a file in which .metadata locates a tensor."""
     content = as_torch_saves(pickled)
     (folder / "piece.distcp").write_bytes(content)
     whole = pickle.loads((folder / ".metadata").read_bytes())
@@ -72,7 +72,7 @@ def require_refused(folder, file, gadget, sentinel, training):
     said = str(raised.value)
     assert not sentinel.exists(), gadget
     assert file in said
-    assert GADGETS[gadget][1] in said or "Unsupported operand" in said, gadget  # there torch.load() stops before the name
+    assert GADGETS[gadget][1] in said or "Unsupported operand" in said, gadget  # torch.load() stops before the name
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -100,7 +100,7 @@ def test_an_extra_that_would_run_code_is_refused(tmp_path, sentinel, monkeypatch
 
 
 def test_what_deepspeed_keeps_of_its_own_runs_nothing(run, tmp_path, sentinel):
-    """Objects of its own are passed over there, and so is anything else; what is needed is missed, and said."""
+    """Unknown objects in DeepSpeed's files are skipped and run no code. Missing values are reported."""
     state = "zero/optimizer_state.pt"
     as_universal_of_stage_3(tmp_path, run)
     genuine = (tmp_path / state).read_bytes()
@@ -117,7 +117,7 @@ def test_what_deepspeed_keeps_of_its_own_runs_nothing(run, tmp_path, sentinel):
 
 @pytest.mark.parametrize("gadget", GADGETS)
 def test_the_gadgets_run_where_they_may(gadget, sentinel):
-    """Else the tests above would say nothing."""
+    """Each pickle runs its code under a trusting reader, so that the tests above are valid."""
 
     class Trusting(pickle.Unpickler):
         def persistent_load(self, pid):

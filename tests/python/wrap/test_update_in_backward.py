@@ -1,4 +1,4 @@
-"""Updates as soon as gradients are there: the same bits, and nothing that would come too late is done silently."""
+"""Tests of update_in_backward: it gives the same bits, and calls that would come too late are refused."""
 
 import ballast
 import pytest
@@ -46,7 +46,7 @@ def test_a_learning_rate_that_changes_between_steps_is_the_one_of_its_step():
 
 
 def begun() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """In the middle of a step."""
+    """Return a training in the middle of a step."""
     run = Loop(make_model=Tower, steps=1).run(**IN_BACKWARD)
     run.model(torch.ones(20)).sum().backward()
     return run.model, run.optimizer

@@ -1,4 +1,4 @@
-"""verify=N finds bits that went wrong, and nothing else."""
+"""Tests of verify=N: it reports flipped bits, and nothing else."""
 
 import ballast
 import pytest
@@ -35,7 +35,7 @@ def one_unit(**options):
 def test_a_flipped_bit_ends_the_training():
     model, step = one_unit(stage=2, verify=1)
     step()
-    bytes_at(model.weight.data_ptr(), model.weight.nbytes)[5] ^= 1  # as no program would write to it
+    bytes_at(model.weight.data_ptr(), model.weight.nbytes)[5] ^= 1  # bypasses torch, as a fault in memory does
     with pytest.raises(ballast.FailureError, match="B3001 an update found other bits than the last one left(.|\n)*weight"):
         step()
 
