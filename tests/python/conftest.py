@@ -1,4 +1,4 @@
-"""The package as it was built: in BALLAST_BUILD, or by the release preset."""
+"""Finds the built package: in BALLAST_BUILD, or in the folder of the release preset."""
 
 import os
 import sys
@@ -22,5 +22,5 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """Of a process that imports the package."""
+    """Return the environment of a process that imports the package."""
     return {**os.environ, "PYTHONPATH": str(PACKAGE)}

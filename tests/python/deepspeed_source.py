@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Where a configuration, or a section of it, enters: file, class, function, the expression that is the section, its path.
+# The places where a configuration or a section of it enters: file, class, function, expression of the section, its path.
 ENTRIES = [
     ("__init__.py", "", "initialize", "config", ""),
     ("runtime/config.py", "DeepSpeedConfig", "__init__", "config", ""),
@@ -38,9 +38,9 @@ OPTIMIZERS = [
 ]
 GETTERS = {"get_scalar_param", "get_list_param", "get_dict_param"}  # (section, key, default)
 METHODS = {"get", "pop"}  # section.get(key, default)
-COPIES = {"copy", "deepcopy", "dict", "keys", "items"}  # of a section
+COPIES = {"copy", "deepcopy", "dict", "keys", "items"}  # copy a section or iterate over it
 NO_DEFAULT = "-"
-Keys = dict[str, str]  # by path: the default, as Python writes it
+Keys = dict[str, str]  # maps the path of a key to its default, as Python writes it
 
 
 class Found(NamedTuple):

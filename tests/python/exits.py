@@ -1,4 +1,4 @@
-"""Programs that end without a word."""
+"""Runs programs that must end without output to stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def folder_with_dill() -> str:
-    """torch imports dill where it is installed, and objects then live longer at exit."""
+    """Return the folder of dill. torch imports dill if it is installed, and objects then live longer at exit."""
     found = find_spec("dill")
     if found is None or found.origin is None:
         pytest.skip("dill is not installed: tests/python-requirements.txt")
@@ -22,7 +22,7 @@ def folder_with_dill() -> str:
 
 
 def folder_without_dill(folder: Path) -> str:
-    """A folder whose programs find no dill, where it is installed."""
+    """Return a folder that hides dill from programs, even where it is installed."""
     (folder / "sitecustomize.py").write_text('import sys\nsys.modules["dill"] = None\n')
     return str(folder)
 

@@ -1,4 +1,4 @@
-"""`ballast COMMAND`: its answers, its exit codes, and the examples in its help."""
+"""Tests of `ballast COMMAND`: its output, its exit codes, and the examples in its help."""
 
 import json
 import re

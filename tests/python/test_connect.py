@@ -1,4 +1,4 @@
-"""Ranks meet through a store that Python brings: torch's, or one of a few lines."""
+"""Tests of ballast.connect(): the rendezvous through a store from Python, which is torch's or a small one of the test."""
 
 import socket
 import subprocess
@@ -37,7 +37,7 @@ with ballast.connect(store=store_at(place, rank, size), rank=rank, size=size, ti
 
 
 class FileStore:
-    """A file for each key."""
+    """A store with a file for each key."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -69,7 +69,7 @@ def store_at(place, rank, size):
 
 @pytest.fixture
 def start(tmp_path, environment):
-    """Starts two ranks, and gives what they said."""
+    """Return a function that runs ranks and returns their exit codes and outputs."""
 
     def start(store: str, place: str, script: str = RANK, ranks: int = 2) -> list[subprocess.CompletedProcess]:
         (tmp_path / "rank.py").write_text(script.format(store=store))

@@ -1,4 +1,4 @@
-"""Configurations of DeepSpeed: every key is either carried over, or named."""
+"""Tests of import_deepspeed(): every key of a configuration is carried over or named."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The table of DeepSpeed's keys has all that DeepSpeed reads, with DeepSpeed's defaults."""
+"""Tests that the table of DeepSpeed's keys has every key that DeepSpeed reads, with DeepSpeed's defaults."""
 
 import ast
 import importlib.util
@@ -54,7 +54,7 @@ def default_of(key):
     return None if found == NONE else ast.literal_eval(found)
 
 
-# What each optimizer does without lr, betas, eps or weight_decay is for test_deepspeed_config.py.
+# test_deepspeed_config.py tests the defaults that each optimizer has for these.
 OF_OPTIMIZERS = [f"optimizer.params.{key}" for key in ("lr", "betas", "eps", "weight_decay")]
 
 
@@ -76,7 +76,7 @@ def nested(path, value):
 
 @pytest.mark.parametrize("value", ["auto", 3, True])
 def test_no_key_vanishes(value):
-    """Each key alone: it is refused by name, or named, or there is another option for it."""
+    """A configuration with one key is refused with its name, or the result names the key or has another option for it."""
     without = import_deepspeed({})
     vanished = []
     for key in DEFAULTS:

@@ -1,4 +1,4 @@
-"""The doctor sees what is planted, and says what to do."""
+"""Tests that `ballast doctor` finds planted problems and has a remedy for each."""
 
 import ballast
 import pytest
@@ -10,7 +10,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @pytest.fixture
 def machine(tmp_path):
-    """One in which nothing is wrong, to be spoiled by a test."""
+    """Return a machine without problems, in which a test then plants one."""
     found = ballast.this_machine()
     memory = {**found["memory"], "memlock_bytes": None, "cgroup": None, "total_bytes": 64 * GIB}
     found = {**found, "memory": memory, "numa_nodes": 1, "core_quota": None, "nccl": True}

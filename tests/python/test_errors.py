@@ -1,4 +1,4 @@
-"""C++ errors arrive with all their parts, as types that Python's own handlers know too."""
+"""Tests that C++ errors arrive with all their parts, as types that Python's own handlers catch too."""
 
 import re
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_the_parts_are_attributes():
     error = raised.value
     assert (error.what_happened, error.where) == ("it went wrong", "unit h.3")
     assert (error.needed, error.available, error.remedy) == ("2 GiB", "1 GiB", "Wait.")
-    assert "test_errors.py:" in str(error)  # who asked, not who carried the message
+    assert "test_errors.py:" in str(error)  # the caller, not the function that passed the error on
 
 
 def test_an_error_without_a_remedy_has_that_of_its_code():

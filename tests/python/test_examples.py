@@ -1,4 +1,4 @@
-"""Run the scripts of examples/ as ./quickstart does, and as a user who reads every warning."""
+"""Tests of the scripts of examples/. They run as in ./quickstart, and every warning is an error."""
 
 from pathlib import Path
 
@@ -22,6 +22,6 @@ def test_the_added_line_changes_where_things_are_and_no_loss(environment: dict[s
 @pytest.mark.parametrize("with_dill", [True, False])
 def test_a_training_writes_nothing_to_stderr(with_dill: bool, environment: dict[str, str], tmp_path: Path) -> None:
     folder = folder_with_dill() if with_dill else folder_without_dill(tmp_path)
-    environment = {**environment, "OMP_NUM_THREADS": "1"}  # else torchrun says that it sets it
+    environment = {**environment, "OMP_NUM_THREADS": "1"}  # otherwise torchrun warns that it sets it
     printed = run_silently([*ON_TWO_RANKS, EXAMPLES / "gpt.py", *SMALL], environment, folder)
     assert "step   2" in printed

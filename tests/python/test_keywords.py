@@ -1,4 +1,4 @@
-"""The keywords of wrap(), plan() and front(): type checkers, inspect and help() see them, and a misspelt one is refused."""
+"""Tests of the keywords of wrap(), plan() and front(): type checkers and help() see them, and misspelt ones are refused."""
 
 import doctest
 import inspect
@@ -42,7 +42,7 @@ seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB
 plans: list[ballast.Plan] = ballast.front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
 """
 
-# A line of a user's script, and what mypy says of it.
+# A line of a user's script, and mypy's error for it.
 WRONG = [
     ("ballast.wrap(adamw, stag=3)", 'Unexpected keyword argument "stag" for "wrap"'),
     ("ballast.wrap(adamw, stage=2.5)", 'Argument "stage" to "wrap" has incompatible type "float"'),
@@ -76,7 +76,7 @@ def test_mypy_knows_the_keywords_and_their_types(tmp_path):
     script.write_text(RIGHT + "".join(f"{line}\n" for line, _ in WRONG))
     found = mypy(script)
     expected = dict(enumerate((said for _, said in WRONG), RIGHT.count("\n") + 1))
-    assert set(found) == set(expected), found  # none in the lines of RIGHT
+    assert set(found) == set(expected), found  # no errors in the lines of RIGHT
     for number, said in expected.items():
         assert said in found[number]
 
@@ -99,7 +99,7 @@ def test_the_signature_has_every_option_and_its_default():
 
 @pytest.mark.parametrize("options", [WrapOptions, Options])
 def test_defaults_are_written_once(options):
-    """A field of the dataclass with a default could differ from the signature."""
+    """The fields of the dataclass have no defaults, as those could differ from the signature's."""
     required = inspect.signature(options).parameters.values()
     assert all(each.default is inspect.Parameter.empty for each in required)
 

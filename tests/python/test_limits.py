@@ -1,4 +1,4 @@
-"""A training that gets too few threads or descriptors is an error of Ballast's, wherever that happens."""
+"""Tests that a training with too few threads or descriptors fails with an error of Ballast, wherever this happens."""
 
 import os
 import subprocess

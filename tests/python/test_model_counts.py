@@ -1,4 +1,4 @@
-"""Configurations have as many parameters as the models that transformers builds of them."""
+"""Tests that the parameters counted for a configuration are those of the model that transformers builds from it."""
 
 import sys
 
@@ -97,11 +97,11 @@ DECODERS = [
         for more in (
             {},
             {"head_dim": 32},
-            {"attention_bias": True},  # unknown to Mistral: no bias comes of it
+            {"attention_bias": True},  # Mistral ignores it and has no bias
             {"tie_word_embeddings": True},
         )
     ],
-    ("mistral", {**SMALL, "num_attention_heads": 16}),  # its default has 8 heads of keys and values
+    ("mistral", {**SMALL, "num_attention_heads": 16}),  # the default is 8 heads of keys and values
     ("mistral", MISTRAL_7B),
     *[
         ("qwen2", {**SMALL, "num_key_value_heads": 2, **more})
@@ -152,7 +152,7 @@ OTHERS = {
 
 
 def built(architecture, config):
-    """The model of a configuration, without weights."""
+    """Return the model of a configuration, on the meta device."""
     settings = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         return getattr(transformers, architecture)(settings)

@@ -1,4 +1,4 @@
-"""Models as people have them become units."""
+"""Tests of describe(): it divides names, configurations, shapes and modules into units."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_tied_words_are_there_once():
     tied = describe({**LLAMA, "tie_word_embeddings": True})
     assert describe(LLAMA).parameters - tied.parameters == 100 * 64
     assert tied.model.units[-1].ties[0].unit == 0
-    assert tied.flops == describe(LLAMA).flops  # the product is made all the same
+    assert tied.flops == describe(LLAMA).flops  # a tied head is still multiplied
 
 
 def test_the_dtype_is_the_configurations_or_the_callers():

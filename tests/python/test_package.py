@@ -1,4 +1,4 @@
-"""What is imported, linked and installed, and that the examples in the docstrings are true."""
+"""Tests of the package's imports, links and files, and of the examples in its docstrings."""
 
 import doctest
 import importlib

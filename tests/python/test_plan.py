@@ -1,4 +1,4 @@
-"""Planning: what fits, what it costs, and what is said where nothing fits."""
+"""Tests of ballast.plan() and front(): what fits, its forecast time, and the error if nothing fits."""
 
 import itertools
 import json

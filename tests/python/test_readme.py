@@ -1,4 +1,4 @@
-"""README.md of the top: its code runs, its figures are those of the recorded run, its links lead somewhere."""
+"""Tests of the top-level README.md: its code runs, its figures are those of the recorded run, and its links resolve."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ def programs() -> list[str]:
 
 
 def recorded() -> dict[str, list[dict]]:
-    """The lines of the recorded run, by case."""
+    """Return the lines of the recorded run by case."""
     lines: dict[str, list[dict]] = {}
     for text in (ROOT / "benchmarks" / "results" / "peers-training.jsonl").read_text().splitlines()[1:]:
         line = json.loads(text)
@@ -32,7 +32,7 @@ def recorded() -> dict[str, list[dict]]:
 
 
 def rows() -> list[list[str]]:
-    """The cells of each row of the table of figures that is in the recorded run."""
+    """Return the cells of the rows whose figures are in the recorded run."""
     table = README[README.index("| two ranks, 303M") :].split("\n\n")[0]
     cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return [row for row in cells if "between two hosts" not in row[0]]
@@ -94,7 +94,7 @@ def test_a_link_leads_somewhere(link: str) -> None:
 
 
 def drawing_script(script: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(DRAWINGS)  # for what the scripts share
+    monkeypatch.syspath_prepend(DRAWINGS)  # for the module that the scripts share
     spec = importlib.util.spec_from_file_location(f"drawing_{script}", DRAWINGS / f"{script}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

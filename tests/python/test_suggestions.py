@@ -1,4 +1,4 @@
-"""Where nothing fits: each change that `ballast plan` suggests was tried, and fits."""
+"""Tests that each change that `ballast plan` suggests, when nothing fits, does fit."""
 
 import shlex
 
@@ -13,7 +13,7 @@ def plan(capsys, words):
 
 
 def suggestions_in(error):
-    """Options of `ballast plan`, one list for each suggestion."""
+    """Return the options of each suggestion in an error of `ballast plan`."""
     lines = error.partition("Any of these fits:\n")[2].splitlines()
     return [shlex.split(line.partition(": ")[0]) for line in lines if line.strip().startswith("--")]
 

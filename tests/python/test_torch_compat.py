@@ -1,4 +1,4 @@
-"""Each private part of torch that the package uses does what the package needs of it."""
+"""Tests that each private part of torch that the package uses does what the package needs."""
 
 import gc
 import weakref

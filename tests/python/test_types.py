@@ -1,4 +1,4 @@
-"""The package is typed to its last line, and its stubs are those of the extension."""
+"""Tests that the package passes mypy in strict mode, and that its stubs have the names of the extension."""
 
 import ast
 import subprocess
