@@ -1,4 +1,4 @@
-"""Suites import each other's modules by their bare names, as `run` of each lets them."""
+"""Lets tests import the modules of the suites by their bare names, as each suite's `run` does."""
 
 import sys
 from pathlib import Path

@@ -29,7 +29,7 @@ TEST_CASE("the spread is half the distance of the quartiles relative to the medi
 }
 
 TEST_CASE("the ratio is the median of the rounds' ratios, not the ratio of the medians") {
-  // The machine is three times slower in some rounds, for both; in one round something disturbed the case alone.
+  // In some rounds the machine is three times slower for both. In one round a disturbance affects the case alone.
   const Runs subject{.work = 2, .seconds = {1, 3, 30, 1, 3}};
   const Runs against{.work = 1, .seconds = {1, 3, 3, 1, 3}};
   const auto summary = summarise(subject, against);

@@ -1,4 +1,4 @@
-"""What the contest of trainings works out from what it has measured, and that all of its parts fit together."""
+"""Tests of the comparison of trainings: its cases and systems, and the records computed from measurements."""
 
 import comparisons
 import peers_training

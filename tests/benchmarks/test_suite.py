@@ -1,4 +1,4 @@
-"""What suites written in Python have in common."""
+"""Tests of the module that the suites in Python share."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ def test_list_names_what_is_chosen_and_stops(monkeypatch, capsys):
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios_and_above_one_is_better():
     fields = suite.comparison([1.0, 2.0, 4.0], [2.0, 2.0, 20.0], lambda seconds: 10 / seconds)
-    assert fields["ratio"] == 2.0  # of 2, 1 and 5; that of the medians is 1
+    assert fields["ratio"] == 2.0  # the median of 2, 1 and 5; the ratio of the medians is 1
     assert fields["value"] == 5.0
     assert fields["against_value"] == 5.0
     assert fields["spread"] == pytest.approx((3.5 - 1.5) / 2 / 2.0)

@@ -1,4 +1,4 @@
-"""What the suite of memory against throughput works out from what it has measured: cases, floors, front, labels."""
+"""Tests of the suite of memory versus throughput: cases, and the floors, front and labels computed from measurements."""
 
 import argparse
 import itertools
@@ -71,8 +71,8 @@ def test_a_floor_is_compared_with_the_steps_of_its_own_round():
     }
     of = training.drive_details(case, runs)
     assert of["without_drive"] == cases.STAGE_3
-    assert of["floor_seconds"] == pytest.approx(2.3)  # of 1.3, 2.3 and 2.35
-    assert of["floor_ratio"] == pytest.approx(1.175)  # of 1.3, 0.575 and 1.175
+    assert of["floor_seconds"] == pytest.approx(2.3)  # the median of 1.3, 2.3 and 2.35
+    assert of["floor_ratio"] == pytest.approx(1.175)  # the median of 1.3, 0.575 and 1.175
 
 
 def test_fio_gets_the_steps_mix_records_and_ranks():
@@ -82,7 +82,7 @@ def test_fio_gets_the_steps_mix_records_and_ranks():
     )
     assert (options["rw"], options["rwmixread"]) == ("rw", "75")
     assert (options["bs"], options["iodepth"], options["numjobs"]) == (str(500 * 4096), "8", "2")
-    assert int(options["size"]) == 16 * 500 * 4096  # two places for each of eight
+    assert int(options["size"]) == 16 * 500 * 4096  # two places for each of eight records
     assert options["direct"] == "1"
 
 

@@ -15,7 +15,7 @@ NOT_RUN = re.compile(r" *<!-- not run: (.+) -->")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page; `line` is that of its first line of text, counted from 1."""
+    """A block of a page. `line` is the number of its first line of text, counted from 1."""
 
     page: Path
     line: int
@@ -23,7 +23,7 @@ class Block:
     title: str
     lines: tuple[str, ...]
     indent: int
-    not_run: str  # why, or empty
+    not_run: str  # the reason, or empty
 
     @property
     def text(self) -> str:
@@ -35,7 +35,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Return all of them, in the page's order."""
+    """Return the blocks of a page in its order."""
     return list(_blocks(page, page.read_text().splitlines()))
 
 
@@ -67,7 +67,7 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def _why_not(before: list[str]) -> str:
-    """Return the reason in the last line before the block, which may be followed by empty ones."""
+    """Return the reason in the last line before the block that is not empty."""
     last = next((line for line in reversed(before) if line.strip()), "")
     found = NOT_RUN.fullmatch(last)
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""These tests run the pages' code with torch, in the built package."""
+"""Skips these tests if the package is not built or torch is not installed."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""run_page.py [--renew] PAGE: run every block of a page, in order; end with 1 at the first that is not as it is written."""
+"""run_page.py [--renew] PAGE: run the blocks of a page in order. Exit with 1 at the first that does not do what it shows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ sys.path[:0] = [str(PACKAGE), str(Path(__file__).parent)]
 from blocks import Block, blocks_of  # noqa: E402
 
 SHOWN_ONLY = {"", "text", "mermaid"}
-COMPILED = {"cpp", "cmake"}  # what the pages show of C++ is compiled by tests/package
-SECONDS = 120  # of a command
+COMPILED = {"cpp", "cmake"}  # tests/package compiles the C++ code of the pages
+SECONDS = 120  # limit of a command
 COMPARED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -34,7 +34,7 @@ class Failed(Exception):
 
 @dataclass
 class Output:
-    """What was printed, and where the page says so: lines counted from 1, the second of them not included."""
+    """What a block printed, and the page's lines for it, counted from 1, up to and without `end`."""
 
     begin: int
     end: int
@@ -44,7 +44,7 @@ class Output:
 
 @dataclass
 class Run:
-    """A page that is being run in the current directory."""
+    """Runs the blocks of a page in the current directory."""
 
     renews: bool
     names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
@@ -96,7 +96,7 @@ class Run:
 
 
 def commands_of(block: Block) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yield the line of each command, itself (lines that end with a backslash are one), and the output below it."""
+    """Yield the line of each command, the command, and the output below it. A backslash at the end of a line joins lines."""
     lines = list(enumerate(block.lines, block.line))
     while lines:
         number, text = lines.pop(0)
@@ -124,7 +124,7 @@ python() {{ {python} "$@"; }}
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a command: it finds the built package, and torchrun gives no advice in it."""
+    """Return the environment of a command: it has the built package, and torchrun prints no advice."""
     return {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -138,7 +138,7 @@ def renew(page: Path, outputs: list[Output]) -> None:
 
 
 def run_page(page: Path, *, renews: bool = False) -> None:
-    """Run its blocks in an empty directory, which is gone afterwards."""
+    """Run the blocks of a page in an empty directory, which is removed afterwards."""
     run = Run(renews)
     folder, before = tempfile.mkdtemp(prefix="ballast-docs-"), os.getcwd()
     os.chdir(folder)

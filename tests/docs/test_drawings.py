@@ -1,4 +1,4 @@
-"""Drawings are what their scripts draw, and a page that quotes a golden program quotes it as it is."""
+"""Tests that drawings equal the output of their scripts, and that a page quotes its golden program exactly."""
 
 import importlib.util
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 from docs.blocks import PAGES, ROOT, blocks_of
 
-SCRIPT = PAGES / "drawings" / "step_as_a_program.py"  # the drawings of README are tested with it
+SCRIPT = PAGES / "drawings" / "step_as_a_program.py"  # test_readme.py tests the drawings of README
 GOLDEN = ROOT / "tests" / "plan" / "golden"
 
 
@@ -25,13 +25,13 @@ def test_the_drawing_is_what_its_script_draws():
 
 
 def quoted(page):
-    """The lines of a program that a page shows."""
+    """Return the lines of a program that a page shows."""
     lines = [line for block in blocks_of(page) if block.language == "text" for line in block.text.splitlines()]
     return [line for line in lines if line.startswith(("slot ", "entry ", "%"))]
 
 
 def misquoted(lines, program):
-    """The first line that the program does not have after the lines before it."""
+    """Return the first line that the program does not have after the lines before it."""
     rest = iter(program)
     return next((line for line in lines if line not in rest), None)
 

@@ -1,4 +1,4 @@
-"""Every block of every page of docs/ runs, and prints what the page shows."""
+"""Tests that every block of every page of docs/ runs and prints what the page shows."""
 
 import doctest
 import importlib.util
@@ -14,11 +14,11 @@ from docs.run_page import SHOWN_ONLY
 
 RUNNER = Path(__file__).with_name("run_page.py")
 
-# Blocks that cannot run here, by page: what a page leaves untried is seen in review.
+# The number of blocks of each page that cannot run here. A review sees when a page adds one.
 NOT_RUN = {
-    "get-started/install.md": 3,  # installing, compiling, and what depends on the machine
+    "get-started/install.md": 3,  # installation, compilation, and output that depends on the machine
     "guides/clusters.md": 2,  # Slurm and Kubernetes
-    "guides/frameworks.md": 3,  # PEFT, Ray, Megatron: tests of the package train inside of them
+    "guides/frameworks.md": 3,  # PEFT, Ray, Megatron: tests/python/wrap has tests of these
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
     "guides/nvme.md": 1,  # depends on the drive
@@ -80,7 +80,7 @@ def test_what_is_right_passes(environment, tmp_path):
 
 @pytest.fixture
 def reference():
-    """The generator of the reference pages."""
+    """Return the module that generates the reference pages."""
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "tools" / "reference.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["reference"] = module
@@ -94,7 +94,7 @@ def test_the_reference_has_every_option_with_its_meaning(reference):
         options = list(reference._options(getattr(ballast, name)))
         assert {option.name for option in options} >= known
         without = {option.name for option in options if not option.text}
-        assert without <= {"process_group"}  # which the docstring's text explains
+        assert without <= {"process_group"}  # the docstring's text explains it
 
 
 def test_the_reference_reads_explicit_keywords(reference):

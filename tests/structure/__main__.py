@@ -1,7 +1,6 @@
-"""`python3 tests/structure` prints what breaks the rules of the tree it stands in.
+"""`python3 tests/structure` prints the violations of the rules in the tree that it is in.
 
-`python3 tests/structure messages [folder ...]` prints all messages of the folders, to be read in one go; without a
-folder those of all sources.
+`python3 tests/structure messages [folder ...]` prints all messages of the folders, or of all sources if none is given.
 """
 
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 root = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(root / "tests"))
 
-from structure import house, rules  # noqa: E402 (found only now)
+from structure import house, rules  # noqa: E402 (needs the path above)
 
 
 def show_messages(folders: list[str]) -> None:

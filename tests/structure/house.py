@@ -1,11 +1,11 @@
-"""The shape of the house: which folder may know which, and where each thing lives. Change the design here.
+"""The design of the source tree as data: layers, homes and limits. Change the design here.
 
-In the patterns of files, `*` also crosses folders: "offload/*.cpp" is every .cpp file below offload/.
+In the patterns of files, `*` also matches slashes: "offload/*.cpp" is every .cpp file below offload/.
 """
 
 from typing import NamedTuple
 
-# Each folder that holds C++ or CUDA, and those it may include and link. What these may reach, it may reach too.
+# Each folder with C++ or CUDA sources, and the folders that it may include and link. It may also use what those may use.
 LAYERS = {
     "kernels/runtime": [],
     "kernels/simd": ["kernels/runtime"],
@@ -22,9 +22,9 @@ LAYERS = {
     "tests": ["zero", "benchmarks"],
 }
 
-# The modules of python/ballast, from bottom to top. A module imports those of its own group and of the groups before it, and
-# no circle of imports: inside of functions and under TYPE_CHECKING too. Patterns are of names without "ballast."; the package
-# itself, which imports all that users see, is "".
+# The modules of python/ballast, from bottom to top. A module may import modules of its own group and of the groups before it,
+# but not in a circle, even inside functions and under TYPE_CHECKING. Patterns match names without "ballast.". The package
+# itself, which imports all public names, is "".
 PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
     "foundation": [
@@ -67,20 +67,20 @@ PYTHON_LAYERS = {
     "commands": ["commands", "commands.*", "__main__"],
 }
 
-# What lies beside those folders at the top: what tools look for there, and the scripts that everybody types.
+# The files and folders that may be next to these at the top: those that tools look for there, and scripts that users run.
 TOP = {"CMakeLists.txt", "CMakePresets.json", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"}
 TOP |= {"CHANGELOG.md", "CITATION.cff", "SECURITY.md", "docs", "mkdocs.yml", ".github", ".pre-commit-config.yaml"}
 TOP |= {"quickstart", "run-benchmarks", "run-tests", ".ci", ".clang-format", ".clang-tidy", ".gitignore"}
 
-# nvcc takes 2 s for a .cu file that includes only this, and 6 s for one that includes what lies above.
+# nvcc takes 2 s for a .cu file that includes only these, and 6 s for one that includes higher layers.
 CUDA_SOURCES_MAY_INCLUDE = ["kernels", "examples/gpt"]
 
 
 class Vendor(NamedTuple):
-    """A library that is not ours: whoever includes its headers must be one of the home's files."""
+    """A library that is not ours. Only the files of its home may include its headers."""
 
     name: str
-    header: str  # a regular expression for the whole path between the brackets of #include
+    header: str  # a regular expression that matches the full path of the #include
     home: list[str]
     one_file: bool = False
 
@@ -103,7 +103,7 @@ VENDORS = [
 
 
 class Home(NamedTuple):
-    """Something that is done in one place: whoever writes the words must be one of the home's files."""
+    """Something that is done in one place. Only the files of its home may contain the words."""
 
     name: str
     words: str  # a regular expression, searched in code without comments and strings
@@ -125,17 +125,17 @@ HOMES = [
     ),
 ]
 
-# The folders whose messages keep the forms below. A folder is added when its messages have been rewritten.
+# The folders whose messages are checked against the forms below.
 CHECKED_MESSAGES = ["kernels", "offload", "optim", "zero", "python", "examples"]
-# The folders that have messages which users read.
+# The folders with messages that users read.
 SOURCES_WITH_MESSAGES = ["kernels", "offload", "optim", "zero", "python", "examples"]
 
-# The opening of a message: its subject, and directly after it a verb in the past.
+# A message that opens with its subject and a verb in the past tense directly after it.
 _SUBJECT = r"^(?:an?|the|this|that|some|no|all|\{\}|\w+ \{\})"
 _PAST_OPENING = _SUBJECT + r"(?: (?!is\b|are\b|has\b|have\b|that\b|what\b|which\b|than\b)[\w{}-]+){0,4}? (?:was|were)\b"
 
-# What a message may not say, as a regular expression, and what it says instead. A message has the form "cannot VERB
-# OBJECT: REASON", in the present tense, with the subject first.
+# Maps a regular expression that no message may match to what the message should say instead. A message has the form
+# "cannot VERB OBJECT: REASON", in the present tense, with the subject first.
 OLD_FORMS = {
     r"\b(was|were|is|are) to (be|have)\b": 'the present tense: "cannot reload: ..."',
     r"\bask(s|ed)? for\b": '"request", or the call that is made',
@@ -149,7 +149,7 @@ OLD_FORMS = {
     r"\b(go|goes|going|went) on\b": '"continues", "resumes"',
     _PAST_OPENING: "the present tense",
 }
-# Where the package uses what is private to torch: names below torch that begin with an underscore, and these of its objects.
+# The file that may use private names of torch: those below torch that begin with an underscore, and these of its objects.
 TORCH_COMPAT = "python/ballast/_torch_compat.py"
 PRIVATE_TO_TORCH = {"_cdata", "_schema", "_make_wrapper_subclass", "_get_active_ddp_module", "_get_default_store"}
 PRIVATE_TO_TORCH |= {"_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
@@ -158,8 +158,8 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 6
 
-# Python functions whose keywords are what users type: they may take any number of keywords, and their docstring, which explains
-# each of them, is not counted in their length.
+# Python functions with options for users as keywords. They may have any number of keywords. Their length does not include the
+# docstring, which explains each keyword.
 KEYWORD_FUNCTIONS = {("python/ballast/wrapping.py", "wrap"), ("python/ballast/plan_request.py", "request_plan")}
 
 # Paths that exist on one person's machine only.
@@ -168,6 +168,6 @@ DEVELOPER_PATH = r"(?<![\w.$}])/(?:home|Users|root|work|workspace|mnt)/\w"
 SIZED_SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".txt", ""}
 CODE_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 TEXT_SUFFIXES = SIZED_SUFFIXES | {".pyi", ".md", ".json", ".toml", ".supp", ".sh", ".yml"}
-# Folders, and what is a file where git keeps several working trees.
+# Ignored folders. In a git worktree, .git is a file.
 IGNORED = {"build", "node_modules", ".git", ".venv", "__pycache__"}
 IGNORED |= {".cache", ".pytest_cache", ".mypy_cache", ".ruff_cache"}

@@ -1,7 +1,7 @@
-"""The messages of the sources: every string of more than one word, with a placeholder `{}` where a value is put in.
+"""Finds the messages of the sources: every string of more than one word, with a placeholder `{}` for each inserted value.
 
-Strings are taken wherever they are, and not only between the brackets of `require()` or `refuse()`: many messages are
-composed of parts that other functions return.
+It takes strings everywhere and not only in calls of `require()` or `refuse()`, as many messages are composed of parts that
+other functions return.
 """
 
 import ast
@@ -23,7 +23,7 @@ def messages(path: str, text: str) -> list[Message]:
 
 
 def _cpp_strings(text: str) -> Iterator[Message]:
-    """The string literals; those with nothing between them but space and comments are one."""
+    """Yield the string literals. Those with only white space and comments between them are one."""
     code = source.without_comments_and_strings(text)
     begin, joined, end = 0, "", 0
     for literal in source.strings(text):
@@ -36,7 +36,7 @@ def _cpp_strings(text: str) -> Iterator[Message]:
 
 
 def _python_strings(text: str) -> Iterator[Message]:
-    """The string constants and f-strings, without docstrings and comments."""
+    """Yield the string constants and f-strings, without docstrings."""
     yield from _strings_in(ast.parse(text))
 
 

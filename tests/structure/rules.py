@@ -1,4 +1,4 @@
-"""The rules. Each looks at a tree of sources and yields what breaks it."""
+"""The rules of the source tree. Each rule reads a tree and yields its violations."""
 
 import ast
 import fnmatch
@@ -23,7 +23,7 @@ class Violation(NamedTuple):
 
 
 class Tree:
-    """The text files below a root, by their path relative to it; and all that is at the top."""
+    """The text files below a root by their relative paths, and the names at the top."""
 
     def __init__(self, root: Path):
         self.top = sorted(set(os.listdir(root)) - house.IGNORED)
@@ -124,7 +124,7 @@ def _commands(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _libraries(tree: Tree) -> dict[str, str]:
-    """The layer of each library: that of the folder its first source lies in."""
+    """Return the layer of each library, which is that of its first source file."""
     layers = {}
     for path, text in tree.cmake():
         for _, words in _commands(text, "ballast_library"):
@@ -211,7 +211,7 @@ def every_test_is_built(tree: Tree):
             yield path, 1, "is not named in tests/CMakeLists.txt, so it never runs"
 
 
-# clang-tidy, which reads several files as one, would not see it.
+# clang-tidy does not see these, as it reads several files as one.
 @rule("unused-name")
 def short_names_are_used(tree: Tree):
     for path, text in tree.with_suffix({".cpp", ".cu"}):
@@ -223,7 +223,7 @@ def short_names_are_used(tree: Tree):
 
 
 def _python_modules(tree: Tree) -> dict[str, str]:
-    """The file of each module of the package, by name without "ballast."; the package itself is ""."""
+    """Return the file of each module of the package by its name without "ballast.". The package itself is ""."""
     modules = {}
     for path, _ in tree.with_suffix({".py", ".pyi"}):
         if path.startswith(house.PYTHON_PACKAGE + "/"):
@@ -233,7 +233,7 @@ def _python_modules(tree: Tree) -> dict[str, str]:
 
 
 def _imported(found: source.Import, modules: dict[str, str]) -> str | None:
-    """The module of the package that an import is of, if it is of one."""
+    """Return the module of the package that an import loads, or None for other packages."""
     root, _, name = found.module.partition(".")
     if root != "ballast":
         return None
@@ -242,7 +242,7 @@ def _imported(found: source.Import, modules: dict[str, str]) -> str | None:
 
 
 def _python_graph(tree: Tree, modules: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
-    """What each module imports, and in which line."""
+    """Return for each module the modules that it imports, with the lines."""
     graph = {}
     for module, path in modules.items():
         found = [(_imported(each, modules), each.line) for each in source.python_imports(tree.files[path])]
@@ -273,7 +273,7 @@ def python_imports_point_down(tree: Tree):
 
 
 def _way(graph: dict[str, list[tuple[str, int]]], start: str, end: str) -> list[str]:
-    """The shortest way from one module to another by imports; empty where there is none."""
+    """Return the shortest path of imports from one module to another, or an empty list."""
     ways, seen = [[start]], {start}
     for way in ways:
         if way[-1] == end:
@@ -301,7 +301,7 @@ def _is_private(name: str) -> bool:
 
 
 def _private_to_torch(node: ast.AST) -> str | None:
-    """What this node names, if it is private to torch."""
+    """Return the name that a node uses if it is private to torch, or None."""
     if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
         return next((f"{node.module}.{each.name}" for each in node.names if _is_private(f"{node.module}.{each.name}")), None)
     if isinstance(node, ast.Import):

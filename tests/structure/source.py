@@ -1,7 +1,7 @@
-"""Reading sources: comments and strings blanked, includes, and where functions begin and end.
+"""Reads sources: blanks comments and strings, and finds includes, imports and functions.
 
-The functions are found by matching braces. That is no C++ parser, but one that needs no compiler flags and also reads
-.cu files; clang-tidy (.clang-tidy, readability-function-size) sees the same limits with a real one.
+It finds functions by matching braces. This is not a C++ parser, but it needs no compiler flags and reads .cu files too.
+clang-tidy (.clang-tidy, readability-function-size) checks the same limits with a real parser.
 """
 
 import ast
@@ -23,7 +23,7 @@ def _spaces(text: str) -> str:
 
 
 def without_comments_and_strings(text: str) -> str:
-    """The same text, the same lines and columns; a string keeps its quotes."""
+    """Return the text with comments and strings blanked, in the same lines and columns. A string keeps its quotes."""
     return _TOKEN.sub(lambda m: _spaces(m[0]) if m["comment"] else m[0][0] + _spaces(m[0][1:-1]) + m[0][-1], text)
 
 
@@ -53,7 +53,7 @@ class Include(NamedTuple):
 
 
 def includes(text: str) -> Iterator[Include]:
-    code = without_comments_and_strings(text)  # finds them; the text itself says what they name
+    code = without_comments_and_strings(text)  # includes are found here, but their paths are blanked: those come from `text`
     for found in re.finditer(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">\n]+)[>"]', code, re.MULTILINE):
         yield Include(line_of(text, found.start()), text[slice(*found.span(2))], found[1] == '"')
 
@@ -61,11 +61,11 @@ def includes(text: str) -> Iterator[Include]:
 class Import(NamedTuple):
     line: int
     module: str
-    name: str  # that is imported from the module; empty where it is the module itself
+    name: str  # imported from the module; empty if the module itself is imported
 
 
 def python_imports(text: str) -> Iterator[Import]:
-    """All of them, wherever they are: inside of functions, and under TYPE_CHECKING."""
+    """Yield all imports, also inside functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, each.name, "") for each in node.names)
@@ -79,7 +79,7 @@ class Function(NamedTuple):
     name: str
     lines: int  # 0 for a declaration
     parameters: int
-    keywords: int = 0  # of the parameters: those that have to be named and have a default
+    keywords: int = 0  # keyword-only parameters with a default
     docstring_lines: int = 0
 
 
@@ -115,14 +115,14 @@ def _cpp_functions(text: str) -> list[Function]:
     code = without_comments_and_strings(text)
     code = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", lambda m: _spaces(m[0]), code, flags=re.MULTILINE)
     found = []
-    start = at = 0  # of the declaration that is being read; where reading has come to
+    start = at = 0  # of the current declaration; the position of the reader
     while (stop := re.compile(r"[;{}]").search(code, at)) is not None:
         start += _ACCESS.match(code[start : stop.start()]).end()
         head, at = code[start : stop.start()], stop.end()
         if stop[0] == "{" and not _opens_scope(head):
             at = _closing(code, stop.start()) + 1
             if _is_value(head):
-                continue  # the declaration goes on
+                continue  # the declaration continues
         if stop[0] != "}" and (signature := _signature(head)) is not None:
             line = line_of(code, start)
             lines = line_of(code, at - 1) - line + 1 if stop[0] == "{" else 0
@@ -132,14 +132,14 @@ def _cpp_functions(text: str) -> list[Function]:
 
 
 def _opens_scope(head: str) -> bool:
-    """Whether the brace after it holds declarations: those of a namespace, a class, or an extern "C" block."""
+    """Return whether the brace after `head` opens declarations of a namespace, a class or an extern "C" block."""
     plain = _without_noise(head)
     scope = _SCOPE.search(plain)
     return scope is not None and "(" not in plain[scope.end() :] and "=" not in plain[scope.end() :]
 
 
 def _is_value(head: str) -> bool:
-    """Whether the brace after it begins a value: a default argument, or a member in a constructor's list."""
+    """Return whether the brace after `head` begins a value: a default argument, or a member in a constructor's list."""
     listed = re.search(r"\)\s*(?:noexcept\s*)?:(?!:)", head)
     last_word = re.search(r"[\w>]+\s*$", head)
     is_member = listed is not None and last_word is not None and listed.end() <= last_word.start()
@@ -147,7 +147,7 @@ def _is_value(head: str) -> bool:
 
 
 def _signature(head: str) -> tuple[str, int] | None:
-    """The name and the number of parameters, if this declares or defines a function or a named lambda."""
+    """Return the name and the number of parameters if `head` declares or defines a function or a named lambda."""
     plain = _without_noise(head)
     call = re.search(r"(operator\s*(?:\(\s*\)|[^\s\w(]+)|~?\w+(?:\s*<[^;()]*>)?|\])\s*\(", plain)
     if call is None:
@@ -157,7 +157,7 @@ def _signature(head: str) -> tuple[str, int] | None:
     if "=" in before and name != "lambda":
         return None  # a variable whose value is a call
     if _MACRO.fullmatch(name) or re.search(r"\b(return|throw|using|typedef|friend)\b", before):
-        return None  # a macro such as TEST_CASE takes what it likes
+        return None  # a macro such as TEST_CASE may take any number
     return name, _count_parameters(plain[call.end() : _closing(plain, call.end() - 1)])
 
 
@@ -175,7 +175,7 @@ def _count_parameters(text: str) -> int:
 
 
 def _without_noise(head: str) -> str:
-    """A declaration without attributes, template and requires clauses, which have brackets of their own."""
+    """Blank attributes, template and requires clauses, which have brackets of their own."""
     at = 0
     while (noise := _NOISE.search(head, at)) is not None:
         opening = noise.end() if noise[0] != "[[" else noise.start()
@@ -186,7 +186,7 @@ def _without_noise(head: str) -> str:
 
 
 def _closing(code: str, opening: int) -> int:
-    """Where the bracket that opens there is closed; the end of the text if it is not."""
+    """Return the position of the closing bracket, or the end of the text if there is none."""
     left, right = code[opening], _BRACKETS[code[opening]]
     depth = 0
     for index in range(opening, len(code)):

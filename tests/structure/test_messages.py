@@ -1,4 +1,4 @@
-"""Messages are found where they are: with placeholders and joined literals, and without docstrings and comments."""
+"""Tests that messages are found: with placeholders and joined literals, without docstrings and comments."""
 
 import pytest
 from structure.messages import Message, messages

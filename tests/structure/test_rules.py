@@ -1,4 +1,4 @@
-"""The repository keeps the rules, and every rule finds what breaks it."""
+"""Tests that the repository keeps the rules, and that every rule finds a planted violation."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from structure import rules
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# A tree in which nothing is wrong; each case below spoils it in one place.
+# A tree without violations. Each case below plants one.
 CLEAN = {
     "kernels/CMakeLists.txt": "ballast_library(runtime SOURCES runtime/log.cpp)\n"
     "ballast_library(kernels SOURCES cast_cpu.cpp LINKS PUBLIC ballast::runtime PRIVATE TBB::tbb)\n",
@@ -40,7 +40,7 @@ CLEAN = {
 
 TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:"
 
-# rule, file, the line it is found at, the file's text
+# rule, file, line of the violation, text of the file
 PLANTED = [
     ("top-level", "ballast-training-x1", 1, "state\n"),
     ("top-level", "notes.md", 1, "# Notes\n"),
@@ -88,7 +88,7 @@ PLANTED = [
     ("parameters", "python/ballast/wrapping.py", 1, "def save(*, a=1, b=1, c=1, d=1, e=1, g=1, h=1): pass\n"),
     ("function-size", "python/ballast/wrapping.py", 1, "def wrap():\n    'Wrap.'\n" + "    g()\n" * 60),
     ("in-build", "tests/zero/forgotten_test.cpp", 1, "#include <catch2/catch.hpp>\n"),
-    ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the one in deep/ is named
+    ("in-build", "tests/zero/plan_test.cpp", 1, "#include <catch2/catch.hpp>\n"),  # the listed one is in deep/
     ("unused-name", "zero/plan.cpp", 2, "int b;\nusing ::ballast::testing::b;\nint bb; // b\n"),
     ("unused-name", "zero/plan.cpp", 1, "namespace fs =\n    std::filesystem;\n"),
     ("message", "kernels/fill.cpp", 2, '\nrequire(ok, [] { return Problem{.what = "a fill was asked for"}; });\n'),
@@ -121,7 +121,7 @@ PLANTED = [
     ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
 ]
 
-# Looks like a violation and is none.
+# Files that look like violations but are none.
 INNOCENT = {
     "zero/engine.cpp": """// std::cout << getenv("HOME") and #include <nccl.h> in a comment
 /* #include <catch2/catch.hpp>

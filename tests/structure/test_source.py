@@ -1,4 +1,4 @@
-"""Functions are found where they are, with their lines and parameters."""
+"""Tests that functions are found with their lines and parameters."""
 
 import pytest
 from structure.source import Function, functions
