@@ -102,7 +102,7 @@ def method_of(owner: ast.AST, name: str) -> ast.FunctionDef | None:
 
 
 def called_name(node: ast.AST | None) -> str:
-    """Return the last word of the name of what is called."""
+    """Return the last word of the name of a called function."""
     return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 
@@ -217,7 +217,7 @@ class Reader(ast.NodeVisitor):
         self._visit_each(node.generators[0].target, node.generators[0].iter, [node.value])
 
     def _visit_each(self, target: ast.AST, over: ast.AST, body: Iterable[ast.AST]) -> None:
-        """Visit a loop's body once for each key of a constant, or once where it is over something else."""
+        """Visit a loop's body once for each key of a constant, or once if the loop is over something else."""
         if called_name(over) == "items" and isinstance(over, ast.Call):
             over = getattr(over.func, "value", over)
         found = find(self._file, over.id) if isinstance(over, ast.Name) else Found(self._file, over)
@@ -284,7 +284,7 @@ def read(directory: Path) -> Keys:
         found = find(package / path, name)
         function = found and method_of(found.node, "__init__")
         assert isinstance(function, ast.FunctionDef), f"{path} has no {name}"
-        for argument, default in zip(function.args.args[2:], function.args.defaults):  # behind self and the parameters
+        for argument, default in zip(function.args.args[2:], function.args.defaults):  # after self and the parameters
             keys.setdefault(f"optimizer.params.{argument.arg}", ast.unparse(default))
     return dict(sorted(keys.items()))
 

@@ -1,4 +1,4 @@
-"""Tests of describe(): it divides names, configurations, shapes and modules into units."""
+"""Tests of describe(): it turns known names, configurations, shapes and modules into units."""
 
 import json
 

@@ -12,7 +12,7 @@ from python.wrap.support.loops import Loop, Tower
 
 
 def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:
-    """Train with an evaluation after each step, and offload and reload the training after each if `leaves` is set."""
+    """Train, and evaluate after each step. If `leaves` is set, also offload and reload after each step."""
     evaluated: list[float] = []
 
     def after_step(model: torch.nn.Module, optimizer: Any) -> None:

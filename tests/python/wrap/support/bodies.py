@@ -279,7 +279,7 @@ def loads_what_the_other_has_saved(rank: int) -> str:
 
 
 def warnings_of_state_dicts(rank: int, folder: str, stages: list[int]) -> list[tuple[list[str], list[str]]]:
-    """Return the warnings at each stage: those of calls that save nothing unloadable, and those of two state_dict() calls."""
+    """Return the warnings at each stage: those of harmless calls, and those of two state_dict() calls."""
     answers = []
     for stage in stages:
         loop = loop_of(rank, steps=1)

@@ -36,7 +36,7 @@ class Wakes:
 
 
 class Child(Wakes):
-    """An object that protocol 0 rebuilds through copyreg, as it has a base class."""
+    """An object that protocol 0 rebuilds through copyreg."""
 
 
 def of_object(make: Callable[[str], Any], protocol: int = 2) -> Callable[[str], bytes]:

@@ -129,7 +129,7 @@ def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str
 
 
 def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tuple[int, bool]:
-    """Load while the checkpoint is replaced on rank 1. Return the step that was loaded, and if the values are the new ones."""
+    """Load while rank 1 replaces the checkpoint. Return the step that was loaded, and whether the values are the new ones."""
     here, there = Path(folder, "here"), Path(folder, "there")
     save(here, training(1))
     save(there, training(2))

@@ -2,7 +2,7 @@
 after an exception, sys.exit() or a normal end. Torch is imported only once.
 
 Each line of its input is a job: {"script", "arguments", "ranks", "environment", "leaver", "folder"}. The answer is a line with
-the exit status of each rank. What rank N prints is in the files N.out and N.err of the folder."""
+the exit status of each rank. Rank N writes its output to the files N.out and N.err of the folder."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def in_a_child(do: Callable[[], None]) -> bool:
 
 
 def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None:
-    """Resume from the checkpoint, which must equal exactly what one save was meant to write, train a step and save."""
+    """Resume from the checkpoint, train a step and save. The checkpoint must equal the state that a save was given."""
     training = Training({"stage": 3, "offload": "host"}, other_parameters(named()))
     if moment is not None:
         ballast.load_checkpoint(folder, training.model, training.optimizer)
