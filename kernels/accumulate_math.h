@@ -5,7 +5,7 @@
 
 namespace ballast::kernels {
 
-// In fp32, rounded once; where `into` is bf16 or fp16, storing it there rounds a second time, as torch's sums do.
+// The sum is in fp32 and rounded once. If `into` is bf16 or fp16, storing the sum rounds a second time, as in torch.
 template <class F>
 constexpr F accumulated(F into, F from, F scale) {
   return one_nan(fma(scale, from, into));

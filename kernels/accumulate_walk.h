@@ -16,7 +16,7 @@ void accumulate_vectors(const typename From::Stored* from, float scale, typename
   }
 }
 
-// Both have the same count.
+// `from` and `into` have the same count.
 template <class S>
 void accumulate_walk(const ConstNumbers& from, float scale, const Numbers& into) {
   with_format(from.dtype, [&]<class From>(From) {
@@ -36,7 +36,7 @@ void accumulate_walk(const ConstNumbers& from, float scale, const Numbers& into)
   });
 }
 
-// A format whose numbers are added to zero before they are stored.
+// A format whose values are added to zero before they are stored.
 template <class Format>
 struct AddedToZero {
   using Stored = typename Format::Stored;
@@ -46,7 +46,7 @@ struct AddedToZero {
   }
 };
 
-// Both have the same count.
+// `from` and `into` have the same count.
 template <class S>
 void begin_sum_walk(const ConstNumbers& from, const Numbers& into, Stores stores) {
   with_format(from.dtype, [&]<class From>(From) {

@@ -22,7 +22,7 @@ void add_cast(CastTable<capacity>& table, const CastTask& task) {
   add_stretch(table.stretches, 0, task.from.count, is_octet_aligned(task.from) && is_octet_aligned(task.to));
 }
 
-// Calls launch(table) for the tables that hold all the tasks, up to 256 each.
+// Calls launch(table) for the tables that together hold all tasks, up to 256 each.
 template <class Launch>
 void each_cast_table(std::span<const CastTask> tasks, const Launch& launch) {
   CastTable<casts_per_launch> table;

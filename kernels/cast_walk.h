@@ -1,4 +1,4 @@
-// The CPU walk of casts, copies among them, for any width of lanes S.
+// The CPU walk of casts and copies, for any width of lanes S.
 #pragma once
 
 #include "kernels/number_walk.h"
@@ -30,7 +30,7 @@ void cast_numbers(const typename From::Stored* from, typename To::Stored* to, st
   }
 }
 
-// Bits that are only moved: every pattern stays as it is, a signalling NaN too.
+// A format whose bits are only moved: every pattern stays as it is, also that of a signalling NaN.
 template <class Format>
 struct Untouched {
   using Stored = typename Format::Stored;
@@ -44,7 +44,7 @@ struct Untouched {
   }
 };
 
-// Both have the same count. Equal formats are copied, u8 among them.
+// `from` and `to` have the same count. Equal formats, u8 too, are copied.
 template <class S>
 void cast_walk(const ConstNumbers& from, const Numbers& to, Stores stores) {
   if (from.dtype == DType::u8) {

@@ -15,7 +15,7 @@ void check_counts(const ConstView& from, const ConstView& to, std::string_view o
   });
 }
 
-// In place works where every element is read before its own place is written: with elements of the same size.
+// Working in place is correct if every element is read before its place is written, so with elements of the same size.
 void check_apart(const ConstView& from, const ConstView& to, std::string_view operation) {
   const std::less<> before;
   const bool in_place = from.data() == to.data() && byte_size(from.dtype()) == byte_size(to.dtype());

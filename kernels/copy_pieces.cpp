@@ -6,9 +6,9 @@ namespace ballast::kernels {
 namespace {
 
 constexpr std::size_t cut_multiple = 128;
-constexpr std::size_t work_to_start = 128;  // what starting with a piece costs, in elements
+constexpr std::size_t work_to_start = 128;  // the cost of starting a piece, in elements
 
-// The first `work` of a piece, as elements.
+// Converts the first `work` of a piece to elements.
 std::size_t elements_of(std::size_t work, std::size_t count) {
   return work >= count ? count : work / cut_multiple * cut_multiple;
 }

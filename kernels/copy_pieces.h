@@ -1,4 +1,4 @@
-// Pack and unpack: many pieces of memory copied in one call, cast where their formats differ.
+// Packing and unpacking: many pieces of memory are copied in one call, and cast where their formats differ.
 #pragma once
 
 #include <span>
@@ -20,8 +20,8 @@ struct CopyStretch {
   std::size_t end = 0;
 };
 
-// Cuts a list of pieces into parts of nearly equal work, however different the pieces' sizes are. Every cut inside a
-// piece lies at a multiple of 128 elements, so that alignment survives it.
+// Cuts a list of pieces of any sizes into parts of nearly equal work. Every cut inside a piece lies at a multiple of
+// 128 elements, which keeps alignment.
 class CopyPlan {
  public:
   CopyPlan(std::span<const CopyPiece> pieces, std::size_t work_of_part);

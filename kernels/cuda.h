@@ -1,5 +1,5 @@
-// The CUDA kernels, which backend_cuda.cpp calls after it has checked the arguments. Plain structs
-// only: nvcc does not compile views, nor the formatting library they need.
+// The CUDA kernels, which backend_cuda.cpp calls after it has checked the arguments. They take plain structs only: nvcc
+// does not compile views, nor the formatting library that views need.
 #pragma once
 
 #include "kernels/exact_sum_math.h"

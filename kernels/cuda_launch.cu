@@ -5,7 +5,7 @@
 namespace ballast::kernels {
 namespace {
 
-// Enough that little is idle while the last ones end.
+// Enough blocks that few multiprocessors are idle while the last blocks end.
 constexpr std::size_t blocks_per_multiprocessor = 16;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How every CUDA walk is launched, and how its threads share the work: a block takes a chunk at a time.
+// The launch of CUDA walks, and the division of their work: each block of threads takes one chunk at a time.
 #pragma once
 
 #include <string_view>
@@ -23,7 +23,7 @@ void launch(const Cuda& cuda, std::string_view what, std::size_t chunks, void (*
   }
 }
 
-// body(nth) for each chunk of the calling thread's block.
+// Calls body(chunk) for each chunk of the calling thread's block.
 template <class Body>
 __device__ void each_chunk(std::size_t chunks, Body&& body) {
   for (std::size_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
@@ -31,7 +31,7 @@ __device__ void each_chunk(std::size_t chunks, Body&& body) {
   }
 }
 
-// Among the sixteen threads of a group.
+// Returns the maximum among the sixteen threads of a group.
 __device__ inline std::uint32_t max_of_group(std::uint32_t x) {
   const std::uint32_t threads = 0xffffu << (threadIdx.x & 16u);
   for (unsigned distance = threads_per_group / 2; distance > 0; distance /= 2) {

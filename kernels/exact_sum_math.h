@@ -1,10 +1,11 @@
-// A sum without rounding, so that its order does not matter: any threads, ranks or GPU atomics may add their part in
-// any order, and the result has the same bits.  Made for sums of squares of 128 fp32 numbers (sum_of_squares_walk.h):
-// doubles that are zero or lie in [2^-300, 2^276). Such a sum is one long integer in units of 2^-352, kept as 20 bins
-// of 32 bits each (a Kulisch accumulator). A bin is 64 bits wide, so carries can wait: an addition adds less than 2^32
-// to a bin, and 2^31 of them fit between two calls of carry(), which are the squares of 2^38 elements. What carry()
-// leaves counts as one addition again, so up to 2^31 ranks may add their sums as plain integers (an all-reduce), then
-// call carry().
+// A sum without rounding: threads, ranks and GPU atomics may add their parts in any order, and the result has the same
+// bits. It is made for sums of squares of 128 fp32 values (sum_of_squares_walk.h): doubles that are zero or lie in
+// [2^-300, 2^276).
+//
+// Such a sum is one long integer in units of 2^-352, stored as 20 bins of 32 bits each (a Kulisch accumulator). A bin
+// is 64 bits wide, so carries can wait. An addition adds less than 2^32 to a bin, so 2^31 additions (the squares of
+// 2^38 elements) fit between two calls of carry(). The bins that carry() leaves count as one addition, so up to 2^31
+// ranks may add their sums as plain integers (an all-reduce) and then call carry().
 #pragma once
 
 #include <bit>
@@ -16,7 +17,7 @@ namespace ballast::kernels {
 struct ExactSum {
   static constexpr int bin_count = 20;
   std::int64_t bins[bin_count]{};  // the least significant first
-  std::int64_t infinite = 0;       // how many of the numbers added were infinite
+  std::int64_t infinite = 0;       // how many of the added values were infinite
   std::int64_t nan = 0;
 
   friend constexpr bool operator==(const ExactSum&, const ExactSum&) = default;
@@ -27,13 +28,13 @@ static_assert(sizeof(ExactSum) == 8 * exact_sum_words && std::is_trivially_copya
 
 inline constexpr int exact_sum_unit = -352;
 
-// What a number adds to three bins, from `first` on.
+// The parts that a value adds to three bins, of which `first` is the lowest.
 struct BinParts {
   int first = 0;
   std::uint32_t parts[3]{};
 };
 
-// For a positive, finite number.
+// `x` must be positive and finite.
 constexpr BinParts split_into_bins(double x) {
   const auto pattern = std::bit_cast<std::uint64_t>(x);
   const std::uint64_t mantissa = (pattern & 0xfffffffffffffu) | 0x10000000000000u;
@@ -68,7 +69,7 @@ constexpr void carry(ExactSum& sum) {
   }
 }
 
-// Both may have 2^30 additions behind them since their last carry.
+// Each sum may have had up to 2^30 additions since its last carry().
 constexpr void merge(ExactSum& into, const ExactSum& from) {
   for (int i = 0; i < ExactSum::bin_count; ++i) {
     into.bins[i] += from.bins[i];
@@ -82,7 +83,8 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
 }
 
-// The sum, rounded once, to nearest, a tie to even. NaN if one was added, else infinity if one was.
+// Returns the sum, rounded once to nearest, ties to even. It is NaN if a NaN was added, else infinite if an infinity
+// was.
 constexpr double value(const ExactSum& sum) {
   if (sum.nan > 0 || sum.infinite > 0) {
     return std::bit_cast<double>(sum.nan > 0 ? std::uint64_t{0x7ff8000000000000u} : std::uint64_t{0x7ff0000000000000u});
@@ -97,9 +99,9 @@ constexpr double value(const ExactSum& sum) {
   if (bin(top) == 0) {
     return 0.0;
   }
-  // The leading 64 bits, of which the last also says whether any bit below is set. These are 11 more than a double
-  // keeps, so converting them rounds the whole sum correctly.
-  const int free = std::countl_zero(bin(top));  // at least the sign of the bin
+  // Take the leading 64 bits; the last one also says whether any bit below it is set. That is 11 bits more than a
+  // double has, so the conversion rounds the whole sum correctly.
+  const int free = std::countl_zero(bin(top));  // at least 1, for the sign bit of the bin
   const std::uint64_t below = bin(top - 1) << 32 | bin(top - 2);
   bool inexact = below << free != 0;
   for (int i = 0; i < top - 2; ++i) {

@@ -1,4 +1,4 @@
-// The CPU walk that sets every number to one value, for any width of lanes S.
+// The CPU walk that sets every element to one value, for any width of lanes S.
 #pragma once
 
 #include "kernels/number_walk.h"
@@ -12,7 +12,7 @@ void fill_vectors(typename Format::Stored* to, std::size_t count, typename S::F 
   }
 }
 
-// Not for u8.
+// `to` must not be u8.
 template <class S>
 void fill_walk(const Numbers& to, float value, Stores wanted) {
   with_format(to.dtype, [&]<class Format>(Format) {

@@ -5,7 +5,7 @@
 
 namespace ballast::kernels {
 
-// Returns, for a whole block, whether all exponent bits of any number are set. `count` is a multiple of the width.
+// Returns whether no value of a whole block has all exponent bits set. `count` is a multiple of the width.
 template <class S, class Format>
 bool all_finite(const typename Format::Stored* values, std::size_t count) {
   using U = typename S::U;
@@ -25,7 +25,7 @@ std::size_t position_in_block(const typename Format::Stored* values, std::size_t
   return i;
 }
 
-// The position of the first NaN or infinity, or the count.
+// Returns the position of the first NaN or infinity, or the count if there is none.
 template <class S>
 std::size_t first_non_finite_walk(const ConstNumbers& values) {
   constexpr std::size_t block = 1024;

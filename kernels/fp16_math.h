@@ -1,5 +1,5 @@
-// fp16 to and from fp32, rounded to nearest, a tie to even. Written with fp32 arithmetic instead of the conversion
-// instructions, so that every device gives the same bits, for NaN too.
+// Conversions between fp16 and fp32, rounded to nearest, ties to even. They use fp32 arithmetic instead of the
+// conversion instructions, so that every device gives the same bits, also for NaN.
 #pragma once
 
 #include "kernels/number_math.h"
@@ -22,7 +22,7 @@ constexpr BitsOf<F> to_fp16(F x) {
   using U = BitsOf<F>;
   const U sign = shift_right<16>(bits(x) & U(0x80000000u));
   const U size = bits(x) & U(0x7fffffffu);
-  // Normal results: round at bit 13, then move the exponent. 65,520 and above become infinity by themselves.
+  // Normal results: round at bit 13, then move the exponent. Values of 65,520 and above become infinity.
   const U odd = shift_right<13>(size) & U(1u);
   const U normal = shift_right<13>(size + U(0xfffu) + odd - U(0x38000000u));
   // Subnormal results: adding 0.5 makes the addition round at 2^-24, fp16's smallest step.

@@ -1,4 +1,4 @@
-// In place of isa_x86.cpp on other processors: the scalar walks, which the compiler may vectorize.
+// Replaces isa_x86.cpp on other processors: it has the scalar walks, which the compiler may vectorize.
 #include "kernels/walks.h"
 
 namespace ballast::kernels {

@@ -13,7 +13,7 @@ constexpr std::uint32_t infinity_of(DType dtype) {
   }
 }
 
-// `index` is that of the first element. Returns the largest number if there is none.
+// `index` is the index of the first element. Returns UINT64_MAX if all elements are finite.
 constexpr std::uint64_t first_non_finite_of(const Octet& patterns, std::uint32_t infinity, std::uint64_t index) {
   for (std::size_t i = 0; i < octet_size; ++i) {
     if ((patterns.at[i] & infinity) == infinity) {

@@ -1,5 +1,4 @@
-// The floating-point formats of buffers as types: what a stored pattern is worth in fp32, and how fp32 is rounded to
-// it.
+// The floating-point formats of buffers, as types that decode a stored pattern to fp32 and round fp32 to a pattern.
 #pragma once
 
 #include "kernels/fp16_math.h"
@@ -7,7 +6,7 @@
 
 namespace ballast::kernels {
 
-// `infinity` is the pattern of the exponent bits: numbers that have them all are infinite or NaN.
+// `infinity` is the pattern of the exponent bits. A value with all of them set is infinite or NaN.
 struct Fp32Format {
   using Stored = float;
   static constexpr std::uint32_t infinity = 0x7f800000u;
@@ -47,7 +46,7 @@ struct Fp16Format {
   }
 };
 
-// Calls body(Format{}) with the format that has this name; u8 is none.
+// Calls body(Format{}) with the format of `dtype`, which must not be u8.
 template <class Body>
 constexpr decltype(auto) with_format(DType dtype, Body&& body) {
   switch (dtype) {
@@ -57,7 +56,8 @@ constexpr decltype(auto) with_format(DType dtype, Body&& body) {
   }
 }
 
-// Which NaN an operation gives depends on the order of its operands and on the device. This one is the same everywhere.
+// Replaces every NaN by the same one: the NaN that an operation gives depends on the order of its operands and on the
+// device.
 template <class F>
 constexpr F one_nan(F x) {
   using U = BitsOf<F>;

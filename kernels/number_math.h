@@ -29,8 +29,8 @@ constexpr F magnitude(F x) {
   return as_float(bits(x) & U(0x7fffffffu));
 }
 
-// Numbers below the smallest normal one become zero on every device: a decaying moment passes through that range
-// on its way to zero, and arithmetic there is several times slower on CPUs.
+// Makes values below the smallest normal number zero on every device: a decaying moment passes through that range on
+// its way to zero, and arithmetic there is several times slower on CPUs.
 template <class F>
 constexpr F flush(F x) {
   using U = BitsOf<F>;
@@ -43,7 +43,8 @@ constexpr auto from_bf16(U half) {
   return as_float(shift_left<16>(half));
 }
 
-// Nearest, a tie to even: what torch and the hardware do. A NaN stays one (its upper half may hold no mantissa bit).
+// Rounds to nearest, ties to even, as torch and the hardware do. A NaN stays a NaN: one mantissa bit is set, since its
+// upper half might hold none.
 template <class F>
 constexpr BitsOf<F> to_bf16(F x) {
   using U = BitsOf<F>;

@@ -1,4 +1,4 @@
-// Octets of numbers in any format. The kernel chooses the format at run time: all threads take the same branch, and
+// Octets of values in any format. The kernel chooses the format at run time: all threads take the same branch, and
 // memory is slower than the branch.
 #pragma once
 
@@ -30,7 +30,8 @@ constexpr void store_octet_of(std::byte* array, const OctetPlace& place, const O
   }
 }
 
-// As patterns. (A switch: looking the size up in byte_size()'s table would put that into each thread's memory.)
+// Loads patterns. The switch avoids byte_size(): looking the size up in its table would put the table into each
+// thread's memory.
 constexpr Octet load_octet(const ConstNumbers& numbers, const OctetPlace& place) {
   switch (numbers.dtype) {
     case DType::fp32: return load_octet_of<std::uint32_t>(numbers.data, place);
@@ -69,7 +70,7 @@ constexpr Octet encode_octet(const FloatOctet& floats) {
   return patterns;
 }
 
-// As numbers; not for u8.
+// Loads values; not for u8.
 constexpr FloatOctet load_floats(const ConstNumbers& numbers, const OctetPlace& place) {
   const Octet patterns = load_octet(numbers, place);
   switch (numbers.dtype) {
@@ -87,7 +88,7 @@ constexpr void store_floats(const Numbers& numbers, const OctetPlace& place, con
   }
 }
 
-// Equal formats are copied, every pattern as it is.
+// Equal formats are copied, and every pattern stays as it is.
 constexpr void cast_octet(const ConstNumbers& from, const Numbers& to, const OctetPlace& place) {
   if (from.dtype == to.dtype) {
     store_octet(to, place, load_octet(from, place));
@@ -96,7 +97,7 @@ constexpr void cast_octet(const ConstNumbers& from, const Numbers& to, const Oct
   }
 }
 
-// The pattern that a fill writes: u8 takes whole numbers.
+// Returns the patterns that a fill writes. For u8, `value` is a whole number.
 constexpr Octet fill_octet(float value, DType dtype) {
   Octet octet{};
   for (std::uint32_t& element : octet.at) {

@@ -1,5 +1,5 @@
-// The common parts of CPU walks over numbers: lanes from and to memory in any format, and the elements after the last
-// whole vector. Everything here depends on the lanes S, so that no two instruction sets share a function.
+// The common parts of CPU walks: loading and storing lanes in any format, and the elements after the last whole vector.
+// Everything here depends on the lanes S, so that no two instruction sets share a function.
 #pragma once
 
 #include <cstring>
@@ -39,14 +39,14 @@ void store_number(typename Format::Stored* to, typename S::F x, Stores stores = 
   }
 }
 
-// Streaming needs addresses that are multiples of what one store writes.
+// Streaming needs addresses that are multiples of the bytes that one store writes.
 template <class S, class Format>
 Stores allowed(Stores wanted, const typename Format::Stored* to) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(to) % (S::width * sizeof(typename Format::Stored)) == 0;
   return aligned ? wanted : Stores::cached;
 }
 
-// A vector of elements that memory holds only in part; those behind its end are zeros.
+// A vector of which memory holds only the first elements; the others are zeros.
 template <class S, class Stored>
 struct Padded {
   alignas(64) Stored at[S::width]{};

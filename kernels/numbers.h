@@ -1,5 +1,5 @@
-// Numbers in memory, as the walks take them. Plain structs: a walk is compiled for one instruction set, or by nvcc, and
-// a checking View would bring code with it that the linker might then choose for other callers too.
+// Values in memory, as the walks take them. They are plain structs: a walk is compiled for one instruction set, or by
+// nvcc, and a checking View would bring code with it that the linker might then choose for other callers too.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Eight consecutive elements: the work of one thread of a CUDA walk. 16-byte accesses if aligned, element by element at
-// an unaligned address or an array's end. Plain C++ that runs on both devices, so that tests on a CPU prove it.
+// Eight consecutive elements: the work of one thread of a CUDA walk. Aligned octets use 16-byte accesses; an octet at
+// an unaligned address or at an array's end is accessed element by element. This is plain C++ that runs on both
+// devices, so that tests on a CPU cover it.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ inline constexpr unsigned threads_per_group = group_size / octet_size;  // half 
 inline constexpr unsigned threads_per_chunk = 256;
 inline constexpr std::size_t chunk_size = threads_per_chunk * octet_size;
 
-// The patterns of stored numbers, each in the low bits of its own word.
+// The patterns of stored values, each in the low bits of its own word.
 struct Octet {
   std::uint32_t at[octet_size];
 };
@@ -24,11 +25,11 @@ struct Octet {
 // The position of a thread's elements in their array, and whether aligned accesses of the whole octet are possible.
 struct OctetPlace {
   std::size_t first = 0;
-  unsigned count = 0;  // fewer than eight at a run's end, none beyond it
+  unsigned count = 0;  // fewer than eight at a run's end, zero after it
   bool whole = false;
 };
 
-// The octet of `T`s as it lies in memory. Aligned to 8 bytes for one-byte elements, else to 16.
+// The octet of `T`s as it lies in memory, aligned to 8 bytes for one-byte elements, else to 16.
 template <class T>
 struct alignas(sizeof(T) == 1 ? 8 : 16) PackedOctet {
   static constexpr std::size_t elements_per_word = 4 / sizeof(T);
@@ -65,10 +66,10 @@ constexpr PackedOctet<T> pack(const Octet& octet) {
   return packed;
 }
 
-// A stored byte as a signed number.
+// Returns a stored byte as a signed number.
 constexpr std::uint32_t sign_extended(std::uint32_t byte) { return (byte ^ 0x80u) - 0x80u; }
 
-// Reads an octet of `T`s; elements that are not there read as zero.
+// Reads an octet of `T`s. Elements from `place.count` on read as zero.
 template <class T, bool Whole>
 constexpr Octet load_octet(const std::byte* array, const OctetPlace& place) {
   const std::byte* from = array + place.first * sizeof(T);
@@ -87,7 +88,7 @@ constexpr Octet load_octet(const std::byte* array, const OctetPlace& place) {
   }
 }
 
-// Writes the low bits of the octet's elements that are there.
+// Writes the low bits of the octet's first `place.count` elements.
 template <class T, bool Whole>
 constexpr void store_octet(std::byte* array, const OctetPlace& place, const Octet& octet) {
   std::byte* to = array + place.first * sizeof(T);

@@ -10,7 +10,7 @@
 
 namespace ballast::kernels {
 
-// Small enough to balance the threads, large enough that memory is read in long stretches.
+// Small enough to balance the threads, and large enough that memory is read in long stretches.
 inline constexpr std::size_t elements_per_task = 64 * 1024;
 static_assert(elements_per_task % group_size == 0, "a group of elements belongs to one task");
 
@@ -31,7 +31,7 @@ inline ConstNumbers numbers(const ConstView& view, std::size_t first, std::size_
   return {view.data() + first * byte_size(view.dtype()), count, view.dtype()};
 }
 
-// Targets larger than the caches are written past them.
+// Targets larger than the caches are written past the caches.
 inline constexpr std::size_t bytes_to_stream = 4 * 1024 * 1024;
 inline Stores stores_for(std::size_t bytes_written) {
   return bytes_written >= bytes_to_stream ? Stores::streamed : Stores::cached;

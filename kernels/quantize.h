@@ -1,4 +1,4 @@
-// The layout of quantized numbers, and their rounding. quantize_math.h defines their values.
+// The layout of quantized values, and their rounding. quantize_math.h defines what they stand for.
 #pragma once
 
 #include "kernels/quantize_math.h"
@@ -7,7 +7,7 @@
 
 namespace ballast::kernels {
 
-// Of `count` numbers. The codes of a group of elements take group_size bytes, or half of it.
+// The size of `count` quantized values. The codes of a group of elements take group_size bytes, or half of that.
 constexpr std::size_t code_bytes(std::size_t count, CodeBits bits) {
   return bits == CodeBits::eight ? count : count / 2 + count % 2;
 }
@@ -23,7 +23,7 @@ struct BasicQuantized {
 using Quantized = BasicQuantized<View>;
 using ConstQuantized = BasicQuantized<ConstView>;
 
-// Throw a UsageError for wrong arguments. Every backend calls them first.
+// These throw a UsageError for wrong arguments. Every backend calls them first.
 void check_quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding);
 void check_dequantize(const ConstQuantized& from, const View& to);
 

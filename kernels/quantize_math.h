@@ -1,10 +1,13 @@
-// Block quantization: 8 or 4 bits a number and one fp32 scale for each group of elements, symmetric about zero.  The
-// largest magnitude of a group gets the code 127 (8 bits) or 7 (4 bits); a number is worth code * scale, which lies
-// within half a step (scale / 2, and 2^-14 of that for the rounding of the arithmetic) of what was encoded. A
-// stochastic code lies within one step, and is right on average. Zero stays zero. - A group whose largest magnitude is
-// below 2^-119 is stored as zeros, with scale 0: its scale would be subnormal. - A group that holds a NaN or an
-// infinity is stored with scale NaN and codes 0: all of it reads as NaN. One bad number is thus never lost, and loss
-// scaling sees it.
+// Block quantization, symmetric about zero: 8 or 4 bits a value, and one fp32 scale for each group of elements.
+//
+// - The largest magnitude of a group gets the code 127 (8 bits) or 7 (4 bits). A code stands for code * scale, which
+//   lies within half a step of the encoded value (scale / 2, and 2^-14 of that for the rounding of the arithmetic). A
+//   stochastic code lies within one step, and is right on average.
+// - Zero stays zero.
+// - A group whose largest magnitude is below 2^-119 is stored as zeros with scale 0, because its scale would be
+//   subnormal.
+// - A group that holds a NaN or an infinity is stored with scale NaN and codes 0, so all of it reads as NaN. One bad
+//   value is thus never lost, and loss scaling sees it.
 #pragma once
 
 #include "kernels/number_format.h"
@@ -15,14 +18,14 @@ enum class CodeBits : std::uint8_t { eight, four };
 
 constexpr int largest_code(CodeBits bits) { return bits == CodeBits::eight ? 127 : 7; }
 
-// Nearest, or stochastic: then by random bits that belong to the element, see random_math.h.
+// Rounding to nearest, or stochastic rounding by random bits that belong to the element (random_math.h).
 struct CodeRounding {
   bool stochastic = false;
   std::uint64_t stream = 0;
   std::uint64_t first_index = 0;  // of the first element in its unit, a multiple of the group size
 };
 
-// The factors from numbers to codes, and from codes to numbers.
+// `factor` converts values to codes, `scale` converts codes to values.
 struct GroupScale {
   float factor = 0.0f;
   float scale = 0.0f;
@@ -30,8 +33,8 @@ struct GroupScale {
 
 inline constexpr std::uint32_t smallest_to_quantize = 0x04000000u;  // the pattern of 2^-119
 
-// Of a group whose largest magnitude has this pattern. (Patterns of magnitudes compare as the numbers do, and above
-// infinity lie the NaNs.)
+// Returns the scale of a group whose largest magnitude has the pattern `largest`. Patterns of magnitudes compare as
+// their values do, and the patterns of NaNs lie above infinity's.
 constexpr GroupScale group_scale(std::uint32_t largest, CodeBits code_bits) {
   const auto codes = static_cast<float>(largest_code(code_bits));
   if (largest < smallest_to_quantize) {
@@ -43,13 +46,13 @@ constexpr GroupScale group_scale(std::uint32_t largest, CodeBits code_bits) {
   return {codes / as_float(largest), as_float(largest) / codes};
 }
 
-// Adding this makes the sum's last bit worth 1: the addition rounds to a whole number, a tie to even, and the low bits
-// of the sum's pattern are that number in two's complement.
+// Adding this makes the sum's last bit worth 1. The addition then rounds to a whole number, ties to even, and the low
+// bits of the sum's pattern are that number in two's complement.
 inline constexpr float whole_numbers = 0x1.8p23f;
 inline constexpr std::uint32_t whole_number_zero = 0x4b400000u;  // its pattern
 
-// Only the low bits of these results are the code. (Numbers that are not finite give any code: their groups store
-// zeros.)
+// Only the low bits of the following three results are the code. Values that are not finite may give any code, because
+// their groups store zeros.
 template <class U>
 constexpr U limit_code(U sum, U largest) {
   return min(max(sum, U(whole_number_zero) - largest), U(whole_number_zero) + largest);
@@ -65,8 +68,8 @@ constexpr BitsOf<F> to_stochastic_code(F x, F factor, F noise, BitsOf<F> largest
   return limit_code(bits(fma(x, factor, noise) + F(whole_numbers)), largest);
 }
 
-// Noise for a stochastic code: uniform between -1/2 and 1/2, made of the upper 16 bits. That is coarse enough for a
-// whole number to stay what it is.
+// Returns noise for a stochastic code: uniform between -1/2 and 1/2, made of the upper 16 bits. It is coarse enough
+// that a whole number keeps its value.
 template <class U>
 constexpr auto noise_of(U random) {
   using F = decltype(as_float(random));
@@ -80,7 +83,8 @@ constexpr auto from_code(U code, decltype(as_float(U{})) scale) {
   return one_nan((as_float(code + U(whole_number_zero)) - F(whole_numbers)) * scale);
 }
 
-// Two codes of 4 bits in a byte, the first in the low half. A pair comes and goes as two bytes in 16 bits.
+// These pack two 4-bit codes into a byte, the first in the low half, and unpack them. An unpacked pair is two bytes in
+// 16 bits.
 template <class U>
 constexpr U pack_codes(U pair) {
   return (pair & U(0xfu)) | (shift_right<4>(pair) & U(0xf0u));

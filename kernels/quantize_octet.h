@@ -1,4 +1,5 @@
-// Block quantization by one CUDA thread: eight elements. The sixteen threads of a group share its largest magnitude.
+// Block quantization by one CUDA thread, which takes eight elements. The sixteen threads of a group share its largest
+// magnitude.
 #pragma once
 
 #include "kernels/number_octet.h"
@@ -15,7 +16,7 @@ constexpr std::uint32_t largest_magnitude(const FloatOctet& floats) {
   return largest;
 }
 
-// `index` is that of the first element in its unit.
+// `index` is the index of the first element in its unit.
 constexpr Octet to_codes(const FloatOctet& floats, const GroupScale& scale, CodeBits code_bits,
                          const CodeRounding& rounding, std::uint64_t index) {
   const auto largest = static_cast<std::uint32_t>(largest_code(code_bits));
@@ -42,7 +43,7 @@ constexpr FloatOctet from_codes(const Octet& codes, float scale) {
   return floats;
 }
 
-// --- Codes in memory: eight bytes an octet, or four ---
+// --- Codes in memory: eight or four bytes an octet ---
 
 // An octet of 4-bit codes lies in memory as four bytes.
 constexpr OctetPlace place_of_pairs(const OctetPlace& place) {
@@ -69,7 +70,7 @@ constexpr void store_codes(Byte* codes, CodeBits code_bits, const OctetPlace& pl
   }
 }
 
-// With their signs extended to 32 bits.
+// Loads codes with their signs extended to 32 bits.
 template <class Byte>
 constexpr Octet load_codes(const Byte* codes, CodeBits code_bits, const OctetPlace& place) {
   const auto* const bytes = reinterpret_cast<const std::byte*>(codes);

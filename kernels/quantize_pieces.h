@@ -1,11 +1,11 @@
-// Quantized numbers in memory, as the walks take them: plain structs, see numbers.h.
+// Quantized values in memory, as the walks take them. They are plain structs, see numbers.h.
 #pragma once
 
 #include "kernels/quantize_math.h"
 
 namespace ballast::kernels {
 
-// A piece of quantized numbers that begins at a group.
+// A piece of quantized values that begins at a group.
 struct QuantizedPiece {
   CodeBits bits = CodeBits::eight;
   std::uint8_t* codes = nullptr;

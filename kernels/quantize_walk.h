@@ -1,5 +1,5 @@
-// The CPU walks of block quantization, for any width of lanes S. They go by groups of elements; a last, incomplete one
-// is filled up with zeros, which change no scale and are zeros in the codes.
+// The CPU walks of block quantization, for any width of lanes S. They work group by group. A last, incomplete group is
+// filled up with zeros, which change no scale and become zeros in the codes.
 #pragma once
 
 #include "kernels/number_walk.h"
@@ -11,7 +11,7 @@ namespace ballast::kernels {
 
 constexpr std::size_t group_code_bytes(CodeBits bits) { return bits == CodeBits::eight ? group_size : group_size / 2; }
 
-// The codes of a group, a byte each. Written and read as bytes; as pairs for packing.
+// The codes of a group, one byte each. They are accessed as bytes, and as pairs for packing.
 struct alignas(64) GroupCodes {
   std::uint16_t pairs[group_size / 2];
   std::uint8_t* bytes() { return reinterpret_cast<std::uint8_t*>(pairs); }

@@ -1,4 +1,5 @@
-// Random bits for stochastic rounding, as a function of element and step: whoever computes an element draws the same.
+// Random bits for stochastic rounding. They depend only on element and step, so every thread or device that computes an
+// element draws the same bits.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 namespace ballast::kernels {
 namespace {
 
-// A half of the last bit that is kept: adding it as noise rounds to the nearest.
+// Half of the last kept bit. Adding it as noise rounds to the nearest.
 constexpr std::uint32_t half_of_bf16 = 0x8000u;
 constexpr std::uint32_t half_of_momentum = 1u << 31;  // of which compand_momentum takes the upper 19 bits
 constexpr std::uint32_t half_of_root = 1u << 17;
@@ -49,7 +49,7 @@ float expand(std::uint8_t code, Moment moment, float scale) {
   return root * root;
 }
 
-// The root of a variance; a momentum as it is.
+// Returns the root of a variance, or a momentum as it is.
 float companded(float number, Moment moment) { return moment == Moment::momentum ? number : std::sqrt(number); }
 
 void compand_group(std::span<const float> numbers, Moment moment, std::uint8_t* codes, float& scale) {
@@ -81,7 +81,7 @@ float read_master(const UpdateTile& tile, std::size_t i) {
   return join8(parameter << 16, static_cast<std::uint32_t>(static_cast<std::int8_t>(tile.master[i])));
 }
 
-// And the parameter, which is the master rounded.
+// Also writes the parameter, which is the rounded master.
 void write_master(const UpdateTile& tile, std::size_t i, float master) {
   if (tile.parameter_dtype == DType::fp32) {
     reinterpret_cast<float*>(tile.parameter)[i] = master;
@@ -95,7 +95,8 @@ void write_master(const UpdateTile& tile, std::size_t i, float master) {
   } else if (tile.format == StateFormat::compact) {
     const auto nearest = split8(master, half_of_remainder);
     const auto below = split8(master, 0u);
-    const bool same_parameter = (nearest.parameter ^ below.parameter) >> 16 == 0;  // as every other format has it
+    // The parameter must have the bits that it has in every other format, so rounding the remainder may not change it.
+    const bool same_parameter = (nearest.parameter ^ below.parameter) >> 16 == 0;
     parameter = static_cast<std::uint16_t>(below.parameter >> 16);
     tile.master[i] = static_cast<std::byte>(same_parameter ? nearest.remainder : below.remainder);
   } else {
@@ -197,7 +198,7 @@ void begin_master(const UpdateTile& tile, Backend& backend) {
     const ConstView parameter(tile.parameter, tile.count, tile.parameter_dtype);
     return backend.cast(parameter, View(tile.master, tile.count, DType::fp32));
   }
-  std::memset(tile.master, 0, tile.count * master_bytes(tile.format));  // what it has beyond the parameter
+  std::memset(tile.master, 0, tile.count * master_bytes(tile.format));  // the bits below the parameter's
 }
 
 }  // namespace ballast::kernels

@@ -1,8 +1,13 @@
-// The CPU walk of the state formats: a group of elements is read as fp32 lanes and written back from them.  format
-// master           moments             Each is made for the group that begins at element `first` of the tile. fp32
-// Fp32Master       Fp32Moments         Where a master and moments round, they use other bits of an element's split
-// SplitMaster      Fp32Moments         random ones. bf16      SplitMaster      Bf16Moments compact   CompactMaster
-// CompactMoments
+// The CPU walk of the state formats: a group of elements is read as fp32 lanes and written back from them.
+//
+//   format    master           moments
+//   fp32      Fp32Master       Fp32Moments
+//   split     SplitMaster      Fp32Moments
+//   bf16      SplitMaster      Bf16Moments
+//   compact   CompactMaster    CompactMoments
+//
+// Each object serves the group that begins at element `first` of the tile. If both master and moments round, they use
+// different bits of an element's random bits.
 #pragma once
 
 #include "kernels/fp16_math.h"
@@ -12,7 +17,7 @@
 
 namespace ballast::kernels {
 
-// Element `first` of an array, or null where the tile has none.
+// Returns the address of element `first` of an array, or null if the tile has no such array.
 template <class T>
 T* at(std::byte* array, std::size_t first) {
   return array == nullptr ? nullptr : reinterpret_cast<T*>(array) + first;
@@ -53,7 +58,7 @@ class Fp32Master {
   }
 
  private:
-  // The parameter is only written here: past the caches, which saves reading its lines first.
+  // The parameter is written but never read here, so its stores bypass the caches. That saves reading its lines first.
   void write_parameter(std::size_t i, typename S::U half) {
     if (aligned_) {
       S::stream(parameter_ + i, half);
@@ -171,7 +176,7 @@ class Bf16Moments {
   const std::uint32_t* random_;
 };
 
-// The scale of a group is known only when all of it is: until then its new moments wait as fp32.
+// The scale of a group is known only when all its new moments are known. Until then they stay as fp32 in the scratch.
 template <class S>
 class CompactMoments {
   using F = typename S::F;

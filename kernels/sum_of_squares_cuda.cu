@@ -18,8 +18,8 @@ __device__ double squares_of_group(const float* group) {
   return sum;
 }
 
-// Each group of threads has its own exact sum, to which one of them adds. At the end all go into the result: as integers,
-// so that the order does not matter.
+// Each group of threads has its own exact sum, to which its first thread adds. At the end all these sums are added to
+// the result as integers, so their order does not matter.
 __global__ void __launch_bounds__(threads_per_chunk) sum_kernel(ConstNumbers values, Stretch all, ExactSum* into) {
   __shared__ alignas(16) float numbers[groups_per_chunk * group_stride];
   __shared__ std::int64_t words[groups_per_chunk][exact_sum_words];

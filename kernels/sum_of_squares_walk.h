@@ -1,5 +1,6 @@
 // The CPU walk of sums of squares, for any width of lanes S: one double for each group of elements. exact_sum_math.h
-// adds those up. Squares of fp32 are exact in double, so a multiplication and an addition give what a fused one would.
+// adds these up. Squares of fp32 are exact in double, so a multiplication and an addition give the result of a fused
+// one.
 #pragma once
 
 #include "kernels/number_walk.h"
@@ -7,7 +8,7 @@
 
 namespace ballast::kernels {
 
-// Lane l adds up elements l, l + 8, l + 16, ... of the group; then the lanes are added in halves (S::sum_of_lanes).
+// Lane l adds up elements l, l + 8, l + 16, ... of the group. Then the lanes are added in halves (S::sum_of_lanes).
 template <class S>
 double sum_of_group(const float* group) {
   typename S::Doubles sum{};
@@ -18,7 +19,7 @@ double sum_of_group(const float* group) {
   return S::sum_of_lanes(sum);
 }
 
-// Elements that a last, incomplete group lacks count as zeros.
+// The elements that a last, incomplete group lacks count as zeros.
 template <class S>
 void sum_of_squares_walk(const ConstNumbers& values, double* sum_of_each_group) {
   with_format(values.dtype, [&]<class Format>(Format) {

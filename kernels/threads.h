@@ -14,7 +14,7 @@ class Threads {
   int count() const { return count_; }
 
   // Calls body(i) for every i below `parts`, in any order, on several threads, and returns when all calls have
-  // returned. Rethrows the first exception. Any thread may call, several at the same time, too.
+  // returned. Rethrows the first exception. Any thread may call this, also several at the same time.
   void each(std::size_t parts, const std::function<void(std::size_t)>& body) const;
 
  private:

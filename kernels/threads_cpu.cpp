@@ -36,7 +36,7 @@ void require_threads(std::size_t count) {
   end_all();
 }
 
-// TBB's threads are the process's, and stay: those that were there for others are not tried again.
+// TBB's threads belong to the process and stay, so only the threads beyond those already tried are tried.
 void require_threads_once(std::size_t count) {
   static std::mutex mutex;
   static std::size_t tried = 0;
@@ -65,7 +65,7 @@ void Threads::each(std::size_t parts, const std::function<void(std::size_t)>& bo
     return;
   }
   // TBB's threads start each other, and TBB ends the process if the system refuses one. So this function first starts
-  // and ends as many threads, and can still throw an error.
+  // and ends as many threads itself, which can still throw an error.
   std::call_once(arena_->tried, [&] {
     using oneapi::tbb::global_control;
     const std::size_t most = global_control::active_value(global_control::max_allowed_parallelism);

@@ -73,7 +73,7 @@ void check_run(const UpdateTile& tile, const Run& run, std::size_t groups) {
           });
 }
 
-// Threads take runs at the same time: no element may belong to two.
+// Threads work on runs at the same time, so no element may belong to two runs.
 void check_order(std::span<const Run> runs) {
   for (std::size_t i = 1; i < runs.size(); ++i) {
     const Run& before = runs[i - 1];

@@ -18,7 +18,7 @@ struct StoredOctet {  // as stored in memory
   Octet variance;
 };
 
-struct NewOctet {  // as numbers
+struct NewOctet {  // decoded
   float master[octet_size];
   float momentum[octet_size];
   SecondMoment<float> variance[octet_size];
@@ -153,7 +153,7 @@ constexpr Scales read_scales(const UpdateTile& tile, std::size_t group) {
   return scales;
 }
 
-// Decodes and updates. The step comes by value: its coefficients then stay in registers.
+// Decodes and updates an octet. The step is passed by value so that its coefficients stay in registers.
 template <StateFormat format, class Rule>
 constexpr NewOctet update_octet(const StoredOctet& stored, const RunStep<Rule> step, DType gradient_dtype,
                                 const Scales& scales) {
@@ -196,7 +196,7 @@ constexpr void write_scales(const UpdateTile& tile, std::size_t group, const Lar
   }
 }
 
-// Encodes. `largest` is the group's; `index` that of the octet's first element in its unit.
+// Encodes an octet. `largest` is that of the group; `index` is the index of the octet's first element in its unit.
 template <class Rule, StateFormat format>
 constexpr StoredOctet encode_octet(const NewOctet& updated, const UpdateTile& tile, std::uint64_t index,
                                    const Largest& largest) {

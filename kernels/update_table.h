@@ -60,7 +60,7 @@ void each_table_of(const UpdateTile& tile, std::span<const Run> runs, std::span<
   }
 }
 
-// Calls launch(table) for the tables that hold all the runs: one for each rule that occurs and each 64 runs of it.
+// Calls launch(table) for the tables that together hold all runs: one for each rule that occurs and each 64 runs of it.
 template <class Launch>
 void each_table(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
                 const Launch& launch) {

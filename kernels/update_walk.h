@@ -1,6 +1,5 @@
-// The CPU walk of the optimizer step, for any width of lanes S. It goes by groups of elements: the gradient is read
-// into a small array first, then state is decoded, updated and encoded in registers, so memory is read and written
-// once.
+// The CPU walk of the optimizer step, for any width of lanes S. It works group by group: it reads the gradient into a
+// small array, then decodes, updates and encodes the state in registers, so memory is read and written once.
 #pragma once
 
 #include <cstring>
@@ -10,7 +9,7 @@
 
 namespace ballast::kernels {
 
-// Inlined, because a call would move all coefficients from registers to memory and back.
+// This is inlined because a call would move all coefficients from registers to memory and back.
 template <class S>
 [[gnu::always_inline]] inline void read_gradient(const UpdateTile& tile, std::size_t first, float factor, float* to) {
   const auto read = [=](auto lanes_at) {
@@ -32,13 +31,13 @@ void draw_random_bits(const UpdateTile& tile, std::size_t first, std::uint32_t* 
   using U = typename S::U;
   const std::uint64_t index = tile.first_index + first;
   RoundingKey key = rounding_key(tile.rounding_stream, index);
-  key.first ^= static_cast<std::uint32_t>(index);  // a group begins at a multiple of its size: adding is setting bits
+  key.first ^= static_cast<std::uint32_t>(index);  // a group begins at a multiple of its size, so XOR adds the index
   for (std::size_t i = 0; i < group_size; i += S::width) {
     S::store(to + i, random_bits(S::lane_numbers() + U(static_cast<std::uint32_t>(i)), key));
   }
 }
 
-// The rule comes by value: its coefficients then stay in registers while the stores pass by.
+// The rule is passed by value so that its coefficients stay in registers across the stores.
 template <class S, class Master, class Moments, class Rule>
 void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_factor) {
   using F = typename S::F;
@@ -66,7 +65,7 @@ void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_f
       if constexpr (Rule::has_variance) moments.write_variance(i, v);
     }
     moments.template find_scales<Rule>();
-    prepare(first + group_size);  // during the long chain of operations that computes the scales
+    prepare(first + group_size);  // overlaps the long chain of operations that computes the scales
     moments.template encode<Rule>();
   }
 }
@@ -82,7 +81,8 @@ void update_groups(const UpdateTile& tile, const Rule& rule, float gradient_fact
   }
 }
 
-// The last, incomplete group of a run: worked on as a whole group in a copy, of which the true part is copied back.
+// Updates the last, incomplete group of a run. It works on a copy padded to a whole group, and copies only the real
+// elements back.
 template <class S, class Rule>
 void update_tail(const UpdateTile& tail, const Rule& rule, float gradient_factor) {
   constexpr std::size_t parts = 5;
@@ -112,7 +112,7 @@ void update_tail(const UpdateTile& tail, const Rule& rule, float gradient_factor
   give_back(tail.variance, copies[4], moment_bytes(tail.format));
 }
 
-// One run, on the calling thread.
+// Updates one run on the calling thread.
 template <class S>
 void update_run(const UpdateTile& tile, const GroupStep& step) {
   const std::size_t whole = tile.count / group_size * group_size;

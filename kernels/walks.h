@@ -1,4 +1,4 @@
-// The table of CPU walks: one for each instruction set, filled in by walks_scalar.cpp, walks_avx2.cpp,
+// The table of CPU walks: one for each instruction set, defined in walks_scalar.cpp, walks_avx2.cpp and
 // walks_avx512.cpp. A walk works on the calling thread, on one piece of memory.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Walks {
   void (*begin_sum)(const ConstNumbers& from, const Numbers& into, Stores stores);
   void (*accumulate)(const ConstNumbers& from, float scale, const Numbers& into);
   void (*sum_of_squares)(const ConstNumbers& values, double* sum_of_each_group);
-  std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count where there is none
+  std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count if there is none
   void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
   void (*dequantize)(const ConstQuantizedPiece& from, const Numbers& to, Stores stores);
 };

@@ -1,4 +1,5 @@
-// Fills the table of walks for lanes S. Included by the source of each instruction set, and compiled for it.
+// Fills the table of walks for lanes S. The source of each instruction set includes this file and is compiled for that
+// set.
 #pragma once
 
 #include "kernels/accumulate_walk.h"

@@ -1,4 +1,4 @@
-// Adagrad: the coefficients of one step, and one element's update. The sum of squares is kept as the variance.
+// Adagrad: the coefficients of one step, and one element's update. The variance stores the sum of squares.
 #pragma once
 
 #include "kernels/rules/second_moment.h"

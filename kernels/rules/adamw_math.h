@@ -1,4 +1,4 @@
-// AdamW and Adam: the coefficients of one step, and what they do to one element.
+// AdamW and Adam: the coefficients of one step, and one element's update.
 #pragma once
 
 #include "kernels/rules/second_moment.h"

@@ -1,5 +1,5 @@
-// No update: the trainer has changed the master itself. Only the step after every rule remains, which derives the
-// parameter.
+// No update: the trainer has changed the master itself. The walk only derives the parameter from it, as after every
+// rule.
 #pragma once
 
 #include "kernels/rules/second_moment.h"

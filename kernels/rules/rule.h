@@ -1,4 +1,4 @@
-// All update rules. A new rule is a file in this folder, and its name here.
+// All update rules. To add a rule, add a file to this folder and its name here.
 #pragma once
 
 #include <variant>

@@ -5,8 +5,8 @@
 
 namespace ballast::kernels {
 
-// The rules divide by the root, and format compact stores it: it is taken once. The value is at least the smallest
-// normal number: so it never decays into subnormal ones, and its root is never zero.
+// The rules divide by the root, and format compact stores it, so it is computed once. The value is at least the
+// smallest normal number, so it never becomes subnormal and its root is never zero.
 template <class F>
 struct SecondMoment {
   F value;

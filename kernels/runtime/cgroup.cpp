@@ -28,11 +28,11 @@ constexpr Names names_v2{"memory.max", "memory.current", "inactive_file ", "acti
 
 struct Place {
   int version;
-  std::vector<fs::path> folders;  // of the process's group and all around it
+  std::vector<fs::path> folders;  // of the process's group and all groups around it
 };
 
-// A container often shows its own group as the mount's root while /proc names the host's path: folders that
-// do not exist are passed over when they are read, and the root is always among them.
+// A container often shows its own group as the mount's root while /proc names the host's path. So the root is always in
+// the list, and a folder that does not exist is skipped when it is read.
 std::vector<fs::path> upwards(const fs::path& mount, std::string_view group) {
   std::vector<fs::path> folders;
   fs::path relative = group.find("..") == std::string_view::npos ? fs::path(group).relative_path() : fs::path();

@@ -12,7 +12,7 @@ namespace ballast {
 
 [[noreturn]] void cuda_failed(cudaError_t status, std::string_view what, Site site);
 
-// check_cuda(cudaGetLastError(), "launching adamw") after a launch.
+// Use after a launch: check_cuda(cudaGetLastError(), "launching adamw").
 inline void check_cuda(cudaError_t status, std::string_view what, Site site = Site::here()) {
   if (status != cudaSuccess) [[unlikely]] {
     cuda_failed(status, what, site);

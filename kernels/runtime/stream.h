@@ -10,8 +10,8 @@ namespace ballast {
 
 class Event;
 
-// An ordered queue of GPU work. Any thread may issue work; the work of two threads is not ordered. Issued work
-// completes after the stream is destroyed, too.
+// An ordered queue of GPU work. Any thread may issue work; the work of two threads is not ordered. Issued work also
+// completes after the stream is destroyed.
 class Stream {
  public:
   explicit Stream(int gpu = 0);                          // throws B2101 or B2102 without a GPU

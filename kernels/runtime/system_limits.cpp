@@ -23,7 +23,7 @@ std::string limit(decltype(RLIMIT_NPROC) resource) {
   return found.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", found.rlim_cur);
 }
 
-// There may be no descriptor to read with; the error that asks must still be told.
+// Returns nothing if no descriptor is left to read with: the error that lists the limits must still be thrown.
 template <class Read>
 auto if_readable(const Read& read) -> decltype(read()) {
   try {

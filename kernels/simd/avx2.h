@@ -1,5 +1,5 @@
-// Eight lanes with AVX2 and FMA. See scalar.h for what each function means.
-// Only for sources compiled for that instruction set.
+// Eight lanes with AVX2 and FMA. scalar.h says what each function means. Only sources compiled for that instruction set
+// may include this.
 #pragma once
 
 #include <immintrin.h>
@@ -132,7 +132,7 @@ struct Avx2 {
   }
 
  private:
-  // All lower halves, then all upper ones.
+  // Returns all lower halves, then all upper halves.
   static __m256i halves_apart(U x) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
                                            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);

@@ -1,5 +1,5 @@
-// Sixteen lanes with AVX-512 (F, BW, DQ, VL). See scalar.h for what each function means.
-// Only for sources compiled for that instruction set.
+// Sixteen lanes with AVX-512 (F, BW, DQ, VL). scalar.h says what each function means. Only sources compiled for that
+// instruction set may include this.
 #pragma once
 
 #include <immintrin.h>
@@ -64,7 +64,7 @@ U shift_right(U x) {
   return _mm512_srli_epi32(x.v, Count);
 }
 
-// Where each 16-bit half of a result comes from, for the permutations below.
+// The source of each 16-bit half of a result, for the permutations below.
 struct alignas(64) Order {
   std::uint16_t from[32];
 };

@@ -1,4 +1,4 @@
-// Which instruction set the CPU walks use. Chosen at run time; every one gives the same bits.
+// The instruction sets of the CPU walks. One is chosen at run time; all give the same bits.
 #pragma once
 
 #include <cstdint>

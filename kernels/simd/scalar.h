@@ -1,8 +1,9 @@
-// One lane: the vocabulary in which every formula (*_math.h) is written, for plain floats.  A formula is a template
-// over F (float lanes) and U (their 32-bit patterns). Here F is float and U is uint32_t: the scalar CPU walk and every
-// CUDA thread. avx2.h and avx512.h define the same functions on 8 and 16 lanes. All of them are IEEE operations rounded
-// once, so a formula gives the same bits whichever lanes it runs on. Functions are constexpr because nvcc then compiles
-// them for the GPU as well.
+// One lane: the vocabulary in which every formula (*_math.h) is written, for plain floats.
+//
+// A formula is a template over F (float lanes) and U (their 32-bit patterns). Here F is float and U is uint32_t, for
+// the scalar CPU walk and every CUDA thread. avx2.h and avx512.h define the same functions on 8 and 16 lanes. All
+// functions are IEEE operations rounded once, so a formula gives the same bits on any lanes. They are constexpr because
+// nvcc then compiles them for the GPU as well.
 #pragma once
 
 #include <bit>
@@ -39,7 +40,7 @@ constexpr std::uint32_t shift_right(std::uint32_t x) {
   return x >> Count;
 }
 
-// Eight double lanes, whatever the width of F: a sum in double then has the same order on every instruction set.
+// Eight double lanes for any width of F, so that a sum in double has the same order on every instruction set.
 struct EightDoubles {
   double lanes[8]{};
 };
@@ -58,7 +59,7 @@ constexpr EightDoubles operator*(const EightDoubles& a, const EightDoubles& b) {
   return product;
 }
 
-// Memory accesses and lane numbers, which walks need and formulas do not.
+// Memory accesses and lane numbers. Walks need these; formulas do not.
 struct Scalar {
   using F = float;
   using U = std::uint32_t;
@@ -74,11 +75,11 @@ struct Scalar {
   static void store(std::uint32_t* to, U x) { *to = x; }
   static void store(std::uint16_t* to, U x) { *to = static_cast<std::uint16_t>(x); }  // the low half
   static void store(std::uint8_t* to, U x) { *to = static_cast<std::uint8_t>(x); }    // the low byte
-  // Past the caches, to addresses that are multiples of the bytes written.
+  // Stores past the caches, to addresses that are multiples of the bytes written.
   static void stream(float* to, F x) { store(to, x); }
   static void stream(std::uint16_t* to, U x) { store(to, x); }
   static void finish_streams() {}  // at the end of a walk that streams: orders its stores before later ones
-  // A pattern whose upper half lies at `high`; its lower half lies at `low`, or is zero.
+  // These access a pattern whose upper half lies at `high`. Its lower half lies at `low`, or is zero.
   static U load_high(const std::uint16_t* high) { return U{*high} << 16; }
   static U load_halves(const std::uint16_t* high, const std::uint16_t* low) { return U{*high} << 16 | *low; }
   static void store_high(std::uint16_t* high, U x) { *high = static_cast<std::uint16_t>(x >> 16); }
