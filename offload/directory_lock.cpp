@@ -86,7 +86,7 @@ void DirectoryLock::release() noexcept {
   // A child that was made without fork()'s handlers may have the file open; closing alone would leave it locked.
   if (holder_ == ::getpid()) ::flock(file_, LOCK_UN);
   kept_from_children_.reset();
-  ::close(std::exchange(file_, -1));  // the file stays: to remove it could remove the lock of another process
+  ::close(std::exchange(file_, -1));  // the file stays: removing it could remove another process's lock
 }
 
 }  // namespace ballast::offload

@@ -44,8 +44,8 @@ std::unique_ptr<IoQueue> open_queue(const IoOptions& options = {});
 // Throws B2201 if the kernel, the container or this build has no io_uring.
 std::unique_ptr<IoQueue> uring_queue(const IoOptions& options = {});
 
-// How a ring's thread enters the kernel, and after how many refusals it makes blocking calls instead. Tests replace
-// `enter` by a kernel that refuses.
+// Configures how a ring's thread enters the kernel, and after how many refusals it makes blocking calls instead. Tests
+// replace `enter` by a kernel that refuses.
 struct RingEntry {
   // `call` submits `requests` new requests, waits for an answer, and returns 0 or more, or -errno.
   std::function<int(std::size_t requests, const std::function<int()>& call)> enter =

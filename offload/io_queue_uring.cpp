@@ -1,5 +1,5 @@
-// One ring, owned by one thread that submits and reaps: so the kernel can deliver completions without interrupting it.
-// Other threads pass their requests through a list, and wake the thread by an eventfd that the ring reads.
+// One ring, owned by one thread that submits and reaps, so that the kernel can deliver completions without interrupting
+// it. Other threads pass their requests through a list, and wake the thread by an eventfd that the ring reads.
 #include <fmt/format.h>
 #include <liburing.h>
 #include <sys/eventfd.h>

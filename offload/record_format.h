@@ -36,9 +36,11 @@ struct CommitPoint {
   auto operator<=>(const CommitPoint&) const = default;
 };
 
-// The offsets of records. Each tile has two places, for even and for odd generations. Tiles are dealt to the files in
-// turn.  file:    identity | commit slot 0 | commit slot 1 | tile, even | tile, odd | next tile, even | ... record:
-// head, one block | payload | up to a whole block
+// The offsets of records. Each tile has two places, for even and for odd generations. The tiles are dealt out to the
+// files in turn.
+//
+//   file:    identity | commit slot 0 | commit slot 1 | tile, even | tile, odd | next tile, even | ...
+//   record:  head, one block | payload | zeros up to a whole block
 class RecordPlaces {
  public:
   RecordPlaces(const RecordShape& shape, std::size_t files);
@@ -57,7 +59,7 @@ class RecordPlaces {
   std::size_t first_record_bytes_;
 };
 
-// The seals of a tile's two regions. The store also keeps the expected seals in memory: so it finds a lost or misplaced
+// The seals of a tile's two regions. The store also keeps the expected seals in memory. So it finds a lost or misplaced
 // write, which leaves an intact record that is not the expected one.
 struct Seals {
   std::uint64_t first = 0;

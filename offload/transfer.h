@@ -1,6 +1,6 @@
-// A request to a queue, and its progress. Every queue passes the system's answers to a Transfer, which decides what to
-// do next: so one place decides when a request has ended, has failed or is repeated. It makes no system call. Used by
-// one thread at a time.
+// A request to a queue, and its progress. Every queue passes the system's answers to a Transfer, so that one place
+// decides when a request has ended, has failed or is repeated. A Transfer makes no system call. Used by one thread at a
+// time.
 #pragma once
 
 #include <cstdint>

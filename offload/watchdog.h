@@ -1,5 +1,5 @@
-// A wait for a drive that warns. A drive that hangs gives no error, so the waiting thread logs from time to time what
-// it waits for, and for how long.
+// A wait that warns if a drive hangs. Such a drive gives no error, so the waiting thread logs from time to time what it
+// waits for, and for how long.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace ballast::offload {
 
-// Waits as completion.wait() does. Calls `what` only for a warning. Without a log there is none.
+// Waits as completion.wait() does. Calls `what` only for a warning, and never warns without a log.
 void wait_watched(const Completion& completion, Log* log, const std::function<std::string()>& what,
                   std::chrono::milliseconds interval = std::chrono::seconds(30));
 

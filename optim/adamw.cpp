@@ -17,7 +17,7 @@ void check_adam(std::string_view rule, const Options& options) {
   refuse_amsgrad(rule, options.amsgrad);
 }
 
-// The bias corrections are taken in double, once a step.
+// The bias corrections are computed in double, once a step.
 template <class Options>
 kernels::AdamW coefficients(const Options& options, std::uint64_t step, double decay) {
   const double t = static_cast<double>(step);

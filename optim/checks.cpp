@@ -9,7 +9,7 @@
 namespace ballast::optim {
 namespace {
 
-// Written so that NaN fails as well.
+// The callers write their comparisons so that NaN fails as well.
 void require_range(bool holds, Option option, std::string_view range) {
   require(holds, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot use {} with {} = {}", option.rule, option.name, option.value),
