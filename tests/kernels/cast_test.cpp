@@ -14,7 +14,7 @@ std::uint32_t expected_cast(DType from, DType to, std::uint32_t pattern) {
   return from == to ? pattern : nearest_pattern(to, value_of(from, pattern));
 }
 
-// The same number, or NaN on both sides; unless formats are equal, when the bits must be.
+// Checks that both patterns stand for the same value, or for NaN. Equal formats must have equal bits.
 bool right(DType from, DType to, std::uint32_t source, std::uint32_t result) {
   if (from != to && std::isnan(value_of(from, source))) {
     return std::isnan(value_of(to, result));
@@ -60,7 +60,7 @@ void casts_of_many(TestBackend& on) {
   }
 }
 
-// Large enough to be written past the caches, where the target is aligned.
+// Large enough to be written past the caches if the target is aligned.
 void casts_of_very_many(TestBackend& on) {
   for (const auto& [from, to] : {std::pair(DType::bf16, DType::fp32), std::pair(DType::fp32, DType::bf16)}) {
     const Patterns patterns = finite_patterns(from, 2'200'001, 1);
@@ -88,7 +88,8 @@ void all_halves_survive(TestBackend& on) {
   }
 }
 
-// Around each value of a half format and each midpoint between two: rounding is monotonic, so nothing else can go wrong.
+// Returns the patterns around each value of a half format and each midpoint between two. Rounding is monotonic, so
+// nothing else can go wrong.
 Patterns around_every_boundary(DType half) {
   Patterns patterns;
   for (std::uint32_t h = 0; h < 0x10000; ++h) {
@@ -119,7 +120,7 @@ void rounding_boundaries(TestBackend& on) {
   }
 }
 
-// std::fill, but fast under sanitizers too.
+// The same as std::fill, but fast under sanitizers too.
 void repeat(std::uint16_t value, std::span<std::uint16_t> to) {
   std::size_t done = 0;
   for (; done < std::min<std::size_t>(to.size(), 64); ++done) {
@@ -130,7 +131,8 @@ void repeat(std::uint16_t value, std::span<std::uint16_t> to) {
   }
 }
 
-// Fills in what the fp32 patterns from `first` on round to: constant between one midpoint and the next.
+// Fills in the expected roundings of the fp32 patterns from `first` on. They are constant from one midpoint to the
+// next.
 void expect_rounded(DType half, std::uint32_t first, std::span<std::uint16_t> expected) {
   const std::uint32_t infinity = half == DType::bf16 ? 0x7f80u : 0x7c00u;
   const auto sign = static_cast<std::uint16_t>(first >> 31 << 15);

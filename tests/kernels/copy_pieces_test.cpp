@@ -16,7 +16,7 @@ std::size_t work_in(const std::vector<CopyStretch>& stretches) {
   return work;
 }
 
-// One flat buffer is cut into pieces, in an order of their own, with gaps between them; then put together again.
+// Cuts one flat buffer into pieces, with gaps between them, and puts it together again in another order.
 void packs_and_unpacks(TestBackend& on) {
   const std::size_t total = std::accumulate(std::begin(sizes), std::end(sizes), std::size_t{0});
   const Patterns values = finite_patterns(DType::bf16, total, 1);

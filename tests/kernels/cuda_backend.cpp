@@ -9,7 +9,8 @@ class CudaUnderTest : public TestBackend {
  public:
   std::string name() const override { return "CUDA"; }
   Backend& kernels() override { return *backend_; }
-  // From one block, from its start whenever nothing of it is in use: allocating on a GPU takes long.
+  // Allocates from one block, and from its start again whenever none of it is in use, because allocating on a GPU takes
+  // long.
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     const std::size_t rounded = (bytes + 255) / 256 * 256;
     REQUIRE(used_ + rounded <= block_bytes);

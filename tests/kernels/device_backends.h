@@ -5,10 +5,10 @@
 
 namespace ballast::kernels {
 
-// What the threads of CUDA's walks do, one thread after the other on the CPU: the same source, without CUDA.
+// Runs the work of the threads of CUDA's walks on the CPU, one thread after the other: the same source, without CUDA.
 void on_octets(const BackendTest& test);
 
-// On the first GPU, in its memory; for cases tagged [gpu].
+// Runs on the first GPU, in its memory. For cases tagged [gpu].
 void on_cuda(const BackendTest& test);
 
 }  // namespace ballast::kernels

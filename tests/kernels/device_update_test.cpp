@@ -1,4 +1,4 @@
-// The optimizer step for GPUs: the bits of the CPU walk.
+// Tests that the optimizer step for GPUs gives the bits of the CPU walk.
 #include "tests/kernels/device_backends.h"
 #include "tests/kernels/update_memory.h"
 
@@ -42,7 +42,7 @@ void every_shape(TestBackend& on) {
 
 void large_shapes(TestBackend& on) { check_shapes(on, {1'000'002, 1'000'003}); }
 
-// More than a launch has threads.
+// More elements than a launch has threads.
 void very_large(TestBackend& on) {
   for (const StateFormat format : all_state_formats) {
     const UpdateShape shape{.format = format, .count = (std::size_t{17} << 20) + 77};
@@ -61,7 +61,7 @@ void every_size(TestBackend& on) {
   }
 }
 
-// More than one launch takes, of several rules and factors; the key of the random bits changes inside.
+// More runs than one launch takes, of several rules and factors. The key of the random bits changes inside.
 void many_runs(TestBackend& on) {
   std::vector<GroupStep> groups;
   for (const Rule& rule : sample_rules()) {
@@ -87,7 +87,7 @@ void runs_that_start_anywhere(TestBackend& on) {
   }
 }
 
-// The bits of a NaN are not promised, but that it stays one is, and that no other element becomes one.
+// Checks that a NaN stays a NaN and that no other element becomes one. The bits of the NaN are not promised.
 void nan_stays_nan(TestBackend& on) {
   UpdateMemory state({.parameter_dtype = DType::fp32, .gradient_dtype = DType::fp32, .count = 100});
   const float nan = std::nanf("");

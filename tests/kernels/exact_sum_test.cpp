@@ -13,7 +13,7 @@ namespace {
 constexpr double inf = std::numeric_limits<double>::infinity();
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
-// The same sum the slow way: one bool for each bit from 2^-400 up, carries rippling.
+// Computes the same sum slowly: one bool for each bit from 2^-400 up, with rippling carries.
 class BitSum {
  public:
   void add(double x) {

@@ -46,7 +46,7 @@ void searches_in_many(TestBackend& on) {
   }
 }
 
-// Two threads that find something at the same time: the first position has to win.
+// Two threads find something at the same time. The first position has to win.
 void races(TestBackend& on) {
   constexpr std::size_t task = 65'536;
   Patterns patterns(4 * task);

@@ -1,4 +1,4 @@
-// More than 2^31 elements, in sparse memory.
+// Tests with more than 2^31 elements, in sparse memory.
 #include "kernels/pieces.h"
 #include "tests/kernels/sparse_memory.h"
 #include "tests/kernels/test_backends.h"

@@ -1,4 +1,4 @@
-// Wrong arguments are refused, with the code that says why, before anything is written.
+// Tests that wrong arguments are refused with the right error code.
 #include "kernels/checks.h"
 
 #include "tests/kernels/test_backends.h"

@@ -1,4 +1,5 @@
-// What the patterns of the floating-point formats are worth, by definition and in double: slow, and as plain as can be.
+// The values of the patterns of the floating-point formats, computed from the definition in double: slow, and as plain
+// as possible.
 #pragma once
 
 #include <cmath>
@@ -39,7 +40,8 @@ inline double value_of(DType dtype, std::uint32_t pattern) {
   return negative ? -size : size;
 }
 
-// The pattern nearest to x, of two equally near the even one; beyond the largest number, infinity. Not for NaN.
+// Returns the pattern nearest to x, and the even one of two equally near. Above the largest number it is infinity. Not
+// for NaN.
 inline std::uint32_t nearest_pattern(DType dtype, double x) {
   const auto [mantissa_bits, exponent_bits] = shape_of(dtype);
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -50,8 +52,8 @@ inline std::uint32_t nearest_pattern(DType dtype, double x) {
     return sign | infinity;
   }
   const int exponent = size == 0 ? 1 - bias : std::max(std::ilogb(size), 1 - bias);
-  const double steps = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));  // of the format there
-  // Counted from the first pattern with this exponent; rounding up to the next power of two lands on its pattern.
+  const double steps = std::nearbyint(std::ldexp(size, mantissa_bits - exponent));  // of the format at this exponent
+  // Count from the first pattern with this exponent. Rounding up to the next power of two gives that power's pattern.
   const auto first = static_cast<std::uint32_t>(exponent + bias - 1) << mantissa_bits;
   const double pattern = first + steps;
   return sign | (pattern >= infinity ? infinity : static_cast<std::uint32_t>(pattern));

@@ -46,7 +46,7 @@ Patterns dequantize_on(TestBackend& on, const Result& quantized, CodeBits bits, 
   return values.read();
 }
 
-// What the i-th code is, by definition.
+// Returns the i-th code, read by definition.
 int code_at(const Result& quantized, CodeBits bits, std::size_t i) {
   if (bits == CodeBits::eight) {
     return static_cast<std::int8_t>(quantized.codes[i]);
@@ -156,7 +156,7 @@ void special_groups(TestBackend& on) {
   }
 }
 
-// Large enough to be written past the caches, where the target is aligned.
+// Large enough to be written past the caches if the target is aligned.
 void very_many(TestBackend& on) {
   const std::size_t count = 1'100'001;
   const Result result = quantize_on(on, finite_patterns(DType::fp32, count, 9), DType::fp32, CodeBits::four, nearest);
@@ -170,7 +170,7 @@ void very_many(TestBackend& on) {
   }
 }
 
-// The largest number there is keeps its code, and whole numbers of steps are kept exactly, rounded either way.
+// The largest finite number keeps its code, and whole numbers of steps are kept exactly, with either rounding.
 void exact_numbers(TestBackend& on) {
   for (const CodeBits bits : both_sizes) {
     for (const CodeRounding& rounding : {nearest, stochastic}) {

@@ -1,4 +1,4 @@
-// Address space for arrays of very many elements: pages that nobody wrote read as zeros and take no memory.
+// Address space for arrays of very many elements. Pages that were never written read as zeros and take no memory.
 #pragma once
 
 #include <sys/mman.h>

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t count = 300;  // two groups and a part of one
 
-// What a rounded number may be off by: of its size, and of the largest in its group.
+// The allowed error of a rounded value: relative to its size, and relative to the largest value of its group.
 struct Rounding {
   float relative;
   float absolute;
@@ -95,7 +95,7 @@ TEST_CASE("a moment that is not kept is refused, and so is memory of another siz
 
 namespace {
 
-// What a tile's state is as plain numbers: the parameter's bits, the master, the moments.
+// A tile's state as plain values: the parameter's bits and the moments.
 struct Numbers {
   std::vector<std::byte> parameter;
   std::vector<float> momentum = std::vector<float>(count);
@@ -110,7 +110,7 @@ Numbers numbers_of(const UpdateTile& tile) {
   return numbers;
 }
 
-// Its own format's bytes, wherever they lie.
+// Returns the stored bytes of the parameter and of all state.
 std::vector<std::byte> bytes_of(const UpdateTile& tile) {
   std::vector<std::byte> bytes(tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype));
   const auto add = [&](const void* begin, std::size_t size) {

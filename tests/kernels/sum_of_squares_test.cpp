@@ -8,7 +8,7 @@
 namespace ballast::kernels {
 namespace {
 
-// By definition: eight lanes for each group of 128, then the lanes in halves, then the groups exactly.
+// Computes the sum by definition: eight lanes for each group of 128, then the lanes in halves, then the groups exactly.
 ExactSum defined_sum(const Patterns& patterns, DType dtype) {
   ExactSum sum;
   for (std::size_t first = 0; first < patterns.size(); first += group_size) {

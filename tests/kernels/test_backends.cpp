@@ -50,7 +50,7 @@ std::uint32_t infinity(DType dtype) {
 }
 std::uint32_t one(DType dtype) { return dtype == DType::fp32 ? 0x3f800000u : dtype == DType::bf16 ? 0x3f80u : 0x3c00u; }
 
-// A copy whose size the compiler does not know is a call, which a sanitizer looks into byte by byte.
+// A copy whose size the compiler does not know becomes a call, which a sanitizer checks byte by byte.
 template <class Use>
 void with_bits_of(DType dtype, const Use& use) {
   switch (byte_size(dtype)) {

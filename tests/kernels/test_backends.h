@@ -28,22 +28,22 @@ using BackendTest = std::function<void(TestBackend&)>;
 void on_every_isa(const BackendTest& test);  // on one thread
 void on_every_cpu(const BackendTest& test);  // with every instruction set, on 1, 2, 3 and 7 threads
 
-Backend& plain_backend();  // scalar code on one thread: what the others' bits are compared with
+Backend& plain_backend();  // scalar code on one thread, whose bits the others must give
 
-// Elements as 32-bit words that hold their patterns, in or out of a backend's memory.
+// Elements as 32-bit words that hold their patterns.
 using Patterns = std::vector<std::uint32_t>;
 std::vector<std::byte> packed(const Patterns& patterns, DType dtype);
 Patterns unpacked(const std::vector<std::byte>& bytes, DType dtype);
 
 inline constexpr DType floating_dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 
-// Any patterns: NaN, infinities and subnormals among them.
+// Returns any patterns, including NaN, infinities and subnormals.
 Patterns any_patterns(DType dtype, std::size_t count, std::uint32_t seed);
 Patterns finite_patterns(DType dtype, std::size_t count, std::uint32_t seed);  // from 2^-14 to 1, both signs
 bool is_finite(DType dtype, std::uint32_t pattern);
 
-// An array in a backend's memory, `offset` elements behind an aligned address. read() also checks that nothing around the
-// array was written.
+// An array in a backend's memory, `offset` elements after an aligned address. read() also checks that nothing around
+// the array was written.
 class Placed {
  public:
   Placed(TestBackend& on, const Patterns& patterns, DType dtype, std::size_t offset = 0);

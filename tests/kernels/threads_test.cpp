@@ -1,5 +1,5 @@
-// Every kernel once on several threads, beside one. Short, because this is what runs under ThreadSanitizer, where the other
-// tests of this folder, which are about arithmetic, would take hours.
+// Compares each kernel on several threads with the same kernel on one. This test is short because it runs under
+// ThreadSanitizer; the other tests of this folder check arithmetic, and would take hours there.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>

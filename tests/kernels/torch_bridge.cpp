@@ -10,7 +10,7 @@ using namespace ballast;
 
 namespace {
 
-// As torch_bridge.py declares it.
+// The layout that torch_bridge.py declares.
 struct Tensor {
   int format;
   int parameter_dtype;
@@ -87,7 +87,7 @@ std::string last_error;
 
 }  // namespace
 
-// One step of a whole tensor, on all cores. Null, or what is wrong.
+// Makes one step of a whole tensor on all cores. Returns null, or the error's message.
 extern "C" const char* ballast_step(const Tensor* tensor, const Options* options, std::uint64_t unit,
                                     std::uint64_t number) {
   static const std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend();

@@ -1,4 +1,4 @@
-// Every element of an update beside the same step in doubles, for every rule, format and size.
+// Compares every element of an update with the same step in doubles, for every rule, format and size.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -21,7 +21,7 @@ Backend& cpu() {
   return *backend;
 }
 
-// What may come in addition, for the formats that round: less than one step of what they store.
+// Returns the additional error of formats that round: less than one step of the stored values.
 Element storage_step(const UpdateTile& tile, std::size_t i, const Element& size) {
   switch (tile.format) {
     case StateFormat::bf16:
@@ -30,7 +30,7 @@ Element storage_step(const UpdateTile& tile, std::size_t i, const Element& size)
       const double momentum_scale = tile.momentum_scales[i / 128];
       const double root_scale = tile.variance_scales[i / 128];
       const double root = std::sqrt(size.variance);
-      // A step of a segment is 1/16 or 1/32 of its beginning, counted from -1/128 of the scale.
+      // A step of a segment is 1/16 or 1/32 of the segment's beginning, counted from -1/128 of the scale.
       const double root_step = (root + root_scale / 128) / 32 * 1.01;
       return {.parameter = 256 * ulp(size.parameter),
               .momentum = (size.momentum + momentum_scale / 128) / 16 * 1.01,
@@ -61,7 +61,7 @@ void check_element(const UpdateTile& before, const UpdateTile& after, std::size_
   }
 }
 
-// The low-precision parameter is the master rounded to the nearest.
+// Checks that the low-precision parameter is the master rounded to the nearest.
 void check_parameter(const UpdateTile& tile, std::size_t i, const Rule& rule) {
   if (tile.parameter_dtype == DType::fp32) return;
   std::uint16_t stored;
@@ -76,7 +76,7 @@ void check_parameter(const UpdateTile& tile, std::size_t i, const Rule& rule) {
   }
 }
 
-// Takes the arrays that a rule may write from `got` into `expected`; what differs after that has been written in error.
+// Copies the arrays that a rule may write from `got` into `expected`. Any difference that remains was written in error.
 void forgive_run(UpdateMemory& expected, UpdateMemory& got, const Run& run, const Rule& rule) {
   const UpdateTile to = part(expected.tile(), run.begin, run.count);
   const UpdateTile from = part(got.tile(), run.begin, run.count);
@@ -164,7 +164,7 @@ TEST_CASE("each run of a tile takes its own group's step, and the gaps between r
   }
   for (const StateFormat format : all_state_formats) {
     const bool anywhere = format == StateFormat::fp32 || format == StateFormat::split;
-    const std::size_t apart = anywhere ? 7 : 0;  // where runs may begin anywhere, let them
+    const std::size_t apart = anywhere ? 7 : 0;  // these formats let runs begin anywhere
     std::vector<Run> runs;
     std::size_t begin = apart;
     for (std::size_t i = 0; i < 40; ++i) {

@@ -1,4 +1,5 @@
-// An update gives the same bits whatever computes it: each instruction set, any number of threads, any cut into tiles.
+// Tests that an update gives the same bits on each instruction set, on any number of threads and with any cut into
+// tiles.
 #include <catch2/catch.hpp>
 
 #include "kernels/backend.h"
@@ -8,7 +9,7 @@ using namespace ballast::kernels;
 
 namespace {
 
-// Each rule on a run of its own; a number of elements that fills no lanes and no group.
+// Each rule on its own run. The number of elements fills neither the lanes nor a group.
 struct Work {
   std::vector<Run> runs;
   std::vector<GroupStep> groups;
@@ -36,7 +37,7 @@ std::vector<std::byte> updated(const CpuOptions& options, const UpdateShape& sha
   return memory.bytes();
 }
 
-// Not compared inside CHECK, which would print all of them.
+// This is not compared inside CHECK, which would print all bytes.
 bool same(const std::vector<std::byte>& a, const std::vector<std::byte>& b) { return a == b; }
 
 template <class Check>
@@ -52,7 +53,7 @@ void for_each_shape(const Work& work, const Check& check) {
   }
 }
 
-// The part of a run list that lies in [begin, end), counted from begin.
+// Returns the part of a run list that lies in [begin, end), counted from begin.
 std::vector<Run> runs_within(std::span<const Run> runs, std::size_t begin, std::size_t end) {
   std::vector<Run> within;
   for (const Run& run : runs) {

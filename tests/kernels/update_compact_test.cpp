@@ -1,4 +1,5 @@
-// The 8-bit moments of format compact: what a code stands for, what it costs, and what is kept exactly.
+// Tests of the 8-bit moments of format compact: the values of the codes, their errors, and the values that are kept
+// exactly.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <numeric>

@@ -1,4 +1,4 @@
-// What an update refuses, and what it says then.
+// Tests of the updates that are refused, and of the messages.
 #include <catch2/catch.hpp>
 
 #include "kernels/backend.h"
@@ -12,7 +12,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-// An update that is right in everything, to be spoiled in one respect.
+// A valid update, in which each test spoils one thing.
 struct Request {
   explicit Request(const UpdateShape& shape) : memory(shape), tile(memory.tile()), runs{{0, shape.count, 0}} {}
 

@@ -1,4 +1,4 @@
-// Counts and indices above 2^31, in sparse memory: only the pages at the ends come to exist.
+// Tests of counts and indices above 2^31, in sparse memory: only the pages at the ends take memory.
 #include <catch2/catch.hpp>
 
 #include "kernels/backend.h"
@@ -16,7 +16,7 @@ struct Array {
   std::size_t element_bytes;
 };
 
-// The arrays of a small tile, and where they lie from element `first` of a huge one.
+// Returns the arrays of a small tile, and their places from element `first` of a huge tile.
 std::vector<Array> arrays_of(const UpdateTile& small, const UpdateTile& huge, std::size_t first) {
   const UpdateTile at = part(huge, first, small.count);
   const std::size_t master = master_bytes(small.format);

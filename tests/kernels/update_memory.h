@@ -1,5 +1,5 @@
-// All the memory of an update in one block, at any place: so a tile is copied to a GPU and back, or compared, as bytes,
-// and what was written outside its arrays is seen too.
+// All memory of an update in one block, at any address. So a tile can be copied to a GPU and back, or compared, as
+// bytes, and a write outside its arrays is seen too.
 #pragma once
 
 #include <bit>
@@ -68,7 +68,7 @@ class UpdateMemory {
 
   void fill(DType dtype, std::byte* to, float low, float high) {
     for (std::size_t i = 0; i < shape_.count; ++i) {
-      // A few are as small as they come, and zero.
+      // A few values are zero, and a few are subnormal.
       const float x = i % 97 == 13 ? 0.0f : i % 89 == 7 ? 1e-40f : draw(low, high);
       const auto half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16);
       if (dtype == DType::fp32) {
@@ -97,7 +97,7 @@ class UpdateMemory {
     }
   }
 
-  // A zero with a negative remainder is no number, and arises from none.
+  // A zero with a negative remainder is not a number, and no number is stored so.
   void clear_remainders_of_zero(const UpdateTile& tile) {
     for (std::size_t i = 0; i < shape_.count; ++i) {
       std::uint16_t parameter;
@@ -128,7 +128,7 @@ class UpdateMemory {
   std::mt19937 random_;
 };
 
-// One step of each rule, with every coefficient at work.
+// Returns one step of each rule, with every coefficient in use.
 inline std::vector<Rule> sample_rules() {
   const AdamW adamw{.decay = 0.999f,
                     .one_minus_beta1 = 0.1f,
@@ -153,7 +153,7 @@ inline std::vector<Rule> sample_rules() {
           External{}};
 }
 
-// Every allowed pair of parameter and gradient format.
+// Returns every allowed pair of parameter and gradient format.
 inline std::vector<UpdateShape> sample_shapes(StateFormat format) {
   std::vector<UpdateShape> shapes;
   for (const DType gradient : {DType::fp32, DType::bf16, DType::fp16}) {

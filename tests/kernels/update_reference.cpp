@@ -40,10 +40,11 @@ DType moment_dtype(StateFormat format) { return format == StateFormat::bf16 ? DT
 
 double square(double x) { return x * x; }
 
-// A sum below the normal numbers is as coarse as one there.
+// A sum below the smallest normal number is as coarse as that number.
 double size_of(double a, double b) { return std::max(std::abs(a) + std::abs(b), 0x1p-126); }
 
-// Moments are no subnormal numbers: a second moment is at least the smallest normal one, a smaller first one is stored as zero.
+// Moments are never subnormal: a second moment is at least the smallest normal number, a smaller first moment becomes
+// zero.
 double kept(double variance) { return std::max(variance, 0x1p-126); }
 double flushed(double momentum) { return std::abs(momentum) < 0x1p-126 ? 0 : momentum; }
 

@@ -1,5 +1,5 @@
-// What an update should do, in doubles and written from the definitions: of torch.optim's rules, of the state formats in
-// kernels/README.md. Nothing here uses the formulas under test.
+// The expected results of an update, in doubles, written from the definitions of torch.optim's rules and of the state
+// formats (kernels/README.md). Nothing here uses the formulas under test.
 #pragma once
 
 #include "kernels/update.h"
@@ -12,21 +12,21 @@ struct Element {
   double variance = 0;
 };
 
-// How large the terms were that a number is the sum of: what its rounding error is measured against.
+// A step's exact results, and the summed sizes of their terms, against which rounding errors are measured.
 struct ExactStep {
   Element value;
   Element size;
-  double doubt = 0;  // of the parameter, where a sign cannot be told
+  double doubt = 0;  // of the parameter, if a sign cannot be told
 };
 
 double gradient_of(const UpdateTile& tile, std::size_t i);
-Element state_of(const UpdateTile& tile, std::size_t i, const Rule& rule);  // what the rule has none of is 0
+Element state_of(const UpdateTile& tile, std::size_t i, const Rule& rule);  // 0 for a moment that the rule lacks
 ExactStep exact_step(const Rule& rule, const Element& old, double gradient);
 
 double bf16_value(std::uint16_t pattern);
 double fp16_value(std::uint16_t pattern);
-double ulp(double size);                  // the distance of the floats there
-double coarse_ulp(double size);           // of the bf16 numbers there
+double ulp(double size);                  // the distance between floats of this size
+double coarse_ulp(double size);           // between bf16 numbers of this size
 double momentum_code(std::uint8_t code);  // of format compact, before it is scaled
 double root_code(std::uint8_t code);
 

@@ -1,4 +1,4 @@
-// Stochastic rounding: without bias, from random bits that are good enough, and the same for everyone who computes them.
+// Tests that stochastic rounding has no bias and good random bits, and that each key always draws the same bits.
 #include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -17,7 +17,8 @@ std::uint32_t random_at(std::uint64_t stream, std::uint64_t index) {
   return random_bits(static_cast<std::uint32_t>(index), rounding_key(stream, index));
 }
 
-// How far a count of `trials` fair coins may lie from its mean: five standard deviations, once in 1.7 million.
+// Returns how far a count of `trials` fair coins may lie from its mean: five standard deviations, exceeded once in 1.7
+// million.
 double room(double trials) { return 5 * std::sqrt(trials) / 2; }
 
 using BitCounts = std::array<double, 32>;
@@ -36,8 +37,8 @@ double worst_imbalance(const BitCounts& counts, double trials) {
 
 constexpr std::uint64_t trials = 1 << 20;
 
-// The mean of many roundings, in steps of what is kept, must lie within five standard deviations of the value. A rounding
-// is a coin of probability `above` that goes one step up.
+// Checks that the mean of many roundings, in steps of the kept bits, lies within five standard deviations of the value.
+// Each rounding is a coin that goes one step up with probability `above`.
 template <class Round>
 void check_unbiased(double above, const Round& round) {
   double ups = 0;
@@ -63,7 +64,7 @@ TEST_CASE("every random bit is set half of the time, along elements and along st
 
 TEST_CASE(
     "random bits of neighbouring elements, consecutive steps and neighbouring units do not depend on one another") {
-  // Any bit of one word beside any bit of the other: 32 rotations show each pair of positions.
+  // Compare any bit of one word with any bit of the other: 32 rotations cover each pair of positions.
   const auto check = [](auto first, auto second) {
     for (int turn = 0; turn < 32; ++turn) {
       BitCounts differ{};
@@ -152,7 +153,7 @@ TEST_CASE("rounding moments to codes is unbiased, above the smallest code") {
 }
 
 TEST_CASE("moments that decay for 500 steps keep their mean in bf16 and compact") {
-  // A step of 1/1,000 is an eighth of what bf16 can tell apart: rounding to the nearest would lose nothing at all.
+  // A step of 1/1,000 is an eighth of what bf16 can tell apart, so rounding to the nearest would never change a moment.
   constexpr std::size_t count = 16'384;
   constexpr int steps = 500;
   AdamW rule = std::get<AdamW>(sample_rules().front());

@@ -1,4 +1,4 @@
-// NaN and infinity in a gradient or a state: they come out where they went in, and nothing else is disturbed.
+// Tests of NaN and infinity in a gradient or a state: they come out where they went in, and no other element changes.
 #include <catch2/catch.hpp>
 #include <cmath>
 
@@ -56,7 +56,8 @@ bool same_element(const UpdateTile& a, const UpdateTile& b, std::size_t i, const
          parameter_of(a, i) == parameter_of(b, i);
 }
 
-// Elements that a bad one may take with it: its own, and in format compact its group's moments.
+// Returns whether element i may be lost with the bad one: the bad element itself, and in format compact its group's
+// moments.
 bool belongs_to_bad(StateFormat format, std::size_t i) {
   return format == StateFormat::compact ? i / group_size == bad_group : i == bad;
 }
@@ -68,7 +69,7 @@ void for_each_case(const Check& check) {
       shape.count = count;
       for (const simd::Isa isa : simd::usable_isas()) {
         for (const Rule& rule : sample_rules()) {
-          if (std::holds_alternative<External>(rule)) continue;  // looks at no gradient
+          if (std::holds_alternative<External>(rule)) continue;  // reads no gradient
           INFO(name(format) << ", parameter " << name(shape.parameter_dtype) << ", gradient "
                             << name(shape.gradient_dtype) << ", rule " << rule.index() << ", " << simd::name(isa));
           check(shape, isa, rule);

@@ -1,4 +1,4 @@
-// Format split gives the bits of format fp32: for every pattern, and step after step.
+// Tests that format split gives the bits of format fp32, for every pattern and over many steps.
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <thread>
@@ -14,21 +14,21 @@ namespace {
 
 bool is_nan_pattern(std::uint32_t pattern) { return (pattern & 0x7fffffffu) > 0x7f800000u; }
 
-// The nearest bf16 number, a tie away from zero, in integers: the magnitude's upper half, and the next where the lower
-// half is at least half of a step.
+// Returns the nearest bf16 number, ties away from zero, in integers: the magnitude's upper half, or the next one if the
+// lower half is at least half a step.
 std::uint16_t nearest_bf16(std::uint32_t pattern) {
   const std::uint32_t upper = pattern >> 16 & 0x7fffu;
   const std::uint32_t rounded = upper + ((pattern & 0xffffu) >= 0x8000u ? 1 : 0);
   return static_cast<std::uint16_t>(rounded | (pattern >> 16 & 0x8000u));
 }
 
-// The formulas on one pattern; NaN has to stay NaN, in the bf16 parameter too.
+// Checks the formulas on one pattern. NaN has to stay NaN, in the bf16 parameter too.
 bool survives(std::uint32_t pattern) {
   const float master = as_float(pattern);
   const std::uint32_t halves = split16(master);
   const auto parameter = static_cast<std::uint16_t>(halves >> 16);
   const std::uint32_t joined = bits(join16(halves));
-  // A signalling NaN may hide in the lower half: no arithmetic gives one, so no master is one.
+  // A signalling NaN may hide in the lower half. No arithmetic gives one, so no master is one.
   if (is_nan_pattern(pattern))
     return (pattern & 0x400000u) == 0 || (is_nan_pattern(joined) && (parameter & 0x7fffu) > 0x7f80u);
   return joined == pattern && parameter == nearest_bf16(pattern);
@@ -52,7 +52,7 @@ std::uint64_t count_failures() {
   return failures;
 }
 
-// Patterns through the walk itself: a step that changes nothing reads, splits, joins and writes.
+// A tile for the walk itself: a step that changes nothing reads, joins, splits and writes each pattern.
 UpdateTile tile_of(std::vector<std::uint16_t>& parameters, std::vector<std::uint16_t>& remainders,
                    std::vector<std::uint16_t>& gradients) {
   return {.format = StateFormat::split,
@@ -83,7 +83,7 @@ TEST_CASE("a master comes back from its two halves, for every one of the 2^32 pa
 
 TEST_CASE(
     "an update that changes nothing leaves every split parameter and remainder as it is, on every instruction set") {
-  // Every parameter pattern, with remainders that reach both ends.
+  // Use every parameter pattern, with remainders that reach both ends.
   constexpr std::int16_t chosen[] = {-32768, -32767, -1, 0, 1, 12345, 32767};
   std::vector<std::uint16_t> parameters, remainders;
   for (std::uint32_t pattern = 0; pattern < 0x10000; ++pattern) {
@@ -107,7 +107,7 @@ TEST_CASE(
     INFO(simd::name(isa));
     std::size_t different = 0;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      // 0 * infinity is NaN, and -0 + 0 is 0: neither tells about the format.
+      // 0 * infinity is NaN, and -0 + 0 is 0. Neither says anything about the format.
       const bool finite = (parameters[i] & 0x7fff) < 0x7f80 && parameters[i] != 0x8000;
       if (finite && (parameters[i] != new_parameters[i] || remainders[i] != new_remainders[i])) ++different;
     }

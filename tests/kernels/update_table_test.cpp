@@ -1,4 +1,5 @@
-// Which thread of a CUDA launch takes which element: found out on the CPU, for counts that no test could allocate.
+// Tests which thread of a CUDA launch takes which element. They run on the CPU, with counts that no test could
+// allocate.
 #include "kernels/update_table.h"
 
 #include <catch2/catch.hpp>
@@ -22,7 +23,7 @@ Table table_of(const UpdateTile& tile, const std::vector<Run>& runs) {
   return found;
 }
 
-// How often each element of the tile is taken by a thread.
+// Returns how many threads take each element of the tile.
 std::vector<int> taken(const Table& table, std::size_t count) {
   std::vector<int> times(count, 0);
   for (std::size_t chunk = 0; chunk < chunks(table.runs); ++chunk) {
