@@ -1,4 +1,4 @@
-// Stands in for kernels/backend_cuda.cpp: the CPU's kernels, from a stream's thread.
+// Replaces kernels/backend_cuda.cpp: a stream's thread runs the CPU's kernels.
 #include "kernels/backend.h"
 #include "tests/emulated_gpu/memory.h"
 #include "tests/emulated_gpu/streams.h"
@@ -8,7 +8,7 @@ namespace {
 
 using testing::reachable;
 
-// A pointer of any kind to where its bytes are.
+// Returns the real address of a pointer of any kind.
 template <class T>
 T* moved(T* pointer) {
   return pointer == nullptr ? nullptr : static_cast<T*>(reachable(pointer));

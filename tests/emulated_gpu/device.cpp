@@ -1,4 +1,4 @@
-// Stands in for kernels/runtime/device_cuda.cpp.
+// Replaces kernels/runtime/device_cuda.cpp.
 #include "kernels/runtime/device.h"
 
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include "tests/emulated_gpu/memory.h"
 #include "tests/emulated_gpu/streams.h"
 
-// When an event was recorded last, and whether the stream has come there.
+// An event: when it was last recorded, and whether the stream has reached it.
 struct CUevent_st {
   struct Record {
     std::chrono::steady_clock::time_point time{};
@@ -35,11 +35,11 @@ struct Memory {
   std::byte* real = nullptr;
 };
 
-std::mutex mutex;  // of the two that follow
+std::mutex mutex;  // guards the next two variables
 std::map<const std::byte*, Memory> device_memory;
 std::map<const std::byte*, std::size_t> pinned_memory;
 
-// The entry of a map whose stretch an address lies in.
+// Returns the map's entry whose memory contains an address.
 template <class Map, class Bytes>
 auto around(const Map& map, const std::byte* address, const Bytes& bytes_of) {
   auto next = map.upper_bound(address);
@@ -89,7 +89,7 @@ void require_gpu(int gpu) {
 }
 void choose_gpu(int gpu) { require_gpu(gpu); }
 
-// Filled with what no number should be: device memory is not zeroed.
+// Fills the memory with a pattern, because device memory is not zeroed.
 std::byte* allocate(std::size_t bytes, int, std::string_view) {
   const int file = memfd_create("emulated GPU", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
@@ -136,7 +136,7 @@ void wait(StreamHandle stream, EventHandle event) {
   }
 }
 
-// As CUDA does it: what is not pinned is copied before the call returns.
+// Waits if either end is pageable, as CUDA does.
 void copy(void* to, const void* from, std::size_t bytes, StreamHandle stream) {
   stream_of(stream).add([=] { std::memcpy(testing::reachable(to), testing::reachable(from), bytes); });
   if (testing::is_pageable(to) || testing::is_pageable(from)) synchronize(stream);

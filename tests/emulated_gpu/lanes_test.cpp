@@ -1,4 +1,4 @@
-// Lanes on a GPU, where there is none.
+// Tests of lanes on an emulated GPU.
 #include "tests/emulated_gpu/memory.h"
 #include "tests/zero/gpu_cases.h"
 

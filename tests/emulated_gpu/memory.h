@@ -1,11 +1,11 @@
-// Where the bytes of emulated device memory are.
+// The real addresses of emulated device memory.
 #pragma once
 
 #include "kernels/runtime/view.h"
 
 namespace ballast::testing {
 
-// What can be read and written instead of an address in device memory; host addresses stay what they are.
+// Returns the address at which the bytes of device memory can be read and written. A host address is returned as it is.
 void* reachable(const void* address);
 
 inline View reachable(const View& view) {

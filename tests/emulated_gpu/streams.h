@@ -1,4 +1,4 @@
-// A stream is a thread, late on purpose.
+// Emulated streams. A stream is a thread that is late on purpose.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 #include "zero/engine/lane_thread.h"
 
 struct CUstream_st {
-  // Some time later, after what was added before.
+  // Runs `work` some time later, after all work added before.
   void add(std::function<void()> work) {
     const std::lock_guard lock(mutex);
     last = thread.add([work = std::move(work), late = ++added % 7] {

@@ -1,4 +1,4 @@
-// Memory of tests that is fit for direct I/O, and what they put into it.
+// Memory for tests that is fit for direct I/O, and its patterns.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Aligned {
   HostPages pages_;
 };
 
-// Bytes that differ from those of every other key, in most places.
+// Fills in bytes that differ, in most places, from those of every other key.
 inline void fill_pattern(std::span<std::byte> bytes, std::uint64_t key) {
   std::uint64_t state = (key + 1) * 0x9e3779b97f4a7c15;
   for (std::byte& byte : bytes) {

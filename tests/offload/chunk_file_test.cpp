@@ -1,4 +1,4 @@
-// Chunks come back as they were written, and what was not written is found.
+// Tests that chunks are read as they were written, and that damage is found.
 #include "offload/chunk_file.h"
 
 #include <catch2/catch.hpp>
@@ -23,7 +23,7 @@ std::vector<std::byte> bytes_of(std::size_t count, unsigned seed) {
   return bytes;
 }
 
-// Of no size that anything is a multiple of; some larger than the writer's buffers.
+// Returns chunks of many sizes, some larger than the buffers of the writer.
 std::vector<std::vector<std::byte>> some_chunks(unsigned seed) {
   std::vector<std::vector<std::byte>> chunks;
   for (const std::size_t count : {1u, 64u, 5000u, 40000u, 8192u, 3u, 100001u, 63u})

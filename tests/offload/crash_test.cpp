@@ -1,5 +1,5 @@
-// Processes that are killed and drives that lose power, at any moment: afterwards the store is exactly what some committed
-// step left, never a mixture.
+// Tests in which a process is killed or a drive loses power, at any moment. Afterwards the store holds exactly one
+// committed step, never a mixture.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ constexpr RecordShape shape{.run_id = 5, .tiles = 7, .payload_bytes = 9000, .fir
 
 std::uint64_t key(std::uint64_t step, std::size_t tile) { return 1000 * step + tile; }
 
-// Reads every tile, and requires that it is what the store's step wrote; step 0 wrote zeros.
+// Reads every tile, and returns whether the store's step wrote it. Step 0 wrote zeros.
 bool is_one_step(const RecordStore& store, std::span<std::byte> record) {
   for (std::size_t tile = 0; tile < shape.tiles; ++tile) {
     const auto payload = store.read(tile, record).payload();
@@ -32,7 +32,7 @@ bool is_one_step(const RecordStore& store, std::span<std::byte> record) {
   return store.user().size() == store.step() % 100;
 }
 
-// Read, change, write; several records at once are on their way.
+// Reads, changes and writes each tile, with several records in flight.
 void train_a_step(RecordStore& store, std::span<std::byte> memory) {
   const std::uint64_t next = store.step() + 1;
   InFlight writes;
@@ -51,7 +51,7 @@ std::unique_ptr<IoQueue> queue_of(std::size_t round) {
   return kinds[round % kinds.size()].make({.depth = 4});
 }
 
-// The child: trains until it is killed. Its exit code says what went wrong, should it get that far.
+// The child process: it trains until it is killed. If it ends before, its exit code says why.
 [[noreturn]] void train_for_ever(std::span<const std::filesystem::path> directories, std::size_t round, int progress) {
   try {
     const auto queue = queue_of(round);
@@ -87,7 +87,7 @@ void kill_at_random(std::size_t kills, unsigned seed) {
     const pid_t child = ::fork();  // no threads here: queues live for a moment only
     if (child == 0) train_for_ever(directories, round, progress[1]);
     ::close(progress[1]);
-    for (std::size_t steps = 0; steps <= round % 3; ++steps) {  // in its first one, or after one or two
+    for (std::size_t steps = 0; steps <= round % 3; ++steps) {  // kill it in its first step, or after one or two
       char byte = 0;
       REQUIRE(::read(progress[0], &byte, 1) == 1);
     }
@@ -106,10 +106,10 @@ void kill_at_random(std::size_t kills, unsigned seed) {
     REQUIRE(store.step() >= last_step);
     last_step = store.step();
   }
-  CHECK(last_step >= kills / 3 * 3);  // those that they were waited for
+  CHECK(last_step >= kills / 3 * 3);  // the steps that the loop waited for
 }
 
-// Dies after `calls` calls, loses what was not flushed, and comes back.
+// The drive dies after `calls` calls, loses unflushed writes, and comes back.
 void lose_power_after(std::size_t calls, ForgetfulDrive::Forgets forgets) {
   const TemporaryDirectory directory;
   const auto drive = std::make_shared<ForgetfulDrive>();
@@ -135,7 +135,7 @@ void lose_power_after(std::size_t calls, ForgetfulDrive::Forgets forgets) {
   const RecordStore store = RecordStore::open(shape, same);
   const Aligned record(store.record_bytes());
   CHECK(is_one_step(store, record.span()));
-  // What was acknowledged is there; a commit that was on its way may have arrived.
+  // Every acknowledged commit is there. A commit that was in flight may have arrived.
   CHECK(store.step() >= committed);
   CHECK(store.step() <= committed + 1);
   if (forgets == ForgetfulDrive::Forgets::everything) CHECK(store.step() == committed);

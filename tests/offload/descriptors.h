@@ -4,7 +4,7 @@
 
 namespace ballast::offload {
 
-// Of this process, now.
+// Returns the number of descriptors that this process has open.
 inline std::size_t open_descriptors() {
   return static_cast<std::size_t>(
       std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator{}));

@@ -1,4 +1,4 @@
-// Real file systems that are full or whose drive fails. They need root, for they mount.
+// Tests on real file systems that are full or whose drive fails. They need root, because they mount file systems.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <unistd.h>
@@ -17,7 +17,8 @@ using namespace ballast::offload;
 
 namespace {
 
-// A small tmpfs with an image of an ext4 file system in it, mounted; either may run full or lose its end.
+// A small tmpfs with a mounted image of an ext4 file system in it. A test fills the ext4 file system, or cuts off the
+// image.
 class SmallDrive {
  public:
   SmallDrive() {
@@ -104,7 +105,7 @@ TEST_CASE("a drive that runs full in a step says so, loses nothing, and goes on 
   Rig rig(small);
   RecordStore store = RecordStore::create(rig.shape, rig.drives);
   rig.write_step(store, 1);
-  // Preallocated files never run full; so their extents are taken away, as a copy-on-write file system would do.
+  // Preallocated files never run full, so the test takes their extents away, as a copy-on-write file system would do.
   const auto path = small.path() / "state.records";
   const RecordPlaces places(rig.shape, 1);
   const int file = ::open(path.c_str(), O_RDWR);

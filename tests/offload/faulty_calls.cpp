@@ -64,11 +64,11 @@ std::int64_t FaultyCalls::operator()(const IoRequest& request) {
     case Fault::What::short_transfer:
       changed.memory = request.memory.first(std::min<std::size_t>(fault.amount, request.memory.size()));
       break;
-    case Fault::What::torn_write:  // says that all was written
+    case Fault::What::torn_write:  // reports that all was written
       changed.memory = request.memory.first(std::min<std::size_t>(fault.amount, request.memory.size()));
       return system_call(changed) < 0 ? -EIO : static_cast<std::int64_t>(request.memory.size());
     case Fault::What::flipped_bit: {
-      const std::int64_t answer = system_call(request);  // of a read: what came is changed
+      const std::int64_t answer = system_call(request);  // of a read: the bytes in memory are changed
       if (answer > 0) request.memory[fault.amount / 8] ^= std::byte{1} << (fault.amount % 8);
       return answer;
     }

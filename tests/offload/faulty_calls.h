@@ -1,4 +1,4 @@
-// System calls that fail on command, for a queue of threads; and a drive that forgets what was not flushed.
+// System calls that fail on command, for a queue of threads, and a drive that loses unflushed writes.
 #pragma once
 
 #include <deque>
@@ -11,21 +11,22 @@
 
 namespace ballast::offload {
 
-// One thing that goes wrong with one call.
+// A fault of one call.
 struct Fault {
   enum class What { error, short_transfer, flipped_bit, delay, torn_write } what = What::error;
-  int error = 0;             // of error
+  int error = 0;             // an errno, for `error`
   std::uint64_t amount = 0;  // bytes of a short transfer or a torn write, bit to flip, milliseconds of delay
 };
 
 // Any thread may call.
 class FaultyCalls {
  public:
-  // The next calls of this kind meet these, in order.
+  // The next calls of this kind get these faults, in order.
   void plan(IoKind kind, std::deque<Fault> faults);
   void plan_error(IoKind kind, int error, std::size_t times = 1);
 
-  // Every so many calls is interrupted, refused, cut short or delayed: what a queue has to hide.
+  // From now on a random part of all calls is interrupted, refused, cut short or delayed. A queue has to hide these
+  // faults.
   void disturb(unsigned seed);
 
   std::int64_t operator()(const IoRequest& request);
@@ -50,13 +51,13 @@ class FaultyRing {
   static constexpr std::size_t always = SIZE_MAX;
   static constexpr std::size_t given_up_after = 5;
 
-  // The next calls of this kind, so many of them, meet the error.
+  // The next `times` calls of this kind fail with the error.
   void refuse(int error, std::size_t times = always, Which which = Which::all);
 
   // The next submission is accepted, and never answered.
   void lose_next_submission();
 
-  RingEntry entry();  // of a queue that this outlives
+  RingEntry entry();  // for a queue that this object outlives
 
  private:
   int enter(std::size_t requests, const std::function<int()>& call);
@@ -68,16 +69,16 @@ class FaultyRing {
   bool loses_ = false;
 };
 
-// Keeps what writes since the last flush of their file have overwritten, and puts it back when the power goes: of each
-// block, or not, as the random generator has it. Any thread may call; nothing is in flight when the power goes.
+// Keeps the bytes that writes since the last flush of their file have overwritten. When the power goes, it puts them
+// back: all blocks, or a random choice. Any thread may call. Nothing is in flight when the power goes.
 class ForgetfulDrive {
  public:
   std::int64_t operator()(const IoRequest& request);
 
-  // After so many more calls the power is gone: every call fails.
+  // After `calls` more calls the power is gone, and every call fails.
   void die_after(std::size_t calls);
 
-  // What the drive holds when it comes back.
+  // Decides what the drive holds when it comes back: it forgets all unflushed blocks or a random choice of them.
   enum class Forgets { everything, at_random };
   void lose_power(Forgets forgets, unsigned seed = 0);
 

@@ -89,7 +89,7 @@ TEST_CASE("a run's directory is one process's at a time, which is named to other
 TEST_CASE("a directory is free when its process was killed, though a child that it has forked lives on") {
   const TemporaryDirectory base;
   int ends[2];
-  int life[2];  // of the child: until this test closes it
+  int life[2];  // the child lives until this test closes it
   REQUIRE(::pipe(ends) == 0);
   REQUIRE(::pipe(life) == 0);
   const pid_t holder = ::fork();

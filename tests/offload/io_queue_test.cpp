@@ -1,4 +1,4 @@
-// What holds for every queue.
+// Tests that hold for every kind of queue.
 #include "offload/io_queue.h"
 
 #include <sys/stat.h>
@@ -161,7 +161,7 @@ TEST_CASE("files and queues that are closed leave no descriptor") {
 
 TEST_CASE("io_uring goes on after short transfers") {
   const TemporaryDirectory directory;
-  const auto path = directory.path() / "pipe";  // which gives what is in it
+  const auto path = directory.path() / "pipe";  // a read returns the bytes that are in it
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
   const File pipe(path, {.direct = false});
   for (const QueueKind& kind : queue_kinds()) {

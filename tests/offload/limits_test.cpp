@@ -1,4 +1,4 @@
-// What a machine or a container forbids, forbidden for real in a process of its own.
+// Tests of the limits of a machine or a container, set for real in a child process.
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>

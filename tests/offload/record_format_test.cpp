@@ -185,7 +185,7 @@ TEST_CASE("files of others, of other shapes, swapped, damaged, newer or older on
   CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1010") && Catch::Contains("available: format 1"));
 }
 
-// As an older Ballast has sealed it: what stood in the place of the rank was 0, and the run was a hash of name and rank.
+// The file is sealed as an older Ballast did: 0 in the place of the rank, and a hash of name and rank as the run.
 TEST_CASE("a file of format 1 is no damaged one") {
   const Aligned memory(block_bytes);
   const auto block = memory.span();

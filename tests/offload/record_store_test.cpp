@@ -17,7 +17,7 @@ using namespace ballast::offload;
 
 namespace {
 
-// Sanitizers keep freed memory for a while, hundreds of MiB of it; the address sanitizer finds by itself what is lost.
+// Sanitizers keep hundreds of MiB of freed memory for a while. The address sanitizer finds leaks by itself.
 constexpr std::size_t pages_of_noise =
     testing::sanitized ? 450 << 8 : 500;  // 2 MiB: 200 bytes lost with each open would be too many
 
@@ -324,7 +324,7 @@ TEST_CASE("thousands of opens leave no descriptor and no memory behind") {
   StoreRig rig(2);
   { RecordStore store = rig.create(); }
   for (int i = 0; i < 100; ++i) {
-    rig.open();  // what is kept for the next one is kept by now
+    rig.open();  // afterwards every cache is filled
   }
   const std::size_t descriptors = open_descriptors();
   const std::size_t pages = resident_pages();

@@ -1,4 +1,4 @@
-// A ring that the kernel refuses to enter: nothing waits for ever, nothing is lost, and it is said.
+// Tests of a ring that the kernel refuses to enter: no thread waits for ever, no byte is lost, and the log says it.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ constexpr std::size_t pieces = 8;
 constexpr std::size_t piece = 4 * block_bytes;
 constexpr std::string_view no_uring = "no io_uring here";
 
-// A queue whose ring is refused, a file, and memory.
+// A queue whose ring can be refused, a file, and memory.
 class RefusedRing {
  public:
   RefusedRing() {
@@ -39,7 +39,7 @@ class RefusedRing {
 
   std::span<std::byte> at(std::size_t number) const { return memory.span().subspan(number * piece, piece); }
 
-  // Writes, flushes and reads; false where other bytes come back.
+  // Writes, flushes and reads. Returns false if other bytes come back.
   bool works(std::size_t seed) const {
     InFlight requests;
     for (std::size_t i = 0; i < pieces; ++i) {
@@ -59,7 +59,7 @@ class RefusedRing {
     return true;
   }
 
-  std::string lines;  // of the log; to be read when the queue has ended
+  std::string lines;  // of the log; read them after the queue has ended
   Log log{[this](Level, std::string_view line) { lines.append(line).append("\n"); }};
   FaultyRing ring;
   TemporaryDirectory directory;
@@ -68,7 +68,7 @@ class RefusedRing {
   std::unique_ptr<IoQueue> queue;
 };
 
-// Of the one ring that there is.
+// Returns the descriptor of the only ring of this process, or -1.
 int descriptor_of_ring() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code closed_by_now;
@@ -185,11 +185,11 @@ TEST_CASE("a request ends only when a ring that was given up cannot touch its me
   rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(1)}).wait();
   rig.ring.refuse(EPERM);
   rig.queue->submit({IoKind::write, &rig.file, 0, rig.at(1)}).wait();
-  CHECK_THROWS_WITH(waits.wait(), Catch::Contains("Illegal seek"));  // of the call that tries it again
+  CHECK_THROWS_WITH(waits.wait(), Catch::Contains("Illegal seek"));  // from the call that repeats it
   std::byte sent{5};
   std::byte read{};
   REQUIRE(::write(pipe.descriptor(), &sent, 1) == 1);
-  CHECK(::read(pipe.descriptor(), &read, 1) == 1);  // no ring has taken it
+  CHECK(::read(pipe.descriptor(), &read, 1) == 1);  // no ring has taken the byte
   CHECK(read == sent);
 }
 

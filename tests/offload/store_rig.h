@@ -1,4 +1,4 @@
-// A record store in directories of a test's own, and payloads that say which step wrote them.
+// A record store in the test's own directories, with payloads that depend on the step that wrote them.
 #pragma once
 
 #include "offload/record_store.h"
@@ -50,7 +50,7 @@ class StoreRig {
     store.commit(step, user(step));
   }
 
-  // Every tile is what that step wrote.
+  // Returns whether every tile has the bytes that this step wrote.
   bool holds_step(const RecordStore& store, std::uint64_t step) const {
     return holds_tiles(store, step) && store.step() == step;
   }

@@ -22,7 +22,7 @@ std::vector<QueueKind> queue_kinds() {
     uring_queue();
     kinds.push_back({"io_uring", uring_queue});
   } catch (const ResourceError&) {
-    // A container without it: the threads carry on, and so do their tests.
+    // A container without io_uring: the tests of the threads still run.
   }
   return kinds;
 }

@@ -1,4 +1,4 @@
-// Every kind of queue that there is here, the faulty one among them.
+// All kinds of queue of this machine, and a queue of threads with faults.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ struct QueueKind {
   std::unique_ptr<IoQueue> (*make)(const IoOptions& options);
 };
 
-// io_uring is missing where the kernel gives none; the others never are.
+// io_uring is missing if the kernel does not allow it. The others are always there.
 std::vector<QueueKind> queue_kinds();
 
 }  // namespace ballast::offload

@@ -26,7 +26,8 @@ bool is_aligned(const Buffer& buffer, std::size_t alignment) {
   return reinterpret_cast<std::uintptr_t>(buffer.data()) % alignment == 0;
 }
 
-// 0: refused with the message; 1: allocated; 2: refused with another message.
+// Returns 0 if the allocation is refused with the message, 1 if it succeeds, and 2 if it is refused with another
+// message.
 int refusal(std::size_t bytes, std::string_view message) {
   MemoryAccounts accounts;
   try {
@@ -39,7 +40,7 @@ int refusal(std::size_t bytes, std::string_view message) {
   }
 }
 
-// Counts what it gave.
+// Counts the bytes that it has given and not got back.
 class CountingAllocator final : public Allocator {
  public:
   std::byte* allocate(std::size_t bytes) override {

@@ -1,4 +1,4 @@
-// A folder that stands for "/" in tests of what is read from /proc and /sys.
+// A folder that stands for "/" in tests of code that reads /proc and /sys.
 #pragma once
 
 #include <stdlib.h>

@@ -20,7 +20,7 @@ Buffer allocate_here(std::size_t bytes) {
   return allocate(accounts, {.bytes = bytes, .owner = "a test"});
 }
 
-// Makes all of it resident, past our own questions before it: what any library does.
+// Makes fresh memory resident without Ballast's own checks, as any library may do.
 bool kernel_gives(std::size_t bytes) {
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return false;

@@ -29,7 +29,7 @@ TEST_CASE("sizes are read as people write them") {
   CHECK(parse_bytes("1e9") == 1'000'000'000);
   CHECK(parse_bytes("2KB") == 2000);
   CHECK(parse_bytes("7 B") == 7);
-  CHECK(parse_bytes("9007199254740993") == 9007199254740993);  // one more than a double can count to
+  CHECK(parse_bytes("9007199254740993") == 9007199254740993);  // a double cannot hold this number
 }
 
 TEST_CASE("what is written is read again") {
