@@ -1,5 +1,5 @@
 // Ballast's communicator behind a C interface, so that Python processes can run it in turn with torch's, on memory that
-// torch owns. For measuring only; the Python package is another thing.
+// torch owns. It is for measurements only; the Python package does not use it.
 #include <cstring>
 #include <string>
 
@@ -14,7 +14,7 @@ struct Handle {
   std::unique_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts{};
   std::unique_ptr<Communicator> ranks{};
-  Buffer shared{};  // goes before the communicator does
+  Buffer shared{};  // declared after the communicator, so destroyed before it
   std::string problem{};
 };
 
@@ -38,7 +38,7 @@ View view(void* memory, std::size_t count, int dtype) {
 
 extern "C" {
 
-// Joins the job that the environment names; `way` is a value of the enumeration Way. Returns null if that fails.
+// Joins the job that the environment names. `way` is a value of the enumeration HostTransport. Returns null on failure.
 void* ballast_comm_open(int way) {
   auto handle = std::make_unique<Handle>();
   try {

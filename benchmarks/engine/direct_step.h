@@ -1,4 +1,5 @@
-// The arithmetic of the same step on as much memory, called one after the other: what the engine could at best take.
+// The arithmetic of the same step on as much memory, without the engine: one kernel after the other, the least possible
+// time.
 #pragma once
 
 #include <vector>
@@ -13,8 +14,8 @@ class DirectStep {
  public:
   DirectStep(const Shape& shape, std::size_t elements, int threads);
 
-  // Of each unit, the last one first: gradients cleared, brought to fp32, and their squares added. Then one update for
-  // each tile.
+  // Clears the gradients of each unit, the last one first, casts them to fp32 and adds their squares. Then updates each
+  // tile.
   void take();
 
  private:

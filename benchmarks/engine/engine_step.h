@@ -11,7 +11,7 @@ class EngineStep {
  public:
   EngineStep(const Shape& shape, std::size_t elements, int threads);
 
-  void take();  // forward, backward and the step, until all of it is done
+  void take();  // forward, backward and step, until all work is done
 
  private:
   Plan plan_;

@@ -1,4 +1,4 @@
-// What the engine adds to the arithmetic of a step.
+// Measures the cost that the engine adds to the arithmetic of a step.
 #include <fmt/format.h>
 
 #include "benchmarks/engine/direct_step.h"

@@ -1,4 +1,4 @@
-// What both sides of the suite train.
+// The model that both sides of the suite train.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct Shape {
   kernels::StateFormat format = kernels::StateFormat::split;
 };
 
-// `elements` in all, on one rank that keeps everything in its memory.
+// Plans `elements` parameters in all, on one rank that keeps everything in its memory.
 inline Plan plan_of(const Shape& shape, std::size_t elements) {
   Model model;
   for (std::size_t unit = 0; unit < shape.units; ++unit) {

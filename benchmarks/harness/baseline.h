@@ -1,4 +1,4 @@
-// Recorded runs, and what is worse than they were. One-sided: better is not reported.
+// Recorded runs, and the cases that are worse now. The comparison is one-sided: better cases are not reported.
 #pragma once
 
 #include <iosfwd>
@@ -29,8 +29,8 @@ struct Finding {
   double now = 0;
 };
 
-// Ratios are compared, not values: the machine's speed of the day is in both sides of a ratio. Cases belong together
-// when suite, case and `against` are equal; a case without a ratio (a limit of the machine) is not judged.
+// Compares ratios, not values, because the machine's speed of the day is in both sides of a ratio. Cases belong
+// together if suite, case and `against` are equal. A case without a ratio (a limit of the machine) is not judged.
 // `tolerance` is the part of the recorded ratio that may be lost.
 std::vector<Finding> compare(std::span<const Record> recorded, std::span<const Record> now, double tolerance);
 

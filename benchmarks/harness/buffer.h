@@ -1,4 +1,4 @@
-// Memory as the library's own host buffers have it: page-aligned, huge pages, resident before anything is timed.
+// Memory like that of the library's own host buffers: page-aligned, in huge pages, resident before anything is timed.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
-// What this machine's memory allows: the limits that kernels are compared with. They use the same threads and the
-// same kind of buffers.
+// The limits of this machine's memory, with which kernels are compared. They use the same threads and the same kind of
+// buffers.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ballast::benchmarks {
 
-// Ways to copy; which is the fastest depends on the processor and on the version of libc.
+// Methods of copying. Which is the fastest depends on the processor and on the version of libc.
 enum class Copy { memcpy, loop, streaming };
 inline constexpr Copy all_copies[] = {Copy::memcpy, Copy::loop, Copy::streaming};
 std::string_view name(Copy kind);
@@ -25,8 +25,8 @@ class Limits {
 
   Subject copy(Copy kind, std::size_t bytes);
   Subject triad(std::size_t bytes);  // a = b + s * c
-  // a = s * a: the limit of an update in place. Every line written was wanted, where a copy may fetch lines to
-  // overwrite them.
+  // a = s * a: the limit of an update in place. Every written line is also needed, whereas a copy may fetch lines only
+  // to overwrite them.
   Subject scale(std::size_t bytes);
   Subject read(std::size_t bytes);  // the limit of a sum or a search
 

@@ -1,4 +1,4 @@
-// What a record says about where and when it was measured.
+// The machine and the date of a record.
 #pragma once
 
 #include <string>

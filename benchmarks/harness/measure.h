@@ -9,7 +9,7 @@
 
 namespace ballast::benchmarks {
 
-// Something to time, with everything it needs held inside `run`.
+// A subject to time. `run` owns everything that it needs.
 struct Subject {
   double work = 0;  // of one run, in the unit of the rate: gigabytes for GB/s
   std::function<void()> run{};
@@ -20,7 +20,7 @@ struct Rounds {
   std::size_t count = 15;
 };
 
-// The timed rounds of each subject, in the order given.
+// Returns the timed rounds of each subject, in the given order.
 std::vector<Runs> alternate(std::span<const Subject> subjects, Rounds rounds);
 
 }  // namespace ballast::benchmarks

@@ -1,4 +1,4 @@
-// One measured case, and how it is written as a line of JSON.
+// One measured case, and its line of JSON.
 #pragma once
 
 #include <optional>
@@ -7,24 +7,23 @@
 
 namespace ballast::benchmarks {
 
-// What is kept of a case: these fields and no others.
+// The stored fields of a case, and no others.
 struct Record {
   std::string suite{};
   std::string name{};  // "case" in JSON
   double value = 0;
   std::string unit{};
-  std::string against{};          // what it was measured in turn with; empty for the limits themselves
+  std::string against{};          // the subject that it ran in turn with; empty for the limits themselves
   std::optional<double> ratio{};  // how many times faster than `against`: above 1 is better, whatever the unit
   std::string machine{};
   std::string commit{};
 };
 
-// What a suite hands to the report: a record before the machine and the commit are known, and what only the table
-// shows.
+// The message of a suite to the report: a record without machine and commit, and values that only the table shows.
 struct Measurement {
   Record record{};
   double against_value = 0;
-  double spread = 0;  // of the ratio, as a part of it
+  double spread = 0;  // of the ratio, relative to it
 };
 
 std::string to_json(const Record& record);

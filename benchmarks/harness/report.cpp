@@ -1,5 +1,6 @@
-// The program behind every suite: reads measurements as lines of JSON from stdin, prints the table, writes and compares
-// records. Exit codes: 0 fine, 1 something is worse than recorded, 2 used wrongly.
+// The program behind every suite. It reads measurements as lines of JSON from stdin, prints the table, and writes and
+// compares records. Exit codes: 0 if all is well, 1 if something is worse than recorded, 2 for wrong arguments and
+// errors.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -16,7 +16,7 @@ int run_program(CLI::App& app, int argc, char** argv, const std::function<void()
     return 0;
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const std::bad_alloc&) {  // from malloc, which knows no more than that
+  } catch (const std::bad_alloc&) {  // malloc gives no more information
     fmt::print(stderr, "{}\n", Error(Code::host_memory, {.what = "malloc got no more memory"}, Site::here()).what());
     return 2;
   } catch (const std::exception& problem) {

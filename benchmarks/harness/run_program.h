@@ -1,4 +1,4 @@
-// What every benchmark's main() ends with.
+// The common end of every benchmark's main().
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,7 +6,7 @@
 
 namespace ballast::benchmarks {
 
-// Reads the arguments, runs, and says what went wrong. The exit code: 0, or 2 for wrong arguments and errors.
+// Parses the arguments, calls `run`, and prints errors. Returns the exit code: 0, or 2 for wrong arguments and errors.
 int run_program(CLI::App& app, int argc, char** argv, const std::function<void()>& run);
 
 }  // namespace ballast::benchmarks

@@ -1,4 +1,4 @@
-// What is made of the times of alternating runs. Pure: no clock, no threads.
+// Statistics of the times of alternating runs. Pure functions: no clock, no threads.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace ballast::benchmarks {
 
-// Linear between the two nearest values; `q` from 0 to 1.
+// Interpolates linearly between the two nearest values. `q` is from 0 to 1.
 double quantile(std::span<const double> values, double q);
 double median(std::span<const double> values);
 
-// Half the distance between the quartiles, as a part of the median.
+// Returns half the distance between the quartiles, relative to the median.
 double spread(std::span<const double> values);
 
-// `work` is what one run does, in the unit of the rate (GB for GB/s).
+// `work` is the work of one run, in the unit of the rate (GB for GB/s).
 struct Runs {
   double work = 0;
   std::vector<double> seconds{};
@@ -22,7 +22,7 @@ struct Runs {
 
 struct Summary {
   double value;          // median rate of the case
-  double against_value;  // median rate of what it is compared with
+  double against_value;  // median rate of the other subject
   double ratio;          // median of the ratios of each round; not the ratio of the medians, which drift apart
   double spread;         // of those ratios
 };

@@ -39,7 +39,7 @@ void emit(const Measurement& measurement) {
   std::fflush(stdout);
 }
 
-// Measures and emits the limits; returns the fastest way to copy.
+// Measures and emits the limits. Returns the fastest method of copying.
 Copy measure_limits(const std::string& suite, Limits& limits, std::size_t bytes, Rounds rounds) {
   std::vector<Subject> subjects;
   std::vector<std::string_view> names;

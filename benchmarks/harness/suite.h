@@ -1,4 +1,4 @@
-// The frame of a suite program: its options, its cases measured one after another, a line of JSON for each.
+// The frame of a suite program: it reads options, measures cases one after another, and writes a line of JSON for each.
 #pragma once
 
 #include <functional>
@@ -33,8 +33,8 @@ struct Suite {
   std::vector<Case> cases;
 };
 
-// The `main` of a suite: options from argv, measurements as lines of JSON on stdout, everything else on stderr.
-// Returns the exit code: 0, or 2 when used wrongly.
+// The `main` of a suite. It reads options from argv and writes measurements as lines of JSON to stdout, and everything
+// else to stderr. Returns the exit code: 0, or 2 for wrong arguments and errors.
 int run_suite(const Suite& suite, int argc, char** argv);
 
 }  // namespace ballast::benchmarks

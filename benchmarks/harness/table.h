@@ -1,4 +1,4 @@
-// The table that a person reads: one line a case, columns aligned, units written out.
+// The readable table: one line for each case, with aligned columns and written-out units.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace ballast::benchmarks {
 
-// Three digits that mean something: 0.123, 1.23, 12.3, 123.
+// Writes three significant digits: 0.123, 1.23, 12.3, 123.
 std::string number(double value);
 
-// "adamw split                 46.1 GB/s    copy              47.5 GB/s    0.97 ±0.01". Rows of one table align
-// without knowing each other, so that each can be printed when it is measured; behind a long name the line is broken.
+// Returns "adamw split                 46.1 GB/s    copy              47.5 GB/s    0.97 ±0.01". The columns are fixed,
+// so that a row can be printed when it is measured. A long name has a line of its own.
 std::string row(const Measurement& measurement);
 
 }  // namespace ballast::benchmarks

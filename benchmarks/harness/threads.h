@@ -1,4 +1,4 @@
-// The library's own threads, given to each a slice.
+// The library's own threads, each with a slice of the work.
 #pragma once
 
 #include <algorithm>

@@ -19,7 +19,7 @@ optim::StateLayout layout_of(const Shard& shard) {
   return {{.format = shard.format, .parameter = DType::bf16, .names = optim::AdamW::state}, shard.elements_of_tile};
 }
 
-// bf16 values of both signs from 2^exponent to twice that.
+// Fills in bf16 values of both signs, from 2^exponent to twice that.
 void fill(std::span<bf16> values, int exponent, const Threads& threads) {
   for_slices(threads, values.size(), grain, [&](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {
@@ -29,7 +29,7 @@ void fill(std::span<bf16> values, int exponent, const Threads& threads) {
   });
 }
 
-// The fp32 master of a bf16 parameter. The other formats keep a remainder, which may start as zero.
+// Widens bf16 parameters to fp32 masters. The other formats keep a remainder, which may start as zero.
 void widen(std::span<const bf16> parameters, std::uint32_t* masters, const Threads& threads) {
   for_slices(threads, parameters.size(), grain, [&](std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) {
@@ -52,7 +52,7 @@ Subject from_memory(const Shard& shard, const Setting& setting) {
 
 double adamw_bytes_of_an_element(StateFormat format) {
   const std::size_t state = kernels::master_bytes(format) + 2 * kernels::moment_bytes(format);
-  // A remainder means nothing without the parameter it remains of, which is then read as well as written.
+  // A remainder is of no use without its parameter, which is therefore read as well as written.
   const std::size_t parameter = format == StateFormat::fp32 ? 2 : 4;
   const double scales = format == StateFormat::compact ? 2.0 * 2 * sizeof(float) / kernels::group_size : 0;
   return static_cast<double>(2 + parameter + 2 * state) + scales;

@@ -28,21 +28,20 @@ class AdamWState {
   std::size_t steps_ = 0;
 };
 
-// Bytes that one step has to move for an element, read and written together.
+// Returns the bytes that one step has to move for an element, read and written together.
 double adamw_bytes_of_an_element(kernels::StateFormat format);
 
-// From memory, with all threads.
+// Reads and writes memory, with all threads.
 Subject adamw(kernels::StateFormat format, const Setting& setting);
 
-// With a power of two of elements, so that gradient, parameter, master and moments lie at distances that are powers of
-// two: a memory controller may then send them all to the same bank.
+// Has a power of two of elements, so that gradient, parameter, master and moments lie at distances that are powers of
+// two. A memory controller may then send them all to the same bank.
 Subject adamw_power_of_two(kernels::StateFormat format, const Setting& setting);
 
-// In tiles, as the engine updates: each with its state in one stretch of memory.
+// Works in tiles, as the engine updates: each has its state in one stretch of memory.
 Subject adamw_tiles(kernels::StateFormat format, const Setting& setting);
 
-// The same arithmetic on as many elements, but each thread stays in its cache: what it would reach if memory cost
-// nothing.
+// Does the same arithmetic on as many elements, but each thread stays in its cache: the rate if memory cost nothing.
 Subject adamw_from_cache(kernels::StateFormat format, const Setting& setting);
 
 }  // namespace ballast::benchmarks

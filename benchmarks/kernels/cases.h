@@ -4,7 +4,7 @@
 
 namespace ballast::benchmarks {
 
-// Every case of the suite, in the order of the table. A new one is a line in cases.cpp.
+// Returns the suite with every case, in the order of the table. To add a case, add a line in cases.cpp.
 Suite kernels_suite();
 
 }  // namespace ballast::benchmarks

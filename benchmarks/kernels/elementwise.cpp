@@ -37,7 +37,7 @@ Subject moving(std::size_t bytes, std::function<void()> run) {
   return {.work = static_cast<double>(bytes) / 1e9, .run = std::move(run)};
 }
 
-// Sizes that differ as those of a model's tensors do: a few large ones and many small ones.
+// Returns ends of pieces whose sizes differ like those of a model's tensors: a few large ones and many small ones.
 std::vector<std::size_t> cuts(std::size_t count, std::size_t pieces) {
   std::vector<std::size_t> ends;
   const double last = static_cast<double>(pieces) * static_cast<double>(pieces);

@@ -10,7 +10,7 @@ Subject cast(DType from, DType to, const Setting& setting);
 Subject accumulate(DType from, DType into, const Setting& setting);
 Subject fill(DType dtype, const Setting& setting);
 
-// `pieces` of different sizes, copied from one stretch of memory to another in one call.
+// Copies `pieces` pieces of different sizes from one stretch of memory to another in one call.
 Subject pack(std::size_t pieces, const Setting& setting);
 
 Subject sum_of_squares(DType dtype, const Setting& setting);

@@ -1,4 +1,4 @@
-// show_drive DIRECTORY: prints what the drive can do, and what training a model of 7 billion parameters needs of it.
+// show_drive DIRECTORY: prints the speed of the drive, and the load of training a model of 7 billion parameters on it.
 #include <fmt/format.h>
 
 #include "offload/preflight.h"
@@ -7,7 +7,7 @@ int main(int count, char** arguments) {
   using namespace ballast::offload;
   try {
     const auto queue = open_queue();
-    // Twelve bytes of state for each parameter, in two places; one of them written in each step, a step a minute.
+    // Each parameter has twelve bytes of state, in two places. One of them is written in each step, a step a minute.
     constexpr std::uint64_t state = 12ull * 7'000'000'000;
     fmt::print("{}", describe(inspect(count > 1 ? arguments[1] : ".", *queue),
                               Load{.state_bytes = 2 * state, .written_per_step = state, .seconds_per_step = 60}));

@@ -1,4 +1,4 @@
-// Prints what Ballast finds on this machine.
+// Prints the hardware that Ballast finds on this machine.
 #include <fmt/format.h>
 
 #include "kernels/runtime/machine.h"

@@ -1,4 +1,5 @@
-// Contenders that say themselves how long they took: programs of others among them, whose start does not count.
+// Contests between contenders that report their own times. External programs can take part, without their time to
+// start.
 #pragma once
 
 #include <functional>
@@ -17,7 +18,7 @@ struct Contender {
   std::function<Sample()> run;
 };
 
-// What a run of our own takes, in wall-clock time and in processor time of the whole process.
+// Returns the wall-clock time of a run, and the processor time of the whole process.
 Sample timed(const std::function<void()>& run);
 
 struct Contest {
@@ -25,13 +26,13 @@ struct Contest {
   double gigabytes;  // moved by one run of each
   Contender ours;
   Contender theirs;
-  bool compares_cpu = false;  // a second line, with what a second of processor time moves
-  // Called three times between rounds: where a file happens to lie on the drive makes a tenth of its speed, so files
-  // are made anew, and those of the two contenders change places.
+  bool compares_cpu = false;  // adds a line with the gigabytes that a second of processor time moves
+  // Called three times between rounds. The position of a file on the drive changes its speed by up to a tenth, so this
+  // makes the files anew, and swaps those of the two contenders.
   std::function<void()> renew{};
 };
 
-// In turn, round by round; a line of JSON, or two, on stdout.
+// Runs both contenders in turn, round by round. Writes one or two lines of JSON to stdout.
 void hold(const Contest& contest, std::size_t rounds);
 
 }  // namespace ballast::benchmarks

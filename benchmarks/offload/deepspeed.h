@@ -1,4 +1,4 @@
-// DeepSpeed's async_io in a process of its own, see deepspeed_aio.py.
+// DeepSpeed's async_io in its own process, see deepspeed_aio.py.
 #pragma once
 
 #include "benchmarks/offload/contest.h"

@@ -1,4 +1,4 @@
-// fio, the measure of what a drive can do: the same file, block size and depth, direct I/O.
+// fio, which measures the limit of a drive: with the same file, block size and depth, and direct I/O.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,8 @@ struct FioJob {
 
 bool has_fio();
 
-// The engine that is the fastest for the job here: io_uring with registered buffers and files, libaio, or threads.
+// Returns fio's fastest engine for the job on this machine: io_uring with registered buffers and files, libaio, or
+// threads.
 std::string best_engine(const FioJob& job);
 
 Sample run_fio(const FioJob& job, const std::string& engine);

@@ -26,7 +26,7 @@ struct Options {
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 constexpr std::size_t tiles_of_a_run = 256;  // at least
 
-// A comparison. It is set up when it runs, so that only one takes space on the drive at a time.
+// A comparison. It is set up when it runs, so that only one at a time takes space on the drive.
 struct Case {
   std::string name;
   std::string against;

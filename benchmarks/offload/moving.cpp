@@ -41,14 +41,14 @@ std::vector<std::filesystem::path> Stretch::files() const {
   return paths;
 }
 
-// Tiles go to the files in turn. When all places in memory are in use, the older half is waited for: the drive stays
-// busy with the other, and threads wake each other once for many tiles.
+// Tiles go to the files in turn. When all places in memory are in use, the loop waits for the older half. The drive
+// stays busy with the other half, and threads wake each other once for many tiles.
 void Stretch::move(Direction direction, std::size_t tile_bytes) {
   const std::size_t places = depth_ * files_.size();
   std::deque<offload::Completion> under_way;
   for (std::size_t tile = 0; tile < bytes() / tile_bytes; ++tile) {
     if (under_way.size() == places) {
-      under_way[places / 2 - 1].wait();  // the last of them first: the others have ended by then, mostly
+      under_way[places / 2 - 1].wait();  // the last of them first: most others have ended by then
       for (std::size_t i = 0; i < places / 2; ++i) {
         under_way.front().wait();
         under_way.pop_front();

@@ -1,4 +1,4 @@
-// Tiles through the library's queues, as many at once as the queue is deep.
+// Moves tiles through the library's queues, as many at once as the queue is deep.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ballast::benchmarks {
 
-// Files of one size, one in each directory, written once; each with a queue of its own. Gone when this ends.
+// Files of one size, one in each directory, written once. Each has its own queue. The destructor removes them.
 class Stretch {
  public:
   Stretch(const std::vector<std::filesystem::path>& directories, std::size_t bytes, std::size_t depth);

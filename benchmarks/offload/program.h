@@ -4,7 +4,7 @@
 
 namespace ballast::benchmarks {
 
-// What a program of others prints on stdout, when it has ended. The command is the shell's.
+// Runs a shell command to its end, and returns its standard output.
 std::string output_of(const std::string& command);
 
 }  // namespace ballast::benchmarks

@@ -1,4 +1,4 @@
-// A tile's state as an optimizer keeps it that swaps tensor by tensor: a file for each of its four tensors.
+// A tile's state as stored by an optimizer that swaps tensor by tensor: a file for each of its four tensors.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace ballast::benchmarks {
 
 inline constexpr std::size_t tensors_of_tile = 4;  // parameter, remainder and two moments
 
-// A folder for such files, gone with this.
+// A folder for such files. The destructor removes it.
 class TensorFiles {
  public:
   TensorFiles(std::filesystem::path folder, std::size_t tiles, std::size_t tile_bytes);
@@ -20,7 +20,7 @@ class TensorFiles {
 
   std::size_t tile_bytes() const { return tile_bytes_; }
   void create() const;          // all files, empty
-  std::string options() const;  // for a program of others that makes them
+  std::string options() const;  // for an external program that makes them
 
   // Opens the files of a tile, moves all of them to or from `memory`, and waits.
   void move(offload::IoKind kind, std::size_t tile, std::span<std::byte> memory, offload::IoQueue& queue) const;

@@ -35,7 +35,7 @@ OffloadedUpdate::OffloadedUpdate(const UpdateSetting& setting)
           accounts_,
           {.kind = MemoryKind::pinned, .bytes = (setting.depth + 2) * store_.record_bytes(), .owner = "staging"})),
       gradients_(tiles_ * 2 * setting.elements_of_tile),
-      backend_(kernels::cpu_backend({.threads = 1})),  // one is enough for a drive, and its neighbour serves the ring
+      backend_(kernels::cpu_backend({.threads = 1})),  // one is enough for a drive; another core serves the ring
       tensors_(setting.directory / "ballast-benchmark-tensors", tiles_, store_.record_bytes()) {
   queue_->remember(plain_);
   queue_->remember({memory_.data(), memory_.bytes()});
@@ -85,7 +85,7 @@ void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
   backend_->update(state, {&run, 1}, {&group, 1});
 }
 
-// One thread. Half of the slots are being read into, the rest is updated or written.
+// Runs on one thread. Half of the slots are being read into, the others are updated or written.
 void OffloadedUpdate::run(const Way& way) {
   struct Reading {
     std::span<std::byte> slot;

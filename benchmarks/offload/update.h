@@ -1,4 +1,4 @@
-// The optimizer step of a state that lies on a drive: read a tile, AdamW, write it to its other place.
+// The optimizer step of state on a drive: it reads a tile, applies AdamW, and writes the tile to its other place.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ struct UpdateSetting {
   std::size_t state_bytes = 0;
   std::size_t elements_of_tile = 0;
   std::size_t depth = 0;
-  bool ours_is_second = false;  // of the two files that are made: which one the library's path gets
-  bool tensor_files = false;    // those that drained() moves; all others leave them alone
+  bool ours_is_second = false;  // gives the library's path the second of the two files
+  bool tensor_files = false;    // makes the files that only drained() uses
 };
 
 class OffloadedUpdate {
@@ -32,12 +32,12 @@ class OffloadedUpdate {
   std::size_t tiles() const { return tiles_; }
   std::size_t tile_bytes() const { return store_.record_bytes(); }
 
-  void pipeline();       // as the library does it: sealed records, a commit at the end
-  void without_seals();  // the same bytes, arithmetic and commit, nothing checked
+  void pipeline();       // as the library does it: sealed records, and a commit at the end
+  void without_seals();  // the same bytes, arithmetic and commit, without checks
   void drive_alone();    // the same bytes flushed once; no arithmetic, no commit
 
-  // As an optimizer waits that swaps tensor by tensor: the files of a tile are opened, read and waited for, the tile is
-  // updated, they are written and waited for.
+  // Waits as an optimizer does that swaps tensor by tensor: it opens and reads the files of a tile, waits, updates the
+  // tile, writes the files, and waits.
   void drained();
 
  private:
@@ -63,7 +63,7 @@ class OffloadedUpdate {
   std::unique_ptr<offload::IoQueue> queue_;
   offload::Drive drive_;
   offload::RecordStore store_;
-  offload::File plain_;  // the other one's, for what is done without records
+  offload::File plain_;  // the other file, for runs without records
   MemoryAccounts accounts_;
   ballast::Buffer memory_;  // pinned and known to the queue: slots of one record each
   Buffer gradients_;

@@ -1,5 +1,5 @@
 // Ballast's AdamW behind a C interface, so that a Python script can run it in turn with others in one process, on
-// memory that torch owns. For measuring only; the Python package is another thing.
+// memory that torch owns. It is for measurements only; the Python package does not use it.
 #include <string>
 
 #include "kernels/backend.h"
@@ -40,7 +40,7 @@ void* ballast_bench_open(int threads) { return new Handle{kernels::cpu_backend({
 
 void ballast_bench_close(void* handle) { delete static_cast<Handle*>(handle); }
 
-// Step `number`, from 1, with torch's default options. Returns null, or what went wrong.
+// Makes step `number`, counted from 1, with torch's default options. Returns null, or the error's text.
 const char* ballast_bench_adamw(void* handle, const BallastBenchTile* tile, std::uint64_t number) {
   auto& self = *static_cast<Handle*>(handle);
   const auto bytes = [](void* memory) { return static_cast<std::byte*>(memory); };

@@ -90,7 +90,8 @@ class Attention {
  private:
   std::size_t width() const { return head_.key.columns; }
 
-  // The weight of each key's value for each query, zero for later keys. The scores become the same weights, in fp32.
+  // Returns the weight of each key's value for each query, zero for later keys. The scores become the same weights in
+  // fp32.
   Matrix weigh(std::size_t first, const Matrix& scores) {
     multiply_({.a = head_.query.part(first, scores.rows, 0, width()),
                .b = transposed(head_.key.part(0, scores.columns, 0, width())),

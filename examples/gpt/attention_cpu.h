@@ -1,5 +1,5 @@
 // Causal attention of one head of one sequence, on one CPU thread. It takes a block of queries at a time, with the keys
-// up to it.
+// up to that block's end.
 #pragma once
 
 #include "examples/gpt/heads.h"

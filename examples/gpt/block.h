@@ -1,5 +1,5 @@
-// A transformer block, forward and backward: x + projection(attention(norm(x))), and that +
-// narrow(gelu(widen(norm(it)))).
+// A transformer block, forward and backward: y = x + projection(attention(norm(x))), then y +
+// narrow(gelu(widen(norm(y)))).
 #pragma once
 
 #include "examples/gpt/maths.h"

@@ -1,11 +1,11 @@
-// The work of a step on the drives. Pure.
+// Computes the work of a step on the drives. Pure.
 #pragma once
 
 #include "zero/plan/plan.h"
 
 namespace ballast::gpt {
 
-// Of one rank, in a step that follows the program.
+// The work of one rank in a step that follows the program.
 struct DriveWork {
   std::size_t read_bytes = 0;
   std::size_t written_bytes = 0;

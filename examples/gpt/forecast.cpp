@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::size_t most_drive_bytes = std::size_t{2} << 30;
 
-// Measures a GPT of one block, on this rank alone and without optimizer state: little memory, and the same arithmetic.
+// Measures a GPT of one block, on this rank alone and without optimizer state: this needs little memory, and has the
+// same arithmetic.
 std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator& world, Maths& maths) {
   Shape shape = options.shape;
   shape.layers = 1;

@@ -18,7 +18,7 @@ struct Part {
   const char* owner;
 };
 
-// In the order of the views below.
+// Returns the parts in the order of the views in the constructor.
 std::array<Part, 7> parts_of(const Shape& shape, std::size_t positions) {
   const std::size_t elements = positions * shape.width, of_logits = positions * Shape::vocabulary;
   return {{{(shape.layers + 1) * elements, shape.dtype, "inputs of blocks"},

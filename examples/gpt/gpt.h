@@ -1,4 +1,4 @@
-// Trains a GPT with Ballast: an example of a trainer. Of the activations it keeps only the input of each block.
+// Trains a GPT with Ballast: an example of a trainer. The only activations that it keeps are the inputs of the blocks.
 #pragma once
 
 #include <span>
@@ -11,11 +11,11 @@ namespace ballast::gpt {
 
 class Gpt {
  public:
-  // `maths` and `accounts` outlive it; its activations are in these accounts.
+  // `maths` and `accounts` outlive this object, which books its activations in these accounts.
   Gpt(const Shape& shape, std::size_t batch, Maths& maths, MemoryAccounts& accounts);
   static std::size_t activation_bytes(const Shape& shape, std::size_t batch);
 
-  // A micro-step on `batch` sequences of context + 1 bytes, one after the other. Returns the mean loss.
+  // Runs a micro-step on `batch` sequences of context + 1 bytes, one after the other. Returns the mean loss.
   double run(Training& training, std::span<const std::uint8_t> text);
 
   // Runs the forward pass only. No other micro-step can begin after it.

@@ -1,11 +1,11 @@
-// Where the heads of an attention are in memory.
+// The positions of attention heads in memory.
 #pragma once
 
 #include "examples/gpt/maths.h"
 
 namespace ballast::gpt {
 
-// The head's columns of a sequence's rows.
+// A head's columns in the rows of one sequence.
 template <class AnyMatrix>
 struct HeadOf {
   AnyMatrix query;

@@ -1,4 +1,4 @@
-// Formulas of the layers that CPUs and GPUs share. Each brings its own exponential.
+// Formulas of the layers that CPUs and GPUs share. Each device has its own exponential.
 #pragma once
 
 namespace ballast::gpt {

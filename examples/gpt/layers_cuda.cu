@@ -35,7 +35,7 @@ struct Max {
   __device__ float operator()(float a, float b) const { return a > b ? a : b; }
 };
 
-// Sums over the block in a fixed order; all threads get the sum.
+// Joins the values of the block's threads in a fixed order. All threads get the result.
 template <class Join>
 __device__ float join_block(float mine, Join join) {
   __shared__ float all[threads];

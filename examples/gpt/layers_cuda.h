@@ -1,4 +1,5 @@
-// The CUDA kernels of the layers, as maths_cuda.cpp calls them. Plain structs only: nvcc does not compile views.
+// The CUDA kernels of the layers, which maths_cuda.cpp calls. They take plain structs only: nvcc does not compile
+// views.
 #pragma once
 
 #include "kernels/cuda.h"
@@ -10,7 +11,7 @@ using kernels::ConstNumbers;
 using kernels::Cuda;
 using kernels::Numbers;
 
-// to = bias in each row, or += that; without a bias there is nothing to do.
+// Sets each row to the bias, or adds the bias to it. Does nothing without a bias.
 void begin_rows(const Cuda& cuda, const ConstNumbers& bias, const Numbers& to, bool add);
 void add_rows(const Cuda& cuda, const ConstNumbers& rows, const Numbers& into);  // into's count is the rows' width
 
@@ -31,8 +32,8 @@ struct NormGradients {
 void layer_norm(const Cuda& cuda, const Norm& norm, const Numbers& to);
 void layer_norm_backward(const Cuda& cuda, const Norm& norm, const ConstNumbers& gradient, const NormGradients& into);
 
-// Scores of heads, each of context x context: softmaxes up to the diagonal and zeros after it, in place and in
-// `weights`.
+// Scores of heads, each a matrix of context x context. causal_softmax() replaces them by softmaxes up to the diagonal
+// and zeros after it, in place and in `weights`.
 struct Scores {
   float* scores;
   std::size_t heads;

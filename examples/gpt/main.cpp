@@ -66,7 +66,7 @@ class Printer : public Observer {
   std::ofstream losses_, json_, timeline_, saved_;
 };
 
-// A rank with its own device and threads; `ranks` share the cores of this machine.
+// A rank with its own device and threads. `ranks_here` ranks share the cores of this machine.
 class Rank {
  public:
   Rank(const ProgramOptions& options, std::size_t ranks_here) : run_(options.run) {
@@ -138,7 +138,7 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   own.train(*world, printer ? *printer : silent);
 }
 
-// By default glibc keeps more and more of the freed memory, in each thread: megabytes that no ledger has.
+// By default glibc keeps more and more of the freed memory, in each thread: megabytes that no ledger counts.
 void give_freed_memory_back() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 19);
@@ -167,7 +167,7 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : 2;
-  } catch (const std::bad_alloc&) {  // malloc says no more than that
+  } catch (const std::bad_alloc&) {  // malloc gives no more information
     fmt::print(stderr, "{}\n",
                ballast::Error(ballast::Code::host_memory, {.what = "malloc has no more memory"}, ballast::Site::here())
                    .what());

@@ -1,4 +1,4 @@
-// The arithmetic of a GPT's layers. One interface; the model is written over it once, for CPUs and GPUs.
+// The arithmetic of a GPT's layers: one interface for CPUs and GPUs, over which the model is written once.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Tables {
   AnyView positions{};  // a row for each position
 };
 
-// The targets of the predictions, and where losses and gradients go.
+// The targets of the predictions, and the memory for losses and gradients.
 struct Targets {
   ConstView bytes;
   View losses;    // of each position, in fp32
@@ -52,8 +52,8 @@ class Maths {
  public:
   virtual ~Maths() = default;
   virtual std::string library() const = 0;
-  virtual MemoryKind memory() const = 0;  // that it computes on
-  virtual int gpu() const { return 0; }   // that owns this memory, if a GPU does
+  virtual MemoryKind memory() const = 0;  // the kind of memory that it computes on
+  virtual int gpu() const { return 0; }   // the owner of that memory, if it is device memory
 
   virtual void multiply(const Product& product) = 0;
   virtual void add_rows(const ConstMatrix& rows, const View& into) = 0;  // into += the sum of all rows
@@ -79,7 +79,7 @@ class Maths {
 // The bits of its results do not depend on the number of threads.
 std::unique_ptr<Maths> cpu_maths(int threads);
 
-// Works in a stream of a GPU; the stream outlives it. Refused (B2101) in a build without CUDA or cuBLAS.
+// Computes in a stream of a GPU, which outlives it. Throws B2101 in a build without CUDA or cuBLAS.
 std::unique_ptr<Maths> gpu_maths(StreamHandle stream, int gpu);
 
 }  // namespace ballast::gpt

@@ -13,7 +13,7 @@ namespace {
 using rows::Row;
 using Floats = std::vector<float>;
 
-// What a thread does at a time. It depends on shapes alone, and so do the bits.
+// The amounts that a thread takes at a time. They depend on shapes alone, and so do the bits.
 constexpr std::size_t product_rows = 256;
 constexpr std::size_t product_columns = 384;
 constexpr std::size_t rows_at_once = 16;

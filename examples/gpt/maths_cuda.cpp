@@ -115,7 +115,7 @@ class GpuMaths : public Maths {
   void finish() override { stream_.synchronize(); }
 
  private:
-  // Attention of the heads of one sequence, one context x context matrix after the other.
+  // The matrices of the heads of one sequence, each of context x context, one after the other.
   struct Heads {
     Matrix scores{}, slopes{}, weights{};  // of the first head
     cuda::Scores kernel{};
@@ -155,7 +155,7 @@ class GpuMaths : public Maths {
 
   static float* floats(const View& view) { return reinterpret_cast<float*>(view.data()); }
 
-  // Scratch memory of one call, until the next call.
+  // Returns scratch memory, which stays valid until the next call.
   View scratch(std::size_t bytes) {
     if (scratch_.bytes() < bytes) {
       scratch_ = {};

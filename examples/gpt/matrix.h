@@ -19,7 +19,7 @@ struct BasicMatrix {
   std::size_t column_step() const { return transposed ? stride : 1; }
   auto* data() const { return memory.data(); }
 
-  // The elements from the first to the last one; rows need not fill their stride.
+  // Returns the elements from the first to the last one of the part. Rows need not fill their stride.
   BasicMatrix part(std::size_t row, std::size_t row_count, std::size_t column, std::size_t column_count) const {
     const std::size_t first = row * row_step() + column * column_step();
     const std::size_t last = (row_count - 1) * row_step() + (column_count - 1) * column_step();
@@ -38,7 +38,7 @@ inline Matrix matrix(const View& memory, std::size_t columns) {
   return {memory, memory.count() / columns, columns, columns};
 }
 
-// matrix(memory, columns), transposed: it has `columns` rows.
+// Returns matrix(memory, columns) transposed, which has `columns` rows.
 inline ConstMatrix transposed(const ConstView& memory, std::size_t columns) {
   return {memory, columns, memory.count() / columns, columns, true};
 }

@@ -1,11 +1,11 @@
-// Measures how fast this machine multiplies matrices at best.
+// Measures the highest rate at which this machine multiplies matrices.
 #pragma once
 
 #include "examples/gpt/maths.h"
 
 namespace ballast::gpt {
 
-// Operations a second: the fastest of square products of a few sizes in this format.
+// Returns operations a second: the fastest of square products of a few sizes in this format.
 double measure_matrix_rate(Maths& maths, DType dtype);
 
 }  // namespace ballast::gpt

@@ -52,12 +52,12 @@ enum Tensors : std::size_t { norm_weight, norm_bias, weight };  // the weight on
 Model model_of(const Shape& shape);
 std::size_t parameters_of(const Model& model);
 
-// Matrix operations for a token, forward and backward, without recomputation: the model FLOPs of MFU.
+// Returns the matrix operations for a token, forward and backward, without recomputation: the model FLOPs of MFU.
 double operations_of_token(const Shape& shape);
 double recomputed_operations_of_token(const Shape& shape);
 
-// As GPT-2: standard deviations of 0.02, smaller for products into the residual stream. A function of seed and index
-// only.
+// Returns initial values as in GPT-2: standard deviations of 0.02, smaller for products into the residual stream. They
+// depend on seed and index only.
 ParameterSource first_parameters(const Shape& shape, std::uint64_t seed, int threads = 1);
 
 }  // namespace ballast::gpt

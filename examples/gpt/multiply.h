@@ -1,5 +1,5 @@
-// Products of matrices on one CPU thread, with the library of this build. The bits of a product depend on its shape
-// only, neither on threads nor on earlier products.
+// Products of matrices on one CPU thread, with the library of this build. The bits of a product depend only on its
+// shape, not on threads or earlier products.
 #pragma once
 
 #include <memory>

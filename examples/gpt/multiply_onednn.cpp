@@ -21,7 +21,7 @@ namespace {
 using dnnl::matmul;
 using dnnl::memory;
 
-// Everything that a compiled product depends on.
+// The properties on which a compiled product depends.
 using Key = std::array<std::size_t, 12>;
 
 Key key_of(const Product& p) {
@@ -69,7 +69,7 @@ dnnl::primitive_attr attributes(const Product& product) {
   return attributes;
 }
 
-// oneDNN 3 has no descriptors, with which oneDNN 2 describes a product.
+// oneDNN 2 describes a product by a descriptor, oneDNN 3 has no descriptors.
 template <class Matmul = matmul, class Description = typename Matmul::primitive_desc>
 Description describe(const Product& p, const dnnl::engine& engine) {
   const memory::desc a = describe(p.a), b = describe(p.b), bias = describe_bias(p), to = describe(p.to);

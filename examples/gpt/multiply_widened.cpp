@@ -10,10 +10,11 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// Elements of the factors at a time, so that the memory of a thread does not grow with the model. Bits depend on it.
+// The depth of the factors that is widened at a time, so that the memory of a thread does not grow with the model. The
+// bits of a product depend on it.
 constexpr std::size_t depth_at_once = 1024;
 
-// Has the order of the matrix, without gaps between its rows.
+// The widened values of a matrix, in its order, without gaps between the rows.
 class Widened {
  public:
   explicit Widened(const ConstMatrix& from) : from_(from), values_(from.rows * from.columns) {

@@ -11,8 +11,8 @@
 namespace ballast::gpt {
 namespace {
 
-// Stacks of threads, and memory that oneDNN, TBB and malloc keep: how much of it is resident (7 to 8 MiB were
-// measured), and how much address space it takes.
+// Stacks of threads, and memory that oneDNN, TBB and malloc keep: the resident part (7 to 8 MiB were measured), and the
+// address space.
 constexpr std::size_t resident_of_libraries = std::size_t{8} << 20;
 constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
 

@@ -1,4 +1,4 @@
-// What a run needs of the memory of this process and of its drives. It is reported and checked before anything is
+// The memory of this process and the drive space that a run needs. They are reported and checked before anything is
 // reserved.
 #pragma once
 
@@ -13,9 +13,9 @@ namespace ballast::gpt {
 
 struct RunOptions;
 
-// Of this process, which may hold several ranks.
+// The memory of this process, which may run several ranks.
 struct MemoryOptions {
-  std::size_t ranks_here = 1;          // as threads
+  std::size_t ranks_here = 1;          // the kernel enforces it
   std::optional<std::size_t> limit{};  // that the kernel enforces
   ResidentMemory before{};             // when the program began
 };
@@ -43,8 +43,8 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
 // Throws B2004 if more is resident than the limit allows.
 void require_kept(const ResidentMemory& resident, const MemoryOptions& options);
 
-// Returns how much more memory became resident than was announced, relative to that. Libraries' code and what was
-// resident before do not count.
+// Returns the resident memory beyond the announced memory, relative to the announced memory. The code of libraries, and
+// memory that was resident before, do not count.
 double excess(const ResidentMemory& resident, const Needs& needs, const MemoryOptions& options);
 
 }  // namespace ballast::gpt

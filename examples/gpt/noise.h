@@ -6,7 +6,7 @@
 
 namespace ballast::gpt {
 
-// The noise of the keys of `before` and one more key. SplitMix64's last step.
+// Returns the noise of the keys of `before` and one more key, by SplitMix64's last step.
 constexpr std::uint64_t more_noise(std::uint64_t before, std::uint64_t number) {
   std::uint64_t x = before + number + 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -35,7 +35,7 @@ Spread spread_from(const std::string& text) {
   return {fractions[0], fractions[1], fractions[2]};
 }
 
-// A choice by name. CLI11's own transformer shows the values of the enumeration in --help.
+// Adds a choice by name. CLI11's own transformer would show the values of the enumeration in --help.
 template <class Value>
 CLI::Option* add_choice(CLI::App& app, const std::string& option, Value& to, const std::map<std::string, Value>& values,
                         const std::string& text) {

@@ -18,9 +18,9 @@ namespace {
 constexpr std::size_t rounds = 7;
 constexpr std::size_t slots = 8;  // records in flight, as in the engine
 
-// A drive of a virtual machine gave between 1.6 and 3.4 GB/s from one half second to the next, and 2.8 to 3.0 in any
-// two or three: so the mean of everything that was moved counts, not the median of short rounds. Reading alone is a
-// small part of a step's work.
+// A drive of a virtual machine gave 1.6 to 3.4 GB/s from one half second to the next, and 2.8 to 3.0 in any two or
+// three. So the rates are means over all moved bytes, not medians of short rounds. Reading alone is a small part of a
+// step's work.
 constexpr double seconds_of_reading = 1.0;
 constexpr double seconds_of_both = 2.5;
 constexpr std::size_t copied_bytes = std::size_t{64} << 20;  // more than the caches hold
@@ -106,7 +106,7 @@ class Rates {
            slowest([&] { std::memcpy(buffer_.get() + copied_bytes, buffer_.get(), copied_bytes); });
   }
 
-  // Updates all tiles of a unit; counts bytes as the simulator does.
+  // Updates all tiles of a unit. Counts bytes as the simulator does.
   double rate_of_updates() {
     const std::size_t state_bytes = plan_.blocks().of(0).state;
     const std::vector<Range>& ranges = plan_.layout().units[0].tiles;
@@ -165,7 +165,7 @@ class Rates {
     machine.write = bytes / std::max(1e-9, both - reading);
   }
 
-  // A quarter of a rank's share of all directories, because records have two places.
+  // Returns a quarter of a rank's share of the free space, because records have two places.
   std::size_t quarter_of_free_space() const {
     std::uintmax_t bytes = 0;
     for (const std::filesystem::path& directory : options_.directories) {
@@ -174,7 +174,7 @@ class Rates {
     return static_cast<std::size_t>(bytes / 4 / world_.size());
   }
 
-  // As in the engine: half of the slots are being read into while the others are written.
+  // Rewrites all tiles as the engine does: it reads into half of the slots while it writes the others.
   template <class Slot>
   static void rewrite(offload::RecordStore& store, std::size_t tiles, const Slot& slot) {
     std::vector<offload::PendingRead> reads(slots);

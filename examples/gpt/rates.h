@@ -18,8 +18,8 @@ struct RateOptions {
   std::size_t drive_bytes = std::size_t{256} << 20;  // at most, of a rank's records there
 };
 
-// Uses the code of the engine. All ranks measure at the same time, so that each gets its share of what they share.
-// Returns the same on all ranks: the rate of the slowest.
+// Measures with the code of the engine. All ranks measure at the same time, so that each gets its share of common
+// resources. Returns the same on all ranks: the rates of the slowest.
 Machine measure_rates(Communicator& world, const RateOptions& options);
 
 }  // namespace ballast::gpt

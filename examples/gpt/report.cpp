@@ -69,7 +69,7 @@ std::string needs_text(const RunOptions& options, const Needs& needs) {
   return text;
 }
 
-// Compares with the drives alone, as they were measured with the same bytes to read and to write.
+// Compares with the drives alone, which were measured with the same bytes to read and to write.
 std::string drive_text(const Simulation& forecast, std::span<const Step> steps) {
   const double seconds = typical(steps, &Step::seconds);
   const auto bytes = static_cast<double>(of_drives(steps.back().metrics.bytes));

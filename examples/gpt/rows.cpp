@@ -11,7 +11,7 @@
 namespace ballast::gpt::rows {
 namespace {
 
-// Sums have as many lanes as the widest vectors, on every machine.
+// Sums have 16 lanes on every machine: as many as the widest vectors.
 constexpr std::size_t lanes = 16;
 
 template <class Join>
@@ -54,8 +54,8 @@ template <class Term>
   return fold(lane, [](float a, float b) { return a > b ? a : b; });
 }
 
-// 2^n times a polynomial on +-ln(2)/2, to 2 ULP; values that would overflow or vanish stay at the ends of the range. It
-// has neither branches nor calls, so that loops over it are vectorised.
+// Computes 2^n times a polynomial on +-ln(2)/2, to 2 ULP. Values that would overflow or vanish stay at the ends of the
+// range. There are neither branches nor calls, so that loops over it are vectorised.
 [[gnu::always_inline]] inline float exponential(float x) {
   constexpr float whole = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
   const float above = x > -87.0f ? x : -87.0f;
@@ -157,7 +157,7 @@ template <class Term>
   }
 }
 
-// Replaces values by the exponentials of their distance from the largest; returns the sum.
+// Replaces values by the exponentials of their distance from the largest, and returns their sum.
 [[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] float exponentiate_loop(float* x,
                                                                                               std::size_t count,
                                                                                               float scale) {

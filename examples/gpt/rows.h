@@ -12,7 +12,8 @@ namespace ballast::gpt::rows {
 using Row = std::span<float>;
 using ConstRow = std::span<const float>;
 
-// Between fp32 and the format of a view, from its element `first` on; rounded to nearest, a tie to even.
+// Convert between fp32 and the format of a view, from its element `first` on. Values are rounded to nearest, ties to
+// even.
 void read(const ConstView& from, std::size_t first, Row to);
 void write(ConstRow from, const View& to, std::size_t first);
 void add_to(const View& to, std::size_t first, ConstRow more);  // sums in fp32 and rounds once
@@ -38,12 +39,12 @@ void normalise(const Normalised& row, ConstRow bias, Row to);
 // Adds to the gradients of x and of the weight.
 void normalise_backward(const Normalised& row, ConstRow gradient, Row x_gradient, Row weight_gradient);
 
-// exp(scale x) / sum exp(scale x), in place.
+// Computes exp(scale x) / sum exp(scale x), in place.
 void softmax(Row x, float scale);
-// From the gradient of a softmax to that of its x, in place.
+// Turns the gradient of a softmax into that of its x, in place.
 void softmax_backward(ConstRow softmax, float scale, Row gradient);
 
-// -log softmax(x)[target]; x becomes its gradient, times `scale`.
+// Returns -log softmax(x)[target]. x becomes its gradient, times `scale`.
 float cross_entropy(Row x, std::size_t target, float scale);
 
 }  // namespace ballast::gpt::rows

@@ -118,7 +118,7 @@ class Run {
     step.matrix_use = (of_model + again) / alone / matrix_rate_;
   }
 
-  // The exchange is of doubles, so that no bit is lost.
+  // The ranks exchange doubles, so that no bit is lost.
   double mean_of_ranks(double mine) const {
     std::vector<double> all(world_.size());
     const auto bytes = std::as_writable_bytes(std::span(all));

@@ -1,4 +1,4 @@
-// The training of a rank from its first step to its last, and what an observer sees of it.
+// The training of a rank from its first step to its last, and the observer of its steps.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ struct RunOptions {
   bool forecasts = false;
   bool waits_for_updates = false;  // instead of overlapping them with the next forward pass
   bool hashes_parameters = true;   // at the end, which reads all of them
-  bool keeps_parameters = false;   // at the end too
+  bool keeps_parameters = false;   // at the end as well
   MemoryOptions memory{};
 };
 
@@ -38,7 +38,7 @@ struct Forecast {
   double forward_share = 0;  // of the arithmetic, without updates
 };
 
-// What this rank knows before it reserves anything.
+// The facts that this rank knows before it reserves anything.
 struct Start {
   std::size_t ranks = 1;
   std::size_t parameters = 0;
@@ -61,7 +61,7 @@ struct Step {
   double tokens_per_second = 0;
   double mfu = 0;             // relative to the matrix rate, without recomputation
   double matrix_use = 0;      // the same while the trainer computes, with recomputation
-  TierBytes bytes{};          // what the training reserves, and activations
+  TierBytes bytes{};          // reserved by the training, and activations
   Metrics metrics{};          // of this rank
   ResidentMemory resident{};  // of this process; the peak since the first step
   std::string skipped{};      // the reason, or empty

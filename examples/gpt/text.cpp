@@ -14,7 +14,7 @@
 namespace ballast::gpt {
 namespace {
 
-// Words in a somewhat predictable order, so that a loss falls.
+// Returns words in a somewhat predictable order, so that the loss falls.
 std::vector<std::uint8_t> made_up() {
   constexpr std::string_view words[] = {"a ship", "the sea", "takes on", "drops", "ballast", "in a storm", "at night"};
   std::vector<std::uint8_t> bytes;
