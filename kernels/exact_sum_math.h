@@ -61,7 +61,7 @@ constexpr void add(ExactSum& sum, double x) {
   }
 }
 
-// Moves what exceeds 32 bits up into the next bin. Equal sums then have equal bins.
+// Moves the bits above a bin's lower 32 into the next bin. Equal sums then have equal bins.
 constexpr void carry(ExactSum& sum) {
   for (int i = 0; i + 1 < ExactSum::bin_count; ++i) {
     sum.bins[i + 1] += sum.bins[i] >> 32;

@@ -39,7 +39,7 @@ struct alignas(sizeof(T) == 1 ? 8 : 16) PackedOctet {
 template <class T>
 constexpr std::size_t octet_alignment = alignof(PackedOctet<T>);
 
-// Whether octets of elements of this size may be accessed whole. A null pointer is aligned.
+// Returns whether octets of elements of this size may be accessed whole. A null pointer is aligned.
 inline bool is_octet_aligned(const std::byte* array, std::size_t element_bytes) {
   const std::size_t needed = element_bytes == 1 ? octet_alignment<std::uint8_t> : octet_alignment<std::uint32_t>;
   return reinterpret_cast<std::uintptr_t>(array) % needed == 0;

@@ -1,4 +1,4 @@
-// The layout of quantized values, and their rounding. quantize_math.h defines what they stand for.
+// The layout of quantized values, and their rounding. quantize_math.h defines their formulas.
 #pragma once
 
 #include "kernels/quantize_math.h"

@@ -22,7 +22,7 @@ struct UpdateTable {
   RunStep<Rule> steps[runs_per_launch];
 };
 
-// Whether every array of the tile may be accessed by whole octets from element `begin` on.
+// Returns whether every array of the tile may be accessed by whole octets from element `begin` on.
 inline bool aligned_at(const UpdateTile& tile, std::size_t begin) {
   const auto aligned = [begin](const std::byte* array, std::size_t element_bytes) {
     return array == nullptr || is_octet_aligned(array + begin * element_bytes, element_bytes);

@@ -84,7 +84,7 @@ struct HeadCheck {
 };
 HeadCheck check_head(const RecordShape& shape, RecordName name, std::span<const std::byte> head);
 
-// Returns the problem of a record, empty if there is none. Of a record that is read in part it checks only the first
+// Returns the problem of a record, empty if there is none. If only a part of the record was read, checks only the first
 // region.
 std::string check_record(const RecordShape& shape, RecordName name, const Seals& expected, std::span<std::byte> record);
 

@@ -33,7 +33,7 @@ class Transfer {
   // Takes the answer to rest(): the number of bytes moved, or -errno.
   Next take(std::int64_t answer);
 
-  // Whether the last answer was a refusal (EAGAIN): the next attempt should block, or be made a little later.
+  // Returns whether the last answer was a refusal (EAGAIN): the next attempt should block, or be made a little later.
   bool refused() const { return refusals_ > 0; }
 
   std::exception_ptr error() const;                                // after Next::failed

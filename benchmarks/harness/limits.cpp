@@ -60,7 +60,7 @@ std::string_view name(Copy copy) {
 }
 
 Limits::Limits(std::size_t most_bytes, const Threads& threads) : threads_(&threads) {
-  // A run reads and writes, so each buffer holds half of what it moves.
+  // A run reads and writes, so each buffer holds half of the bytes that it moves.
   for (int buffer = 0; buffer < 3; ++buffer) {
     buffers_.emplace_back(most_bytes / 2);
   }

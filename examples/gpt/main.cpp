@@ -16,7 +16,7 @@
 namespace ballast::gpt {
 namespace {
 
-// Writes what rank 0 observes to the terminal and into files.
+// Writes the observations of rank 0 to the terminal and into files.
 class Printer : public Observer {
  public:
   explicit Printer(const ProgramOptions& options) : options_(options) {

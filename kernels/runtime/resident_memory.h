@@ -18,8 +18,8 @@ ResidentMemory resident_memory(const std::filesystem::path& root = "/");
 // Resets the peak to the current size. Returns false if the kernel does not support it.
 bool forget_peak();
 
-// Limits the memory of this process, all mappings included: its private memory (RLIMIT_DATA) is limited to what the
-// libraries and stacks leave. Throws B2001 if they leave nothing.
+// Limits the memory of this process, all mappings included: its private memory (RLIMIT_DATA) is limited to the bytes
+// that the libraries and stacks leave. Throws B2001 if they leave nothing.
 void limit_own_memory(std::size_t bytes);
 
 }  // namespace ballast

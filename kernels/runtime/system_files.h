@@ -18,7 +18,7 @@ std::optional<std::size_t> read_number(
 
 std::optional<std::size_t> leading_number(std::string_view text);  // of "  24684096 kB"
 
-// The number after a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
+// Returns the number after a key that begins a line: ("MemTotal:   24684096 kB", "MemTotal:").
 std::optional<std::size_t> number_after(std::string_view text, std::string_view key);
 std::optional<std::size_t> kibibytes_after(std::string_view text, std::string_view key);  // the same, in bytes
 

@@ -1,5 +1,5 @@
-// Threads and file descriptors, which the system limits. If it refuses one, B2401 says what cannot be made, and names
-// the limits with their values.
+// Threads and file descriptors, which the system limits. If it refuses one, B2401 names it, and the limits with their
+// values.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@ namespace ballast {
 // Starts a thread that runs `body`. `purpose` completes "cannot start a thread for ...".
 std::thread start_thread(std::string_view purpose, std::function<void()> body);
 
-// Whether a system call failed because the process or the system has too many descriptors.
+// Returns whether a system call failed because the process or the system has too many descriptors.
 bool is_descriptor_limit(int error);
 
 // Throws B2401 for a system call that failed with `error`; `what` is a clause: "cannot make a socket".

@@ -161,7 +161,7 @@ TEST_CASE("a master survives every format that is as wide, and parameters surviv
       const UpdateShape fp32{.format = StateFormat::fp32, .count = count};
       UpdateMemory made({.format = StateFormat::split, .count = count}, 1), one({.format = from, .count = count}, 2);
       UpdateMemory exact(fp32, 3), other({.format = to, .count = count}, 4), once_more(fp32, 5);
-      copy_state(made.tile(), one.tile());  // a parameter that is its master rounded
+      copy_state(made.tile(), one.tile());  // a parameter that is its rounded master
       copy_state(one.tile(), exact.tile());
       copy_state(exact.tile(), other.tile());
       CHECK(numbers_of(one.tile()).parameter == numbers_of(other.tile()).parameter);
@@ -181,7 +181,7 @@ TEST_CASE("a frozen parameter has no state, and gets zeros when it is trained") 
     INFO(name(format));
     UpdateMemory made({.format = StateFormat::split, .count = count}, 1), memory({.format = format, .count = count}, 2);
     const UpdateTile trained = memory.tile();
-    copy_state(made.tile(), trained);  // a parameter that is its master rounded
+    copy_state(made.tile(), trained);  // a parameter that is its rounded master
     std::vector<std::uint16_t> parameter(count), frozen(count);
     std::memcpy(parameter.data(), trained.parameter, 2 * count);
     const UpdateTile alone{

@@ -153,7 +153,7 @@ TEST_CASE("rounding moments to codes is unbiased, above the smallest code") {
 }
 
 TEST_CASE("moments that decay for 500 steps keep their mean in bf16 and compact") {
-  // A step of 1/1,000 is an eighth of what bf16 can tell apart, so rounding to the nearest would never change a moment.
+  // A step of 1/1,000 is an eighth of the distance between bf16 numbers, so rounding to nearest would change nothing.
   constexpr std::size_t count = 16'384;
   constexpr int steps = 500;
   AdamW rule = std::get<AdamW>(sample_rules().front());
