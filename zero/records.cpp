@@ -23,7 +23,7 @@ void write_description(const std::filesystem::path& file, const std::vector<std:
   offload::write_sealed_text(file, fmt::format("{}\n{}\n", description_title, fmt::join(lines, "\n")));
 }
 
-// Empty if the file is missing or damaged.
+// Returns no lines if the file is missing or damaged.
 std::vector<std::string> read_description(const std::filesystem::path& file) {
   std::istringstream text(offload::read_sealed_text(file).value_or(""));
   std::string line;
@@ -34,7 +34,7 @@ std::vector<std::string> read_description(const std::filesystem::path& file) {
   return lines;
 }
 
-// Never 0, which means no run.
+// Never returns 0, which means no run.
 std::uint64_t random_id() {
   std::uint64_t id = 0;
   while (id == 0) {
@@ -45,7 +45,7 @@ std::uint64_t random_id() {
   return id;
 }
 
-// The history of every rank, by rank.
+// Returns the history of every rank, by rank.
 std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
   constexpr std::size_t most_commits = 2;
   constexpr std::size_t words = 4 + 3 * most_commits;
@@ -140,7 +140,8 @@ void Records::open_run(Run run, Communicator& world, const RecordOptions& option
              : fmt::format("begins run \"{}\" ({:#x}), incarnation {}", run.name, run.shape.run_id, incarnation));
 }
 
-// The run on this rank's drives. Throws if a different training began it, or if it belongs to another rank.
+// Returns the history of the run on this rank's drives. Throws if a different training began it, or if it belongs to
+// another rank.
 RankHistory Records::look(const Run& run) const {
   const auto found = offload::RecordStore::look(drives_, run.files);
   if (!found) return {};
@@ -167,7 +168,7 @@ RankHistory Records::look(const Run& run) const {
                  "checkpoint of other ranks, stages and formats. Nothing was changed."});
 }
 
-// The description is written first: files without one would be refused without a reason.
+// Writes the description first: files without one would be refused without a reason.
 void Records::open_or_create(const Run& run, bool has_files) {
   if (!has_files || read_description(description_file()) != run.description) {
     write_description(description_file(), run.description);
@@ -176,7 +177,7 @@ void Records::open_or_create(const Run& run, bool has_files) {
                            : offload::RecordStore::create(run.shape, drives_, run.files));
 }
 
-// A commit can exist without all of its records: then take the newest one of which no rank lacks any.
+// A commit can exist without all of its records, so this takes the newest one whose records no rank lacks.
 std::optional<offload::CommitPoint> Records::go_to_common_point(const Run& run, RankHistory mine, Communicator& world) {
   while (true) {
     const auto point = common_point(histories_of_all(world, mine), run.name);

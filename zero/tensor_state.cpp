@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-// The tensors' parts in a tile, and where those begin in it.
+// Visits the tensors' parts in a tile, with the position at which each begins.
 template <class Visit>
 void TensorState::each_part(const LocalTile& tile, Visit&& visit) const {
   const UnitLayout& layout = training_.plan().layout().units[tile.unit];

@@ -24,7 +24,7 @@ Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
   return placement;
 }
 
-// What the rules keep, which has to be the same for all: it is laid out once.
+// Returns the names of the state that the rules keep. All rules must keep the same, because it is laid out once.
 optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
   require(!groups.empty(), Code::bad_argument,
           [] { return Problem{.what = "a training without parameter groups", .needed = "at least one rule"}; });
@@ -56,7 +56,8 @@ struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
 
   StepOptions step_options(double loss_scale) const { return {groups, options.max_norm, loss_scale}; }
-  // Where updates are made in the backward pass, it begins with their options.
+  // If updates are made in the backward pass, the engine needs their options before it.
+
   void prepare_backward() {
     if (options.schedule.update_in_backward && !engine->prepared()) engine->prepare(step_options(1.0));
   }

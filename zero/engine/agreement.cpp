@@ -80,13 +80,13 @@ StepNumbers Agreement::numbers_of(const optim::Decision& decision) const {
 
 StepNumbers Agreement::numbers_before_norm() const { return numbers_of(decide({})); }
 
-// Of what each has summed of its shards.
+// Adds up the sums that the ranks of the shard group made of their shards.
 void Agreement::sum_over_shards(std::span<kernels::ExactSum> squares) const {
   mesh_.reduce->all_reduce({reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words},
                            Purpose::agreement);
 }
 
-// The same, with the sums of ranks that have other parts of the model.
+// Adds up the sums of all shards, and those of ranks that have other parts of the model.
 kernels::ExactSum Agreement::sum_over_model(const kernels::ExactSum& squares) const {
   kernels::ExactSum sum = squares;
   sum_over_shards({&sum, 1});
@@ -155,7 +155,7 @@ void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
   run.result.step = run.numbers.number;
 }
 
-// Over all shards: the rank that has the first one tells the others.
+// Searches all shards. The rank that has the first such parameter tells the others.
 std::string Agreement::first_wrong_parameter(const std::vector<Op>& list) const {
   const Communicator& group = *mesh_.reduce;
   std::vector<std::int64_t> found(2 * group.size());  // of each rank: unit and tensor, from 1 on

@@ -1,4 +1,4 @@
-// The decision of a step: the norm over all ranks, whether to update, and with what factors.
+// The decision of a step: the norm over all ranks, whether to update, and with which factors.
 #pragma once
 
 #include "zero/engine/lane_arithmetic.h"
@@ -7,15 +7,15 @@
 
 namespace ballast {
 
-// prepare() and everything between steps is called by the trainer's thread; agree() by the lane of the operation `agree`,
-// which was issued after prepare() and is done before the next step begins.
+// prepare() and everything between steps is called by the trainer's thread; agree() by the lane of the operation
+// `agree`, which was issued after prepare() and is done before the next step begins.
 class Agreement {
  public:
   Agreement(const Plan& plan, Mesh& mesh, const LaneArithmetic& arithmetic)
       : plan_(plan), mesh_(mesh), arithmetic_(arithmetic) {}
   Agreement(Agreement&&) = delete;
 
-  // With what the next step is made: refused here, or copied.
+  // check() throws if a step cannot use these options. prepare() copies them for the next step.
   void check(const StepOptions& options) const;
   void prepare(const StepOptions& options);
   bool is_prepared() const { return is_prepared_; }
@@ -26,7 +26,7 @@ class Agreement {
   std::uint64_t steps() const { return steps_; }  // updates made so far
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
-  // Of the gradients as they are summed, before the operation `agree`. All ranks call together.
+  // Return norms of the summed gradients, before the operation `agree`. All ranks call together.
   double norm(const Op& agree, double loss_scale);
   std::vector<std::vector<double>> tensor_norms(
       std::span<const Op> ops) const;  // by unit and tensor; ops have the norms

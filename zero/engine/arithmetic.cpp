@@ -7,7 +7,7 @@
 
 namespace ballast {
 
-// Without a unit it is the sum of a norm.
+// An operation without a unit clears the sum of a norm.
 void Arithmetic::clear(const Op& op) const {
   if (op.unit == none) return context_.zero(slots_.data(op.to), op.to.bytes);
   context_.backend().fill(slots_.view(op.to, dtype(op)), 0.0f);

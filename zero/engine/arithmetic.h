@@ -1,4 +1,4 @@
-// The operations of one lane that compute or copy: what they mean for memory.
+// The operations of one lane that compute or copy, applied to memory.
 #pragma once
 
 #include "kernels/backend.h"
@@ -9,8 +9,8 @@
 
 namespace ballast {
 
-// Called by its lane's thread; between steps, when nothing is under way, also by the trainer's. On a GPU everything is
-// issued into the lane's stream; what returns a value waits for it.
+// Called by its lane's thread and, between steps, when nothing is under way, by the trainer's. On a GPU all work is
+// issued into the lane's stream; functions that return a value wait for it.
 class Arithmetic {
  public:
   Arithmetic(const Plan& plan, const Slots& slots, const ExecContext& context)
@@ -31,11 +31,12 @@ class Arithmetic {
   std::vector<kernels::Run> runs_of(const Op& update) const;
   const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
 
-  // The first element of a norm operation's gradients that is not finite; kernels::no_index if all are. Works in the memory
-  // of the operation's sum, which must have been taken, and leaves it zero.
+  // The first element of a norm operation's gradients that is not finite; kernels::no_index if all are. Works in the
+  // memory of the operation's sum, which must have been taken, and leaves it zero.
   std::uint64_t first_non_finite(const Op& norm) const;
 
-  // The sum over a part of a norm operation's gradients. Works in the memory of the operation's sum, and leaves it as it was.
+  // The sum over a part of a norm operation's gradients. Works in the memory of the operation's sum, and leaves it as
+  // it was.
   kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
 
   // Writes a tile's initial state, in host memory: zero, except for a master that the parameter does not hold.

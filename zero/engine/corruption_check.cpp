@@ -7,7 +7,7 @@
 namespace ballast {
 namespace {
 
-// With the usable instruction set that differs most from the engine's.
+// Returns a backend with the usable instruction set that differs most from the engine's.
 std::unique_ptr<kernels::Backend> other_backend() {
   return kernels::cpu_backend({.threads = 1, .isa = kernels::simd::usable_isas().back()});
 }
@@ -18,7 +18,7 @@ std::vector<std::byte> bytes_of(const std::byte* from, std::size_t count, const 
   return bytes;
 }
 
-// Next to an fp32 master the parameter is only written.
+// With an fp32 master, an update only writes the parameter.
 bool is_read(const kernels::UpdateTile& tile) {
   return tile.parameter_dtype == DType::fp32 || tile.format != kernels::StateFormat::fp32;
 }
@@ -64,7 +64,7 @@ CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Op& op, const St
   return copy;
 }
 
-// Empty if there is none.
+// Returns an empty string if there is none.
 std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& found, std::size_t unit) const {
   const auto at = [](const std::vector<std::byte>& one, const std::vector<std::byte>& other) {
     return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());

@@ -1,6 +1,6 @@
-// Finds bits that memory, a drive or a unit of arithmetic got wrong. Every so many steps one tile's update is made a second
-// time, on the CPU with another instruction set, and must give the same bits. The next update of that tile must find the bits
-// that this one left, wherever they were stored in between. The tile changes each time.
+// Finds bits that memory, a drive or a unit of arithmetic got wrong. Every so many steps one tile's update is made a
+// second time, on the CPU with another instruction set, and must give the same bits. The next update of that tile must
+// find the bits that this one left, wherever they were stored in between. The tile changes each time.
 #pragma once
 
 #include <map>
@@ -13,7 +13,8 @@ namespace ballast {
 
 class CorruptionCheck {
  public:
-  // Every `every` steps. `rank` is this one among all, for messages. The plan outlives the check.
+  // Checks a tile every `every` steps. `rank` is this rank's number among all, for messages. The plan outlives the
+  // check.
   CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank);
 
   // Makes the update, on the thread of its lane. Bits that differ are an error (B3001).

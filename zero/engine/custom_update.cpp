@@ -34,8 +34,8 @@ void CustomUpdate::run(const TrainerUpdate& update) const {
   }
 }
 
-// What the rest of the list updates. Of gradients on the device whose update is made on the host the list makes a copy first:
-// the trainer gets the original.
+// Returns the tiles that the rest of the list updates. Gradients on the device that are updated on the host are copied
+// there first; the trainer gets the original.
 std::vector<SummedTile> CustomUpdate::summed_tiles() const {
   std::vector<SummedTile> tiles;
   const Op* copy = nullptr;

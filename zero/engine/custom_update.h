@@ -1,4 +1,4 @@
-// Updates that the trainer makes itself, between a step's decision and what follows from it.
+// Updates that the trainer makes itself, after a step's decision and before the operations that follow from it.
 #pragma once
 
 #include "zero/engine/agreement.h"
@@ -19,11 +19,11 @@ class CustomUpdate {
   };
   explicit CustomUpdate(const Parts& parts) : parts_(parts) {}
 
-  // That all masters are there at once, in fp32, when the norm is known.
+  // Throws unless all masters are in memory at once, in fp32, when the norm is known.
   void require_possible() const;
 
-  // At the agreement: issues it, and calls `update` unless the step is skipped. The list's updates, which come next, make
-  // parameters of the masters.
+  // Called at the agreement: issues it, and calls `update` unless the step is skipped. The list's updates, which come
+  // next, make the parameters from the masters.
   void run(const TrainerUpdate& update) const;
 
  private:

@@ -1,4 +1,4 @@
-// Gives the device tier's memory to others between steps, and takes it back.
+// Frees the device tier's memory between steps, and reserves it again.
 #pragma once
 
 #include "zero/engine/lane_arithmetic.h"
@@ -21,7 +21,7 @@ class DeviceOffload {
 
   bool is_offloaded() const { return is_offloaded_; }
 
-  // Uses in forward since the last step count for nothing: the next step begins anew.
+  // leave() discards uses in forward since the last step: the next step begins anew.
   void leave(bool parameters, const AgreeOnMemory& agree);
   void come_back(const AgreeOnMemory& agree);
 

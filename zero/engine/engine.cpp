@@ -82,7 +82,7 @@ Engine::Engine(const EngineParts& parts)
   if (parts.gpu != nullptr || parts.allocator != nullptr) startup_.clear_device_memory();
 }
 
-// Lanes end before what they work with. Open uses cannot end any more: what waits for them fails.
+// Lanes end before the objects that they use. Open uses cannot end any more, so operations that wait for them fail.
 Engine::~Engine() {
   scheduler_.abandon_uses();
   try {
@@ -168,7 +168,7 @@ Lease::Memory Engine::memory_of(const Op& use) const {
           .gradients = use.to.exists() ? slots_.view(use.to, unit.dtype) : View{}};
 }
 
-// Before anything changes: past the agreement a rank that stops would leave the others a step ahead.
+// Throws before anything changes: a rank that stopped after the agreement would leave the others a step ahead.
 void Engine::prepare(const StepOptions& options) {
   require_usable();
   agreement_.check(options);

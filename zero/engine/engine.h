@@ -1,4 +1,5 @@
-// Runs a program for one rank's trainer. It composes the classes of this folder, and is the only one that layers above call.
+// Runs a program for one rank's trainer. It composes the classes of this folder, and is the only one that layers above
+// call.
 #pragma once
 
 #include "zero/engine/corruption_check.h"
@@ -26,16 +27,17 @@ struct EngineParts {
   std::size_t verify = 0;                   // check a tile's update every so many steps; see corruption_check.h
 };
 
-// The trainer may use units in any order. A step that leaves the program's order is served on demand, to its end: with the
-// same bits, but without prefetching. An order that comes twice in a row is compiled to the program of the following steps.
+// The trainer may use units in any order. An off-plan step, which leaves the program's order, is served on demand to
+// its end: with the same bits, but without prefetching. An order that comes twice in a row becomes the program of the
+// following steps.
 //
 // Threads: one thread, its rank's trainer, calls the engine. Operations run on the lanes' threads.
 // Order: the trainers of all ranks make the same calls, and use units in the same order.
-// Errors: when an operation fails, on any lane, the peers' communicators are aborted and every later call throws the first
-// error. State on drives is then that of the last committed step.
+// Errors: when an operation fails, on any lane, the peers' communicators are aborted and every later call throws the
+// first error. State on drives is then that of the last committed step.
 //
-// On a GPU leases are for work in the trainer's stream: their memory is ready, and released, in the order of that stream. Only
-// step() and finish() wait for the GPU.
+// On a GPU leases are for work in the trainer's stream: their memory is ready, and released, in the order of that
+// stream. Only step() and finish() wait for the GPU.
 class Engine {
  public:
   explicit Engine(const EngineParts& parts);  // reserves every slot; a program that reads tiles needs records
@@ -49,7 +51,8 @@ class Engine {
   Lease forward(std::size_t unit) { return acquire(unit, Phase::forward); }
   Lease backward(std::size_t unit) { return acquire(unit, Phase::backward); }
 
-  // Sets the options of the next updates. step(options) calls it; where updates are made in the backward pass, call it before.
+  // Sets the options of the next updates. step(options) calls it; where updates are made in the backward pass, call it
+  // before.
   void prepare(const StepOptions& options);
 
   // The norm of the gradients that step() would use, before clipping. All ranks call together, and step() comes next.
@@ -62,26 +65,27 @@ class Engine {
 
   void finish();  // waits until everything that was begun is done
 
-  // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed meanwhile.
-  // Parameters that are kept whole may stay, else their addresses change. `agree` is called on each rank, with the error where
-  // memory is lacking, and must throw on all ranks if there is one on any: then nothing has changed.
+  // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed
+  // meanwhile. Without `parameters`, full parameters that are kept stay there; otherwise their addresses change.
+  // `agree` is called on each rank, with an error if the rank lacks memory. It must throw on all ranks if any has an
+  // error; then nothing has changed.
   void offload(bool parameters, const AgreeOnMemory& agree);
   void reload(const AgreeOnMemory& agree);
 
   bool prepared() const { return agreement_.is_prepared(); }
   std::uint64_t steps() const { return agreement_.steps(); }
 
-  // Between steps: shows the local shards, tile by tile, in host memory. Changed tiles on drives are committed together, once
-  // `agree` has returned; if it throws, they stay as they were. Change parameters that are kept whole in the same way on all
-  // ranks. All ranks of a run change its state together: where one fails, none changes it; that one throws its own error, the
-  // others B3301.
+  // Between steps: shows the local shards, tile by tile, in host memory. Changed tiles on drives are committed
+  // together, once `agree` has returned; if it throws, they stay as they were. Change full parameters that are kept in
+  // the same way on all ranks. All ranks of a run change its state together: if one fails, none changes it; that one
+  // throws its own error, the others B3301.
   void visit_state(
       const TileVisitor& look, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
       const TileVisitor& change, const std::function<void()>& agree = [] {});
   std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
   void set_steps(std::uint64_t steps) { agreement_.set_steps(steps); }
-  void parameters_changed();  // the caller changed whole parameters that have no other copy
+  void parameters_changed();  // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
 
@@ -90,7 +94,7 @@ class Engine {
   }  // if not empty, copies to and from a GPU are slow
 
   Metrics metrics() const;                                       // since the engine was made
-  const Program& program() const { return running_.program(); }  // that runs now
+  const Program& program() const { return running_.program(); }  // the one that runs now
 
  private:
   Lease acquire(std::size_t unit, Phase phase);

@@ -18,8 +18,8 @@ class FirstFailure {
 
   void check() const;  // throws the first error, if there is one
 
-  // Only while an exception is handled: rethrows it, the first one with its operation. The first one also aborts the peers'
-  // communicators, so that no rank waits for this one; those that follow from it are only rethrown.
+  // Called only while an exception is handled; rethrows it. For the first one it adds the operation, and aborts the
+  // peers' communicators, so that no rank waits for this one. Later ones follow from the first and are only rethrown.
   [[noreturn]] void fail(const Op& op);
 
  private:

@@ -29,7 +29,7 @@ void HomeMemory::read(const ConstView& view, std::byte* into) const {
   context.finish();
 }
 
-// Where state lies on the device, the parameter is a part of what the unit keeps there.
+// If the state lies on the device, the parameter is a part of the parameters that the unit keeps there.
 Piece HomeMemory::parameters_of(const Home& tile) const {
   if (tile.parameters.exists()) return tile.parameters;
   const std::size_t width = byte_size(dtype_of(tile));

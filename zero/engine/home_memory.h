@@ -1,4 +1,4 @@
-// Where parameters and state lie between steps, seen from host memory.
+// Access from host memory to parameters and state between steps, wherever they lie.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ class HomeMemory {
   HomeMemory(const RunningProgram& running, const Slots& slots, const LaneArithmetic& arithmetic)
       : running_(running), slots_(slots), arithmetic_(arithmetic) {}
 
-  // Host memory for a piece that is made here: the piece itself, or some for the moment where it lies on a GPU or nowhere.
+  // Host memory in which a piece is made: the piece itself, or temporary memory if it lies on a GPU or nowhere.
   class Draft {
    public:
     Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes);
@@ -28,7 +28,7 @@ class HomeMemory {
     std::span<std::byte> bytes_;
   };
 
-  // A piece to be read or changed in host memory: itself, or a copy of it where it lies on a GPU.
+  // A piece to be read or changed in host memory: itself, or a copy of it if it lies on a GPU.
   class OnHost {
    public:
     OnHost(const HomeMemory& homes, const Piece& piece);

@@ -11,13 +11,13 @@ namespace ballast {
 
 class LaneArithmetic {
  public:
-  // Everything outlives it. Without a GPU every lane works on the host, with `cpu`.
+  // All arguments outlive this. Without a GPU every lane works on the host, with `cpu`.
   LaneArithmetic(const Plan& plan, const Slots& slots, kernels::Backend& cpu, const GpuLanes* gpu);
   LaneArithmetic(LaneArithmetic&&) = delete;
 
   const Arithmetic& of(Lane lane) const { return *lanes_[static_cast<std::size_t>(lane)]; }
 
-  // Where memory of the device tier is copied and cleared between steps.
+  // Copies and clears memory of the device tier between steps.
   const ExecContext& copies() const { return of(Lane::upload).context(); }
 
  private:

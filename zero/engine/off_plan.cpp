@@ -46,7 +46,7 @@ void OffPlan::follow(std::vector<Op> ops, const Visit& next) {
   parts_.scheduler.follow_in_this_step(served_, off_plan_position(visited_.size(), next.unit, next.phase));
 }
 
-// Whether gradients come again that the program's slots have room for only once.
+// Whether a unit gets gradients again, and the program's slots have room for only one sum of them.
 bool OffPlan::sums_again(const Trace& chain) const {
   const CompileInput& input = parts_.running.input();
   if (input.extra_sum_slots || input.schedule.update_in_backward || input.placement.reduction != Reduction::each) {
@@ -59,7 +59,8 @@ bool OffPlan::sums_again(const Trace& chain) const {
   });
 }
 
-// Long evaluations leave the order too: uses in forward are over when the next list begins, and need not be compiled again.
+// Long evaluations are off plan too, so uses in forward are left out: they are over when the next list begins, and need
+// not be compiled again.
 void OffPlan::remember(const Trace& chain) {
   visited_.insert(visited_.end(), chain.begin(), chain.end());
   const bool counts = !is_off_plan_ || chain.back().phase == Phase::backward;
@@ -81,7 +82,7 @@ void OffPlan::forget_step() {
   visited_.clear();
 }
 
-// When the step that was served is done to its end, the memory becomes what every step of a program finds.
+// Finishes the off-plan step, and then prepares memory as every step of a program expects it.
 void OffPlan::return_to_program() {
   Scheduler& scheduler = parts_.scheduler;
   scheduler.finish();
@@ -106,8 +107,8 @@ Trace OffPlan::repeated_order() const {
   return {visits.begin(), visits.begin() + static_cast<std::ptrdiff_t>(length)};
 }
 
-// In the same slots, and for sums that pass by in some more. Not into a program in which gradients cannot wait for the step
-// that can do so now: a step that goes off plan again could not be served.
+// Keeps the same slots; with `extra_sum_slots` there are more. Refuses a program that lacks slots in which gradients
+// wait for the step now: another off-plan step could not be served.
 bool OffPlan::change_program(const Trace& trace, bool extra_sum_slots) {
   auto changed = parts_.running.compile_for(trace, extra_sum_slots);
   const bool loses_sums = std::ranges::any_of(parts_.running.program().slots, [&](const Slot& slot) {

@@ -1,5 +1,5 @@
-// Steps in which the trainer leaves the program's order: they are served on demand, list by list, and an order that comes
-// twice in a row is compiled.
+// Off-plan steps, in which the trainer leaves the program's order. They are served on demand, list by list. An order
+// that comes twice in a row is compiled.
 #pragma once
 
 #include "zero/engine/running_program.h"
@@ -25,9 +25,9 @@ class OffPlan {
   void serve_step();               // makes the agreement the next one
 
   void remember(const Trace& chain);  // uses that have begun
-  bool has_gradients() const;         // that no step has used yet
-  void end_step();                    // returns to a program, if this step has left it
-  void forget_step();                 // the uses so far count for nothing
+  bool has_gradients() const;         // whether there are some that no step has used yet
+  void end_step();                    // returns to a program, if this step was off plan
+  void forget_step();                 // discards the uses so far
 
  private:
   void leave_program(const Visit& next);
@@ -39,7 +39,7 @@ class OffPlan {
 
   Parts parts_;
   Trace visited_{};       // in this step
-  OffPlanStep so_far_{};  // the same, as far as it counts for what is served
+  OffPlanStep so_far_{};  // the same, without off-plan uses in forward
   bool is_off_plan_ = false;
   std::vector<Op> served_{};  // the list that is followed then
   Trace last_off_plan_{};     // of the step before, if that was off plan

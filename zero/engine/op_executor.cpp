@@ -34,8 +34,8 @@ void OpExecutor::run(const IssuedOp& issued) const {
   if (context.stream() == nullptr) parts_.counters.count(op, start, std::chrono::steady_clock::now());
 }
 
-// What one rank's GPU exchanges with others' has to be begun in one order on all of them, that of the program: two exchanges
-// that are begun in another order elsewhere may wait for each other, if nothing lets both of them run at once.
+// Exchanges between GPUs must begin in the program's order on all ranks. If ranks begin two of them in different
+// orders, both may wait for each other, because they may be unable to run at once.
 void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) const {
   OpStatus& status = issued.status;
   const ProfilerRange range(label(issued.op, parts_.plan.model()));
@@ -48,8 +48,8 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
   if (issued.ticket != none) parts_.sequencer.done();
 }
 
-// A skipped step reads its records, because the next one finds in memory what it would find after any other; and it changes
-// nothing. Only operations that wait for the agreement may ask whether it is skipped.
+// A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any
+// other. Only operations that wait for the agreement may ask whether it is skipped.
 void OpExecutor::execute(const Op& op, OpStatus& status, StepRun& run) const {
   const bool changes_state = op.kind == OpKind::update || op.kind == OpKind::write || op.kind == OpKind::keep;
   if (op.phase == Phase::step && changes_state && run.numbers.skip) return;
@@ -91,7 +91,7 @@ void OpExecutor::reduce(const Op& op) const {
   over_shards ? parts_.mesh.reduce->reduce_scatter(from, to) : parts_.mesh.replicas->all_reduce(from, to);
 }
 
-// What comes from another reduction is summed in fp32 already.
+// The result of another reduction is a sum in fp32 already.
 bool OpExecutor::is_partial_sum(const Op& op) const {
   return op.ranks == Ranks::replica_group && parts_.plan.placement().shards > 1;
 }

@@ -11,7 +11,7 @@
 
 namespace ballast {
 
-// The operation's lane writes the members after `begun` before that is done; others read them once it is.
+// The operation's lane writes the members after `begun` before `begun` is done. Other threads read them after that.
 struct OpStatus {
   offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
   std::optional<offload::PendingRead> read{};

@@ -22,7 +22,7 @@ OffPlanPosition off_plan_position(std::size_t uses, std::size_t unit, Phase phas
   return {static_cast<std::int64_t>(uses), static_cast<std::int64_t>(unit + 1), static_cast<std::int64_t>(phase)};
 }
 
-// A rank that leaves the order alone makes another call here than the others, which communicators refuse.
+// If only one rank is off plan, it makes another call here than the others, which communicators refuse.
 void rendezvous(const Op& op, const OffPlanPosition& position, Mesh& mesh, const Model& model) {
   constexpr std::size_t words = std::tuple_size_v<OffPlanPosition>;
   Communicator& shards = op.lane == Lane::gather ? *mesh.gather : *mesh.reduce;

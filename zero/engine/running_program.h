@@ -11,15 +11,15 @@ namespace ballast {
 // Used by the trainer's thread. The engine owns it; only OffPlan changes it.
 class RunningProgram {
  public:
-  explicit RunningProgram(const Plan& plan);  // which outlives it
+  explicit RunningProgram(const Plan& plan);  // the plan outlives it
   RunningProgram(RunningProgram&&) = delete;
 
   const Plan& plan() const { return plan_; }
   const CompileInput& input() const { return input_; }
   const Program& program() const { return compiled_ ? *compiled_ : plan_.program(); }
-  const TierBytes& memory() const { return memory_; }  // that its slots take
+  const TierBytes& memory() const { return memory_; }  // of its slots
 
-  // In the same memory for gathered units. `extra_sum_slots`: see CompileInput.
+  // Compiles for the same memory for gathered units. `extra_sum_slots`: see CompileInput.
   std::unique_ptr<const Program> compile_for(const Trace& trace, bool extra_sum_slots) const;
   void change_to(std::unique_ptr<const Program> program, const Trace& trace, bool extra_sum_slots);
 

@@ -1,4 +1,4 @@
-// Walks through a list of operations: hands them to their lanes in order, and stops where it is the trainer's turn.
+// Walks through a list of operations: hands them to their lanes in order, and stops when it is the trainer's turn.
 #pragma once
 
 #include "zero/engine/first_failure.h"
@@ -9,7 +9,7 @@
 
 namespace ballast {
 
-// Used by the trainer's thread. It knows neither units nor memory: what an operation does is `execute`'s affair.
+// Used by the trainer's thread. It knows neither units nor memory: `execute` does the operations.
 class Scheduler {
  public:
   // All of it outlives the scheduler.
@@ -23,7 +23,8 @@ class Scheduler {
   };
   explicit Scheduler(const Parts& parts);
 
-  // Which list is followed. The program's, in every step; or another one in the rest of this step. Nothing may be under way.
+  // Set the list to follow: the program's in every step, or another one in the rest of this step. Nothing may be under
+  // way.
   void follow_program(const std::vector<Op>& list);
   void follow_in_this_step(const std::vector<Op>& list, const OffPlanPosition& position);
   void run_entry(const std::vector<Op>& list, bool with_records);  // to its end
@@ -47,12 +48,12 @@ class Scheduler {
   const TrainerUses& uses() const { return uses_; }
   void abandon_uses() { uses_.abandon(); }
 
-  // Waiting. Each throws the first error of any lane instead of what follows from it.
+  // Waiting. Each throws the first error of any lane instead of an error that follows from it.
   void wait(Phase phase, Lane lane, const std::function<void()>& wait);  // counted as the trainer's
   void wait_for(std::size_t position);                                   // one operation of this step
   void wait_for_issued();                                                // all of this step
   void finish();                                                         // all that was begun; every use must be over
-  void begin_step();  // waits for what the next step reuses: nearly always that is over
+  void begin_step();  // waits for the run before this one, whose memory the next step needs; it is nearly always over
   void restart_step() { next_ = 0; }
 
  private:

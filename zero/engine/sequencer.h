@@ -1,4 +1,4 @@
-// Makes threads do something in one order: that in which they were given their tickets.
+// Makes threads act in the order in which they got their tickets.
 #pragma once
 
 #include <condition_variable>

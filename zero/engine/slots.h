@@ -1,5 +1,5 @@
-// A program's memory: every slot, reserved at once, so that nothing grows later. Memory for the initial state becomes resident
-// when it is written, so that the caller can free its own copy meanwhile.
+// A program's memory: every slot, reserved at once, so that nothing grows later. Memory for the initial state becomes
+// resident when it is written, so that the caller can free its own copy meanwhile.
 #pragma once
 
 #include <optional>
@@ -24,19 +24,20 @@ struct DeviceMemory {
 // Used by the trainer's thread; view(), data(), bytes() and on_gpu() by the lanes' too.
 class Slots {
  public:
-  // Records pass through host slots, which are registered with the drives' queues. With a GPU the host's memory is pinned.
+  // Records pass through host slots, which are registered with the drives' queues. With a GPU the host's memory is
+  // pinned.
   Slots(const Program& program, MemoryAccounts& accounts, const DeviceMemory& device,
         std::vector<offload::IoQueue*> queues);
   Slots(Slots&&) = delete;
   ~Slots();
 
-  // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are freed
-  // or reserved. Where that throws, nothing has changed.
+  // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are
+  // freed or reserved. Where that throws, nothing has changed.
   void change_to(const Program& program);
 
-  // Only while nothing uses the slots: frees the device tier's memory, that of parameters too or not. State and parameters
-  // are copied to the host and back; everything else returns zeroed. `agree` is called once the new memory is reserved, or
-  // with the error if it cannot be; nothing has changed if it throws.
+  // Only while nothing uses the slots: frees the device tier's memory, except that of parameters, if those stay. State
+  // and parameters are copied to the host and back; everything else returns zeroed. `agree` is called once the new
+  // memory is reserved, or with the error if it cannot be; nothing has changed if it throws.
   void leave_device(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree);
   void return_to_device(const ExecContext& context, const AgreeOnMemory& agree);
 

@@ -42,7 +42,7 @@ void Startup::initialise(const ParameterSource& source) const {
   if (records) parts_.records->commit(0);
 }
 
-// A range of a unit, tensor by tensor. Padding stays zero.
+// Loads a range of a unit, tensor by tensor. Padding stays zero.
 void Startup::load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const {
   const std::vector<Tensor>& tensors = plan().model().units[unit].tensors;
   const UnitLayout& layout = plan().layout().units[unit];

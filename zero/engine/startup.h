@@ -1,4 +1,4 @@
-// How a rank's memory and records come to their first state.
+// Brings a rank's memory and records to their initial state.
 #pragma once
 
 #include "zero/engine/home_memory.h"
@@ -21,12 +21,12 @@ class Startup {
   };
   explicit Startup(const Parts& parts) : parts_(parts) {}
 
-  void clear_device_memory() const;  // as the host's is from the beginning
+  void clear_device_memory() const;  // the host's is clear from the beginning
 
   // Optimizer state begins at zero; records are written, and committed as step 0.
   void initialise(const ParameterSource& source) const;
 
-  // Everything trained comes from records, of the newest committed step, whose number is returned.
+  // Reads everything that is trained from the records of the newest committed step, and returns its number.
   std::uint64_t resume(const ParameterSource& frozen) const;
 
  private:

@@ -10,7 +10,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t frozen_stretch = std::size_t{1} << 20;  // elements that are looked at together; of whole groups
+constexpr std::size_t frozen_stretch = std::size_t{1} << 20;  // elements that are visited together; of whole groups
 
 LocalTile without_memory(const Home& home) {
   return {.unit = home.unit, .range = home.range, .memory = {}, .frozen = home.tile == none};
@@ -20,8 +20,8 @@ LocalTile without_memory(const Home& home) {
 
 void StateVisitor::look(const TileVisitor& visit, const TileFilter& which) const { visit_tiles(visit, false, which); }
 
-// Fails on all ranks where it fails on one: elsewhere what follows would be committed under a name that this rank gives to
-// another state later. A rank's own error says more than what the others are told.
+// Fails on all ranks if it fails on one. Otherwise the other ranks would commit what follows under a name that this
+// rank gives to another state later. A rank throws its own error, which says more than the one that the others get.
 void StateVisitor::do_on_all_ranks(const std::function<void()>& work) const {
   std::exception_ptr own;
   try {
@@ -42,8 +42,8 @@ void StateVisitor::do_on_all_ranks(const std::function<void()>& work) const {
   });
 }
 
-// A rank overwrites the generation before the last one here, so all ranks must have committed the last one: else a crash
-// could leave them without a commit in common.
+// A rank overwrites the generation before the last one here, so all ranks must have committed the last one. Otherwise a
+// crash could leave them without a commit in common.
 void StateVisitor::change(const TileVisitor& visit, const std::function<void()>& agree,
                           const std::function<std::uint64_t()>& step) const {
   const auto visit_all = [&] { visit_tiles(visit, true, [](const LocalTile&) { return true; }); };
@@ -73,7 +73,7 @@ void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const Til
   if (records) records->finish();
 }
 
-// Tiles, and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.
+// Returns tiles, and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.
 std::vector<Home> StateVisitor::local_homes() const {
   std::vector<Home> homes;
   std::size_t seen = none;  // unit whose frozen parameters are among them

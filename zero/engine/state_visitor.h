@@ -1,4 +1,4 @@
-// Shows what a rank keeps between steps, tile by tile, and takes changes of it.
+// Shows and changes the state that a rank keeps between steps, tile by tile.
 #pragma once
 
 #include "zero/engine/home_memory.h"
@@ -25,8 +25,8 @@ class StateVisitor {
   std::vector<LocalTile> tiles() const;  // in the order in which they are visited; without their memory
   void look(const TileVisitor& visit, const TileFilter& which) const;
 
-  // Tiles on drives go there and are committed after `agree`, as the step that `step` returns then: agreeing may set it.
-  // All ranks of a run change its state together; where one fails, none changes its records: it throws its own error, the
+  // Tiles on drives are written, and committed after `agree` as the step that `step` returns then: `agree` may set it.
+  // All ranks of a run change its state together; if one fails, none changes its records: it throws its own error, the
   // others B3301.
   void change(const TileVisitor& visit, const std::function<void()>& agree,
               const std::function<std::uint64_t()>& step) const;

@@ -12,19 +12,21 @@ namespace ballast {
 // count() may be called by any lane's thread; everything else by the trainer's.
 class StepCounters {
  public:
-  // All of it outlives the counters. `timeline` and `trainer` may be null: nothing is drawn; the trainer works on the host.
+  // All of it outlives the counters. Without `timeline` nothing is drawn; without `trainer` the trainer works on the
+  // host.
   StepCounters(const Placement& placement, Timeline* timeline, const Stream* trainer)
       : placement_(placement), timeline_(timeline), trainer_(trainer) {}
 
   void count(const Op& op, Timeline::Time begin, Timeline::Time end);
-  void count_on_gpu(StepRun& run);  // what its operations have done on a GPU, as far as it is over
+  void count_on_gpu(StepRun& run);  // the work of its operations on a GPU, as far as it is over
   void count_off_plan_step() { ++off_plan_steps_; }
 
-  // Counts what `wait` takes as a wait of this step, for the lane. On a GPU the trainer's stream waits, not this thread.
+  // Counts the time of `wait` as a wait of this step, for the lane. On a GPU the trainer's stream waits, not this
+  // thread.
   void wait(StepRun& run, Phase phase, Lane lane, const std::function<void()>& wait);
 
   Metrics totals() const;                              // since the engine was made; without what others count
-  Metrics end_step(const Metrics& totals);             // what has come since the last call
+  Metrics end_step(const Metrics& totals);             // what was added since the last call
   double own_seconds() const { return own_seconds_; }  // of the trainer in the last step, without its waits
 
  private:

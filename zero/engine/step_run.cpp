@@ -7,7 +7,7 @@ void StepRun::follow(const std::vector<Op>& operations) {
   ops = std::vector<OpStatus>(operations.size());
 }
 
-// From the end, so that the calling thread is woken once for each lane, not once for each operation.
+// Waits from the end, so that the calling thread is woken once for each lane, not once for each operation.
 void StepRun::wait() const {
   for (std::size_t op = ops.size(); op-- > 0;) {
     ops[op].wait();

@@ -20,8 +20,9 @@ struct StreamWait {
   GpuSpan span;
 };
 
-// The scheduler owns it. The trainer's thread writes all of it, with two exceptions: the lane of an operation writes its
-// status, and the operation `agree` writes `numbers` and `result`, before the operations that wait for it read them.
+// The scheduler owns it. The trainer's thread writes all of it, with two exceptions: the lane of an operation writes
+// its status, and the operation `agree` writes `numbers` and `result`, before the operations that wait for it read
+// them.
 struct StepRun {
   const std::vector<Op>* list = nullptr;
   std::vector<OpStatus> ops{};
@@ -35,8 +36,8 @@ struct StepRun {
   void wait() const;                               // until all that was issued is done
 };
 
-// The run of this step, that of the last one, which may still be under way, and the one before: it is over, but operations
-// of the last one refer to it as long as they run.
+// The runs of three steps: of this one, of the last one, which may still be under way, and of the one before. That one
+// is over, but operations of the last one refer to it as long as they run.
 class StepRuns {
  public:
   explicit StepRuns(const Stream* trainer);  // null on the host

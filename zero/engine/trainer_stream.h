@@ -18,8 +18,8 @@ class TrainerStream {
   const Stream* stream() const { return stream_ ? &*stream_ : nullptr; }  // null on the host
   ExecContext context() const { return stream_ ? ExecContext(cpu_, *stream_) : ExecContext(cpu_); }
 
-  // What the trainer issued after its leases may read or write parameters that are kept whole: nothing else may write or
-  // read them before that is done.
+  // Work that the trainer issued after its leases may read or write full parameters that are kept. Nothing else may
+  // write or read them before that work is done.
   void synchronize() const {
     if (stream_) stream_->synchronize();
   }

@@ -8,15 +8,15 @@
 
 namespace ballast {
 
-// Used by the trainer's thread. Uses are done in the order in which they began: an operation that waits for one may rely on
-// those before it.
+// Used by the trainer's thread. Uses are done in the order in which they began: an operation that waits for one may
+// rely on those before it.
 class TrainerUses {
  public:
   TrainerUses(const TrainerStream& trainer, StepCounters& counters) : trainer_(trainer), counters_(counters) {}
 
   void begin(const Op& op, OpStatus& status);  // the status is done when the use is
   void end(std::size_t number);                // of the use, as next_number() was before it began
-  void abandon() { open_.clear(); }            // what waits for them fails
+  void abandon() { open_.clear(); }            // operations that wait for them fail
 
   std::size_t next_number() const { return first_ + open_.size(); }
   const Op* oldest() const { return open_.empty() ? nullptr : open_.front().op; }  // null: none is open
