@@ -1,4 +1,4 @@
-// Parts of a training's state on their way to the files of a checkpoint, and back.
+// Writes parts of a training's state to the files of a checkpoint, and reads them back.
 #pragma once
 
 #include <tuple>
@@ -9,7 +9,7 @@
 
 namespace ballast::python {
 
-// Offset in the file, and seal.
+// The offset in the file, and the seal.
 using Appended = std::pair<std::uint64_t, std::uint64_t>;
 
 class CheckpointWriter {
@@ -37,7 +37,7 @@ class CheckpointReader {
   void next();
   std::span<const std::byte> now() const { return now_; }  // the chunk that next() has read
 
-  // Elements of the chunk, which holds so many, become those of a part from `into` on.
+  // A range of the elements of a chunk, and the element of the part that becomes the first of them.
   struct Elements {
     std::size_t in_chunk = 0;
     std::size_t first = 0;

@@ -1,4 +1,4 @@
-// A group of ranks, found through the environment of a launcher or a store that Python has.
+// Connects a group of ranks through the environment of a launcher, or through a store of Python's.
 #include "zero/comm/connect.h"
 
 #include <pybind11/stl.h>
@@ -11,7 +11,8 @@
 namespace ballast::python {
 namespace {
 
-// A Python object with set(key, value) and get(key); torch.distributed.Store is one. Jobs of different names may share it.
+// A Python object with set(key, value) and get(key); torch.distributed.Store is one. Jobs of different names may share
+// it.
 class PythonStore : public KeyValueStore {
  public:
   PythonStore(py::object store, const std::string& job) : store_(std::move(store)), prefix_(job + "/") {}
@@ -34,11 +35,11 @@ class PythonStore : public KeyValueStore {
   std::string prefix_;
 };
 
-// From the first of Python's own exit functions on.
+// True from the first of Python's own exit functions on.
 std::atomic<bool> exit_has_begun = false;
 
-// A SystemExit that is raised in a function frees what that has before the exit functions run, and with no caller left. So does
-// nothing else on the main thread.
+// When a SystemExit leaves a function, Python frees the function's objects before the exit functions run, and with no
+// caller left. Nothing else on the main thread does so.
 bool main_thread_has_no_caller() {
   if (::getpid() != ::gettid()) return false;
   if (PyEval_GetFrame() == nullptr) return true;
@@ -51,10 +52,10 @@ bool main_thread_has_no_caller() {
 
 bool python_is_ending() { return exit_has_begun || main_thread_has_no_caller(); }
 
-// Of this process, where a launcher's environment says who meets: all ranks do so in the same order.
+// Counts this process's rendezvous of groups that a launcher's environment names. All ranks do them in the same order.
 std::atomic<std::size_t> meetings = 0;
 
-// Then a launcher's environment, which may be another group's, is not read.
+// If so, a launcher's environment is not read: it may be another group's.
 bool is_told(const Rendezvous& where) { return where.rank && where.size; }
 
 Launch launch_of(const Rendezvous& where) {
@@ -77,7 +78,7 @@ Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
   rank_ = open_->communicator().rank();
   size_ = open_->communicator().size();
   remember(*open_);
-  if (!is_told(where)) ++meetings;  // who has failed may try again
+  if (!is_told(where)) ++meetings;  // after success only: a rank that failed may try again
 }
 
 Communicator& Group::communicator() const {

@@ -1,11 +1,11 @@
-// What a directory is fit for.
+// Measures what a directory's drive can do.
 #include "offload/preflight.h"
 #include "python/bindings/bindings.h"
 
 namespace ballast::python {
 namespace {
 
-// `bytes` are written and read; a directory on a network file system is measured too, for its report says what it is.
+// Writes and reads `bytes`. Measures a directory on a network file system too, because the report says what it is.
 py::dict inspect_drive(const std::string& directory, std::size_t bytes) {
   offload::DriveReport report;
   {

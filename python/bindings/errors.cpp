@@ -1,4 +1,5 @@
-// C++ errors become those of python/ballast/errors.py, with their parts; and Python raises through the same door.
+// Translates C++ errors to those of python/ballast/errors.py, with their parts. Python raises its own errors through it
+// too.
 #include "kernels/runtime/error.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Ranks that have found each other, as Python holds them.
+// A group of connected ranks, as Python holds it.
 #pragma once
 
 #include <optional>
@@ -19,14 +19,14 @@ struct Rendezvous {
   std::optional<double> timeout;  // seconds
 };
 
-// A communicator. Calls that wait for other ranks let Python's other threads run. A child of fork() has no group: there a call
-// is an error, and leaving does nothing.
+// A communicator. Calls that wait for other ranks let Python's other threads run. A child of fork() has no group: there
+// a call is an error, and leaving does nothing.
 class Group {
  public:
   explicit Group(const Rendezvous& where);
   Group(const Group&) = delete;
-  // Leaves. Waits for no other rank: Python's collector may call it at any moment, on one rank long before the others. While
-  // Python ends, the end of the process says goodbye instead: its exit code is known then.
+  // Leaves, and waits for no other rank: Python's collector may call it at any moment, on one rank long before the
+  // others. While Python ends, it leaves the goodbye to the end of the process, when the exit code is known.
   ~Group();
 
   std::size_t rank() const { return rank_; }
@@ -39,7 +39,7 @@ class Group {
   void abort(const std::string& reason) const;
   void count_steps(std::uint64_t steps) const { open_->count_steps(steps); }
 
-  // Says goodbye, with these words, or as one that closes it. What works with it is freed with this object.
+  // Says goodbye, with this reason, or with closing_words(). The communicator is freed with this object.
   void leave(const std::optional<LeaveReason>& leave_reason = {});
   void close();  // the same, and frees it; rank 0 waits until the others have left
 

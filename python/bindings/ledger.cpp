@@ -1,4 +1,4 @@
-// What a plan answers: memory by tier and owner, time by phase and lane.
+// The answers of a plan: memory by tier and owner, time by phase and lane.
 #include "zero/plan/ledger.h"
 
 #include <pybind11/native_enum.h>

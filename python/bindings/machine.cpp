@@ -1,4 +1,5 @@
-// The machine of a plan: real or imagined. (What this process runs on is in this_machine.cpp.)
+// The machine of a plan: real or imagined. (this_machine.cpp has the one on which this process runs.)
+
 #include "zero/plan/machine.h"
 
 #include "python/bindings/bindings.h"

@@ -1,11 +1,11 @@
-// Memory of a training, as Python and torch take it: the host's as a buffer, and the host's and a GPU's as a DLPack capsule,
-// which needs no other package.
+// Gives memory of a training to Python and torch: host memory as a buffer, and that of the host or a GPU as a DLPack
+// capsule, which needs no other package.
 #include "python/bindings/training_binding.h"
 
 namespace ballast::python {
 namespace {
 
-// DLPack's structures, as its first version has them: what every reader of it understands.
+// DLPack's structures in its first version, which every reader understands.
 namespace dlpack {
 
 constexpr const char* name_of_capsule = "dltensor";  // its taker gives it another one
@@ -53,13 +53,13 @@ dlpack::Type type_of(DType dtype) {
   return {dtype == DType::bf16 ? dlpack::bfloats : dlpack::floats, bits, 1};
 }
 
-// By torch, from any thread.
+// Called by torch, from any thread.
 void end_loan(dlpack::Managed* managed) {
   const py::gil_scoped_acquire lock;
   delete static_cast<Lent*>(managed->owner);
 }
 
-// Of a capsule that nobody has taken.
+// Releases a capsule that no reader has taken.
 void release_capsule(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, dlpack::name_of_capsule) == 0) return;
   auto* const managed = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule, dlpack::name_of_capsule));

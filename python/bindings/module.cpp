@@ -1,4 +1,5 @@
-// The extension ballast._core: the C++ library as it is, for the Python files of the package only. Users see those.
+// The extension ballast._core: the C++ library as it is, for the Python files of the package only. Users import the
+// package.
 #include "python/bindings/bindings.h"
 
 PYBIND11_MODULE(_core, module) {

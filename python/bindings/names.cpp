@@ -1,4 +1,4 @@
-// The words that people choose from: C++ has them once, Python gets them as enumerations.
+// The words from which users choose: C++ defines them once, and Python gets them as enumerations.
 #include <pybind11/native_enum.h>
 
 #include "kernels/state_format.h"

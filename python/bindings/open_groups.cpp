@@ -24,7 +24,7 @@ void say_goodbye(int exit_code, void*) {
   }
 }
 
-// Never freed: it is used while the process ends.
+// Returns the groups, which are never freed, because they are used while the process ends.
 OpenGroups& open_groups() {
   static auto* const all = [] {
     ::on_exit(say_goodbye, nullptr);  // glibc's, which unlike atexit() tells how the process ends

@@ -1,4 +1,4 @@
-// Groups that this process has not left: when it ends, it says goodbye to their ranks.
+// The groups that this process has not left. When it ends, it says goodbye to their ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -15,19 +15,19 @@
 
 namespace ballast::python {
 
-// A communicator with what it works with. Any thread may call.
+// A communicator with its backend and accounts. Any thread may call.
 class OpenGroup {
  public:
   OpenGroup();
   kernels::Backend& backend() { return *backend_; }
   MemoryAccounts& accounts() { return accounts_; }
   Communicator& communicator() { return *communicator_; }
-  bool is_of_this_process() const;  // not of the one that this was forked from
+  bool is_of_this_process() const;  // not of the process that this one was forked from
 
   void begin(std::unique_ptr<Communicator> communicator);
   void count_steps(std::uint64_t steps);  // those made so far, by the optimizer whose group this is
 
-  // What a rank says that leaves: "it closed its optimizer after 3 steps".
+  // The reason of a rank that leaves: "it closed its optimizer after 3 steps".
   std::string closing_words() const;
   LeaveReason farewell_of_process(int exit_code) const;
 
@@ -42,7 +42,8 @@ class OpenGroup {
   std::atomic<std::uint64_t> steps_ = no_optimizer;
 };
 
-// The process says goodbye when it ends, if that was not done before. A child of fork() does not: it is no rank.
+// After remember(), the process says goodbye when it ends, unless it left before. A child of fork() does not: it is no
+// rank.
 void remember(OpenGroup& group);
 void forget(OpenGroup& group);
 

@@ -1,4 +1,4 @@
-// A model on a machine: what planning is asked about, and its answers.
+// Questions to the planner, a model on a machine, and its answers.
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
@@ -11,7 +11,7 @@
 namespace ballast::python {
 namespace {
 
-// ChoiceInput's views, with what they look at.
+// A ChoiceInput with the objects that it refers to.
 struct Question {
   Model model;
   Machine machine;

@@ -1,4 +1,4 @@
-// The optimizer's rules, with torch's names.
+// The optimizer's rules, under torch's names.
 #include "optim/rule.h"
 
 #include <pybind11/stl.h>

@@ -1,4 +1,4 @@
-// What this process was given to work with.
+// The memory and processors that this process may use.
 #include <pybind11/stl.h>
 
 #include "kernels/runtime/machine.h"

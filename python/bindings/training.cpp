@@ -52,7 +52,7 @@ void bind_result(py::module_& module) {
       .def_property_readonly("pace", [](const StepResult& result) { return to_text(result.straggler); });
 }
 
-// What Python gets keeps the training alive.
+// Returns memory that keeps the training alive.
 template <auto method>
 Memory memory_of(const py::object& training, std::size_t unit) {
   Memory memory = (training.cast<TrainingBinding&>().*method)(unit);
@@ -60,7 +60,7 @@ Memory memory_of(const py::object& training, std::size_t unit) {
   return memory;
 }
 
-// What it is shown keeps the training alive.
+// Returns a callback whose tiles keep the training alive.
 OwnStep own_step_of(const py::object& training, const py::object& own_step) {
   if (own_step.is_none()) return {};
   return [&](const std::vector<TileToUpdate>& tiles, float gradient_factor) {
@@ -91,7 +91,7 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       py::arg("discard"), py::arg("own_step") = py::none());
 }
 
-// With the numbers of Python's levels.
+// Returns lines with the numbers of Python's levels.
 std::vector<std::pair<int, std::string>> take_log(TrainingBinding& training) {
   std::vector<std::pair<int, std::string>> lines;
   for (auto& [level, line] : training.take_log()) {

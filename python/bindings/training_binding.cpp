@@ -130,7 +130,7 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
   return shown;
 }
 
-// What Python raises in the optimizer's own step comes out here, the first time; later calls can only tell of it.
+// Rethrows what Python raises in the optimizer's own step, once; later calls can only report it.
 StepResult TrainingBinding::step(const StepRequest& request) {
   const py::gil_scoped_release released;
   std::exception_ptr raised;

@@ -1,5 +1,5 @@
-// A Training as Python has it: memory by its address, and callbacks for values that torch holds. Keeps the groups that it trains
-// in, and releases Python's lock while it works or waits. It decides nothing.
+// A Training as Python uses it: memory by its address, and callbacks for values that torch holds. Keeps the groups that
+// it trains in, and releases Python's lock while it works or waits. It decides nothing.
 #pragma once
 
 #include <memory>
@@ -38,7 +38,7 @@ struct BindingOptions {
   std::size_t verify = 0;
 };
 
-// A tile for an optimizer's own step.
+// A tile that an optimizer's own step updates.
 struct TileToUpdate {
   std::size_t unit = 0;
   std::size_t first = 0;  // of the unit's elements
@@ -112,7 +112,7 @@ class TrainingBinding {
   std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
   void count_steps() const;  // for the groups, whose errors name the step of this rank
 
-  // Lines wait for Python to take them, because threads that log must not wait for Python's lock.
+  // Lines stay here until Python takes them, because threads that log must not wait for Python's lock.
   std::mutex log_mutex_;
   std::vector<std::pair<Level, std::string>> lines_;
   Log log_{[this](Level level, std::string_view line) {

@@ -145,7 +145,7 @@ class Collectives : public Communicator {
   }
 
  private:
-  // Aborts the group if the call fails here: else the other ranks would wait for this one.
+  // Aborts the group if the call fails here: otherwise the other ranks would wait for this one.
   template <class Body>
   void together(Body&& body) {
     try {

@@ -1,5 +1,5 @@
-// The rendezvous of a job: a thread of rank 0 that every process, rank 0 included, has a connection to. What it decides
-// is in rendezvous.h.
+// The rendezvous of a job: a thread of rank 0 to which every process, rank 0 included, has a connection. rendezvous.h
+// has its decisions.
 #pragma once
 
 #include <chrono>

@@ -66,7 +66,7 @@ class Engine {
   void finish();  // waits until everything that was begun is done
 
   // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed
-  // meanwhile. Without `parameters`, full parameters that are kept stay there; otherwise their addresses change.
+  // meanwhile. Without `parameters`, the parameters stay there; otherwise the addresses of full parameters change.
   // `agree` is called on each rank, with an error if the rank lacks memory. It must throw on all ranks if any has an
   // error; then nothing has changed.
   void offload(bool parameters, const AgreeOnMemory& agree);

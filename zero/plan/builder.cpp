@@ -54,7 +54,7 @@ void Builder::writes(const Piece& piece, std::vector<std::size_t>& after) {
   history[piece.begin] = {.end = piece.end(), .writer = ops_.size() - 1};
 }
 
-// Whether waiting for one operation is waiting for an earlier one too: by the order of its lane, or by what it waited
+// Whether waiting for `op` implies waiting for an earlier operation: by the order of its lane, or by what `op` waited
 // for.
 bool Builder::implies(std::size_t op, std::size_t earlier) const {
   const Lane lane = ops_[earlier].lane;

@@ -35,7 +35,7 @@ struct Candidate {
   CompileInput compile_input;
 };
 
-// Bytes over the budgets, of all tiers.
+// Returns the bytes over the budgets, summed over all tiers.
 std::size_t shortage(const Ledger& ledger, const Machine& machine) {
   std::size_t bytes = 0;
   const TierBytes needed = needs(ledger, machine);
@@ -121,7 +121,7 @@ void Search::note_shortage(const Ledger& ledger) {
   if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) closest_ = ledger;
 }
 
-// Where no placement with its state in one tier fits, two tiers together may still hold what neither holds alone.
+// If no placement with its state in one tier fits, two tiers together may still hold what neither holds alone.
 void Search::run() {
   std::vector<std::pair<Placement, Ledger>> too_large;
   for (const Placement& placement : pure_placements(input_)) {

@@ -22,7 +22,7 @@ void add_step(const CompileInput& input, const Trace& trace, StepCompiler& compi
 
 }  // namespace
 
-// A step begins with what the one before left, so the second of two shows what its operations wait for.
+// A step begins with what the one before left, so this emits two steps: the second has the waits of every later one.
 Program compile(const CompileInput& input) {
   check(input);
   const Trace trace = trace_of(input);

@@ -6,23 +6,23 @@
 
 namespace ballast {
 
-// A step in which the trainer has left the order of the program.
+// An off-plan step: one in which the trainer has left the program's order.
 struct OffPlanStep {
   Trace visits{};              // so far, in all micro-steps
   std::size_t by_program = 0;  // how many of them, from the first on, the program's operations served
 };
 
-// Throws before anything else what check() refuses.
+// Calls check() before anything else, which throws.
 Program compile(const CompileInput& input);
 
-// The operations of an off-plan step instead of the rest of the program, in the program's slots: a list for each use,
-// with the units that are held together, and one for the end of the step. A list begins when everything before it is
-// over, and does nothing ahead. After the last one the engine runs the program's entry. Throws B1007 for a unit that
-// has been updated already, B2004 for a unit that does not fit.
+// Return the operations of an off-plan step, which replace the rest of the program, in the program's slots: a list for
+// each use, with the units that are held together, and one for the end of the step. A list begins when everything
+// before it is over, and does nothing ahead. After the last one the engine runs the program's entry. Throw B1007 for a
+// unit that has been updated already, B2004 for a unit that does not fit.
 std::vector<Op> compile_visits(const CompileInput& input, const OffPlanStep& step, const Trace& chain);
 std::vector<Op> compile_step(const CompileInput& input, const OffPlanStep& step);
 
-// The program without its operations: its memory, for much less work.
+// Returns the program without its operations, for callers that need its memory only. Takes much less work.
 Program outline(const CompileInput& input);
 
 }  // namespace ballast

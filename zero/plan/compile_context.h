@@ -1,4 +1,5 @@
-// What the parts of the compiler share: the input, its questions answered, and the list of operations that they add to.
+// The data that the parts of the compiler share: the input, facts about it, and the list of operations that they add
+// to.
 #pragma once
 
 #include "zero/plan/builder.h"

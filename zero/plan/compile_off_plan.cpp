@@ -41,7 +41,7 @@ class OffPlanCompiler {
   StepCompiler compiler_;
 };
 
-// Takes over from what the trainer has done so far: where gradients are, and which units have been updated.
+// Takes over from the uses that the trainer has made so far: where gradients are, and which units have been updated.
 void OffPlanCompiler::take_over() {
   for (std::size_t i = 0; i < step_.visits.size(); ++i) {
     const std::size_t unit = step_.visits[i].unit;
@@ -72,7 +72,7 @@ std::vector<Op> OffPlanCompiler::rest_of_visits() {
   return compiler_.builder().step(0, 0);
 }
 
-// The norm is made anew, because more gradients may have come since the program has put a unit's into it.
+// Computes the norm anew, because a unit may have got more gradients since the program added it to the norm.
 std::vector<Op> OffPlanCompiler::rest_of_step() {
   std::vector<std::size_t> units = update_order(in_, uses_);
   std::erase_if(units, [&](std::size_t unit) { return compiler_.is_updated(unit); });
@@ -99,8 +99,8 @@ void OffPlanCompiler::require_old(const Visit& visit) const {
   });
 }
 
-// No rank leaves the order alone: in each lane it waits here for the others, which find that it makes another call. All
-// have committed the last step then, so writes that follow no agreement wait for this.
+// No rank goes off plan alone: in each lane it waits here for the others, which find that it makes another call. After
+// this, all ranks have committed the last step, so writes that follow no agreement wait for it.
 void OffPlanCompiler::add_rendezvous(Phase phase, std::size_t unit) {
   const auto add = [&](Lane lane, Ranks ranks) {
     return compiler_.builder().add({.kind = OpKind::meet, .lane = lane, .phase = phase, .unit = unit, .ranks = ranks});

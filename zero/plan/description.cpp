@@ -20,7 +20,7 @@ std::string counted(std::size_t count, std::string_view one, std::string_view mo
   return fmt::format("{} {}", count, count == 1 ? one : more);
 }
 
-// A name is any text, and a line is one line.
+// Replaces control characters: a name is any text, but may not end its line.
 std::string in_one_line(std::string name) {
   std::ranges::replace_if(
       name, [](unsigned char each) { return each < ' '; }, '?');

@@ -16,7 +16,7 @@ namespace ballast {
 // that may change from one start of a run to the next are left out: learning rates, parameter groups, tiers, schedule.
 std::vector<std::string> describe(const Plan& plan);
 
-// The same in every build and on every machine, because files contain it.
+// Returns a digest that is the same in every build and on every machine, because files contain it.
 std::uint64_t digest_of(std::span<const std::string> lines);
 
 // The first line in which two descriptions differ, of each.

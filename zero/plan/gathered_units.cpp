@@ -7,7 +7,7 @@ namespace {
 
 using Extents = std::vector<GatheredUnits::Extent>;
 
-// Pieces begin where GPUs and wide CPU instructions like them to.
+// Pieces are aligned for GPUs and wide CPU instructions.
 constexpr std::size_t alignment = 256;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }

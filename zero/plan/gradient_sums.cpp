@@ -47,7 +47,7 @@ void GradientSums::add_use(std::size_t position, bool complete) {
   if (complete) norm(unit);
 }
 
-// Sums over the ranks, and onto what the step has summed so far.
+// Sums over the ranks, and adds the result to what the step has summed so far.
 void GradientSums::sum(std::size_t unit, const Piece& gradients) {
   StepSlots& slots = context_.slots;
   const bool on_device = context_.residence(unit).gradients == Tier::device;

@@ -1,5 +1,5 @@
-// Emits what happens to gradients: memory is cleared for them, they are summed over the ranks and uses, and into the
-// norm.
+// Emits the operations on gradients: these clear memory for them, sum them over the ranks and uses, and add their
+// squares to the norm.
 #pragma once
 
 #include <map>

@@ -3,7 +3,7 @@
 namespace ballast {
 namespace {
 
-// Parameters that are kept apart from the tiles' blocks and records.
+// Adds the homes of parameters that are kept apart from the tiles' blocks and records.
 void add_kept_parameters(const CompileInput& input, const StepSlots& all_slots, std::size_t unit,
                          std::vector<Home>& homes) {
   const UnitLayout& layout = input.layout.units[unit];

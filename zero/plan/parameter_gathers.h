@@ -17,7 +17,8 @@ class ParameterGathers {
   // then leave no room.
   bool bring(std::size_t unit, std::size_t now, std::size_t position);
 
-  // Gathers the units that are held together from `position` on, whatever else has to go. Throws B2004.
+  // Gathers the units that are held together from `position` on, and drops others if necessary. Throws B2004 if they do
+  // not fit.
   void bring_chain(std::size_t position);
 
   void prefetch(std::size_t micro_step, std::size_t position);

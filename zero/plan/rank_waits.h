@@ -1,4 +1,4 @@
-// The operations of all ranks that others have to wait for.
+// The operations in which all ranks take part, and for which others have to wait.
 #pragma once
 
 #include <utility>
@@ -13,12 +13,12 @@ class RankWaits {
   void set_agreed(std::size_t op) { agreed_ = op; }
   void set_committed(std::size_t op) { committed_ = op; }
 
-  // For updates and writes.
+  // Updates and writes wait for this.
   std::vector<std::size_t> agreement() const { return only(agreed_); }
 
-  // For the first operation of a step in which all ranks take part, ahead of all writes; nothing for those after it.
-  // Before a rank overwrites the generation before the last, all ranks have to have committed the last one: otherwise
-  // they might have no step in common.
+  // The first operation of a step in which all ranks take part waits for this, ahead of all writes; it is empty for
+  // later ones. Before a rank overwrites the generation before the last, all ranks must have committed the last one:
+  // otherwise they might have no step in common.
   std::vector<std::size_t> take_last_commit() { return only(std::exchange(committed_, none)); }
 
  private:

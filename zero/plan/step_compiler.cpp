@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-// The order of the next forward, or that in which gradients are complete.
+// Returns the order of the next forward, or the order in which gradients become complete.
 std::vector<std::size_t> update_order(const CompileInput& input, const Uses& uses) {
   std::vector<std::size_t> units = uses.by_first_visit();
   if (input.schedule.update_in_backward) {

@@ -51,7 +51,7 @@ class StepCompiler {
   std::size_t hoisted_ = 0;    // visits of the next step
 };
 
-// The order in which units are updated.
+// Returns the order in which units are updated.
 std::vector<std::size_t> update_order(const CompileInput& input, const Uses& uses);
 
 }  // namespace ballast

@@ -48,7 +48,7 @@ void TileUpdates::update_on_device(std::size_t unit, std::size_t tile) {
                        parts_.waits.agreement());
 }
 
-// The tile's parameter, where memory keeps it outside the block: alone, or as a copy.
+// Returns the tile's parameter if memory keeps it outside the block: alone, or as a copy.
 Piece TileUpdates::kept_apart(std::size_t unit, std::size_t tile) const {
   switch (context_.residence(unit).parameters) {
     case Tier::device: return parts_.parameters.kept_tile(unit, tile);

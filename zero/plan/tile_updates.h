@@ -20,7 +20,7 @@ class TileUpdates {
 
   void update(std::size_t unit);
 
-  // A unit without gradients stays as it is. Its records have to be in the next generation all the same.
+  // Leaves a unit without gradients as it is, but writes its records, because the next generation needs them too.
   void carry_over(std::size_t unit);
 
  private:

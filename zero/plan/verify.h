@@ -7,7 +7,7 @@
 
 namespace ballast {
 
-// The faults, a line each. `input` is what the program was compiled from. Meant for programs of a few thousand
+// Returns the faults, a line each. `input` is what the program was compiled from. Meant for programs of a few thousand
 // operations: time and memory grow with the square of their number.
 std::vector<std::string> verify(const CompileInput& input, const Program& program);
 

@@ -168,7 +168,7 @@ class Follower {
     contents_.write(op.to, {Meaning::gradients, op.unit, 0, before.version + 1});
   }
 
-  // Gradients of all ranks come together here, so a sum counts once, however many ranks there are.
+  // Sums gradients of all ranks. The sum counts once, however many ranks there are.
   void reduce(const Op& op) {
     const bool mesh = in_.placement.shards > 1 && in_.placement.replicas > 1;
     const Content from = contents_.first(op.from);
@@ -190,7 +190,7 @@ class Follower {
     contents_.write(op.from, {});
   }
 
-  // Counts at the agreement, because sums may be cleared and made anew before.
+  // Notes the sum. It counts at the agreement, because sums may be cleared and made anew before.
   void norm(const Op& op) {
     if (step_.agreed) complain("comes after the agreement");
     if (op.to.bytes != sizeof(kernels::ExactSum)) complain("has {} bytes to sum in", op.to.bytes);

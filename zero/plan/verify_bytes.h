@@ -1,4 +1,4 @@
-// Follows every byte of a program through two steps: what each operation finds, against what it has to find.
+// Follows every byte of a program through two steps, and compares what each operation finds with what it has to find.
 #pragma once
 
 #include "zero/plan/compile_input.h"

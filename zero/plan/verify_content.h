@@ -1,4 +1,4 @@
-// What the bytes of a right program mean: the verifier's own knowledge, apart from the compiler's.
+// The contents that the bytes of a right program must have: the verifier's own knowledge, apart from the compiler's.
 #pragma once
 
 #include "zero/plan/compile_input.h"
