@@ -1,4 +1,4 @@
-// What a machine or a container refuses, refused for real in a process of its own.
+// Limits of a machine or a container, set for real in a child process.
 #pragma once
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ namespace ballast::testing {
 
 constexpr unsigned hangs_after_seconds = 120;  // only to end a child that would never end
 
-// Runs in a child; what it returns or throws comes back. Nothing here has threads at that moment.
+// Runs `body` in a child, and returns what it returns or throws. This process may have no other threads at that moment.
 inline std::string in_a_child(const std::function<std::string()>& body) {
   int ends[2];
   REQUIRE(::pipe(ends) == 0);
@@ -54,7 +54,7 @@ inline std::string in_a_child(const std::function<std::string()>& body) {
   return said;
 }
 
-// In all threads of this process from now on, as a container's filter does it.
+// Makes a system call fail in all threads of this process from now on, as a container's filter does.
 inline void forbid(long system_call, int error) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -80,8 +80,8 @@ inline void set_limit(decltype(RLIMIT_NPROC) resource, rlim_t value) {
   if (::setrlimit(resource, &limit) != 0) throw std::runtime_error("no limit could be set");
 }
 
-// So many threads can be started at once from now on. Needs root: the limit counts what a user has, so this process becomes
-// the only one of a user.
+// Allows so many more threads at once from now on. Needs root: the limit counts the threads of a user, so this process
+// becomes the only one of a user.
 inline void allow_threads(std::size_t more) {
   const rlim_t now = entries_of("/proc/self/task");
   if (::setuid(200'000 + static_cast<uid_t>(::getpid() % 1'000'000)) != 0) throw std::runtime_error("no other user");
@@ -89,12 +89,12 @@ inline void allow_threads(std::size_t more) {
   set_limit(RLIMIT_NPROC, now + more);
 }
 
-// UndefinedBehaviorSanitizer, which comes with AddressSanitizer here, reads an object through a pipe to see its type. Without
-// descriptors it gets no pipe, and reports an object of another type.
+// UndefinedBehaviorSanitizer, which comes with AddressSanitizer here, reads an object through a pipe to see its type.
+// Without descriptors it gets no pipe, and reports an object of another type.
 inline constexpr bool descriptors_can_be_refused = !address_sanitized;
 inline constexpr const char* no_refused_descriptors = "UndefinedBehaviorSanitizer needs descriptors for its own checks";
 
-// So many files can be opened from now on.
+// Allows so many more open files from now on.
 inline void allow_descriptors(std::size_t more) {
   rlim_t first_free = 0;
   for (std::size_t free = 0; free <= more; ++first_free) {
@@ -103,8 +103,8 @@ inline void allow_descriptors(std::size_t more) {
   set_limit(RLIMIT_NOFILE, first_free - 1);
 }
 
-// Runs `body` in a child with nothing more of a thing, then with one, with two ..., until there is enough for it: everything
-// before that has to be an error that names the limit, and to leave no descriptor behind.
+// Runs `body` in a child that may have none more of a resource, then one, then two, until `body` works. Every run
+// before that must end with an error that names the limit, and leave no descriptor behind.
 inline void check_every_limit(const std::function<void(std::size_t more)>& allow, const std::string& limit,
                               const std::function<void()>& body) {
   constexpr std::size_t enough = 100;

@@ -1,6 +1,6 @@
-// The main() of every test program. Cases tagged [gpu] need a GPU; where there is none they are reported as skipped,
-// with the reason, never as passed. ctest runs each case in a process of its own. What is used of Catch2 here is the same
-// in its versions 2 and 3, or `auto`.
+// The main() of every test program. Cases tagged [gpu] need a GPU; without one they are reported as skipped, with the
+// reason, never as passed. ctest runs each case in a process of its own. This file uses only what Catch2's versions 2
+// and 3 have in common, or `auto`.
 #define CATCH_CONFIG_RUNNER
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// The arguments tell, because each version of ConfigData knows other lists.
+// Reads the arguments, because the versions of ConfigData have different lists.
 bool only_lists(std::span<char*> arguments) {
   constexpr std::array<std::string_view, 5> others = {"-l", "-t", "-h", "-?", "--help"};
   return std::ranges::any_of(arguments, [&](std::string_view argument) {

@@ -1,5 +1,5 @@
-// What tests do less of under a sanitizer, where the same program takes 5 to 20 times as long. Sanitizers look at what code
-// does; the other builds look at what comes of every case.
+// Reduces tests under a sanitizer, where the same program takes 5 to 20 times as long. Sanitizers check what the code
+// does; the other builds check the results of every case.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,11 @@ inline constexpr bool sanitized = address_sanitized || __has_feature(thread_sani
 inline constexpr bool sanitized = address_sanitized;
 #endif
 
-// The distance between the cases to take of a sweep, which runs the same code on many numbers.
+// Returns the distance between the cases to run of a sweep, which runs the same code on many values.
 constexpr std::size_t every(std::size_t n) { return sanitized ? n : 1; }
 
-// The same where the cases are made of several lists: `n` is a prime that divides the length of none, so each element of
-// each list has its turn, in other company each time.
+// The same for cases that combine several lists. `n` is a prime that divides the length of none of them, so each
+// element of each list has its turn, combined with different ones each time.
 class Sweep {
  public:
   explicit Sweep(std::size_t n) : distance_(every(n)) {}

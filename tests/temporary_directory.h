@@ -1,4 +1,4 @@
-// A directory of a test's own, gone with all that is in it at the test's end.
+// A directory of a test's own, which is removed with its contents at the end of the test.
 #pragma once
 
 #include <cstdlib>

@@ -37,7 +37,7 @@ class CheckpointReader {
   void next();
   std::span<const std::byte> now() const { return now_; }  // the chunk that next() has read
 
-  // A range of the elements of a chunk, and the element of the part that becomes the first of them.
+  // `count` elements of a chunk of `in_chunk`, from `first` on. They become those of a part from `into` on.
   struct Elements {
     std::size_t in_chunk = 0;
     std::size_t first = 0;

@@ -55,7 +55,7 @@ bool python_is_ending() { return exit_has_begun || main_thread_has_no_caller(); 
 // Counts this process's rendezvous of groups that a launcher's environment names. All ranks do them in the same order.
 std::atomic<std::size_t> meetings = 0;
 
-// If so, a launcher's environment is not read: it may be another group's.
+// Whether the caller gives rank and size. Then a launcher's environment is not read, because it may be another group's.
 bool is_told(const Rendezvous& where) { return where.rank && where.size; }
 
 Launch launch_of(const Rendezvous& where) {

@@ -1,4 +1,4 @@
-// The memory and processors that this process may use.
+// The processors, memory and GPUs that this process may use.
 #include <pybind11/stl.h>
 
 #include "kernels/runtime/machine.h"

@@ -1,4 +1,4 @@
-// What holds for every communicator.
+// Tests that every communicator passes.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t sizes[] = {1, 2, 3, 4, 5};
 constexpr std::size_t counts[] = {0, 1, 7, 1000, sanitized ? 19991 : 99991};
-constexpr std::size_t large_count = (std::size_t{sanitized ? 8 : 64} << 20) / sizeof(float) + 3;  // many rounds
+constexpr std::size_t large_count = (std::size_t{sanitized ? 8 : 64} << 20) / sizeof(float) + 3;  // many chunks
 
 std::string of(DType dtype, std::size_t count) { return fmt::format("{} {}", count, name(dtype)); }
 

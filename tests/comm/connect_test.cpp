@@ -1,4 +1,4 @@
-// How ranks find each other, and what they are told when they do not.
+// Tests of the rendezvous of ranks, and of its errors.
 #include "zero/comm/connect.h"
 
 #include <catch2/catch.hpp>
@@ -16,10 +16,10 @@ namespace {
 
 constexpr auto brief = std::chrono::milliseconds(1500);
 
-// A port that is free now.
+// Returns a port that is free now.
 std::uint16_t free_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
-// By address and port, as launchers tell it.
+// Connects by address and port, as a launcher gives them.
 void meet(const Launch& launch, std::chrono::milliseconds timeout = patient, const RankBody& body = {}) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;

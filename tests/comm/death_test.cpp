@@ -1,4 +1,4 @@
-// Processes that are killed or stopped: the others end, and name them.
+// Tests of processes that are killed or stopped: the others end, and name them.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t count = 300000;
 
-// Says when all have come so far, then works until something fails.
+// Writes to `started` when all ranks are at work, and then works until something fails.
 void work_for_ever(Communicator& ranks, int started) {
   const Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
   MemoryAccounts accounts;
@@ -36,7 +36,7 @@ void work_for_ever(Communicator& ranks, int started) {
   }
 }
 
-// A pipe on which the processes say that they are at work.
+// A pipe on which the processes report that they are at work.
 class Start {
  public:
   Start() { expect(::pipe(ends_) == 0, "no pipe"); }
@@ -61,7 +61,7 @@ std::size_t names_of_shared_memory() {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/dev/shm"), {}));
 }
 
-// Sends the signal to one rank in the middle of collectives. What the others then fail with.
+// Sends the signal to one rank in the middle of collectives, and returns the others' errors.
 Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::chrono::milliseconds timeout) {
   constexpr std::size_t size = 4;
   const ProcessGroupRig place(size, kind.way, timeout);

@@ -1,4 +1,4 @@
-// What every communicator does when a rank fails.
+// Tests that every communicator passes when a rank fails.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <thread>
@@ -14,7 +14,7 @@ using Catch::StartsWith;
 
 namespace {
 
-// Every collective, until one throws.
+// Calls every collective, until one throws.
 void call_for_ever(Communicator& ranks) {
   const Values mine = Values::of_rank(ranks.rank(), DType::bf16, 30000);
   Values all(DType::bf16, 30000 * ranks.size());
@@ -46,7 +46,7 @@ TEST_CASE("an abort ends the others' waiting and every later call with its reaso
   }
 }
 
-// For the build has no NCCL, or the machine no GPU, or one for both of them.
+// They cannot because the build has no NCCL, or the machine no GPU, or only one for both ranks.
 TEST_CASE("processes that cannot exchange a GPU's memory are told why, all of them") {
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name == "threads") continue;  // whose copies a GPU's stream can make

@@ -1,4 +1,4 @@
-// What ranks give each other from memory that they share.
+// Tests of collectives that read shared memory in place.
 #include <catch2/catch.hpp>
 #include <cstring>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t in_many_pieces = sanitized ? 600'003 : 1'000'003;
 
-// Of memory that the others read in place.
+// Values in memory that the other ranks read in place.
 class SharedValues {
  public:
   SharedValues(Communicator& ranks, DType dtype, std::size_t count)
@@ -146,7 +146,7 @@ TEST_CASE("a process finds what lies in its shared pages, and its peer what is t
       CHECK(!pages.find({memory, 1}));
       CHECK(looked_at[9] == std::byte{0});  // the pages are gone, though they are still mapped here
     }
-    CHECK(files[0] == files[1]);  // so that the number alone would have led to what is gone
+    CHECK(files[0] == files[1]);  // so the descriptor alone would have led to the released memory
   }
   CHECK(offload::open_descriptors() == descriptors);
 }

@@ -63,7 +63,8 @@ TEST_CASE("each launcher says who this process is") {
       {by_hand, "RANK", 1, 2, 0, "127.0.0.1", ""},
       {open_mpi, "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
       {slurm, "Slurm", 9, 16, 1, "gpu07", "77.2"},
-      // What was started by another launcher keeps that one's variables.
+      // A process that another launcher started under Slurm has both launchers' variables; those of the other count.
+
       {with(slurm, open_mpi), "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
       {with(with(slurm, open_mpi), torchrun), "torchrun", 5, 8, 1, "node1", "abc"},
       // In a batch script, outside of any step, there is one process.
@@ -102,7 +103,7 @@ TEST_CASE("ranks meet beside torch's port, or where they are told to") {
   CHECK(master_at("40000") != master_at("40001"));
   for (const std::uint16_t own : {port(slurm), master_at("32657"), master_at("40000"), master_at("65535")}) {
     CHECK(own >= 20000);
-    CHECK(own < 32000);  // which systems do not hand out
+    CHECK(own < 32000);  // systems assign no such port to an outgoing connection
   }
 }
 

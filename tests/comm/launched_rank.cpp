@@ -1,5 +1,5 @@
-// One rank of a job that a launcher starts: says who it is and what all ranks add up to. An argument N ends rank N by a
-// signal while the others wait for it.
+// One rank of a job that a launcher starts. It prints its rank and the sum over all ranks. An argument N ends rank N by
+// a signal while the others wait for it.
 #include <fmt/format.h>
 
 #include <csignal>

@@ -1,5 +1,5 @@
-// A rank leaves while others need it: they fail at once, with its words. Every timeout is an hour: a wait that is not ended
-// is a test that hangs.
+// Tests of a rank that leaves while others need it: they fail at once, with its reason. Every timeout is an hour, so a
+// wait that does not end makes the test hang.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,7 +51,7 @@ struct Case {
 };
 const Case cases[] = {{2, 0, false}, {2, 1, true}, {3, 0, true}, {3, 2, false}};
 
-// What all ranks fail with when one leaves, and lives on until the others have ended.
+// Returns the errors of all ranks when one leaves, and lives on until the others have ended.
 Failures leave_one(const GroupKind& kind, const Case& each, const RankBody& leave) {
   const Signal ready, left, done;
   return kind.run(each.size, an_hour, [&](Communicator& ranks) {

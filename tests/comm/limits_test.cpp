@@ -1,4 +1,4 @@
-// Ranks that get too few threads or descriptors: each says which limit is reached, and none waits in vain.
+// Tests of ranks that get too few threads or descriptors: the error names the limit, and no rank waits forever.
 #include <catch2/catch.hpp>
 
 #include "tests/comm/process_groups.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t enough = 100;
 
-// Two ranks meet and exchange; one of them can have so many more of a thing. What both fail with.
+// Connects two ranks, one of which may have only so many more of a resource, and returns the errors of both.
 Failures meet_with_limit(std::size_t limited, HostTransport way, const std::function<void()>& allow) {
   const std::uint16_t port = local_endpoint(listen_at({"127.0.0.1", 0})).port;
   Processes processes(2, [&](std::size_t rank) {
@@ -28,7 +28,7 @@ Failures meet_with_limit(std::size_t limited, HostTransport way, const std::func
   });
   Failures failures(2);
   failures[limited] = processes.failure(limited);
-  // A rank that fails before it can tell the others leaves them waiting until their time is up.
+  // A rank that fails before it can tell the others leaves them waiting until the timeout.
   const bool told = failures[limited].empty() || failures[limited].find("cannot take more than 1") != std::string::npos;
   if (told) failures[1 - limited] = processes.failure(1 - limited);
   return failures;

@@ -1,4 +1,4 @@
-// NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU of its own, as NCCL asks for.
+// NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU of its own, as NCCL requires.
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -14,7 +14,7 @@ using namespace ballast::testing;
 
 namespace {
 
-// Values on a GPU, there and back.
+// Copies values to a GPU and back.
 class OnGpu {
  public:
   OnGpu(Values values, const Stream& stream, MemoryAccounts& accounts)

@@ -12,7 +12,7 @@ using namespace ballast;
 
 namespace {
 
-// What each of three ranks throws, without where it was raised.
+// Returns the error of each of three ranks, without the place where it was raised.
 std::vector<std::string> errors(const std::function<void(std::size_t rank)>& work) {
   ThreadGroup group(3, std::chrono::seconds(30));
   std::vector<std::string> errors(group.size());
@@ -28,7 +28,7 @@ std::vector<std::string> errors(const std::function<void(std::size_t rank)>& wor
         for (const std::string& part : {label(error.code()), what, where, needed, available, remedy})
           errors[rank] += part + "|";
       }
-      world->barrier();  // the group is as it was
+      world->barrier();  // the group still works
     });
   }
   for (std::thread& rank : ranks)

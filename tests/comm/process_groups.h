@@ -1,4 +1,5 @@
-// Ranks that are real processes: forked from a test, found through a store of files, and never left behind.
+// Ranks that are real processes. A test forks them, they find each other through a store of files, and none outlives
+// it.
 #pragma once
 
 #include <sys/types.h>
@@ -9,7 +10,7 @@
 
 namespace ballast::testing {
 
-// A key is a file.
+// A store that keeps each key in a file.
 class FileStore : public KeyValueStore {
  public:
   explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -47,9 +48,9 @@ struct ProcessKind {
   HostTransport way;
 };
 
-std::vector<ProcessKind> process_kinds();  // that there are here
+std::vector<ProcessKind> process_kinds();  // those that this build has
 
-// Where processes meet, and by which way they are connected.
+// The rendezvous of processes, and the transport that connects them.
 class ProcessGroupRig {
  public:
   ProcessGroupRig(std::size_t size, HostTransport way, std::chrono::milliseconds timeout)

@@ -1,4 +1,4 @@
-// What each rank brings to a collective, and what must come of it.
+// The values that each rank brings to a collective, and the expected results.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace ballast::testing {
 constexpr DType float_dtypes[] = {DType::fp32, DType::bf16, DType::fp16};
 constexpr DType all_dtypes[] = {DType::fp32, DType::bf16, DType::fp16, DType::u8};
 
-// Numbers of very different sizes, so that another order of additions gives other bits.
+// Returns values of very different sizes, so that another order of additions gives other bits.
 inline float value_of(std::size_t rank, std::size_t i) {
   const std::size_t random = (rank + 1) * 0x9E3779B97F4A7C15ull ^ (i + 1) * 0xC2B2AE3D27D4EB4Full;
   const auto sign_and_mantissa = static_cast<std::uint32_t>(random >> 24) & 0x807FFF00;
@@ -24,7 +24,7 @@ inline float value_of(std::size_t rank, std::size_t i) {
   return std::bit_cast<float>(sign_and_mantissa | exponent << 23);
 }
 
-// Elements of any number format, as bytes.
+// Elements of any format, as bytes.
 class Values {
  public:
   Values(DType dtype, std::size_t count) : bytes_(count * byte_size(dtype)), dtype_(dtype), count_(count) {}
@@ -61,13 +61,13 @@ class Values {
     return load<std::uint8_t>(i);
   }
 
-  // Where the elements of another begin in this.
+  // Copies the elements of `part` to those from `first` on.
   void put(std::size_t first, const Values& part) {
     std::ranges::copy(part.bytes_, bytes_.begin() + static_cast<std::ptrdiff_t>(first * byte_size(dtype_)));
   }
 
  private:
-  // Of a size that the compiler knows: a copy of any size is a call, which a sanitizer looks into byte by byte.
+  // Copies a size that the compiler knows: a copy of any other size is a call, which a sanitizer checks byte by byte.
   template <class Bits>
   void store(std::size_t i, Bits bits) {
     std::memcpy(bytes_.data() + i * sizeof bits, &bits, sizeof bits);
@@ -85,7 +85,7 @@ class Values {
   std::size_t count_;
 };
 
-// Where sums go: nothing of what was there is left.
+// Returns memory for sums, which must overwrite all of it.
 inline Values overwritten(std::size_t count) {
   Values values(DType::fp32, count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -94,7 +94,7 @@ inline Values overwritten(std::size_t count) {
   return values;
 }
 
-// The ranks' elements from `first` on, added in rank order.
+// Returns the ranks' elements from `first` on, added in rank order.
 inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::size_t count) {
   Values sum(DType::fp32, count);
   for (std::size_t rank = 0; rank < ranks; ++rank) {

@@ -9,7 +9,7 @@ using Kind = Message::Kind;
 
 namespace {
 
-// A meeting of three, and what it said to whom.
+// A rendezvous of three ranks, and the messages that it sent.
 struct Rig {
   Rendezvous rendezvous{"job", 3, [this](std::size_t to, const Message& message) { sent.emplace_back(to, message); }};
   std::vector<std::pair<std::size_t, Message>> sent{};
@@ -53,7 +53,7 @@ TEST_CASE("who does not belong is refused, and the others go on") {
   CHECK_THAT(rig.last(), Contains("\"job\"") && Contains("\"other\""));
   rig.hello(5, 7);
   CHECK_THAT(rig.last(), Contains("rank 7 in a world of 3"));
-  rig.rendezvous.ended(2);  // they are not missed
+  rig.rendezvous.ended(2);  // no member's connection, so nothing fails
   CHECK_FALSE(rig.rendezvous.failed());
   rig.rendezvous.fail_without_missing("3 s");
   CHECK_THAT(rig.last(), Contains("rank 1, 2 did not connect within 3 s") && Contains("world size of 3"));
@@ -69,7 +69,7 @@ TEST_CASE("a value reaches those who asked before it was set, and after") {
   REQUIRE(rig.sent.size() == 2);
   CHECK(rig.sent[0] == std::pair<std::size_t, Message>{11, {Kind::set, "key", "value"}});
   CHECK(rig.sent[1] == std::pair<std::size_t, Message>{12, {Kind::set, "key", "value"}});
-  rig.rendezvous.take(99, {Kind::get, "key", ""});  // a stranger is told nothing
+  rig.rendezvous.take(99, {Kind::get, "key", ""});  // no member, so it gets no answer
   CHECK(rig.sent.size() == 2);
 }
 
@@ -77,7 +77,7 @@ TEST_CASE("all hear of the first error, and only of it") {
   Rig rig;
   rig.all_come();
   rig.rendezvous.ended(11);
-  CHECK(rig.sent.size() == 2);  // the dead are told nothing
+  CHECK(rig.sent.size() == 2);  // none to the dead rank
   CHECK(rig.last() == "rank 1 (node, pid 101) died: connection lost: its process ended");
   rig.rendezvous.take(12, {Kind::failed, "", "a consequence"});
   CHECK(rig.sent.size() == 2);
@@ -93,7 +93,7 @@ TEST_CASE("who says goodbye has not died") {
   }
   CHECK(rig.rendezvous.all_left());
   CHECK_FALSE(rig.rendezvous.failed());
-  rig.hello(20, 1);  // of the next job, before rank 0 has come so far
+  rig.hello(20, 1);  // of the next job, which rank 0 has not begun yet
   CHECK(rig.sent.back() == std::pair<std::size_t, Message>{20, {Kind::later, "", ""}});
 }
 

@@ -1,4 +1,4 @@
-// Every kind of group of ranks that there is here, and a way to run something on all ranks of one.
+// Every kind of group of ranks that this build has, and functions that run a body on all ranks of one.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace ballast::testing {
 
 using RankBody = std::function<void(Communicator& ranks)>;
 
-// By rank: what it failed with, or nothing.
+// By rank: its error, or an empty string.
 using Failures = std::vector<std::string>;
 
 struct GroupKind {
@@ -24,10 +24,10 @@ std::vector<GroupKind> group_kinds();
 
 inline constexpr std::chrono::milliseconds patient = std::chrono::minutes(1);
 
-// Runs it on every rank of every kind of group of the size; no rank may fail.
+// Runs `body` on every rank of every kind of group of this size; no rank may fail.
 void on_all_groups(std::size_t size, const RankBody& body);
 
-// Ranks are threads or processes, where Catch's checks do not reach: what does not hold is thrown.
+// Throws if `holds` is false. Catch's checks do not work on ranks, which are other threads or processes.
 void expect(bool holds, const std::string& what);
 
 }  // namespace ballast::testing

@@ -17,7 +17,7 @@ using Floats = std::vector<float>;
 
 inline View view_of(Floats& numbers) { return View(std::span(numbers)); }
 
-// Uniform, from -size to size.
+// Returns uniform values from -size to size.
 inline Floats random_floats(std::size_t count, std::uint64_t seed, float size = 1.0f) {
   Floats numbers(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -26,7 +26,7 @@ inline Floats random_floats(std::size_t count, std::uint64_t seed, float size = 
   return numbers;
 }
 
-// A number made from many, that depends on each of them differently: its gradient is `weights`.
+// Returns a weighted sum of the numbers. Its gradient is `weights`.
 inline double weighed(std::span<const float> numbers, std::span<const float> weights) {
   double sum = 0;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -35,8 +35,8 @@ inline double weighed(std::span<const float> numbers, std::span<const float> wei
   return sum;
 }
 
-// `value` is computed from `x`, and `gradient` is said to be its gradient. Numbers are fp32, so 1/500 of the largest
-// slope is allowed: rounding, and what is not straight between the two values.
+// Checks that `gradient` is the gradient of `value`, which is computed from `x`. Values are fp32, so an error of 1/500
+// of the largest slope is allowed, for rounding and curvature.
 inline void check_gradient(const std::function<double()>& value, Floats& x, const Floats& gradient) {
   constexpr float distance = 1e-2f;
   REQUIRE(x.size() == gradient.size());

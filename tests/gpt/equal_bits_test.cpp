@@ -1,4 +1,4 @@
-// A GPT trains to the same bits wherever its state is, at every stage. The hidden case tries all of it:
+// A GPT trains to the same bits wherever its state is, at every stage. The hidden case tries all combinations:
 //
 //   test_gpt "[.all-equal]"
 #include <catch2/catch.hpp>

@@ -10,7 +10,7 @@ using namespace ballast::testing;
 
 namespace {
 
-// Arguments and results of a layer, where one kind of maths works.
+// Arguments and results of a layer, in memory where one kind of maths works.
 class Place {
  public:
   Place(Maths& maths, DType dtype) : maths_(maths), dtype_(dtype) {}
@@ -147,7 +147,8 @@ std::vector<NamedLayer> layers() {
            }}};
 }
 
-// Sums have another order, and in bf16 a sum that rounds the other way changes what follows.
+// Checks that results are near: a GPU's sums have another order, and in bf16 a sum that rounds differently changes
+// later results.
 void check_near(const Floats& found, const Floats& expected, DType dtype) {
   REQUIRE(found.size() == expected.size());
   float largest = 0, worst = 0;

@@ -1,5 +1,5 @@
-// The gradients of the whole model through Ballast, compared with finite differences: an SGD step with a rate of 1 shows
-// them.
+// The gradients of the whole model through Ballast, compared with finite differences: an SGD step with a rate of 1
+// shows them.
 #include "tests/gpt/model_rig.h"
 
 using namespace ballast;
@@ -61,7 +61,7 @@ Values gradients_of(const Shape& shape, const Values& values) {
   return gradients;
 }
 
-// How the loss changes in one direction, which moves a tensor's every element by its own little.
+// Returns the slope of the loss in one direction, which moves each element of a tensor by its own small amount.
 double slope_along(const Shape& shape, Values values, std::pair<std::size_t, std::size_t> tensor, const Floats& way) {
   constexpr float distance = 2e-2f;
   Floats& numbers = values[tensor.first][tensor.second];
@@ -90,7 +90,7 @@ TEST_CASE("the gradient of every tensor is the slope of the loss") {
         const Floats& gradient = gradients[unit][tensor];
         const double size = std::sqrt(weighed(gradient, gradient));
         REQUIRE(size > 1e-4);
-        Floats uphill = gradient;  // the way in which all of it counts, and one in which signs do
+        Floats uphill = gradient;  // a direction in which all of the gradient counts, and one in which signs do
         for (float& number : uphill)
           number /= static_cast<float>(size);
         CHECK(slope_along(shape, values, {unit, tensor}, uphill) == Approx(size).epsilon(0.01));

@@ -24,7 +24,7 @@ gpt::RunOptions run_on_drives(const std::filesystem::path& directory) {
   return run;
 }
 
-// Says how far it has come, and leaves a hash of its parameters.
+// Reports its progress, and writes a hash of its parameters to a file.
 class Witness : public gpt::Observer {
  public:
   Witness(std::filesystem::path file, int progress) : file_(std::move(file)), progress_(progress) {}
@@ -86,7 +86,7 @@ struct DriveJob {
 
 }  // namespace
 
-// Processes are forked before this one has threads of its own.
+// The processes are forked before this one has threads of its own.
 TEST_CASE("a GPT whose ranks were killed, one or all, ends with the bits of an undisturbed one") {
   const TemporaryDirectory killed, left_alone;
   std::mt19937 random(5);

@@ -1,4 +1,4 @@
-// Compares the memory that the whole program takes, in its own process, with what it announced.
+// Compares the memory that the whole program takes, in its own process, with the memory that it announced.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -35,7 +35,7 @@ Ended run_gpt(const std::string& options) {
           read_text(file("steps")).value_or("")};
 }
 
-// Of the last step.
+// Returns a number of the last step.
 std::size_t number_in(const std::string& steps, const std::string& key) {
   const std::size_t found = steps.rfind("\"" + key + "\":");
   if (found == std::string::npos) throw std::runtime_error("no " + key + " in: " + steps);
@@ -44,7 +44,7 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 
 }  // namespace
 
-// From 300 MiB on: what libraries, stacks and malloc keep is a few MiB more or less.
+// It takes at least 300 MiB, because libraries, stacks and malloc keep a few MiB more or less.
 TEST_CASE("a training holds what it announced, 3 % more or less") {
   if (testing::sanitized) return skip("a sanitizer keeps its own memory");
   for (const char* where : {
@@ -63,7 +63,7 @@ TEST_CASE("a training holds what it announced, 3 % more or less") {
     CAPTURE(announced, held);
     CHECK(announced > 300 * mebibyte);
     CHECK(announced < 1024 * mebibyte);
-    CHECK(held > announced * 97 / 100);  // it is there, and not only promised
+    CHECK(held > announced * 97 / 100);  // the memory is resident, not only reserved
     CHECK(held < announced * 103 / 100);
   }
 }
@@ -84,7 +84,7 @@ TEST_CASE("a training larger than its memory is done within the limit, and refus
   CHECK_THAT(refused.said, Catch::Contains("B2004") && Catch::Contains("--memory-limit") && Catch::Contains("needed"));
   CHECK(refused.steps == "");
 
-  // Nobody announces what --save collects: the kernel refuses it.
+  // The memory that --save needs is not announced, so the kernel refuses it.
   const Ended stopped = run_gpt(fmt::format("{} {} --save /dev/null", on_drive, limit));
   CHECK(stopped.status == 2);
   CHECK_THAT(stopped.said, Catch::Contains("B2001"));

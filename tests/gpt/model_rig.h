@@ -21,7 +21,7 @@ inline std::vector<std::uint8_t> some_text(const gpt::Shape& shape, std::size_t 
 
 using Values = std::vector<std::vector<Floats>>;  // by unit and tensor
 
-// All parameters away from zero and one, so that each of them matters.
+// Returns values for all parameters that are not zero or one, so that each parameter matters.
 inline Values some_values(const Model& model) {
   Values values;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {

@@ -1,4 +1,4 @@
-// Products of matrices: compared with sums in double, and with the same bits from any number of threads.
+// Tests of products of matrices: they are near sums in double, and have the same bits from any number of threads.
 #include "examples/gpt/multiply.h"
 #include "examples/gpt/maths.h"
 #include "examples/gpt/multiply_portable.h"
@@ -44,7 +44,7 @@ double expected(const Product& product, const Matrix& before, std::size_t row, s
   return product.bias.count() > 0 ? sum + double{number(product.bias, column)} : sum;
 }
 
-// Makes the product by a function, and compares all of it.
+// Makes products by `multiply`, and compares every element.
 template <class Multiply>
 void check_product(const Multiply& multiply, std::size_t rows, std::size_t columns, std::size_t steps) {
   for (const DType dtype : {DType::fp32, DType::bf16}) {

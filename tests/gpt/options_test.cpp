@@ -1,4 +1,5 @@
-// How gpt reads its command line, and what it refuses.
+// Tests of gpt's command line: how it is read, and what is refused.
+
 #include "examples/gpt/options.h"
 
 #include <catch2/catch.hpp>

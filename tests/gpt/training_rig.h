@@ -1,4 +1,4 @@
-// Whole runs of the trainer on threads as ranks, to be compared bit by bit.
+// Runs the whole trainer on threads as ranks, to be compared bit by bit.
 #pragma once
 
 #include <bit>
@@ -12,7 +12,7 @@
 
 namespace ballast::testing {
 
-// What must be the same: the bits of losses and norms, and of all parameters at the end.
+// The bits that must be equal: of losses and norms, and a hash of all parameters at the end.
 struct GptOutcome {
   std::vector<std::pair<double, double>> steps{};
   std::uint64_t parameters = 0;
@@ -49,7 +49,7 @@ inline gpt::RunOptions tiny_run() {
           .measures_rate = false};
 }
 
-// With one CPU thread, or on a GPU.
+// Trains one rank, with one CPU thread or on a GPU.
 inline void train_gpt_rank(gpt::RunOptions options, ThreadGroup& everybody, std::size_t rank, Recorder& recorder) {
   std::optional<Stream> stream;
   if (options.training.gpu) stream.emplace(*options.training.gpu);
@@ -59,7 +59,7 @@ inline void train_gpt_rank(gpt::RunOptions options, ThreadGroup& everybody, std:
   gpt::train(options, *thread_communicator(everybody, rank, *backend), *maths, recorder);
 }
 
-// Rank 0's outcome; the parameters of all ranks have to be the same.
+// Returns rank 0's outcome. The parameters of all ranks must be the same.
 inline GptOutcome train_gpt(gpt::RunOptions options, std::size_t ranks) {
   const TemporaryDirectory directory;
   if (options.training.drives.directories.empty()) options.training.drives.directories = {directory.path()};

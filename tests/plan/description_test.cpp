@@ -19,7 +19,7 @@ PlanOptions options_of(int stage, std::size_t ranks) {
 
 }  // namespace
 
-// What stands here stands in files: a change of it makes the runs of before another training's.
+// Files contain these lines. If they change, older runs are refused as another training's.
 TEST_CASE("a description is what a training's state means, a fact a line") {
   CHECK(described(odd_model(), options_of(3, 2)) == std::vector<std::string>{
                                                         "2 ranks",

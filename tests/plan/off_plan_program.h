@@ -1,4 +1,4 @@
-// A program whose every step leaves another program's order in the same way: what an engine does then, in one list.
+// A program whose every step is an off-plan step of another program: one list of the operations that an engine runs.
 #pragma once
 
 #include "zero/plan/builder.h"
@@ -9,7 +9,7 @@ namespace ballast::testing {
 
 class OffPlanProgram {
  public:
-  // Follows the program of the input for as many visits.
+  // Each step follows the input's program for `visits` visits.
   OffPlanProgram(const CompileInput& input, std::size_t visits) : in_(input), program_(compile(input)) {
     const Trace trace = trace_of(input);
     for (std::size_t i = 0; i < visits; ++i)
@@ -66,7 +66,7 @@ class OffPlanProgram {
     }
   }
 
-  // The operations whose end is the end of all.
+  // Returns the operations whose end implies the end of all.
   std::vector<std::uint32_t> last_ones() const {
     std::vector<std::uint32_t> last;
     for (std::uint32_t i = 0; i < ops_.size(); ++i) {
@@ -77,7 +77,7 @@ class OffPlanProgram {
     return last;
   }
 
-  // No operation of the entry waits for them.
+  // Leaves out reads of kept records. No operation of the entry waits for them.
   static std::vector<Op> without_kept_records(const std::vector<Op>& entry) {
     std::vector<std::uint32_t> index;
     std::vector<Op> rest;

@@ -1,4 +1,4 @@
-// Off-plan steps: the operations that an engine runs then, put together to a program and proved like any other.
+// Tests of off-plan steps: the operations that an engine runs are joined to a program, and verified like any other.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
@@ -70,7 +70,7 @@ class AnyStep {
       compile_visits(input_, step_, chain);
     } catch (const UsageError&) {
       REQUIRE(input_.schedule.update_in_backward);
-      return;  // it is updated already
+      return;  // the unit is updated already
     }
     step_.visits.insert(step_.visits.end(), chain.begin(), chain.end());
     chains_.push_back(chain);
@@ -126,7 +126,7 @@ struct Sample {
   Trace uses;
 };
 
-// Units used in another order, twice, or not at all; none is the one that the program has prepared.
+// Returns steps that use units in another order, twice, or not at all, and never the one that the program has prepared.
 std::vector<Sample> off_plan_samples() {
   PlanSetup nvme_state{.model = plain_model(4), .placement = placement_of_stage(3, 2), .micro_steps = 2};
   nvme_state.placement.state = nvme;

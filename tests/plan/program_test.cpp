@@ -53,8 +53,8 @@ const std::map<std::string, PlanSetup> characteristic{
     {"mesh_on_host_two_micro_steps", mesh_on_host()},
 };
 
-// The programs, and the off-plan lists of one: the trainer leaves the order after the first backward use and uses the
-// first unit.
+// Returns the texts of the programs, and of one's off-plan lists: after the first backward use, the trainer uses the
+// first unit instead of the next.
 std::map<std::string, std::string> texts() {
   std::map<std::string, std::string> texts;
   for (const auto& [name, setup] : characteristic)

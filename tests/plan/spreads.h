@@ -1,4 +1,4 @@
-// All of something on one tier, by the tier's name.
+// Spreads that keep everything on one tier, by the tier's name.
 #pragma once
 
 #include "zero/plan/placement.h"

@@ -32,7 +32,7 @@ struct Mesh {
   std::size_t shards, replicas;
 };
 
-// All placements of a model on a mesh.
+// Returns all placements of a model on a mesh.
 std::vector<Placement> placements(const Mesh& mesh) {
   std::vector<Placement> all;
   for (const bool full : {true, false}) {
@@ -50,7 +50,7 @@ struct HostUpdates {
   bool full_records, host_is_device;
 };
 
-// Options that matter only where updates are made on the host.
+// Returns the options that matter only if updates are made on the host.
 std::vector<HostUpdates> host_updates(const Placement& placement) {
   if (placement.state == device) return {{}};
   return {{false, false}, {false, true}, {true, false}, {true, true}};
@@ -96,7 +96,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
 
 namespace {
 
-// Characteristic programs, small enough to break every operation.
+// Returns characteristic programs, small enough to break every operation.
 std::vector<PlanSetup> samples() {
   PlanSetup nvme_state{.model = odd_model(), .placement = placement_of_stage(3, 2), .micro_steps = 2};
   nvme_state.placement.state = nvme;

@@ -5,7 +5,7 @@
 
 namespace ballast::testing {
 
-// Operations that waited for the removed one wait for what it waited for.
+// Removes an operation. Operations that waited for it wait for what it waited for.
 inline Program without(const Program& program, std::size_t removed) {
   Program rest = program;
   rest.ops.erase(rest.ops.begin() + static_cast<std::ptrdiff_t>(removed));

@@ -1,4 +1,4 @@
-// Updates that are made twice, and what they left looked at again: wrong bits are found, right ones are not touched.
+// Tests of the corruption check, which makes updates twice: it finds wrong bits and changes no right ones.
 #include <catch2/catch.hpp>
 
 #include "tests/sanitizer.h"
@@ -11,7 +11,7 @@ using Catch::Contains;
 
 namespace {
 
-// Now and then a bit of what it computes is wrong.
+// A backend that sometimes computes a wrong bit.
 class FaultyBackend final : public kernels::Backend {
  public:
   void update(const kernels::UpdateTile& tile, std::span<const kernels::Run> runs,

@@ -1,4 +1,4 @@
-// While something else has the device.
+// Tests of a training that is offloaded from its device.
 #include <catch2/catch.hpp>
 #include <new>
 
@@ -10,7 +10,7 @@ using Catch::Contains;
 
 namespace {
 
-// Has nothing to give when it is told so.
+// An allocator that refuses on demand.
 class ScarceAllocator final : public Allocator {
  public:
   std::byte* allocate(std::size_t bytes) override {

@@ -1,4 +1,4 @@
-// Small parts of the engine, each alone.
+// Tests of small parts of the engine, each alone.
 #include <catch2/catch.hpp>
 #include <thread>
 

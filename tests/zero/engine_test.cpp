@@ -12,7 +12,7 @@ using Catch::Contains;
 
 namespace {
 
-// One rank, two units.
+// A training of one rank and two units.
 struct Alone {
   explicit Alone(TrainingOptions options = {.stage = 0}, std::vector<optim::Rule> rules = {optim::AdamW{}})
       : training({{{.name = "first", .tensors = {{"w", {10}}}}, {.name = "second", .tensors = {{"w", {10}}}}}}, *world,
@@ -73,7 +73,7 @@ TEST_CASE("what cannot be run is refused before anything changes") {
   CHECK_THROWS_WITH(alone.training.step(), Contains("AdamW with lr = -1"));
   CHECK(alone.training.steps() == 0);
   alone.training.groups() = {optim::AdamW{}};
-  CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if nothing had been asked before
+  CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if the refused calls had not been made
 }
 
 TEST_CASE("leases give what there is, by number") {

@@ -1,4 +1,4 @@
-// Stages and tiers are only different programs: the bits of a training do not change.
+// Tests that stages and tiers, which are only different programs, do not change the bits of a training.
 #include <catch2/catch.hpp>
 
 #include "tests/sanitizer.h"

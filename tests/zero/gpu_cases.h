@@ -1,4 +1,4 @@
-// What a GPU's lanes have to do, on a GPU and on an emulated one.
+// Checks of lanes that work on a GPU, for tests on a real and on an emulated one.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 
 namespace ballast::testing {
 
-// Units in another order, left out, or used twice; then an order that comes again.
+// Returns steps that use units in another order, leave some out or use some twice; then an order that repeats.
 inline std::vector<std::vector<Trace>> rounds_that_depart() {
   constexpr auto f = Phase::forward, b = Phase::backward;
   const Trace mixed{{0, f}, {2, f}, {1, f}, {1, f}, {5, f}, {5, b}, {1, b}, {1, b}};
@@ -57,7 +57,7 @@ inline void check_gpu_trains_in_all_formats() {
   }
 }
 
-// As torch's would be: memory of the GPU that somebody else looks after.
+// Stands in for torch's allocator: GPU memory that another library manages.
 class GpuAllocator final : public Allocator {
  public:
   std::byte* allocate(std::size_t bytes) override {
@@ -110,7 +110,7 @@ inline void check_gpu_work_is_accounted_for() {
   CHECK(allocator.given == 0);
 }
 
-// What is kept whole is written to by its owner, late, and looked at from another stream.
+// The owner's stream writes full parameters late; visit_state(), which reads them in another stream, must wait for it.
 inline void check_trainer_is_waited_for() {
   const Model model = odd_model();
   const auto backend = kernels::cpu_backend({.threads = 1});

@@ -1,4 +1,4 @@
-// Lanes on a GPU. Without one, tests/emulated_gpu tries the same.
+// Tests of lanes on a GPU. tests/emulated_gpu runs the same checks without one.
 #include "tests/zero/gpu_cases.h"
 
 using namespace ballast::testing;

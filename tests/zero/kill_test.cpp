@@ -1,4 +1,4 @@
-// A training whose process is killed goes on from the last step that all ranks have committed, bit for bit.
+// A training whose process is killed resumes from the last step that all ranks have committed, bit for bit.
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -60,7 +60,7 @@ TEST_CASE("a killed training goes on with the bits of one that was not killed") 
       const TemporaryDirectory directory;
       setup.directory = directory.path();
       std::size_t steps = 0;
-      for (int kill = 0; kill < 3; ++kill) {  // the first one sometimes before anything has begun
+      for (int kill = 0; kill < 3; ++kill) {  // the first one sometimes comes before anything has begun
         const std::size_t more = random() % 10;
         train_and_kill(setup, more, std::chrono::microseconds(random() % 1000));
         steps += more;

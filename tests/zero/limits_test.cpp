@@ -1,4 +1,4 @@
-// A training that gets too few threads or descriptors says which limit is reached, wherever that is.
+// A training that gets too few threads or descriptors says which limit is reached, wherever this happens.
 #include <unistd.h>
 
 #include <catch2/catch.hpp>

@@ -1,4 +1,5 @@
-// Ranks that have parts of one model: pairs with the same part and other data, beside pairs with other parts.
+// Tests of ranks that have parts of one model: some pairs have the same part and different data, others different
+// parts.
 #include <catch2/catch.hpp>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// Trainers that leave the program's order: with the bits of programs that were made for what they do.
+// Tests of off-plan steps: they give the bits of programs that were compiled for the same uses.
 #include <catch2/catch.hpp>
 
 #include "tests/sanitizer.h"
@@ -16,7 +16,7 @@ using Rounds = std::vector<std::vector<Trace>>;
 constexpr Visit forward(std::size_t unit) { return {unit, Phase::forward}; }
 constexpr Visit backward(std::size_t unit) { return {unit, Phase::backward}; }
 
-// Of odd_model(): 5 is tied to 0, 2 is frozen, 3 is empty.
+// Uses of odd_model(): 5 is tied to 0, 2 is frozen, 3 is empty.
 const Trace unused{forward(0), forward(1), forward(5), backward(5), backward(0)};  // 4 never, 1 not backward
 const Trace shared{forward(0),  forward(1),  forward(4),  forward(1),  forward(5),
                    backward(5), backward(1), backward(4), backward(1), backward(0)};
@@ -25,7 +25,8 @@ const Trace recomputed{forward(0),  forward(1), forward(4),  forward(5), backwar
                        backward(4), forward(1), backward(1), forward(0), backward(0)};
 const Trace in_parts{forward(0), forward(5),  backward(5), forward(1),
                      forward(4), backward(4), backward(1), backward(0)};
-// As declared, until the program has summed gradients and put them into the norm: then more of them, and others never.
+// In the declared order until the program has summed gradients and added them to the norm. Then unit 4 gets more of
+// them, and some units are not used backward.
 const Trace late{forward(0),  forward(1),  forward(2),  forward(3),  forward(4), forward(5),
                  backward(5), backward(4), backward(1), backward(4), backward(0)};
 const Trace no_backward{forward(0), forward(1), forward(2), forward(3), forward(4), forward(5)};
@@ -36,7 +37,7 @@ const std::map<std::string, Trace> orders{
 
 const Trace no_backward_of_three{forward(0), forward(1), forward(2)};
 
-// The visits of a round's uses, as a program's trace.
+// Returns the uses of a step's micro-steps as a program's trace.
 Trace trace_of_round(const std::vector<Trace>& round) {
   Trace trace;
   for (const Trace& uses : round) {
@@ -48,7 +49,8 @@ Trace trace_of_round(const std::vector<Trace>& round) {
   return trace;
 }
 
-// Whole rounds at stage 0, each by a program that was made for it. One micro-step of them all, and so scaled.
+// Returns a setup that runs all uses of a step at stage 0 by a program that was compiled for them. They form one
+// micro-step, which is scaled accordingly.
 Setup planned_for(const std::vector<Trace>& round, const Setup& departing) {
   Setup setup = departing;
   setup.placement = placement_of_stage(0, departing.placement.shards * departing.placement.replicas);
@@ -112,7 +114,7 @@ TEST_CASE("orders that change from step to step give the bits of programs made f
     Setup planned{.placement = placement_of_stage(0, ranks), .directory = directory.path()};
     planned.placement.state = all_in(Tier::nvme);
     Outcome expected;
-    for (std::size_t step = 0; step < rounds.size(); ++step) {  // each goes on where the last one ended
+    for (std::size_t step = 0; step < rounds.size(); ++step) {  // each resumes where the last one ended
       planned.steps = step + 1;
       planned.rounds = std::vector<std::vector<Trace>>(step + 1, rounds[step]);
       planned.trace = trace_of_round(rounds[step]);
@@ -160,7 +162,7 @@ TEST_CASE("updates in the backward pass are made on demand too", "[departures]")
                         .rounds = {{uses}}},
                        uses.size() == once.size() || reduction == Reduction::boundary
                            ? std::vector<std::size_t>{1, 1, 0, 0}
-                           : std::vector<std::size_t>{1, 1, 1, 1});  // it would lose the room for a second sum
+                           : std::vector<std::size_t>{1, 1, 1, 1});  // its program would lack the slot for a second sum
     }
   }
 }
@@ -190,7 +192,7 @@ TEST_CASE("a step that is skipped on demand changes nothing, and names the param
 
 namespace {
 
-// Three plain units, and one rank; their gradients are as given.
+// A training of three plain units on one rank, with gradients that the test gives.
 struct LoneTrainer {
   explicit LoneTrainer(const TrainingOptions& options) : training(plain_model(3), *world, {optim::AdamW{}}, options) {
     training.initialise(first_parameters());
@@ -258,7 +260,7 @@ TEST_CASE("a unit that was updated in backward is refused, and the step can be m
 
 namespace {
 
-// Two ranks, the second of which leaves the order in its own way. What each fails with.
+// Runs two ranks that follow different orders, and returns each rank's error.
 std::vector<std::string> failures_of(int stage, const Trace& first, const Trace& second) {
   return failures_of_ranks(2, [&](Communicator& world) {
     const Model model = plain_model(3);  // of one size, so that no collective is refused for that
@@ -286,17 +288,18 @@ TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and
       CAPTURE(stage);
       for (const std::string& failure : failures_of(stage, first, second)) {
         CHECK_THAT(failure, Contains("B1007") || Contains("another call") || Contains("B3301"));
-        CHECK_THAT(failure, !Contains("B3302"));  // nobody waited until the time was up
+        CHECK_THAT(failure, !Contains("B3302"));  // no rank waited until the timeout
       }
     }
   }
   const std::vector<std::string> alone = failures_of(3, plain, swapped);
-  CHECK_THAT(alone[0] + alone[1], Contains("makes another call"));  // whoever finds it first
+  CHECK_THAT(alone[0] + alone[1], Contains("makes another call"));  // from the rank that finds it first
   const std::vector<std::string> both = failures_of(3, swapped, otherwise);
   CHECK_THAT(both[0] + both[1], Contains("unit h.1 in forward") && Contains("unit h.0 in forward"));
 }
 
-// As many integers are summed over two copies of three shards to find the slowest rank as in a rendezvous of two ranks.
+// With two copies of three shards, the sum that finds the slowest rank has as many integers as a rendezvous of two
+// ranks.
 TEST_CASE("a rendezvous is told from another call of the same length", "[departures]") {
   const std::vector<std::string> failures = failures_of_ranks(6, [](Communicator& world) {
     const Model model = plain_model(3);

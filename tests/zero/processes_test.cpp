@@ -1,4 +1,4 @@
-// The same trainings on processes as ranks: with the bits of those on threads, and with a rank that is killed.
+// Tests of trainings on processes as ranks: they give the bits of threads as ranks, and survive the kill of a rank.
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <fstream>
@@ -22,7 +22,7 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
   return {view.begin(), view.end()};
 }
 
-// Trains, and leaves a rank's last parameters in a file of its number.
+// Trains, and writes each rank's last parameters to a file named by its number.
 struct TrainingJob {
   TrainingJob(const Setup& of, HostTransport way)
       : setup(of), meeting(of.placement.shards * of.placement.replicas, way, patient) {
@@ -49,7 +49,7 @@ Setup on_drives(std::size_t ranks, std::size_t steps) {
   return setup;
 }
 
-// Units so large that ranks of one machine read each other in place.
+// Returns a setup with units so large that ranks of one machine read each other's memory in place.
 Setup in_place() {
   return {.placement = placement_of_stage(3, 2),
           .model_times = 450,

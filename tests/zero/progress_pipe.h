@@ -1,4 +1,4 @@
-// How a training in another process says how far it has come: a byte for each step of its rank 0.
+// A pipe on which a training in another process reports its progress: rank 0 writes a byte for each step.
 #pragma once
 
 #include <unistd.h>
@@ -19,7 +19,7 @@ class ProgressPipe {
 
   int writing_end() const { return ends_[1]; }
 
-  // In the process that reads, once the other one has its end: so that its death is the end of what there is to read.
+  // Called in the reading process once the other one has its end, so that reading ends when that process dies.
   void close_writing() {
     if (ends_[1] >= 0) ::close(ends_[1]);
     ends_[1] = -1;

@@ -1,4 +1,4 @@
-// Which commit ranks resume from, wherever they were stopped, and stopped again.
+// Tests which commit ranks resume from, wherever they were stopped, once or several times.
 #include "zero/run_history.h"
 
 #include <catch2/catch.hpp>
@@ -13,7 +13,7 @@ using offload::CommitPoint;
 
 namespace {
 
-using History = std::vector<std::size_t>;  // the start that made each commit: what a rank's state is made of
+using History = std::vector<std::size_t>;  // the start that made each commit; it stands for a rank's state
 
 // A rank's two slots. A generation is lost as soon as the next one but one is begun.
 struct Rank {
@@ -43,7 +43,7 @@ std::vector<RankHistory> seen_of(const Drives& drives) {
   return ranks;
 }
 
-// A start of the job: from what it resumes, and then one rank after the other a move further, until it is stopped.
+// A start of the job: it resumes from the drives, and then moves one rank at a time, until it is stopped.
 class Start {
  public:
   Start(Drives drives, std::size_t number) : drives_(std::move(drives)), number_(number), moves_(drives_.size()) {
@@ -63,8 +63,8 @@ class Start {
   std::size_t resumed_commits() const { return resumed_; }
   const Drives& drives() const { return drives_; }
 
-  // A commit is two moves: its tiles are written over the older generation, then it is there. All ranks have committed the last
-  // one before any writes over the generation before that.
+  // A commit is two moves: its tiles overwrite the older generation, and then it exists. All ranks have committed the
+  // last one before any rank overwrites the generation before that.
   bool can_move(std::size_t rank, std::size_t commits) const {
     const bool begins = moves_[rank] % 2 == 0;
     const auto others_are_there = [&](std::size_t moves) { return moves >= moves_[rank]; };
@@ -87,7 +87,7 @@ class Start {
   const std::vector<std::size_t>& moves() const { return moves_; }
 
  private:
-  // What is passed over is what the next commit is written over.
+  // Puts the commit from which the rank resumes last, so that the next commit overwrites the one that was passed over.
   void resume(Rank& rank, std::optional<CommitPoint> common) {
     if (!common) return;
     const auto found = std::ranges::find(rank.slots, *common, &Rank::Slot::point);
@@ -104,7 +104,7 @@ class Start {
   bool is_one_history_ = true;
 };
 
-// Everything that can be on the drives when this start is stopped, at any moment.
+// Collects every state in which the drives can be when this start is stopped, at any moment.
 void stop_anywhere(const Start& start, std::size_t commits, std::set<std::vector<std::size_t>>& seen,
                    std::set<Drives>& stopped) {
   if (!seen.insert(start.moves()).second) return;
@@ -117,7 +117,7 @@ void stop_anywhere(const Start& start, std::size_t commits, std::set<std::vector
   }
 }
 
-// Of commits that all ranks had, none is lost.
+// Whether no commit is lost that all ranks had.
 bool resumes_well(const Drives& drives, const Start& start) {
   std::size_t least = SIZE_MAX;
   for (const Rank& rank : drives)

@@ -1,4 +1,4 @@
-// Runs that are kept under a name: who may resume them, and from which commit.
+// Tests of runs that are kept under a name: which trainings may resume them, and from which commit.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -28,7 +28,7 @@ struct KeptRun {
   Model model = two_layers();
   std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}};
   std::size_t ranks = 2;
-  std::size_t data = 0;  // which
+  std::size_t data = 0;  // which data it trains on
   TrainingOptions options = {.stage = 3, .state = all_in(Tier::nvme), .tile_elements = 128};
 };
 
@@ -68,7 +68,7 @@ void replace(const std::filesystem::path& directory, const std::filesystem::path
   std::filesystem::copy(by, directory, std::filesystem::copy_options::recursive);
 }
 
-// Of all files but the locks, which say who holds them.
+// Returns the contents of all files but the locks, which name their holders.
 std::map<std::string, std::string> contents(const std::filesystem::path& directory) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
@@ -79,7 +79,7 @@ std::map<std::string, std::string> contents(const std::filesystem::path& directo
   return contents;
 }
 
-// All ranks say the same, and the run is as it was.
+// Checks that all ranks fail with the same error, and that the run is as it was.
 template <class Matcher>
 void check_refused(const KeptRun& run, const Matcher& as_it_should) {
   const auto before = contents(run.directory);
@@ -93,8 +93,8 @@ void check_refused(const KeptRun& run, const Matcher& as_it_should) {
 
 struct Other {
   std::string what;
-  std::string run;       // what its description says
-  std::string training;  // what this one's says instead
+  std::string run;       // the line of the run's description
+  std::string training;  // the different line of this training's description
   std::function<void(KeptRun& run)> change;
 };
 
@@ -232,7 +232,7 @@ TEST_CASE("ranks without a commit in common say what each of them has") {
                              "rank 1 has step 2 (commit 3 of incarnation 1) and step 1 (commit 2 of incarnation 1)"));
 }
 
-// The makers' generation is the first, and the initial values are the second.
+// The generation that the file was made with is the first, and the initial values are the second.
 TEST_CASE("a commit that is damaged on one rank is passed over by all, and two different ones are called damage") {
   const TemporaryDirectory directory;
   const KeptRun run{.directory = directory.path()};
@@ -330,7 +330,7 @@ TEST_CASE("a change of state is committed as the step that is set while the rank
   CHECK(train(run, 0).began_at == std::vector<std::uint64_t>(2, 3));
 }
 
-// Rank 1 fails in one change, and goes on. Else its commits would count one less than rank 0's from then on.
+// Rank 1 fails in one change and continues. If rank 0 committed it, rank 1's commits would count one less from then on.
 TEST_CASE("state of a run is changed on all ranks or on none") {
   const TemporaryDirectory directory;
   KeptRun run{.directory = directory.path()};

@@ -1,4 +1,4 @@
-// The scheduler alone, with lists that no compiler made and operations that only say that they were done.
+// Tests of the scheduler alone, with lists written by hand and operations that only note that they were done.
 #include "zero/engine/scheduler.h"
 
 #include <atomic>
@@ -18,7 +18,7 @@ Op op(OpKind kind, Lane lane, std::size_t unit, std::vector<Wait> after = {}) {
   return {.kind = kind, .lane = lane, .unit = unit, .after = std::move(after)};
 }
 
-// One rank. Operations are noted by unit when they are done; those of `held` wait until they are let go.
+// A scheduler of one rank. Operations are noted by unit when they are done; those of `held_unit` wait for let_go().
 class Walk {
  public:
   explicit Walk(std::vector<Op> list) : list_(std::move(list)) { scheduler.follow_program(list_); }

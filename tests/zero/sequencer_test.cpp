@@ -1,4 +1,4 @@
-// Threads that do something in one order.
+// Tests of threads that act in one order.
 #include "zero/engine/sequencer.h"
 
 #include <catch2/catch.hpp>

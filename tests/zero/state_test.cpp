@@ -1,5 +1,5 @@
-// What a rank keeps between steps, taken out and put in again; norms that are asked for; gradients that are not used;
-// updates that the trainer makes.
+// Tests of the state between steps, which is taken out and put in again; of norms that are requested; of gradients that
+// are discarded; of updates that the trainer makes.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -40,7 +40,8 @@ std::string text(const Placement& placement) {
                      where(placement.gradients), where(placement.state));
 }
 
-// The stretches of a tile's memory that have something in them.
+// Returns the stretches of a tile's memory that are in use.
+
 std::vector<std::span<std::byte>> stretches(const Training& training, const LocalTile& tile) {
   const kernels::UpdateTile& memory = tile.memory;
   const optim::StateLayout& layout = training.plan().blocks().state(tile.unit);

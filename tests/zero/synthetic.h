@@ -1,5 +1,5 @@
-// Training without a model: gradients are a function of step, rank, element and parameter, so that any parameter that comes
-// late, twice, from the wrong place or not at all changes all that follows.
+// Training without a model: gradients are a function of step, rank, element and parameter. So a parameter that comes
+// late, twice, from the wrong memory or not at all changes everything that follows.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,7 @@ inline void set_value(const View& view, std::size_t i, float value) {
   }
 }
 
-// Cheap, and without any order in it.
+// Returns a value from -1 to 1 that shows no pattern. Cheap.
 inline float noise(std::uint64_t x) {
   x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
@@ -41,7 +41,8 @@ inline ParameterSource first_parameters() {
   };
 }
 
-// A view that the host can read: itself, or a copy where it lies on a GPU that works up to there in `stream`.
+// A view that the host can read: the view itself, or with a stream, a copy of a GPU's memory after the work in that
+// stream.
 class Readable {
  public:
   Readable(const ConstView& view, const Stream* stream) : view_(view) {
@@ -61,7 +62,7 @@ class Readable {
   ConstView view_;
 };
 
-// One that it can write too; what is written is there when this has ended.
+// A view that the host can write too. What it writes reaches the GPU, in the stream, when this object is destroyed.
 class Writable : public Readable {
  public:
   Writable(const View& view, const Stream* stream) : Readable(view, stream), to_(view), stream_(stream) {}
@@ -75,7 +76,7 @@ class Writable : public Readable {
   const Stream* stream_;
 };
 
-// Bytes of tensors, without padding.
+// Appends the bytes of a unit's tensors, without padding.
 inline void add_bytes(const Unit& unit, const Lease& lease, const Stream* stream, std::vector<std::byte>& bytes) {
   for (std::size_t tensor = 0; tensor < unit.tensors.size(); ++tensor) {
     const Readable readable(lease.tensor(tensor), stream);
@@ -84,7 +85,7 @@ inline void add_bytes(const Unit& unit, const Lease& lease, const Stream* stream
   }
 }
 
-// Forward and back again. Owners of tied tensors come with the units that they are tied to.
+// Returns each unit once forward, then once backward. Owners of tied tensors come with the units that they are tied to.
 inline Trace plain_order(const Model& model) {
   Trace uses;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit)
@@ -105,7 +106,7 @@ class SyntheticTrainer {
     return run(training, plain_order(model_), micro_step);
   }
 
-  // In another order of uses. A unit's gradients are others each time.
+  // The same in another order of uses. A unit's gradients differ from use to use.
   std::vector<std::byte> run(Training& training, const Trace& uses, std::size_t micro_step) {
     std::vector<std::byte> seen;
     std::map<std::size_t, std::size_t> times;  // by unit

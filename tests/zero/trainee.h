@@ -1,4 +1,4 @@
-// A training with its trainer, step by step.
+// A training and its trainer, for tests that run it step by step.
 #pragma once
 
 #include "tests/zero/training_rig.h"

@@ -1,4 +1,4 @@
-// Whole trainings on threads as ranks, to be compared bit by bit.
+// Runs whole trainings on threads as ranks, to be compared bit by bit.
 #pragma once
 
 #include <functional>
@@ -27,8 +27,8 @@ struct Setup {
   std::size_t verify = 0;
   bool leaves = false;                // the device, after each step and some uses that came after it
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
-  bool keeps_run = false;             // on drives, in `directory`: else records are gone with the training
-  std::filesystem::path directory{};  // of a run that is kept; else one of its own
+  bool keeps_run = false;             // on drives, in `directory`; otherwise records end with the training
+  std::filesystem::path directory{};  // of a run that is kept; empty: a temporary one
 };
 
 struct Outcome {
@@ -50,13 +50,13 @@ struct Outcome {
 Outcome train_rank(const Setup& setup, Communicator& world);
 std::vector<Outcome> train(const Setup& setup);  // all ranks, on threads
 
-// Ranks on threads, nobody of whom is told when another one fails, but by what they train with. What each fails with.
+// Runs ranks on threads, which learn of another rank's failure only through the training. Returns each rank's error.
 std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train);
 
 void check_same(const std::vector<Outcome>& one, const std::vector<Outcome>& other);
 void check_as_planned(
     const std::vector<Outcome>& outcomes);  // the ledger is what is reserved; lanes move what they should
 
-std::vector<Placement> placements(std::size_t ranks);  // all stages on all tiers, and a mixture
+std::vector<Placement> placements(std::size_t ranks);  // all stages on all tiers, and a mixed one
 
 }  // namespace ballast::testing
