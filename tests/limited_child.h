@@ -85,7 +85,7 @@ inline void set_limit(decltype(RLIMIT_NPROC) resource, rlim_t value) {
 inline void allow_threads(std::size_t more) {
   const rlim_t now = entries_of("/proc/self/task");
   if (::setuid(200'000 + static_cast<uid_t>(::getpid() % 1'000'000)) != 0) throw std::runtime_error("no other user");
-  ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // else not even this process may look at itself in /proc
+  ::prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // otherwise this process could not read its own /proc entries
   set_limit(RLIMIT_NPROC, now + more);
 }
 

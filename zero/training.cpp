@@ -57,7 +57,6 @@ struct Training::Impl {
 
   StepOptions step_options(double loss_scale) const { return {groups, options.max_norm, loss_scale}; }
   // If updates are made in the backward pass, the engine needs their options before it.
-
   void prepare_backward() {
     if (options.schedule.update_in_backward && !engine->prepared()) engine->prepare(step_options(1.0));
   }

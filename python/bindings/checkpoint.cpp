@@ -51,7 +51,7 @@ void CheckpointReader::copy(const ChunkKind& kind, const Elements& elements, con
                    .needed = std::to_string(kind.bytes(elements.in_chunk)) + " bytes",
                    .available = std::to_string(now_.size()) + " bytes"};
   });
-  auto* const chunk = const_cast<std::byte*>(now_.data());  // which is only read
+  auto* const chunk = const_cast<std::byte*>(now_.data());  // it is only read
   kernels::copy_state(kernels::part(kind.tile(chunk, elements.in_chunk), elements.first, elements.count),
                       kernels::part(to.memory, elements.into, elements.count));
 }
@@ -103,7 +103,7 @@ void bind_files(py::module_& module) {
       .def("memory",
            [](const py::object& reader) {
              const auto now = reader.cast<CheckpointReader&>().now();
-             return Memory{const_cast<std::byte*>(now.data()), now.size(), {}, reader};  // as torch has it, to be read
+             return Memory{const_cast<std::byte*>(now.data()), now.size(), {}, reader};  // tensors are never const
            })
       .def(
           "copy",

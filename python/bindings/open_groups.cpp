@@ -56,7 +56,7 @@ std::string OpenGroup::closing_words() const {
 }
 
 LeaveReason OpenGroup::farewell_of_process(int exit_code) const {
-  const int code = exit_code & 0xFF;  // what others see of it
+  const int code = exit_code & 0xFF;  // other processes see only this byte
   if (code == 0) return {.words = "it ended" + after_steps()};
   return {.words = fmt::format("it ended with exit code {}{}", code, after_steps()), .has_failed = true};
 }

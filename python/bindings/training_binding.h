@@ -70,7 +70,7 @@ class TrainingBinding {
                   const BindingOptions& options);
 
   std::vector<std::pair<Level, std::string>> take_log();  // lines since the last call
-  bool found() const { return training_->found(); }  // a run to resume: start() then asks for frozen parameters only
+  bool found() const { return training_->found(); }  // a run to resume: start() then requests frozen parameters only
   void start(const Fill& fill);
   std::uint64_t steps() const { return training_->steps(); }
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;

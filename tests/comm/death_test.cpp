@@ -24,7 +24,7 @@ void work_for_ever(Communicator& ranks, int started) {
   MemoryAccounts accounts;
   const Buffer memory = allocate(accounts, {.bytes = ranks.size() * mine.view().bytes(),
                                             .owner = "all",
-                                            .allocator = ranks.shared_memory()});  // where there is such
+                                            .allocator = ranks.shared_memory()});  // null: private memory
   const View all = memory.view(DType::bf16);
   Values part(DType::fp32, count);
   const auto other = ranks.split(0);

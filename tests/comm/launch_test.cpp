@@ -64,7 +64,6 @@ TEST_CASE("each launcher says who this process is") {
       {open_mpi, "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
       {slurm, "Slurm", 9, 16, 1, "gpu07", "77.2"},
       // A process that another launcher started under Slurm has both launchers' variables; those of the other count.
-
       {with(slurm, open_mpi), "Open MPI", 3, 4, 3, "127.0.0.1", "3912302593"},
       {with(with(slurm, open_mpi), torchrun), "torchrun", 5, 8, 1, "node1", "abc"},
       // In a batch script, outside of any step, there is one process.

@@ -1,5 +1,4 @@
 // Tests of gpt's command line: how it is read, and what is refused.
-
 #include "examples/gpt/options.h"
 
 #include <catch2/catch.hpp>

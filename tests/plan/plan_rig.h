@@ -32,7 +32,7 @@ inline Plan plan_of(const PlanSetup& setup) {
 
 // Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty,
 // and the last is tied to the first.
-inline Model odd_model(std::size_t times = 1) {  // as large
+inline Model odd_model(std::size_t times = 1) {  // `times` as large
   return {{
       {.name = "embedding", .tensors = {{"weight", {times * 30, 29}}}},
       {.name = "h.0", .tensors = {{"w", {times * 700}}, {"frozen", {times * 450}, 0, true}, {"b", {3}, 1}}},

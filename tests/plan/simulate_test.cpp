@@ -94,7 +94,7 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   CHECK(disk > 0.9);
   CHECK(step.seconds < disk + 8 * 0.06);  // not one after the other
   CHECK(step.seconds > disk);
-  CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is named as what takes the time
+  CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is most of the critical path
 }
 
 TEST_CASE("parameters on the drive are read as soon as they are written, past the updates that are still to come") {
@@ -106,7 +106,7 @@ TEST_CASE("parameters on the drive are read as soon as they are written, past th
   const double a_unit = step.busy[at(Lane::disk)] / 8 + step.busy[at(Lane::fetch)] / 16;  // updated, and read again
   CHECK(step.busy[at(Lane::disk)] > 0.9);
   CHECK(step.exposed[at(Phase::forward)] > a_unit);
-  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // where the trainer begins, not the full update
+  CHECK(step.exposed[at(Phase::forward)] < 3 * a_unit);  // until the first units are updated, not until all are
 }
 
 TEST_CASE("a trainer that waits for updates does so after its compute, and waits for nothing else") {
@@ -209,7 +209,7 @@ TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses
   CHECK(fits(tight.ledger, input.machine));
   CHECK(tight.simulation.seconds >= roomy.simulation.seconds);
   CHECK(tight.placement.state.host > 0.0);
-  CHECK(bytes_in(tight.ledger, Tier::device) > 20 * gib);  // what is left of the device holds state
+  CHECK(bytes_in(tight.ledger, Tier::device) > 20 * gib);  // the rest of the device holds state
 
   input.machine.bytes[1] = 12 * gib;
   const Choice on_drives = choose(input);

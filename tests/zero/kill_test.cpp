@@ -70,7 +70,7 @@ TEST_CASE("a killed training goes on with the bits of one that was not killed") 
         CHECK(outcomes[rank].steps == setup.steps);
         CHECK(outcomes[rank].began_at == outcomes[0].began_at);
         CHECK(outcomes[rank].began_at + 6 >=
-              steps);  // what was under way is lost, no more: a step or two for each kill
+              steps);  // no more is lost than the steps under way: one or two for each kill
         CHECK((outcomes[rank].parameters == expected[rank].parameters));
       }
     }

@@ -81,7 +81,7 @@ void check_everywhere(Sweep& sweep, const Setup& with, const std::vector<std::si
     const std::vector<Outcome> outcomes = train(setup);
     check_same(expected, outcomes);
     CHECK(on_demand(outcomes) == served);
-    if (with.micro_steps == 1) continue;  // else there is room for second sums from the beginning, and nothing grows
+    if (with.micro_steps == 1) continue;  // otherwise there are slots for second sums from the start, and nothing grows
     for (const Outcome& outcome : outcomes)
       CHECK(outcome.reserved_bytes == outcome.first_planned_bytes);
   }

@@ -41,7 +41,6 @@ std::string text(const Placement& placement) {
 }
 
 // Returns the stretches of a tile's memory that are in use.
-
 std::vector<std::span<std::byte>> stretches(const Training& training, const LocalTile& tile) {
   const kernels::UpdateTile& memory = tile.memory;
   const optim::StateLayout& layout = training.plan().blocks().state(tile.unit);
@@ -125,7 +124,7 @@ TEST_CASE("changes that a rank does not agree to leave what is on drives as it w
     }
     if (!refused) throw std::runtime_error("nobody refused");
     if (take_out(trainee.training) != before) throw std::runtime_error("other state");
-    put_in(trainee.training, before);  // as it can be changed again
+    put_in(trainee.training, before);  // the state can be changed again
     if (take_out(trainee.training) != before) throw std::runtime_error("other state after another change");
   });
   CHECK(failures == std::vector<std::string>(2));
@@ -249,7 +248,7 @@ void update_as_sgd(std::span<const SummedTile> tiles, float factor) {
     for (std::size_t i = 0; i < tile.range.count; ++i) {
       masters[i] = std::fma(-rate, gradients[i] * factor, masters[i]);
     }
-    std::ranges::fill(gradients, NAN);  // which are the trainer's now
+    std::ranges::fill(gradients, NAN);  // the trainer may overwrite them
   }
 }
 

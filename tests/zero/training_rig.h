@@ -19,7 +19,7 @@ struct Setup {
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;
-  Trace trace{};  // that the program is made for
+  Trace trace{};  // for which the program is compiled
   std::vector<std::vector<Trace>>
       rounds{};                      // by step, again and again: the uses of each micro-step; else all as declared
   std::size_t poisoned_step = none;  // whose gradients are not finite on rank 0
@@ -34,7 +34,7 @@ struct Setup {
 struct Outcome {
   std::vector<std::vector<std::byte>> seen{};  // by micro-step
   std::vector<double> norms{};
-  std::vector<std::size_t> on_demand{};  // by step: whether it was
+  std::vector<std::size_t> on_demand{};  // by step: 1 if it was served on demand
   std::vector<std::string> reasons{};
   std::vector<std::byte> parameters{};  // at the end
   std::size_t verified = 0;
@@ -42,7 +42,7 @@ struct Outcome {
   std::uint64_t began_at = 0;
   std::size_t reserved_bytes = 0;
   std::size_t planned_bytes = 0;
-  std::size_t first_planned_bytes = 0;  // by the program that was there at the beginning
+  std::size_t first_planned_bytes = 0;  // by the program at the beginning
   std::array<std::size_t, lane_count> moved_bytes{};
   std::array<std::size_t, lane_count> planned_moves{};
 };

@@ -44,8 +44,8 @@ void add_integers(const ConstView& theirs, std::size_t first, std::span<std::int
   }
 }
 
-// What a rank sends in a collective of any number of exchanges: `values` to each rank; those for rank p begin p *
-// stride bytes later.
+// The values that a rank sends in a collective of any number of exchanges: `values` to each rank; those for rank p
+// begin p * stride bytes later.
 struct Sent {
   Call call{};
   ConstView values{};

@@ -135,7 +135,7 @@ class GlooTransport : public ProcessTransport {
     Store store(group());
     context_.setTimeout(group().job().timeout() / times_gloo_waits_to_connect);
     guarded(next(), [&] { context_.connectFullMesh(store, device); });
-    group().exchange_strings("connected", "");  // else the others would try to connect to a rank that has failed
+    group().exchange_strings("connected", "");  // otherwise others would try to connect to a rank that has failed
     for (std::size_t peer = 0; peer < size(); ++peer) {
       parts_.push_back(context_.createUnboundBuffer(slot(peer), max_chunk_bytes_));
       call_buffers_.push_back(context_.createUnboundBuffer(&calls_[peer], sizeof(Call)));

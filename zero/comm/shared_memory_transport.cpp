@@ -27,7 +27,7 @@ constexpr std::size_t sets = 2;
 // a whole time slice.
 constexpr int spins = 8;
 
-// What a rank announces in an exchange.
+// A rank's announcement in an exchange.
 struct Announcement {
   Call call{};
   SharedLocation location{};  // of an array that is read in place; else the bytes are in the buffers

@@ -22,8 +22,8 @@ enum class ChunkMemory : bool { backend, host };
 
 inline constexpr std::size_t all_ranks = SIZE_MAX;
 
-// What a rank sends in one exchange: `bytes` to each rank; those for rank p begin at data + p * stride. With a stride
-// of 0 all ranks get the same bytes.
+// The data that a rank sends in one exchange: `bytes` to each rank; those for rank p begin at data + p * stride. With a
+// stride of 0 all ranks get the same bytes.
 struct SentChunk {
   Call call{};  // the collective that the exchange belongs to
   const std::byte* data = nullptr;

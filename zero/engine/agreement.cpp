@@ -134,7 +134,7 @@ void Agreement::add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSu
 }
 
 void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
-  kernels::ExactSum sum;  // what this rank has summed, on the device and on the host
+  kernels::ExactSum sum;  // of this rank's sums, on the device and on the host
   if (op.to.exists()) kernels::merge(sum, arithmetic_.of(op.lane).take_sum(op.to));
   if (op.state.exists()) kernels::merge(sum, arithmetic_.of(Lane::host).take_sum(op.state));
   optim::Decision decision = decide(sum_over_model(sum));

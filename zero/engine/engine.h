@@ -21,7 +21,7 @@ struct EngineParts {
   offload::RecordStore* records = nullptr;  // where the program reads and writes tiles; null: nowhere
   Timeline* timeline = nullptr;             // where to note which operation ran when; null: nowhere
   std::vector<offload::IoQueue*> queues{};  // of the records' drives
-  GpuLanes* gpu = nullptr;                  // whose memory is the device tier; null: the host's
+  GpuLanes* gpu = nullptr;                  // its memory is the device tier; null: the host's
   StreamHandle stream = nullptr;            // the trainer's, on that GPU
   Allocator* allocator = nullptr;           // of the device tier's memory, instead of ours
   std::size_t verify = 0;                   // check a tile's update every so many steps; see corruption_check.h

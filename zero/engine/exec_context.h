@@ -1,4 +1,5 @@
-// Where work is done: on the CPU, where it is over when a call returns, or on a GPU, in the order of a stream.
+// The place of work: the CPU, where it is over when a call returns, or a GPU, where it is done in the order of a
+// stream.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// When work began and ended on a GPU.
+// The times at which work began and ended on a GPU.
 #pragma once
 
 #include <chrono>

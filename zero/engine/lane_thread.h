@@ -11,8 +11,8 @@
 
 namespace ballast {
 
-// Any thread may add. Work is done in the order in which it was added. When a piece fails, those after it are not begun and
-// fail with the same error.
+// Any thread may add. Work is done in the order in which it was added. When a piece fails, those after it are not begun
+// and fail with the same error.
 class LaneThread {
  public:
   LaneThread();

@@ -49,7 +49,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
 }
 
 // A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any
-// other. Only operations that wait for the agreement may ask whether it is skipped.
+// other. Only operations that wait for the agreement may check whether it is skipped.
 void OpExecutor::execute(const Op& op, OpStatus& status, StepRun& run) const {
   const bool changes_state = op.kind == OpKind::update || op.kind == OpKind::write || op.kind == OpKind::keep;
   if (op.phase == Phase::step && changes_state && run.numbers.skip) return;

@@ -1,4 +1,4 @@
-// How far an operation has come.
+// The progress of an operation.
 #pragma once
 
 #include <memory>

@@ -29,7 +29,7 @@ class Scheduler {
   void follow_in_this_step(const std::vector<Op>& list, const OffPlanPosition& position);
   void run_entry(const std::vector<Op>& list, bool with_records);  // to its end
 
-  // Where it stands.
+  // The position in the list.
   StepRun& run() { return runs_.current(); }
   const std::vector<Op>& list() const { return *runs_.current().list; }
   std::size_t position() const { return next_; }  // operations issued so far

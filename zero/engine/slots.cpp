@@ -35,15 +35,15 @@ std::set<std::size_t> slots_of_initial_state(const Program& program) {
   return slots;
 }
 
-// Slots that other ranks read. A slot of one unit is left out: it may be as large as the model, and every page that another
-// rank reads counts as memory of that rank, too.
+// Slots that other ranks read. A slot of one unit is left out: it may be as large as the model, and every page that
+// another rank reads counts as memory of that rank, too.
 std::set<std::size_t> exchanged_slots(const Program& program) {
   std::map<std::size_t, std::set<std::size_t>> units;  // by slot
   for (const Op& op : program.ops) {
     if (op.kind == OpKind::gather) units[op.to.slot].insert(op.unit);
     if (op.kind != OpKind::reduce) continue;
     units[op.from.slot].insert(op.unit);
-    if (op.ranks == Ranks::replica_group) units[op.to.slot].insert(op.unit);  // which gathers parts of the sum
+    if (op.ranks == Ranks::replica_group) units[op.to.slot].insert(op.unit);  // it gathers parts of the sum
   }
   std::set<std::size_t> slots;
   for (const auto& [slot, users] : units) {
@@ -123,7 +123,7 @@ void Slots::change_to(const Program& program) {
     const auto same = std::ranges::find(slots_, slot);
     if (same != slots_.end()) kept.emplace_back(same - slots_.begin(), buffers.size());
     const bool is_exchanged = exchanged.contains(buffers.size());
-    buffers.push_back(same != slots_.end() ? Buffer()  // what else may throw: nothing has changed yet
+    buffers.push_back(same != slots_.end() ? Buffer()  // reserve() may throw: nothing has changed yet
                                            : reserve(slot, Resident::at_once, is_exchanged));
   }
   unregister_from_queues();

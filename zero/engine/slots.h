@@ -14,7 +14,7 @@
 
 namespace ballast {
 
-// Where the memory of the device tier comes from.
+// The source of the device tier's memory.
 struct DeviceMemory {
   std::optional<int> gpu{};        // none: host memory
   Allocator* allocator = nullptr;  // the caller's, instead of ours; outlives the slots
@@ -32,7 +32,7 @@ class Slots {
   ~Slots();
 
   // Only while nothing uses the slots. Those of the same name and size keep their memory and its contents; others are
-  // freed or reserved. Where that throws, nothing has changed.
+  // freed or reserved. If it throws, nothing has changed.
   void change_to(const Program& program);
 
   // Only while nothing uses the slots: frees the device tier's memory, except that of parameters, if those stay. State

@@ -1,4 +1,4 @@
-// Where the trainer works: on the host, or in its stream on a GPU.
+// The trainer's place of work: the host, or its stream on a GPU.
 #pragma once
 
 #include <optional>

@@ -92,7 +92,7 @@ class Search {
 
   void run();
   const std::optional<Choice>& best() const { return best_; }
-  const Ledger& closest() const { return *closest_; }  // of what does not fit
+  const Ledger& closest() const { return *closest_; }  // of the closest placement that does not fit
 
  private:
   void consider(const Choice& choice);

@@ -9,7 +9,7 @@ namespace ballast {
 
 struct CompileContext {
   const CompileInput& input;
-  const Uses& uses;  // what operations are emitted for
+  const Uses& uses;  // operations are emitted for these
   StepSlots& slots;
   Builder& builder;
   bool off_plan = false;  // the uses to come are unknown, so nothing is done ahead

@@ -13,7 +13,7 @@ namespace {
 std::string stage_of(const Placement& placement) {
   if (!placement.full_parameters) return "stage 3";
   if (placement.shards > 1) return "stage 1 or 2";
-  return placement.replicas > 1 ? "stage 0" : "a stage below 3";  // which are the same on one rank
+  return placement.replicas > 1 ? "stage 0" : "a stage below 3";  // stages below 3 are the same on one rank
 }
 
 std::string counted(std::size_t count, std::string_view one, std::string_view more) {

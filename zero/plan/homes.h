@@ -1,4 +1,4 @@
-// Where parameters and state lie between steps.
+// The memory in which parameters and state lie between steps.
 #pragma once
 
 #include "zero/plan/step_slots.h"

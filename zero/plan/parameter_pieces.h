@@ -1,4 +1,4 @@
-// Where the bytes of a unit's parameters are while a step runs.
+// The memory of a unit's parameters while a step runs.
 #pragma once
 
 #include "zero/plan/compile_context.h"

@@ -13,7 +13,7 @@ constexpr int steps = 3;
 std::size_t index(Lane lane) { return static_cast<std::size_t>(lane); }
 std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
 
-// When an operation ran without a break until its end, and the operation that it waited for before that.
+// The time in which an operation last ran without a break, and the operation that it waited for before that.
 struct Span {
   double begin = 0;
   double end = 0;

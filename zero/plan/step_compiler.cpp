@@ -80,7 +80,7 @@ void StepCompiler::update(std::size_t unit) {
 }
 
 void StepCompiler::end_step() {
-  parameters_.drop_all();  // what is gathered now is old when the updates are done
+  parameters_.drop_all();  // gathered parameters are old when the updates are done
   const std::size_t agreement = builder_.add(
       {.kind = OpKind::agree, .lane = Lane::reduce, .to = slots_.norm(Tier::device), .state = slots_.norm(Tier::host)},
       waits_.take_last_commit());

@@ -13,7 +13,7 @@ class StepCompiler {
   StepCompiler(const CompileInput& input, const Uses& of_program, const Uses& uses, bool off_plan = false);
   StepCompiler(const StepCompiler&) = delete;
 
-  void enter();  // what every step finds: the first units gathered, kept records read
+  void enter();  // prepares what every step expects: gathers the first units, reads kept records
   void begin_step();
   void visit(std::size_t micro_step, std::size_t position);
   void update(std::size_t unit);

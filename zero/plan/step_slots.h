@@ -54,7 +54,7 @@ class StepSlots {
   StepRings rings;
 
  private:
-  // What rings and records have to hold, over all units.
+  // The needs of rings and records, over all units.
   struct Needs {
     std::size_t gradient_bytes = 0;
     std::size_t shard_bytes = 0;

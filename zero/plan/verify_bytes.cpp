@@ -251,7 +251,7 @@ class Follower {
     }
   }
 
-  // How many updates a unit's parameters should have at the beginning of the next step.
+  // Returns how many updates a unit's parameters should have at the beginning of the next step.
   std::size_t version_now(std::size_t unit) const { return uses_.backward_visits(unit) > 0 ? steps_done_ : 0; }
 
   void end_step() {
