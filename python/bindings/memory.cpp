@@ -8,7 +8,7 @@ namespace {
 // DLPack's structures in its first version, which every reader understands.
 namespace dlpack {
 
-constexpr const char* name_of_capsule = "dltensor";  // its taker gives it another one
+constexpr const char* name_of_capsule = "dltensor";  // its reader gives it another one
 constexpr std::int32_t on_cpu = 1;
 constexpr std::int32_t on_cuda = 2;
 constexpr std::uint8_t floats = 2;

@@ -121,7 +121,7 @@ class TrainingBinding {
   }};
   py::object group_;
   py::object norm_group_;
-  std::vector<Group*> groups_;  // both, where there are two
+  std::vector<Group*> groups_;  // both, if there are two
   std::optional<int> gpu_;
   std::unique_ptr<Training> training_;
   std::optional<Lease> lease_;

@@ -53,7 +53,8 @@ class Scheduler {
   void wait_for(std::size_t position);                                   // one operation of this step
   void wait_for_issued();                                                // all of this step
   void finish();                                                         // all that was begun; every use must be over
-  void begin_step();  // waits for the run before this one, whose memory the next step needs; it is nearly always over
+  // Waits for the last step, whose operations refer to the run that the next step reuses. It is nearly always over.
+  void begin_step();
   void restart_step() { next_ = 0; }
 
  private:

@@ -12,7 +12,7 @@ struct OffPlanStep {
   std::size_t by_program = 0;  // how many of them, from the first on, the program's operations served
 };
 
-// Calls check() before anything else, which throws.
+// Calls check(), which may throw, before anything else.
 Program compile(const CompileInput& input);
 
 // Return the operations of an off-plan step, which replace the rest of the program, in the program's slots: a list for

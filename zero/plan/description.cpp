@@ -20,7 +20,7 @@ std::string counted(std::size_t count, std::string_view one, std::string_view mo
   return fmt::format("{} {}", count, count == 1 ? one : more);
 }
 
-// Replaces control characters: a name is any text, but may not end its line.
+// Replaces control characters: a name is any text, but a fact has to stay in one line.
 std::string in_one_line(std::string name) {
   std::ranges::replace_if(
       name, [](unsigned char each) { return each < ' '; }, '?');

@@ -17,7 +17,7 @@ std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
 struct Span {
   double begin = 0;
   double end = 0;
-  double busy = 0;  // more than from begin to end where there were breaks
+  double busy = 0;  // more than from begin to end if there were breaks
   std::size_t held_up_by = none;
 };
 
@@ -117,7 +117,7 @@ class Walk {
   std::size_t came_by_ = none;
   double trainer_free_ = 0;
   double trainer_at_beginning_ = 0;
-  double fetched_ = 0;  // seconds of the drives that `disk` still loses
+  double fetched_ = 0;  // seconds of fetches that have not delayed `disk` yet
 };
 
 }  // namespace

@@ -178,7 +178,7 @@ class Follower {
       complain("sums to {} bytes", op.to.bytes);
     const Meaning meaning = op.ranks == Ranks::shard_group && mesh ? Meaning::partial_sum : Meaning::sum;
     contents_.write(op.to, {meaning, op.unit, 0, from.version});
-    if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // once
+    if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // can be summed once only
   }
 
   void accumulate(const Op& op) {
