@@ -1,4 +1,4 @@
-"""Choose the stage and the tiers: of the configurations that fit, the one with the least predicted time."""
+"""Choose the stage and the tiers: of the configurations that fit, take the one with the least predicted time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger("ballast")
 
 @dataclass(frozen=True)
 class PartitionRequest:
-    """The parameters to partition, and how."""
+    """The parameters to partition, and how to partition them."""
 
     group: Group
     rule: Rule
     members: Sequence[Member]  # trained
-    has_model: bool  # without it parameters stay full
+    has_model: bool  # without a model, parameters stay full
     units: Callable[[int], list[UnitOfMembers]]  # by stage
 
 
@@ -50,8 +50,8 @@ class Configuration:
 def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
     """Return the options with a stage and tiers. Raise B2004 if they do not fit.
 
-    All ranks call it together, and with the same outcome: they agree on the memory that each may use, and all else is
-    the same on each.
+    All ranks call it together and get the same result: they agree on the memory that each may use, and all other inputs
+    are the same on each.
     """
     if not options.chooses and options.memory is None:
         return options
@@ -94,7 +94,7 @@ class Search:
         )
 
     def best(self, stage: int) -> Configuration:
-        """Return the fastest configuration that fits, else the one that lacks the least."""
+        """Return the fastest configuration that fits, else the one that lacks the least memory."""
         units = self._request.units(stage)
         exact = self._question(stage, units)
         placements = exact.placements() if self._options.chooses_tiers else [self._given(stage)]
@@ -137,7 +137,7 @@ class Search:
         return self.shortage(configuration) == 0
 
     def shortage(self, configuration: Configuration) -> int:
-        """Return the bytes that are missing."""
+        """Return how many bytes the tiers lack in total."""
         return sum(max(0, configuration.needs[tier] - size) for tier, size in self._has.items())
 
     def in_words(self, chosen: Configuration, configurations: Sequence[Configuration]) -> str:

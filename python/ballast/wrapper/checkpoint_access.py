@@ -1,4 +1,4 @@
-"""The view of a training that saving and loading a checkpoint have."""
+"""The view of a training for saving and loading checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CheckpointAccess:
 
     @property
     def aside(self) -> State:
-        """State of parameters that are frozen now."""
+        """The state of parameters that are frozen now."""
         return self._plans.state.aside
 
     @property
@@ -75,9 +75,9 @@ class CheckpointAccess:
     # --- Loading ---
 
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
-        """Return the partition for state of so many steps, which the caller writes to it before it calls
-        finish_loading(). `made` has the steps that have trained each parameter, by its id. All ranks call it
-        together."""
+        """Return a partition that continues after `steps`. The caller writes the state to it, and then calls
+        finish_loading(). `made` has the number of steps that have trained each parameter, by its id. All ranks call
+        it together."""
         return self._plans.begin_from(made, steps, aside)
 
     def finish_loading(self) -> None:

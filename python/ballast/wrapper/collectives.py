@@ -27,7 +27,7 @@ def from_all_ranks(group: Group, value: Any) -> list[Any]:
 
 
 def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
-    """Let rank 0 do it, and return its result on all ranks, or raise its error on all. All ranks call this together."""
+    """Call `do` on rank 0, and return its result on all ranks, or raise its error on all. All ranks call this together."""
     together = Agreement(group, what)
     mine: list[T] = []
     with together.attempt():
@@ -43,7 +43,7 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     try:
         raise result[1]
     finally:
-        del result  # as in Agreement: what is raised keeps this frame
+        del result  # as in Agreement: the raised error keeps this frame alive
 
 
 def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
@@ -54,8 +54,8 @@ def _broadcast(group: Group, mine: bytes, length: int, root: int) -> bytearray:
 
 
 def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
-    """Return the least and the greatest number of all ranks; one number if they are equal, none if there are none, and
-    NaN if one is not finite. All ranks call it together."""
+    """Return the least and the greatest number of all ranks. Return one number if they are equal, none if no rank has
+    one, and NaN if one is not finite. All ranks call it together."""
     words = [0] * (3 * group.size)  # of each rank: whether it has numbers, and the bits of its least and its greatest
     if mine:
         ends = (min(mine), max(mine)) if all(map(math.isfinite, mine)) else (math.nan, math.nan)
@@ -69,7 +69,7 @@ def least_and_most(group: Group, mine: Collection[float]) -> list[float]:
 
 
 def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the ranks of the group, which call it together; without a group the tensor itself."""
+    """Return the sum over the ranks of the group, which call it together. Without a group, return the tensor itself."""
     if group is None:
         return mine
     total = torch.empty_like(mine)
@@ -78,8 +78,8 @@ def sum_in_fp32(group: Group | None, mine: torch.Tensor) -> torch.Tensor:
 
 
 def agree_on_memory(group: Group, what: str) -> Callable[[bool], None]:
-    """Return the function to call on each rank when it has got the memory for an operation, or has failed to. If one
-    rank has failed, it raises on the others, so that no rank does the operation."""
+    """Return a function that each rank calls after it has allocated the memory for an operation, or has failed to. If
+    one rank has failed, the function raises on the others, so that no rank does the operation."""
 
     def agree(failed: bool) -> None:
         words = [int(failed and rank == group.rank) for rank in range(group.size)]

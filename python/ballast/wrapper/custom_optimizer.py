@@ -23,8 +23,8 @@ HIDDEN = ("grad_scale", "found_inf")  # from a gradient scaler: the library has 
 
 
 class CustomUpdates:
-    """Updates by the optimizer's own step. That step makes its state, which lives in optimizer.state: of the full
-    parameter if this rank keeps all of it, else of its shard, one-dimensional."""
+    """Updates by the optimizer's own step. The state that the step makes lives in optimizer.state. It is that of the
+    full parameter if this rank keeps all of it, else that of its shard, which is one-dimensional."""
 
     def __init__(self, kind: type[torch.optim.Optimizer]):
         step: Any = kind.step
@@ -103,7 +103,7 @@ class CustomUpdates:
 
 
 def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool) -> Updates:
-    """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` says that
+    """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` is true if
     the user declares that this step does the same to each element."""
     make_rule = rule_of(optimizer)
     if make_rule is not None:
@@ -114,7 +114,7 @@ def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool) -> Updates:
 
 @contextmanager
 def on_shards(optimizer: torch.optim.Optimizer, parts: dict[int, torch.nn.Parameter]) -> Iterator[None]:
-    """Let the optimizer have shards instead of parameters inside the block, for its own step. It may change all
+    """Replace the optimizer's parameters by shards inside the block, for its own step. The step may change everything
     else."""
     full = [group["params"] for group in optimizer.param_groups]
     hidden = {name: vars(optimizer).pop(name) for name in HIDDEN if name in vars(optimizer)}
@@ -146,7 +146,7 @@ def shape_of(member: Member, count: int) -> torch.Size:
 
 
 def shard_of_value(member: Member, part: Part, value: Any) -> Any:
-    """Return a copy of a value of the state: of this rank's shard, if there is one value for each element."""
+    """Return a copy of a value of the state. If it has a number for each element, return only those of this shard."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
@@ -164,7 +164,7 @@ def shard_of_value(member: Member, part: Part, value: Any) -> Any:
 
 def move_state_to(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, shard: torch.Tensor) -> None:
     """Move loaded state to the device of the shard, as torch does. A count of steps stays on the host, unless a kernel
-    counts."""
+    counts the steps."""
     group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
     values = optimizer.state.get(parameter, {})
     for name, value in values.items():
@@ -178,7 +178,7 @@ def to_host(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def full_state(member: Member, kept: Sequence[tuple[Part, dict[str, Any]]]) -> dict[str, Any]:
-    """Return the full state of a parameter: the shards of values by element, and of other values the first rank's."""
+    """Return the full state of a parameter. Values by element are joined from all shards; others are the first rank's."""
     kept = [(part, values) for part, values in kept if values]
     if not kept:
         return {}

@@ -14,8 +14,8 @@ from ballast.wrapper.hooks import ModuleHook
 class UnsyncedDataParallel:
     """Keep DistributedDataParallel from reducing gradients a second time, until this is removed.
 
-    It works as inside its no_sync(), whether it is the model itself or is made around it later, as Accelerate and
-    Trainer do.
+    DistributedDataParallel then works as inside its no_sync(). It may be the model itself, or be made around the model
+    later, as Accelerate and Trainer do.
     """
 
     def __init__(self, model: torch.nn.Module):

@@ -24,8 +24,8 @@ _META = torch.device("meta")
 class Seen:
     """A deferred tensor at the time of an operation.
 
-    It names the history of the storage and not the storage, which owns the history: the garbage collector of torch 2.9
-    clears what it finds in a cycle with a storage, because it does not know which storages tensors use.
+    It refers to the history of the storage, not to the storage, which owns the history. The garbage collector of torch
+    2.9 clears the objects in a cycle with a storage, because it does not know which storages tensors use.
     """
 
     history: History | None  # None: nothing has recorded how to make the storage
@@ -42,13 +42,13 @@ class Seen:
 
 @dataclass(eq=False)
 class Given:
-    """The values of a tensor that an operation was given."""
+    """The values of a tensor that is an input of an operation."""
 
     values: torch.Tensor
 
 
-# By id of the history: the real storage, and how many writes to it are done. An operation uses it if these are the writes
-# that it has seen; else it makes the values that it has seen again.
+# By id of the history: the real storage, and the number of writes that it has had. An operation uses the storage if it was
+# recorded after as many writes; else it makes the earlier values again.
 BeingMade = Mapping[int, tuple[torch.UntypedStorage, int]]
 
 
@@ -82,7 +82,7 @@ class Operation:
 
 @dataclass(eq=False)
 class History:
-    """How to make a storage. The deferred storage owns it, so it goes with the last tensor that needs it."""
+    """How to make a storage. The deferred storage owns it, so it is freed with the last tensor that needs it."""
 
     made_by: Operation
     output: int  # number among the outputs of the operation

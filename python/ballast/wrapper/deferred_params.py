@@ -1,5 +1,5 @@
-"""Parameters without values: these are made or read when training begins, piece by piece, on the rank that keeps each
-piece."""
+"""Parameters without values. Their values are made or read when training begins: piece by piece, each on the rank that
+keeps it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DeferredParameters:
         self._live().partition()
 
     def gathered(self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True) -> NoReturn:
-        """Refuse: after begin() another owner has them, which gathers."""
+        """Refuse: after begin() another owner has the parameters, and gathers them."""
         self.using(parameters, "gather")
 
     def write(self, values: Mapping[torch.nn.Parameter, StoredTensor]) -> None:
@@ -88,38 +88,38 @@ def begin_with_file(parameter: torch.nn.Parameter, stored: StoredTensor) -> None
 
 
 def suspend(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
-    """Let it be PENDING: it is in no plan any more, and the migration brings its values to the next one."""
+    """Make a parameter PENDING: it is in no plan any more, and the migration brings its values to the next plan."""
     (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(owner)
 
 
 def lose(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
-    """Take a parameter out of its plan, with values that nothing brings."""
+    """Take a parameter out of its plan, and lose its values."""
     suspend(parameter, owner)
     drop(parameter)
 
 
 def drop(parameter: torch.nn.Parameter) -> None:
-    """Nothing brings the values of a parameter that is PENDING."""
+    """Make a PENDING parameter DEFERRED: nothing brings its values any more."""
     found = managed(parameter)
     assert found is not None
     found.drop()
 
 
 def drop_pending(model: torch.nn.Module, owner: DeferredParameters) -> None:
-    """The training ends: nothing brings what is pending."""
+    """Drop the pending parameters of a training that ends: nothing brings their values."""
     for parameter in model.parameters():
         if is_pending(parameter) and owner_of(parameter) is owner:
             drop(parameter)
 
 
 def is_pending(parameter: torch.Tensor) -> bool:
-    """Return whether something brings its values, and nothing else was said of it since."""
+    """Return whether the migration or a checkpoint still brings the parameter's values."""
     found = managed(parameter)
     return found is not None and found.state is ParameterState.PENDING
 
 
 def expect(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Training can begin without values of these: a checkpoint brings them."""
+    """Let training begin without the values of these parameters: a checkpoint brings them."""
     for parameter in parameters:
         found = managed(parameter)
         if found is not None and found.lacks_values:
@@ -151,7 +151,7 @@ def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> 
 def defer(
     model: torch.nn.Module | None, trained: Iterable[torch.nn.Parameter], group: Group, owner: DeferredParameters
 ) -> None:
-    """Let parameters without memory be owned by `owner`. All ranks do this together."""
+    """Make `owner` the owner of the parameters without memory. All ranks do this together."""
     known = _all_of(model, trained)
     for parameter in known:
         found = managed(parameter)
@@ -235,7 +235,7 @@ def device_of(deferred: torch.Tensor) -> torch.device:
 
 
 def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
-    """Let all ranks make the values of rank 0. All ranks call it together."""
+    """Let all ranks make the same values as rank 0. All ranks call it together."""
     outside = inputs_from_outside(list(tensors))
     flat = [each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in outside]
     everything = torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
@@ -252,7 +252,7 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def make_buffers(model: torch.nn.Module) -> None:
-    """Make all buffers: they are not partitioned."""
+    """Make the values of all deferred buffers: buffers are not partitioned."""
     made: dict[int, torch.Tensor] = {}  # by id of the deferred buffer, which modules may share
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -261,8 +261,8 @@ def make_buffers(model: torch.nn.Module) -> None:
 
 
 class InitialValueReader:
-    """Reads initial values piece by piece. It makes the values of one parameter at a time, and keeps them until the
-    next."""
+    """Reads initial values piece by piece. It makes the values of one parameter at a time, and keeps them until
+    the next one."""
 
     def __init__(self) -> None:
         self._parameter: torch.Tensor | None = None

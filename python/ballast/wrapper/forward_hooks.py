@@ -1,5 +1,5 @@
-"""Hooks on calls of the model. Parameters are partitioned before a call: afterwards autograd has saved some of them for
-backward."""
+"""Hooks on calls of the model. Parameters are partitioned before a call, because autograd saves some of them for backward
+during the call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ballast.wrapper.hooks import Known, ModuleHook
 
 
 class ForwardHooks:
-    """Hooks the model, and in stage 3 its modules with parameters of their own: a user may call only methods of the
-    model."""
+    """Hooks the model, and in stage 3 its modules with parameters of their own: a user may call methods of the model
+    instead of the model."""
 
     def __init__(self, model: torch.nn.Module | None, session: Known, *, of_modules: bool):
         self._hooks: list[Any] = []

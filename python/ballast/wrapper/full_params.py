@@ -52,23 +52,23 @@ class FullParameters:
             self._versions.append(each.parameter._version)
 
     def release_unit(self) -> None:
-        """Nothing: there is always memory for gradients."""
+        """Do nothing: there is always memory for gradients."""
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Nothing: full parameters are always visible."""
+        """Do nothing: full parameters are always visible."""
 
     def after_step(self) -> None:
         self._core.finish()
         self._watch_anew()
 
     def require_offloadable(self, parameters: bool) -> None:
-        """Nothing: full parameters can always be offloaded."""
+        """Do nothing: full parameters can always be offloaded."""
 
     def require_put_away(self, what: str) -> None:
-        """Nothing: full parameters are not gathered."""
+        """Do nothing: full parameters are not gathered."""
 
     def offload(self) -> None:
-        """Offload the parameters: their memory goes."""
+        """Offload the parameters, whose memory is freed."""
         self._offloaded = OffloadedParameters(self._members, self._managed, self._group)
         self._places, self._watched = [], {}
 
@@ -111,7 +111,7 @@ class FullParameters:
         self._watched |= {number: Snapshot(self._members[number].parameter) for number in numbers}
 
     def _watch_anew(self) -> None:
-        """Watch the parameters of blocks that have not ended, from now on."""
+        """Watch only the parameters of blocks that have not ended, beginning with their values of now."""
         self._watched = {}
         self._watch(number for number, blocks in self._open.items() if blocks > 0)
 

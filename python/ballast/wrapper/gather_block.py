@@ -20,7 +20,7 @@ from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes
 
 
 class GatherBlocks:
-    """All ranks enter and leave a block together."""
+    """Opens the blocks. All ranks enter and leave a block together."""
 
     def __init__(
         self,
@@ -63,8 +63,7 @@ class GatherBlocks:
                 gather.reshard(copies)
 
     def _agree_to_keep(self, has_failed: bool) -> bool:
-        """Return whether the block has ended in the same way on all ranks. Where it failed on others only, this rank
-        fails."""
+        """Return whether the block has ended in the same way on all ranks. Raise where it failed on other ranks only."""
         failed = self._group.all_reduce([int(has_failed and rank == self._group.rank) for rank in range(self._group.size)])
         if all(failed) or not any(failed):
             return True
@@ -112,5 +111,5 @@ class GatherBlocks:
         self._core.write_parameters(fill)
 
     def end(self) -> None:
-        """Let the training's memory go."""
+        """Drop the reference to the training, so that its memory can be freed."""
         del self._core

@@ -1,4 +1,4 @@
-"""Views of a unit's parameters in acquired memory: the values of other units come there next."""
+"""Views of a unit's parameters in acquired memory, which holds the values of other units next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("ballast")
 
 
 class GatheredViews:
-    """Knows whether other tensors still share the memory."""
+    """Knows whether tensors other than these views share the memory."""
 
     def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors

@@ -39,8 +39,8 @@ def require_stream(gpu: int | None, stream: int) -> None:
 
 @contextmanager
 def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
-    """Work in this stream inside the block. The end of a training or of the program may come in any stream: the work of
-    the current stream is complete when the block begins, and the work of the block is complete when it ends."""
+    """Work in this stream inside the block. A training or the program may end in any stream, so the work of the current
+    stream is complete when the block begins, and the work of the block is complete when it ends."""
     if current_stream(gpu) == stream:
         yield
         return

@@ -22,7 +22,7 @@ class GradientCopies:
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}  # by unit and address
 
     def copy(self, unit: int, memory: _core.Memory) -> None:
-        """Copy what has come of a unit's gradients, and forget it in torch's memory."""
+        """Copy the gradients of a unit that have arrived, and drop torch's copies of them."""
         key, trained = (unit, memory.address), self._units[unit].trained
         if key not in self._views:
             self._views[key] = views_in(memory, self._units[unit], self._begins[unit], trained)
@@ -38,5 +38,5 @@ class GradientCopies:
             copy_each(into, gradients)
 
     def forget_views(self) -> None:
-        """The library's memory goes."""
+        """Forget the views: the library's memory is about to be freed."""
         self._views = {}

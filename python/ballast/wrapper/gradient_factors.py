@@ -13,7 +13,7 @@ from ballast.wrapper.units import Member
 
 
 class GradientFactors:
-    """Those of one step. The library multiplies all gradients by one factor, so that they have to be one."""
+    """The factors of one step. The library multiplies all gradients by one factor, so all factors must be equal."""
 
     def __init__(self, group: Group, members: Sequence[Member]):
         self._group = group
@@ -31,12 +31,12 @@ class GradientFactors:
         return self._by_member.get(member, 1.0)
 
     def agreed(self, taken: Collection[int]) -> float:
-        """Return what all gradients are multiplied by, of which this rank has those of the members in `taken`. All
-        ranks call it together."""
+        """Return the one factor of all gradients. `taken` has the members whose gradients this rank has. All ranks call
+        it together."""
         mine = {self.of(member) for member in taken}
         factors = least_and_most(self._group, mine)
         if any(not math.isfinite(factor) for factor in factors):
-            return 1.0  # made of gradients that are not finite either: the step will find them
+            return 1.0  # the gradients are not finite either, and the step finds that
         if len(factors) > 1:
             fail(
                 "unsupported",

@@ -34,7 +34,7 @@ Known = weakref.ref[Trainer]
 
 
 class OnGradient:
-    """Tells the session that a gradient has come. The session of a parameter is found through it, too."""
+    """Tells the session that a gradient has come. trainer_of() finds the session of a parameter through it."""
 
     def __init__(self, session: Known):
         self.session = session

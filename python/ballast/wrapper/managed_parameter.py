@@ -19,8 +19,8 @@ from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
 
 
 class ParameterOwner(Protocol):
-    """Keeps values that torch does not have. It knows nothing of the layers above: it gets callbacks for upward calls
-    when it is made."""
+    """Keeps values that torch does not have. It does not know the layers above it: its constructor gets callbacks into
+    them."""
 
     @property
     def group(self) -> Group:
@@ -61,10 +61,10 @@ InitialValues = Recorded | StoredTensor | Unknown
 
 
 class ManagedParameter:
-    """Ballast's one attribute of a torch parameter.
+    """The one attribute that Ballast sets on a torch parameter.
 
     A FULL or RELEASED parameter does not have it: torch uses such a parameter as any other, and its pickle has no trace
-    of Ballast. The residence of the parameter keeps this object then.
+    of Ballast. The residence of the parameter keeps this object meanwhile.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ManagedParameter:
         owner: ParameterOwner | None = None,
         initial: InitialValues = Unknown(),
     ):
-        self._parameter = weakref.ref(parameter)  # which has this one
+        self._parameter = weakref.ref(parameter)  # which owns this object
         self._kind = torch.Tensor if type(parameter) is torch.Tensor else torch.nn.Parameter
         self._state = state
         self.owner = owner  # none: the model is not wrapped yet, or torch has the values
@@ -142,48 +142,48 @@ class ManagedParameter:
     # --- In training ---
 
     def fill(self, values: torch.Tensor) -> None:
-        """FULL: torch sees the values in this memory from now on."""
+        """Become FULL: torch sees the values in this memory from now on."""
         self._enter(ParameterState.FULL)
         self._hand_over(values)
 
     def shard(self, owner: ParameterOwner, unit: int, nothing: torch.Tensor) -> None:
-        """SHARDED: each rank keeps its shard. `nothing` has the parameter's shape."""
+        """Become SHARDED: each rank keeps its shard. `nothing` has the parameter's shape."""
         self._enter(ParameterState.SHARDED)
         self.unit = unit
         self._put_away(owner, nothing)
 
     def gather(self, values: torch.Tensor) -> None:
-        """GATHERED: torch sees all values for a while."""
+        """Become GATHERED: torch sees all values until the parameter is resharded."""
         self._enter(ParameterState.GATHERED)
         self.parameter.__class__ = self._kind
         self.parameter.data = values
 
     def reshard(self, nothing: torch.Tensor) -> None:
-        """SHARDED again."""
+        """Become SHARDED again."""
         self._enter(ParameterState.SHARDED)
         self.parameter.data = nothing
         self.parameter.__class__ = Ungathered
 
     def offload(self, owner: ParameterOwner) -> None:
-        """OFFLOADED: the values are off the device, and this owner says so where torch needs them."""
+        """Become OFFLOADED: the values are off the device, and this owner refuses their use."""
         is_full = self._state is ParameterState.FULL
         self._enter(ParameterState.OFFLOADED)
-        if is_full:  # else torch has no memory of it now
+        if is_full:  # a sharded one has no memory of torch now
             self._put_away(owner, nothing_like(self.parameter, self.parameter.device))
 
     def reload(self) -> None:
-        """SHARDED after OFFLOADED, in the same memory."""
+        """Become SHARDED after OFFLOADED, in the same memory."""
         self._enter(ParameterState.SHARDED)
 
     # --- The end ---
 
     def release(self, values: torch.Tensor | None = None) -> None:
-        """RELEASED: torch has the values in memory of its own, these or those that it sees."""
+        """Become RELEASED: torch has these values in memory of its own, or without `values` those that it sees."""
         self._enter(ParameterState.RELEASED)
         self._hand_over(values)
 
     def lose(self) -> None:
-        """LOST: the training ends without all of its ranks. The owner says so where torch needs the values."""
+        """Become LOST: the training ends without all of its ranks. The owner refuses each use of the values."""
         self._enter(ParameterState.LOST)
 
     def _enter(self, state: ParameterState) -> None:

@@ -13,8 +13,8 @@ from ballast.wrapper.units import DTYPES, Member, UnitOfMembers
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, if the C library can. Else what it keeps of large tensors adds up to a
-    model."""
+    """Return freed memory to the system, if the C library can. Otherwise the memory that it keeps after large
+    tensors adds up to the size of a model."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
 
     The gradients of a unit are freed together, and those of the next unit take their place. glibc would return that
     much memory to the kernel and get it again page by page, which costs a tenth of a step. Settings in the environment
-    win.
+    take precedence.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in ("GLIBC_TUNABLES", *_MALLOC_SETTINGS)):
@@ -44,7 +44,7 @@ def bytes_at(address: int, count: int) -> memoryview:
 
 
 def tensor_at(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the same memory as a one-dimensional tensor of this many elements, which are more than 0."""
+    """Return host memory as a one-dimensional tensor of this many elements, at least one."""
     return torch.frombuffer(bytes_at(address, count * dtype.itemsize), dtype=dtype)
 
 

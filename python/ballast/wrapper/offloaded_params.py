@@ -20,7 +20,7 @@ class OffloadedParameters:
 
     def __init__(self, members: Sequence[Member], managed: Sequence[ManagedParameter], group: Group):
         self.group = group
-        self.is_gone = False  # the training, and with it the values
+        self.is_gone = False  # the training has ended, and the values are lost
         self._names = {id(member.parameter): member.name for member in members}
         for each in managed:
             each.offload(self)

@@ -29,7 +29,7 @@ class WrappedOptimizer(Optimizer):
     _step_supports_amp_scaling = True  # a GradScaler lets step() unscale, and decide whether to skip
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of all ranks with the gradients since the last one."""
+        """Make one step on all ranks with the gradients since the last step."""
         self._ballast.plans.require_open("call step()")
         count_step(self)
         loss = None
@@ -53,7 +53,7 @@ class WrappedOptimizer(Optimizer):
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Return the norm of all gradients, and let the next step clip it to `max_norm`. All ranks call it together."""
+        """Return the norm of all gradients, and clip it to `max_norm` in the next step. All ranks call it together."""
         self._ballast.plans.require_open("call clip_grad_norm_()")
         norm = self._ballast.partition().gradient_norm()
         coefficient = min(1.0, max_norm / (norm + 1e-6))
@@ -79,7 +79,7 @@ class WrappedOptimizer(Optimizer):
         self._ballast.plans.watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shard in the form of any optimizer's state_dict(). No other rank takes part, and nothing
+        """Return this rank's shard in the usual form of a state_dict(). No other rank takes part, and nothing
         is read yet: each entry is read when it is used. Warn once if the shard is not all of the state."""
         self._ballast.plans.require_open("call state_dict()")
         state: dict[str, Any] = super().state_dict()
@@ -114,7 +114,7 @@ class WrappedOptimizer(Optimizer):
 
     @property
     def steps(self) -> int:
-        """The number of updates so far, those before a restart included."""
+        """The number of updates so far, including those before a restart."""
         return self._ballast.plans.steps
 
     def metrics(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ class WrappedOptimizer(Optimizer):
         self.state.clear()
 
     def __del__(self, _is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Close the session, unless Python takes modules apart: then the hook at exit has closed it before."""
+        """Close the session, unless the interpreter is shutting down: then the hook at exit has closed it before."""
         if "_ballast" in self.__dict__ and not _is_exiting():
             self._ballast.close(together=False)
             self.state.clear()

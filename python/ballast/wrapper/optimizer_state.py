@@ -9,7 +9,7 @@ from ballast.wrapper.wrapped import Wrapped
 
 
 class OptimizerState:
-    """Holds that state, and shows all state in optimizer.state."""
+    """Holds the state outside a partition, and shows all state in optimizer.state."""
 
     def __init__(self, wrapped: Wrapped, updates: Updates):
         self._wrapped = wrapped
@@ -65,7 +65,7 @@ class OptimizerState:
         self.loaded = self._unbegun = None
 
     def begin_empty(self, partition: Partition, aside: State) -> None:
-        """Begin with zeros, and a checkpoint replaces them."""
+        """Begin with zeros, which a checkpoint replaces."""
         self.aside = aside
         self.show(aside)
         self._updates.begin(self._wrapped.optimizer, partition, {})
@@ -78,7 +78,7 @@ class OptimizerState:
                 optimizer.state[parameter] = state[id(parameter)]
 
     def leave(self) -> None:
-        """Forget the partition, which goes: entries of optimizer.state would read from it, and keep it alive."""
+        """Forget the partition, which ends: entries of optimizer.state would read from it and keep it alive."""
         self._updates.leave()
         if (optimizer := self._wrapped.optimizer_if_alive) is not None:
             optimizer.state.clear()

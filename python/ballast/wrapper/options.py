@@ -99,7 +99,7 @@ def read_memory(memory: Size | None) -> int | None:
 
 
 def read_units(units: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of classes: a name alone is one of them."""
+    """Return the names of classes. A string is one name."""
     return (units,) if isinstance(units, str) else tuple(units)
 
 
@@ -154,7 +154,7 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
 
 
 def without_gpu(options: WrapOptions) -> WrapOptions:
-    """Return the options for a CPU: a tier without a kind is meant for the state alone, because moving gradients to the
+    """Return the options for a CPU: a tier without a kind applies to the state alone, because moving gradients to the
     host would copy them from memory to memory."""
     if isinstance(options.offload, str) and not options.chooses_tiers:
         return replace(options, offload={"state": options.offload})

@@ -52,7 +52,7 @@ class ParamGather:
         return self.units.is_gone
 
     def begin(self) -> None:
-        """Nothing: training has begun."""
+        """Do nothing: training has begun."""
 
     @contextmanager
     def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> Iterator[None]:
@@ -111,7 +111,7 @@ class ParamGather:
         self._begin_call(self._unit_of(module))
 
     def _begin_call(self, unit: int | None) -> None:
-        if self.units.is_over:  # since this call began: torch calls the hooks that there were then
+        if self.units.is_over:  # since this call began: torch still calls the hooks that existed then
             return
         if unit is not None:
             self.units.open(unit)
@@ -131,16 +131,16 @@ class ParamGather:
         return {}
 
     def require_acceptable_writes(self) -> None:
-        """Nothing: there are no other writes."""
+        """Do nothing: there are no other writes."""
 
     def accept_writes(self) -> None:
-        """Nothing: there are no other writes."""
+        """Do nothing: there are no other writes."""
 
     def require_not_cast(self) -> None:
-        """Nothing: a sharded parameter cannot be cast."""
+        """Do nothing: a sharded parameter cannot be cast."""
 
     def undo_casts(self) -> None:
-        """Nothing: parameters inside gather() are copies."""
+        """Do nothing: parameters inside gather() are copies."""
 
     def require_offloadable(self, parameters: bool) -> None:
         if not parameters:

@@ -20,15 +20,15 @@ from ballast.checks import fail
 class ParameterState(Enum):
     """Where the values of a parameter are."""
 
-    following: tuple[ParameterState, ...]  # as TRANSITIONS has them; found without a hash, as each call of a module needs it
+    following: tuple[ParameterState, ...]  # from TRANSITIONS; each call of a module needs them, so this look-up uses no hash
 
     DEFERRED = "deferred"  # nowhere yet: they are made, or read from files, when training begins
     PENDING = "pending"  # not here: a checkpoint, or the migration to the next plan, brings them
     SHARDED = "sharded"  # each rank keeps its shard (stage 3)
-    GATHERED = "gathered"  # torch sees all of them, in memory that is theirs for a while (stage 3)
+    GATHERED = "gathered"  # torch sees all of them, in memory that is acquired for a while (stage 3)
     FULL = "full"  # torch sees all of them, in memory that stays (stages 0 to 2)
     OFFLOADED = "offloaded"  # off the device, until reload()
-    RELEASED = "released"  # torch has them in memory of its own: Ballast manages the parameter no more
+    RELEASED = "released"  # torch has them in memory of its own: Ballast no longer manages the parameter
     LOST = "lost"  # the training has ended without all of its ranks, and the values with it
 
 
@@ -53,7 +53,7 @@ TRANSITIONS: Mapping[ParameterState, frozenset[ParameterState]] = {
     ParameterState.FULL: frozenset({ParameterState.OFFLOADED, ParameterState.RELEASED}),
     ParameterState.OFFLOADED: frozenset({ParameterState.SHARDED, ParameterState.FULL, ParameterState.LOST}),
     ParameterState.RELEASED: frozenset(),
-    # After a plan that could not be made the migration still has the values, or a checkpoint brings others.
+    # If a plan could not be made, the migration still has the values, or a checkpoint brings others.
     ParameterState.LOST: frozenset({ParameterState.PENDING}),
 }
 
@@ -63,7 +63,7 @@ for _state, _following in TRANSITIONS.items():
 
 
 def require_transition(before: ParameterState, after: ParameterState) -> None:
-    """Raise B1999 unless there is this transition. To stay in a state is none, and is always possible."""
+    """Raise B1999 unless this transition exists. Staying in a state is always possible."""
     if after is not before and after not in before.following:
         _refuse(before, after)
 

@@ -53,7 +53,7 @@ class Partition(ShardedState):
     ):
         self._inputs_now = inputs
         self._order = backward_order(units)
-        if options.stage < 3:  # torch always sees all parameters: no unit is acquired forward
+        if options.stage < 3:  # torch always sees all parameters: no unit is acquired in the forward pass
             options.backward_order = self._order
         self._first_inputs = inputs()
         super().__init__(units, ranks, self._first_inputs.rules, options, reside)
@@ -69,7 +69,7 @@ class Partition(ShardedState):
         self._factors = GradientFactors(self._group, self._members)
         self._norms: list[list[float]] | None = None
         self._passes: int | None = None  # of all ranks, after they have agreed
-        self._may_update = False  # in backward: with the options of the time when its first unit is taken
+        self._may_update = False  # in backward, with the options as they were when its first unit was taken
 
     def require_not_updated(self, what: str) -> None:
         """Refuse an operation between updates of a backward pass and their step."""
@@ -77,7 +77,7 @@ class Partition(ShardedState):
             self._fail_as_updated(f"{what} between a backward pass and its step", "step() after each backward pass")
 
     def begin_call(self, module: torch.nn.Module) -> None:
-        """Tell the residence about a call of a module that it has not seen begin."""
+        """Tell the residence about a call of a module whose beginning it has missed."""
         self._residence.enter(module)
 
     def release(self, together: bool, gathers: bool = True) -> None:
@@ -108,7 +108,7 @@ class Partition(ShardedState):
     # --- Gradients ---
 
     def arrived(self, parameter: torch.nn.Parameter, *, hold: bool = False) -> None:
-        """Take a gradient that was added to `parameter.grad`. If `hold`, it waits for the next one, or for the step."""
+        """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
         require_stream(self._gpu, self._stream)
         number = self._index[id(parameter)]
         if number in self._taken and not isinstance(parameter.grad, TakenGradient):

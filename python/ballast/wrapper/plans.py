@@ -1,5 +1,4 @@
-"""The partition that trains, and the change to another one when other parameters are trained or other state is
-loaded."""
+"""The current partition, and the change to another one when other parameters are trained or other state is loaded."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class Plans:
             self.current.require_put_away(what)
 
     def watch(self) -> None:
-        """Let every parameter that can be trained tell when its gradient has come."""
+        """Hook every parameter that can be trained, so that it reports when its gradient has come."""
         self._hooks.watch((each for _, each in self.wrapped.trained()), self.wrapped.names())
 
     def _look_up(self) -> Partition:
@@ -107,8 +106,8 @@ class Plans:
         return partition
 
     def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
-        """Return the partition for state of so many steps, which the caller writes to it. Until it has,
-        `is_half_loaded` is set. `made` has the steps that have trained each parameter, by its id."""
+        """Return a partition that continues after `steps`. The caller writes the state to it; until that is complete,
+        `is_half_loaded` is set. `made` has the number of steps that have trained each parameter, by its id."""
         self.watch()
         self.is_half_loaded = True
         self.state.forget()
@@ -118,7 +117,7 @@ class Plans:
         partition = self.current
         if partition is None or not self.planner.groups.regroup(partition.members, begun):
             if partition is not None:
-                del partition  # so that its memory can go
+                del partition  # so that its memory can be freed
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=False))
@@ -187,7 +186,7 @@ class Plans:
     # --- The end ---
 
     def close(self, *, together: bool) -> None:
-        """End the training: together with all ranks, which gather the parameters; or on this rank alone."""
+        """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
         is_alone = self.planner.ranks.of_data.size == 1
         self._steps_at_close, self.is_closed = self.steps, True
         if self.is_offloaded and (together or is_alone):

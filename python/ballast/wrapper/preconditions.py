@@ -30,7 +30,7 @@ def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor
 
     if of_others() is None:
         return
-    gc.collect()  # only a cycle of references may keep the other one
+    gc.collect()  # a cycle of references may be all that keeps the other one
     name = of_others()
     if name is not None:
         refuse(
@@ -48,7 +48,7 @@ def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
 
 
 def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
-    """Begin with rank 0's values of what is trained, and of all else in the model. All ranks call it together."""
+    """Copy rank 0's parameters and buffers to all ranks, trained or not. All ranks call it together."""
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
     broadcast_initial_values(group, (each for each in known.values() if not (is_without_values(each) or each.is_meta)))

@@ -26,12 +26,12 @@ class ProcessGroups:
     repeated: frozenset[int]  # ids of parameters that all ranks of `of_model` have
 
     def counts(self, parameter: torch.Tensor) -> bool:
-        """Return whether the norm includes the parameter on this rank: of a replicated one it includes the first
-        rank's."""
+        """Return whether the norm includes this rank's values of the parameter. Of a replicated parameter, it includes
+        only those of the first rank."""
         return self.of_model is None or self.of_model.rank == 0 or id(parameter) not in self.repeated
 
     def leave(self) -> None:
-        """Tell the other ranks that this one takes part no more."""
+        """Tell the other ranks that this one has left."""
         self.of_data.leave()
         if self.of_model is not None:
             self.of_model.leave()
@@ -47,7 +47,7 @@ def connect_groups(
             refuse("cannot use replicated parameters without the ranks that have them", needed="norm_group")
         return ProcessGroups(group_of(process_group, options.timeout), None, repeated)
     ranks_of = torch.distributed.get_process_group_ranks
-    both = set(ranks_of(process_group)) & set(ranks_of(norm_group))  # None are all ranks
+    both = set(ranks_of(process_group)) & set(ranks_of(norm_group))  # None stands for all ranks
     if len(both) > 1:
         refuse(
             f"cannot use process_group and norm_group together: ranks {sorted(both)} are in both",
@@ -58,7 +58,7 @@ def connect_groups(
 
 
 def group_of(process_group: Any, timeout: float | None) -> Group:
-    """Connect the ranks of `process_group`; without it all ranks of torch.distributed, else the launcher's."""
+    """Connect the ranks of `process_group`. Without it, connect all ranks of torch.distributed, else the launcher's."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         if process_group is not None:

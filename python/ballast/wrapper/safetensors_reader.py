@@ -78,7 +78,7 @@ def tensors_in(files: Files) -> dict[str, StoredTensor]:
 
 
 def _paths(files: Files) -> list[Path]:
-    """Return the files of a file, an index, a directory or a pattern; or of several."""
+    """Return the files that a file name, an index, a directory, a pattern, or several of these name."""
     if not isinstance(files, (str, os.PathLike)):
         return [path for each in files for path in _paths(each)]
     path = Path(files)

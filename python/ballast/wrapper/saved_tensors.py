@@ -45,7 +45,7 @@ class SavedTensors:
         push_saved_tensor_hooks(*self._hooks(top_saved_tensor_hooks()))
 
     def end_call(self) -> None:
-        if self._depth > 0:  # else refused before it began
+        if self._depth > 0:  # otherwise the call was refused before it began
             self._depth -= 1
             pop_saved_tensor_hooks()
 

@@ -1,4 +1,4 @@
-"""The life of a wrapped optimizer: it is wrapped, plans, steps and closes."""
+"""The life of a wrapped optimizer: wrapping, planning, steps and closing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Session:
         self._history = StepHistory()
         self.checkpoint = CheckpointAccess(self.plans, self._history)
         self._process = os.getpid()
-        self.holds = False  # gradients, until more come
+        self.holds = False  # whether gradients are held until more come
 
     # --- The beginning ---
 
@@ -127,7 +127,7 @@ class Session:
             partition.begin_call(module)  # its own hook comes too late for this call
 
     def before_module(self, module: torch.nn.Module) -> None:
-        """The same before a module inside the model runs: the user may call only methods of the model."""
+        """Do the same before a module inside the model runs: a user may call methods of the model instead of the model."""
         if self.plans.of_this_step is None and (torch.is_grad_enabled() or self.plans.current is None):
             self.before_forward(module)
 
@@ -170,7 +170,7 @@ class Session:
     # --- The end ---
 
     def close(self, *, together: bool) -> None:
-        """End the training: together with all ranks, which gather the parameters; or on this rank alone."""
+        """End the training, either together with all ranks, which gather the parameters, or on this rank alone."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
         if together and self.plans.current is not None:

@@ -24,7 +24,7 @@ class SessionHooks:
         self._at_exit = at_exit(session)
 
     def watch(self, parameters: Iterable[torch.nn.Parameter], names: Mapping[int, str]) -> None:
-        """Hook these parameters, so that each tells when its gradient has come."""
+        """Hook these parameters, so that each reports when its gradient has come."""
         for parameter in parameters:
             if id(parameter) not in self._on_gradient:
                 require_known(parameter, names[id(parameter)])

@@ -28,7 +28,7 @@ log = logging.getLogger("ballast")
 class Residence(Protocol):
     """The memory in which torch sees the parameters."""
 
-    def release_unit(self) -> None: ...  # no unit may be acquired with gradients, or while state is read
+    def release_unit(self) -> None: ...  # no unit may be open while gradients are acquired or state is read
     def after_step(self) -> None: ...
     def enter(self, module: torch.nn.Module) -> None: ...
     def release(self, together: bool, gathers: bool) -> None: ...
@@ -37,7 +37,7 @@ class Residence(Protocol):
     def require_acceptable_writes(self) -> None: ...
     def accept_writes(self) -> None: ...
     def require_not_cast(self) -> None: ...
-    def undo_casts(self) -> None: ...  # of a cast of the model that is refused
+    def undo_casts(self) -> None: ...  # after a cast of the model was refused
     def require_offloadable(self, parameters: bool) -> None: ...
     def require_put_away(self, what: str) -> None: ...
     def offload(self) -> None: ...
@@ -131,7 +131,7 @@ class ShardedState:
         return self._core.parts(member.unit, member.tensor)
 
     def part(self, member: Member) -> tuple[int, int]:
-        """Return the same as one range. Of a frozen parameter it is the range of its values."""
+        """Return parts() as one range. Of a frozen parameter, return the range of its values."""
         parts = self._core.parts(member.unit, member.tensor)
         return parts[0] if parts else (0, 0)  # a shard is one range, and so is its part of a parameter
 
@@ -152,7 +152,7 @@ class ShardedState:
 
     @property
     def sharing(self) -> Group | None:
-        """The ranks that keep a shard of the state each; None if this rank keeps all of it."""
+        """The ranks that each keep a shard of the state; None if this rank keeps all of it."""
         return self._group if self._is_shared else None
 
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> AbstractContextManager[None]:
@@ -194,7 +194,7 @@ class ShardedState:
     # --- While something else needs the device ---
 
     def offload(self, parameters: bool) -> None:
-        """Free the device's memory, that of parameters too or not. All ranks call it together."""
+        """Free the device's memory, with or without that of the parameters. All ranks call it together."""
         self._residence.require_offloadable(parameters)
         self.require_put_away("cannot offload the training")
         self._residence.release_unit()
@@ -203,7 +203,7 @@ class ShardedState:
             self._residence.offload()
 
     def reload(self) -> None:
-        """Bring everything back, in any stream: a training that is offloaded can be closed, too."""
+        """Bring everything back. Any stream may be current, because close() reloads a training that is offloaded."""
         with in_stream(self._gpu, self._stream):
             return_cached_memory(self._gpu)
             self._core.reload(agree=agree_on_memory(self._group, "reload()"))
@@ -234,8 +234,8 @@ class ShardedState:
     def change_shards(
         self, change: Callable[[_core.StatePart], None], steps: int, agree: Callable[[], None]
     ) -> None:
-        """Change the shards one by one. All ranks call it together, and `agree` before drives commit the shards as of
-        so many steps."""
+        """Change the shards one by one, and call `agree` before drives commit them as of this number of steps. All
+        ranks call it together."""
 
         def agreed() -> None:
             agree()

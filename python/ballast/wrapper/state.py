@@ -79,7 +79,7 @@ def _only_moves(kwargs: dict[str, Any]) -> bool:
 
 
 def is_what_is_there(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:
-    """Return whether the loaded state, by id of the parameter, is the state that is there.
+    """Return whether the loaded state, by id of the parameter, is the current state.
 
     Accelerate loads the optimizer's own state_dict() after it has moved it to the optimizer's device.
     """
@@ -108,7 +108,7 @@ def _now(value: Any) -> Any:
 
 
 def warn_of_own_part(group: Group) -> None:
-    """For state_dict(), of whose caller it speaks."""
+    """Warn that a state_dict() holds one rank's shard. The warning names the line that called state_dict()."""
     warnings.warn(
         f"this state_dict() holds only the shard of rank {group.rank} of {group.size}, and rank 0's alone cannot be resumed. "
         + REMEDY,

@@ -1,4 +1,4 @@
-"""Move shards from one partition to the next one: parameters with the fp32 values that they were rounded from, and
+"""Move shards from one partition to the next one: parameters, as the fp32 values from which they were rounded, and
 moments."""
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class StateMigration:
             taken.version = taken.parameter._version
 
     def _is_written(self, taken: TakenParameter) -> bool:
-        """Return whether the parameter was written to since then, or is read from files."""
+        """Return whether the parameter was written to since suspend_all(), or is read from files."""
         if self._owner is not None:
             return not is_pending(taken.parameter)
         return bool(taken.parameter._version != taken.version)
@@ -131,8 +131,8 @@ class StateMigration:
         self.forget_moments()
 
     def take_moments(self, *, but_of: Collection[int]) -> State:
-        """Return the full moments of parameters with other ids than these, which are not trained any more. Nothing else
-        of them is kept, except the values that only this object has."""
+        """Return the full moments of the parameters that are not in `but_of`: they are not trained any more. Keep
+        nothing else of them, except values that only this object has."""
         state: State = {}
         left = {key: taken for key, taken in self._taken.items() if key not in but_of}
         for key, taken in left.items():
@@ -186,7 +186,7 @@ class StateMigration:
         self._taken = {key: taken for key, taken in self._taken.items() if key not in local}
 
     def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
-        """Return the shard of another partition."""
+        """Return the elements of a range, which is the shard of another partition."""
         values = {kind: self._full(taken, kind).view(-1)[first : first + count].clone() for kind in taken.kinds}
         taken.shards = []
         return_freed_memory()  # small and large blocks in turn leave holes in the heap
@@ -219,7 +219,7 @@ class StateMigration:
             mine[shard.first : shard.first + shard.count] = shard.values[kind]
         return sum_in_fp32(self._sharing, mine).view(taken.parameter.shape)
 
-    # --- Shown meanwhile ---
+    # --- Between two plans ---
 
     def shown(self) -> State:
         """Return moments as optimizer.state has them: full if this rank has all of them, else its shard,

@@ -11,7 +11,7 @@ import torch
 
 from ballast._torch_compat import without_torch_function
 
-# What can be asked of a parameter without its values.
+# Functions of a parameter that do not need its values.
 _HARMLESS = {
     "__get__",
     "__set__",
@@ -44,14 +44,14 @@ class UsedThroughOwner(Protocol):
 
 
 class Owned(Protocol):
-    """The part of a ManagedParameter that says who keeps its values."""
+    """The part of a ManagedParameter that names the owner of its values."""
 
     @property
     def owner(self) -> UsedThroughOwner | None: ...
 
 
 class Ungathered(torch.nn.Parameter):
-    """A parameter becomes one, and an ordinary one again, by a change of its class."""
+    """A parameter without its values. A change of its class makes a parameter one, and an ordinary one again."""
 
     ballast_managed: Owned
 

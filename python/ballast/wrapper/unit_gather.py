@@ -1,4 +1,4 @@
-"""The unit whose parameters torch sees in stage 3: one at a time, as the next one comes into the same memory."""
+"""The unit whose parameters torch sees in stage 3: one at a time, because the next one uses the same memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UnitGather:
         self.now = GatheredViews((), ())  # the open unit's
         self.open_unit: int | None = None
         self.full: set[int] = set()  # units that a block of gather() holds full
-        self.is_gone = False  # the training, and with it the values
+        self.is_gone = False  # the training has ended, and the values are lost
         self.is_over = False  # the training has ended, or another plan has the values
 
     def take(self, owner: ParameterOwner) -> None:
@@ -133,7 +133,7 @@ class UnitGather:
     # --- While something else needs the device, and at the end ---
 
     def offload(self, owner: ParameterOwner) -> None:
-        """Forget the memory that parameters were gathered into. None is open."""
+        """Forget the memory that parameters were gathered into. No unit is open."""
         self._views, self.now = {}, GatheredViews((), ())
         for each in self._managed.values():
             each.offload(owner)
@@ -153,12 +153,12 @@ class UnitGather:
                 self._managed[member].release(values)
 
     def end(self, *, is_gone: bool) -> None:
-        """Let the training's memory go. If `is_gone`, the values are lost; else they are released, or another plan has
+        """Release the training's memory. If `is_gone`, the values are lost; else they are released, or another plan has
         them."""
         self.release_unit()
         self.is_gone, self.is_over = is_gone, True
         for each in self._managed.values() if is_gone else ():
-            if each.state is not ParameterState.GATHERED:  # else when the block ends that it is gathered in
+            if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
                 each.lose()
         self._views, self.now = {}, GatheredViews((), ())
         del self._core

@@ -14,7 +14,7 @@ from ballast.checks import fail
 from ballast.wrapper.ungathered import Ungathered
 from ballast.wrapper.unwrap import named_parameters
 
-# Large enough that the cost of a unit itself is small, small enough that the first is reduced early in backward.
+# Large enough that the fixed cost of a unit is small, and small enough that the first unit is reduced early in backward.
 UNIT_ELEMENTS = 8 << 20
 
 DTYPES = {
@@ -66,7 +66,7 @@ def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
 
 
 def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
-    """Tell the members their unit and their number in it."""
+    """Set the unit of each member, and its number in the unit."""
     for number, unit in enumerate(units):
         for tensor, member in enumerate(unit.members):
             member.unit, member.tensor = number, tensor

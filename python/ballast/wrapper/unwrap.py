@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterator
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-COMPILED = "_orig_mod"  # the name that torch.compile() gives to the module in its own
+COMPILED = "_orig_mod"  # the name that torch.compile() gives to the original module inside its own
 PARALLEL = "module"  # the name that DistributedDataParallel gives
 
 

@@ -44,7 +44,7 @@ class Updates(Protocol):
         """Return the full state outside the library's memory, on every rank."""
 
     def leave(self) -> None:
-        """Forget the partition's memory, which goes."""
+        """Forget the partition's memory, which is about to be freed."""
 
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state outside the library's memory to the host, until the next step."""
@@ -134,7 +134,7 @@ def _lazy(kept: ShardedState, member: Member, moment: _core.Moment, name: str) -
 
 
 def merged(one: State, other: State) -> State:
-    """Return the union of two states, which may know different things of one parameter."""
+    """Return the union of two states, which may have different values of one parameter."""
     both = {key: {**one.get(key, {}), **other.get(key, {})} for key in {**one, **other}}
     return {key: values for key, values in both.items() if values}
 

@@ -12,7 +12,7 @@ from ballast.wrapper.units import names_of
 
 
 class Wrapped:
-    """Does not keep them alive: the optimizer owns the session, and the session owns this."""
+    """Refers to both weakly: the optimizer owns the session, and the session owns this object."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None):
         self._optimizer = weakref.ref(optimizer)
@@ -30,7 +30,7 @@ class Wrapped:
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """None if there was none, or if it is gone."""
+        """The model; None if there was none, or if it is gone."""
         return None if self._model is None else self._model()
 
     @property

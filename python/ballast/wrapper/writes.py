@@ -1,4 +1,4 @@
-"""Find what a user writes to parameters, however it is written, and require that all ranks write the same."""
+"""Find a user's writes to parameters, however they are made, and require that all ranks write the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fingerprint(tensor: torch.Tensor) -> int:
 
 
 def checksum_on_device(flat: torch.Tensor) -> int:
-    """Return a checksum of bytes without copying them to the host: each counts with a weight of its own, modulo
+    """Return a checksum of bytes without copying them to the host: each byte has a weight of its own, modulo
     2^64."""
     place = torch.arange(1, min(_CHUNK, flat.numel()) + 1, device=flat.device)
     weights = (place * _MIX) ^ ((place * _MIX) >> 29)
@@ -75,8 +75,8 @@ def agree_on_writes(
     """Return the members that were written to on any rank. `before` has each member with its values before the writes.
     All ranks call it together.
 
-    Refuses on all ranks what cannot be kept: what `check` refuses on one rank; other shapes, formats or devices; and
-    values that differ between ranks.
+    It refuses, on all ranks, writes that cannot be kept: those that `check` refuses on one rank, those that change a
+    shape, format or device, and those that differ between ranks.
     """
     agreement = Agreement(group, "keeping what was written to parameters")
     with agreement.attempt():
