@@ -1,4 +1,4 @@
-"""Check that a checkpoint is one of this model and this optimizer, and say why if it is not."""
+"""Check that a checkpoint fits this model and this optimizer, and name the difference if it does not."""
 
 from __future__ import annotations
 

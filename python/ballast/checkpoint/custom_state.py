@@ -1,6 +1,6 @@
-"""Save and load the state of optimizers whose own step makes the updates: whatever they keep of a parameter, by its
-name there. State with a value for each element is saved as such, and other ranks can read any shard of it. The rest is
-small, and the same on all ranks."""
+"""Save and load the state of optimizers whose own step makes the updates: all that they keep of a parameter, by its name
+in their state. State with a value for each element is saved by element, so that other ranks can read any shard of it.
+Other state is small, and the same on all ranks."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class CustomState:
         return dict(self._values)
 
     def targets(self, partition: Partition) -> list[Target]:
-        """Allocate this rank's shards, and return where the checkpoint's tensors go."""
+        """Allocate this rank's shards, and return the targets of the checkpoint's tensors."""
         begins = {}
         for member in partition.members:
             first, count = partition.part(member)

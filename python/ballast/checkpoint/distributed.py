@@ -1,5 +1,4 @@
-"""Read directories of torch.distributed.checkpoint with the state_dicts of its get_state_dict(), whatever their
-keys."""
+"""Read directories of torch.distributed.checkpoint that hold the state_dicts of its get_state_dict(), under any keys."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class Distributed:
         return prefixes[0] if prefixes else None
 
     def _refuse_numbers(self) -> None:
-        """Refuse the state of optimizer.state_dict(): it has numbers, which do not say which parameter is which."""
+        """Refuse the state of optimizer.state_dict(): its numbers do not identify the parameters."""
         numbered = next((key for key in self._entries if NUMBERED.search(key)), "")
         if numbered:
             refuse(
@@ -150,7 +149,7 @@ def names_in_torch() -> set[str]:
 
 
 def _prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:
-    """Count the prefixes that make keys of names.
+    """Count the prefixes that turn a name into a key.
 
     >>> _prefixes(["model.a.b", "ema.a.b", "model.c"], ["a.b", "c"])
     Counter({'model.': 2, 'ema.': 1})

@@ -35,7 +35,7 @@ class OneRank:
 
 
 class Export:
-    """All ranks that train the model do this together, and the first of them writes."""
+    """One export of a model. All ranks that train the model run it together, and the first of them writes."""
 
     def __init__(self, model: torch.nn.Module, path: Path, most_bytes: int | None):
         if path.suffix != SUFFIX:
@@ -121,9 +121,9 @@ class Export:
         self._remove(each for each in os.listdir(self._folder) if are_files_for(each, self._stem) and each not in now)
 
     def _remove_previous(self) -> None:
-        """Remove files of an earlier export, so that a process that ends from here on leaves no mixture that looks like
-        one model. The index goes first, then each file that has a name of the new export. A single file is replaced at
-        once."""
+        """Remove files of an earlier export, so that a process that ends after this leaves no mixture that looks like
+        one model. Remove the index first, then each file that has a name of the new export. A single file is replaced
+        atomically."""
         self._remove([index_name(self._stem)])
         if len(self._files) > 1:
             self._remove(self._created)

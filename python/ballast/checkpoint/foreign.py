@@ -16,7 +16,7 @@ from ballast.checks import refuse
 
 
 class Source(Protocol):
-    """Reads full parameters and moments, one at a time. Methods return None for what the checkpoint lacks."""
+    """Reads full parameters and moments, one at a time. Methods return None for values that the checkpoint lacks."""
 
     may_be_flat: bool  # a tensor may be stored flat, whatever its shape
 
@@ -30,8 +30,8 @@ class Source(Protocol):
 
 
 def kind_of(directory: Path) -> str:
-    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's. Empty:
-    unknown."""
+    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's. An empty
+    string means unknown."""
     found = {
         "ballast": directory / MANIFEST,
         "universal": directory / "zero",

@@ -132,7 +132,7 @@ class ForeignImport:
     # --- The change ---
 
     def _change(self, part: _core.StatePart, name: str) -> None:
-        """Copy what the source has of this shard, in fp32. A frozen parameter that the source lacks stays as it is."""
+        """Copy this shard from the source, in fp32. A frozen parameter that the source lacks stays as it is."""
         if not self._has(name):
             return
         tensors = self._tensors_of(name, part.frozen)
@@ -150,8 +150,8 @@ class ForeignImport:
         )
 
     def _tensors_of(self, name: str, frozen: bool) -> dict[str, torch.Tensor]:
-        """Return the flat tensors of a parameter. The shards of a tensor come one after the other, so the last one is
-        kept."""
+        """Return the flat tensors of a parameter. The shards of a parameter come one after the other, so the
+        tensors of the last parameter are kept."""
         if self._current[0] != name:
             tensors = {"parameter": self._source.parameter(name).reshape(-1)}
             for kind, moment in () if frozen else self._moments.items():

@@ -1,4 +1,4 @@
-"""List what a training consists of, by name: the sharded state, and the full tensors that torch holds on each rank."""
+"""List the tensors of a training by name: the sharded state, and the full tensors that torch holds on each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checkpoints_in(access: CheckpointAccess, directory: Path) -> set[str]:
 
 
 def of_this_training(access: CheckpointAccess) -> set[str]:
-    """Return these folders of all directories, because the user may have copied one to another."""
+    """Return such folders in all directories, because the user may have copied one to another."""
     return set().union(*access.checkpoints.values())
 
 

@@ -128,7 +128,7 @@ class Loading:
         return aside, late
 
     def _targets(self, partition: Partition, moments: State) -> list[Target]:
-        """Return where the tensors go that are not sharded, on each rank."""
+        """Return the targets of the tensors that are not sharded. Each rank fills all of them."""
         partitioned = {id(member.parameter) for member in partition.all_members}
         targets: list[Target] = []
         for name, parameter in self._parameters.items():

@@ -1,4 +1,4 @@
-"""Read and write the JSON files that say what a checkpoint consists of. Needs no torch."""
+"""Read and write the JSON files that describe a checkpoint. Needs no torch."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import by_first_rank
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
-INDEX_BYTES = 128  # that a chunk takes in a rank's index
+INDEX_BYTES = 128  # of a chunk's entry in a rank's index
 SAVING = "saving a checkpoint"
 
 Chunks = dict[str, list[tuple[int, int, int, str]]]  # by tensor: first element, count, offset, seal
@@ -122,7 +122,7 @@ class Saving:
     # --- The part of this rank ---
 
     def _writes(self, number: int) -> bool:
-        """Where all ranks keep everything, they take turns."""
+        """Return whether this rank writes this shard. In stage 0 all ranks keep all shards, so they take turns."""
         return self._access.options.stage != 0 or number % self._group.size == self._group.rank
 
     def _local_slices(self) -> Iterator[tuple[TorchTensor, int, int]]:
@@ -211,7 +211,7 @@ def require_shared(folder: Path) -> None:
 
 
 def packed(extra: Any) -> bytes:
-    """Serialize `extra`, and refuse what cannot be read again without running code that the file names."""
+    """Serialize `extra`, and refuse values that cannot be read again without running code that the file names."""
     buffer = io.BytesIO()
     torch.save(extra, buffer)
     try:

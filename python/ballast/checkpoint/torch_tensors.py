@@ -15,8 +15,8 @@ class Writers(Enum):
     """Which ranks write a tensor that torch holds."""
 
     in_turns = 0  # all ranks hold the same values, so they share the work
-    first = 1  # rank 0, whose values count
-    each = 2  # every rank its local shard
+    first = 1  # rank 0, whose values are saved
+    each = 2  # every rank writes its local shard
 
 
 @dataclass
@@ -27,7 +27,7 @@ class TorchTensor:
     role: str
     tensor: torch.Tensor
     writers: Writers = Writers.in_turns
-    steps: int = 0  # made while a parameter was trained that is frozen now
+    steps: int = 0  # that have trained a parameter that is frozen now
     begin: int = 0  # first element of the shard in the full tensor
     full_shape: torch.Size | None = None  # of the full tensor, if this is a shard
 

@@ -14,8 +14,8 @@ from ballast.errors import Error
 
 log = logging.getLogger("ballast")
 
-# Classes whose objects are passed over: DeepSpeed's own next to a parameter, and any class where the script's objects
-# are saved too.
+# Classes whose objects are passed over: DeepSpeed's own in the files of a parameter, and any class in files that hold the
+# script's objects too.
 ITS_OWN = ("deepspeed.",)
 ANY = ("",)
 
@@ -73,7 +73,7 @@ class Universal:
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of stage 3's flat tensors, from the files of the ranks next to them."""
+        """Return the shapes of stage 3's flat tensors, from the ranks' files next to them."""
         files = sorted(self._directory.glob("*model_states.pt"))
         try:
             groups = load_without_code(files[0], files[0], ANY).get("param_shapes") if files else None

@@ -32,7 +32,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Llama:
-    """How a type differs from Llama. The defaults are those of its configuration class in transformers."""
+    """The differences of a model type from Llama. The defaults are those of its configuration class in transformers."""
 
     key_value_heads: int | None = None  # if the configuration names none: this many, or one for each head
     head_dim: int | None = None  # if the configuration names none: this, or hidden_size / num_attention_heads
@@ -125,7 +125,7 @@ def _gpt_neox(config: Config) -> Transformer:
 
 @dataclass(frozen=True)
 class Exact:
-    """A type whose parameters are known, as this class of transformers."""
+    """A model type whose parameters are known: those of this class of transformers."""
 
     architecture: str
     shapes: Callable[[Config], Transformer]
@@ -145,7 +145,7 @@ EXACT: Mapping[str, Exact] = {
 
 
 def is_exact(config: Config) -> bool:
-    """Return whether arithmetic knows each parameter: of a language model of such a type.
+    """Return whether arithmetic knows each parameter: it does for language models of the types in EXACT.
 
     >>> is_exact({"model_type": "gpt2"}), is_exact({"model_type": "gpt2", "architectures": ["GPT2Model"]})
     (True, False)
@@ -178,7 +178,7 @@ def _number(config: Config, key: str) -> int:
 
 
 def _optional(config: Config, key: str, default: int | None) -> int | None:
-    """Return a size, or the default if the key is missing. None: the size follows from others."""
+    """Return a size, or the default if the key is missing. None means that the size follows from others."""
     if key not in config:
         return default
     return None if config[key] is None else _number(config, key)
