@@ -52,7 +52,7 @@ CASES = [
 
 
 def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Callable]:
-    """Return what is timed, each on the same memory, after a check that both sides compute the same, up to rounding."""
+    """Return the functions to time, all on the same memory, after a check that both sides compute the same up to rounding."""
     elements = case.mebibytes * MIB // case.dtype.itemsize // case.ranks * case.ranks
     whole, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
     part = torch.randn(elements // case.ranks).to(case.dtype)

@@ -1,6 +1,6 @@
 """Memory against throughput: a labelled point for each configuration, and the front of those that none beats in both.
 
-Reads what a suite has written with --details: each line is a Row. Each model has a panel of its own.
+It reads the file that a suite has written with --details: each line is a Row. Each model has a panel of its own.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Row(TypedDict):
     machine: str
     group: str  # points of a group have the same marker
     tokens_per_second: float
-    plotted: str  # what the next one is
+    plotted: str  # the name of the next field's quantity
     plotted_bytes: float
 
 
@@ -68,7 +68,7 @@ def front(points: list[Point]) -> list[Point]:
 def place_labels(
     at: list[tuple[float, float]], sizes: list[tuple[float, float]], page: Box, taken: list[Box]
 ) -> list[Box]:
-    """Return a box for each label: near its point, on the page, over no point, no other label and nothing taken.
+    """Return a box for each label: near its point, on the page, and clear of points, other labels and taken boxes.
 
     Everything is in pixels. The most crowded points come first; a label without room is put above its point.
     """

@@ -1,4 +1,4 @@
-"""What suites written in Python have in common: their options, and the line of JSON of a case."""
+"""Shared code of the suites in Python: their options, and the line of JSON of a case."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def choose(parser: argparse.ArgumentParser, cases: Sequence, line: Callable[...,
 
 
 def comparison(ours: list[float], theirs: list[float], value_of: Callable[[float], float]) -> dict:
-    """Seconds of rounds that ran in turn, as fields of a line; `value_of` turns seconds into the case's unit."""
+    """Return the seconds of rounds that ran in turn as fields of a line; `value_of` turns seconds into the case's unit."""
     ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratio] * 3
@@ -44,7 +44,7 @@ def lines(rows: Sequence[dict]) -> str:
 
 
 def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """As the report names it: "AMD EPYC 9554, 2 cores"."""
+    """Return the name of this machine as the report has it: "AMD EPYC 9554, 2 cores"."""
     fields = (line.partition(":") for line in cpuinfo.read_text().splitlines())
     cpu = next((value.strip() for name, _, value in fields if name.strip() == "model name"), "unknown processor")
     cores = len(os.sched_getaffinity(0))

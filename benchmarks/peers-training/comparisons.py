@@ -26,7 +26,7 @@ SHAPES = {shape.name: shape for shape in (SMALL, LARGE)}
 
 
 class Workload(NamedTuple):
-    """What all systems train in the same way: model, ranks, format, accumulation and clipping."""
+    """A training that is the same for all systems: model, ranks, format, accumulation and clipping."""
 
     name: str
     shape: Shape
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
     @property
     def reference(self) -> "Case":
-        """The case whose losses are the right ones."""
+        """The case whose losses all others have to reach."""
         return self._of_system(DDP)
 
     @property

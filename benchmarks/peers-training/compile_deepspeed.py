@@ -1,4 +1,4 @@
-"""Compiles DeepSpeed's operators before anything is measured: ranks that meet while one of them compiles may time out."""
+"""Compile DeepSpeed's operators before anything is measured: if one rank compiles, the others may time out."""
 
 from deepspeed.accelerator import get_accelerator
 

@@ -2,7 +2,7 @@
 
 Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or a
 rank's peak MiB without what importing torch takes; its ratio is how many times faster, or smaller, it is than the system it is
-compared with. All should come to the same losses: the suite names a peer that does not, and fails if Ballast does not.
+compared with. All should reach the same losses: the suite names a peer that does not, and fails if Ballast does not.
 """
 
 import argparse
@@ -27,12 +27,12 @@ OURS = "Ballast"
 RANK = Path(__file__).with_name("rank.py")
 MEBIBYTE = 1 << 20
 
-# What systems round differently (gradients, parameters without a master) moves losses apart by less than this.
+# Systems round differently (gradients, parameters without a master), which moves losses apart by less than this.
 TOLERANCES = {"bfloat16": 0.1, "float32": 0.002}
 
 
 class Run(NamedTuple):
-    """What a system took in one run."""
+    """The time, memory and losses of a system in one run."""
 
     seconds: float  # of a step, on the slowest rank
     resident_bytes: float  # at the peak, of the largest rank
@@ -159,7 +159,7 @@ def table(rows: list[dict]) -> str:
 
 
 def strayed(rows: list[dict]) -> list[dict]:
-    """Return the rows of systems whose losses are not DDP's."""
+    """Return the rows of systems whose losses differ from DDP's by more than the tolerance."""
     return [row for row in rows if row["losses_apart"] > row["tolerance"]]
 
 

@@ -1,12 +1,12 @@
-"""What the drawings of this folder share: an SVG with text and boxes that is readable on light and on dark pages."""
+"""The helper of all drawings of this folder: an SVG with text and boxes that is readable on light and on dark pages."""
 
 from __future__ import annotations
 
 from html import escape
 from pathlib import Path
 
-# The reader's system chooses between the two. A drawing paints its own ground, so that a site which is switched by hand to the
-# other one still shows dark on light or light on dark.
+# The reader's system chooses the light or the dark colours. A drawing paints its own background, so it stays readable on a site
+# that the reader has switched to the other colours.
 STYLE = """\
   svg { --ground: #ffffff; --ink: #1f2933; --quiet: #5f6c7b; --line: #c3ccd6; --ours: #0f766e; --theirs: #9aa8b6; }
   @media (prefers-color-scheme: dark) {

@@ -1,4 +1,4 @@
-"""Draws the calls from `optimizer.step()` to a lane: python3 docs/drawings/path_of_a_step.py [FILE]"""
+"""Draw the calls from `optimizer.step()` to a lane: python3 docs/drawings/path_of_a_step.py [FILE]"""
 
 from __future__ import annotations
 

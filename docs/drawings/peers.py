@@ -1,5 +1,5 @@
-"""Draw tokens a second and memory of Ballast and its peers as bars, from the recorded run. Write peers.svg, or the file that
-is named."""
+"""Draw tokens a second and memory of Ballast and its peers as bars, from the recorded run. Write peers.svg, or the named
+file."""
 
 from __future__ import annotations
 

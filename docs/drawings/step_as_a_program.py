@@ -1,4 +1,4 @@
-"""Draws a golden program as lanes over time, into the .svg file of the same name: python3 docs/drawings/step_as_a_program.py
+"""Draw a golden program as lanes over time, into the .svg file of the same name: python3 docs/drawings/step_as_a_program.py
 
 The durations are assumed; the waits are those of the program. Needs the standard library only.
 """
@@ -29,14 +29,14 @@ LINE = re.compile(r"%\d+ (\w+): (use \w+|\w+)(?: unit=(\d+))?(?: tile=(\d+))?.*?
 
 @dataclass
 class Op:
-    """An operation of a program, as its line says."""
+    """An operation of a program, as read from its line."""
 
     text: str
     lane: str
     kind: str
     unit: int | None
     tile: int | None
-    waits: list[tuple[bool, int]] = field(default_factory=list)  # of the step before?, which operation
+    waits: list[tuple[bool, int]] = field(default_factory=list)  # whether of the step before, and the operation's number
 
 
 def read_program(text: str) -> list[Op]:
@@ -55,8 +55,8 @@ def read_program(text: str) -> list[Op]:
 
 
 def schedule(ops: list[Op]) -> list[list[tuple[float, float]]]:
-    """Return when each operation of each step begins and ends: when the trainer has come to it, its lane is free, and the
-    operations that it waits for are over."""
+    """Return when each operation of each step begins and ends. It begins when the trainer has reached it, its lane is free,
+    and the operations that it waits for have ended."""
     steps: list[list[tuple[float, float]]] = []
     lane_end = dict.fromkeys(LANES, 0.0)
     trainer = 0.0

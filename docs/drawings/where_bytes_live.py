@@ -1,4 +1,4 @@
-"""Draw where the bytes of a parameter live. Write where-bytes-live.svg, or the file that is named."""
+"""Draw where the bytes of a parameter live. Write where-bytes-live.svg, or the named file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = [
 
 
 def draw_row(drawing: Drawing, row: Row, top: int) -> None:
-    """Fill the box of the tier that keeps the shard; draw dashed ones where bytes are for a time."""
+    """Fill the box of the tier that keeps the shard; draw dashed boxes in tiers that hold bytes for a time."""
     drawing.text(24, top + 26, row.name, "bold")
     drawing.text(24, top + 46, row.size, "quiet")
     for tier, left in COLUMNS.items():

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: a line `<!-- generate: NAME ... -->` of a page becomes what reference.py makes of the code."""
+"""Hooks of MkDocs: a line `<!-- generate: NAME ... -->` of a page is replaced by text that reference.py generates."""
 
 import re
 import sys

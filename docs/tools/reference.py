@@ -36,7 +36,7 @@ def _table(function: Callable[..., Any]) -> str:
     options = list(_options(function))
     heads = ["keyword", "type", "default", "meaning"]
     rows = [[f"`{each.name}`", _code(each.kind), _code(each.default), _cell(each.text)] for each in options]
-    if not any(each.default for each in options):  # where the meaning names them
+    if not any(each.default for each in options):  # the meaning names them instead
         heads, rows = [head for head in heads if head != "default"], [[*row[:2], row[3]] for row in rows]
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -92,7 +92,7 @@ def _type(annotation: Any) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{text}`" if text else ""  # a table's cell ends at no "|" in code
+    return f"`{text}`" if text else ""  # a "|" in code does not end a table's cell
 
 
 def _cell(text: str) -> str:
@@ -133,7 +133,7 @@ def error_codes() -> str:
 
 
 def file_of_repository(path: str) -> str:
-    """Return a file from outside of docs/, whose links lead to pages, or else name the file.
+    """Return a file from outside of docs/. Its links lead to pages where there is one, else they name the file.
 
     >>> _for_site("see [one](docs/index.md#top), [two](tests/README.md) and [three](https://x.org)")
     'see [one](index.md#top), two (`tests/README.md`) and [three](https://x.org)'

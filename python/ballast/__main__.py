@@ -1,4 +1,4 @@
-"""`python -m ballast` is `ballast`."""
+"""`python -m ballast` runs the command `ballast`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The C++ library as python/bindings/ shows it."""
+"""The types of the C++ library, as python/bindings/ binds them."""
 
 import enum
 from collections.abc import Callable, Sequence

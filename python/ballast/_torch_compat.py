@@ -30,15 +30,16 @@ UNSCALE_EACH = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 def top_saved_tensor_hooks() -> SavedTensorHooks | None:
-    """Return the hooks that pack and unpack what autograd saves now, such as those of activation checkpointing. Hooks
-    that are pushed on top have to call them, and torch.autograd.graph.saved_tensors_hooks cannot say which they are."""
+    """Return the hooks that pack and unpack the tensors that autograd saves now, such as those of activation
+    checkpointing. Hooks that are pushed on top of them have to call them, and
+    torch.autograd.graph.saved_tensors_hooks does not return them."""
     hooks: SavedTensorHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks
 
 
 def push_saved_tensor_hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
-    """Let these hooks pack and unpack what autograd saves, until they are popped. A module's forward hooks push and pop
-    them, before and after its call, where there can be no `with` block."""
+    """Let these hooks pack and unpack the tensors that autograd saves, until they are popped. A module's forward hooks
+    push them before its call and pop them after it, where there can be no `with` block."""
     torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
@@ -48,8 +49,8 @@ def pop_saved_tensor_hooks() -> None:
 
 
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
-    """Return what register_post_accumulate_grad_hook() has registered: by its own hook a session finds its
-    parameters."""
+    """Return the hooks that register_post_accumulate_grad_hook() has registered. Ballast finds the session of a
+    parameter through its own hook."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
 
 
@@ -57,14 +58,14 @@ def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.T
 
 
 def swap_tensors_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Swap what two tensors are, while each stays the same Python object: a parameter leaves the meta device this way,
-    and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which RNNs
+    """Swap the contents of two tensors, while each stays the same Python object. So a parameter can leave the meta
+    device, and modules and optimizers keep it. torch.utils.swap_tensors() refuses tensors with weak references, which RNNs
     make."""
     torch._C._swap_tensor_impl(one, other)
 
 
 def without_torch_function() -> AbstractContextManager[None]:
-    """Let functions treat a subclass of Tensor as a plain tensor in the block: __torch_function__ calls them there."""
+    """Let functions treat a subclass of Tensor as a plain tensor in the block, in which __torch_function__ calls them."""
     disabled: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
     return disabled
 
@@ -79,17 +80,17 @@ def make_wrapper_tensor(
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:
-    """Return a number that is this storage's as long as it lives, also where it has no memory (the meta device)."""
+    """Return a number that identifies this storage as long as it lives, even without memory (on the meta device)."""
     return int(storage._cdata)
 
 
 def users_of_storage(storage_address: int) -> int:
-    """Return how many tensors have the storage with this address: whether a view of it is still there."""
+    """Return how many tensors use the storage with this address. More than expected means that a view still exists."""
     return int(torch._C._storage_Use_Count(storage_address))
 
 
 def copy_each(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copy each of the values into its place, on a GPU in few kernels for all of them."""
+    """Copy each of the values into its place. On a GPU a few kernels copy all of them."""
     torch._foreach_copy_(into, values)
 
 
@@ -97,13 +98,13 @@ def copy_each(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> N
 
 
 def arguments_of(operator: Any) -> Sequence[Any]:
-    """Return the arguments of an operator as its schema describes them: which of them it writes to."""
+    """Return the arguments of an operator's schema, which marks those that the operator writes to."""
     arguments: Sequence[Any] = operator._schema.arguments
     return arguments
 
 
 def writes_to_arguments(operator: Any) -> bool:
-    """Return whether an operator changes what it is given."""
+    """Return whether an operator changes one of its arguments."""
     return bool(operator._schema.is_mutable)
 
 
@@ -117,8 +118,8 @@ def default_store() -> Any:
 
 
 def active_data_parallel() -> DistributedDataParallel | None:
-    """Return the DistributedDataParallel whose forward is running on this thread: a model cannot tell who has called
-    it."""
+    """Return the DistributedDataParallel whose forward is running on this thread: a model does not know its
+    caller."""
     return DistributedDataParallel._get_active_ddp_module()
 
 
@@ -126,12 +127,12 @@ def active_data_parallel() -> DistributedDataParallel | None:
 
 
 def count_step(optimizer: torch.optim.Optimizer) -> None:
-    """Tell learning rate schedulers that the optimizer has made a step: they warn where they are called before it."""
+    """Tell learning rate schedulers that the optimizer has made a step: they warn if they are called before a step."""
     optimizer._opt_called = True
 
 
 def leave_uncounted(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step() method, marked so that schedulers do not wrap it to count its calls: it calls count_step()."""
+    """Return the step() method, marked so that schedulers do not wrap it to count its calls: it calls count_step() itself."""
     marked: Any = step
     marked._wrapped_by_lr_sched = True
     return step

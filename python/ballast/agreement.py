@@ -22,17 +22,17 @@ class Ranks(Protocol):
 
 
 class Agreement:
-    """Ranks attempt an operation, each on its own, and settle together whether it failed."""
+    """Lets ranks attempt an operation, each on its own, and settle together whether it failed."""
 
     def __init__(self, group: Ranks, what: str):
         self.group = group
         self._what = what
-        self.error: Exception | None = None  # the first of this rank
+        self.error: Exception | None = None  # the first error of this rank
         self.has_failed = False  # settle() has raised, on all ranks
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Keep the exception of the block."""
+        """Keep an exception of the block for settle(), instead of raising it."""
         try:
             try:
                 yield

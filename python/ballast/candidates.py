@@ -11,7 +11,7 @@ STAGES = (0, 2, 3)  # 1 and 2 do not differ, because gradients are reduced after
 
 
 def stages(options: Options) -> tuple[int, ...]:
-    """Return the requested stage, or else all that differ."""
+    """Return the requested stage, or else all stages that differ."""
     if options.stage is not None:
         return (options.stage,)
     if options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0):

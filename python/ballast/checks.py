@@ -34,7 +34,7 @@ def refuse(what: str, *, where: str = "", needed: str = "", available: str = "",
 
 
 def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -> NoReturn:
-    """Raise B1007: the call is not possible now, but later."""
+    """Raise B1007: the call is not possible now, but may be later."""
     fail("out_of_order", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
 
 
@@ -64,7 +64,7 @@ def all_known(kind: str, words: Iterable[str], known: Iterable[str]) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether this is a number, of Python or NumPy. Truth values are none."""
+    """Return whether this is a number, of Python or NumPy. A bool is not one."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 

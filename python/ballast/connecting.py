@@ -12,7 +12,7 @@ from ballast.store import Store
 
 
 class Group:
-    """Ranks that work together. `connect()` makes it, and the end of its `with` block leaves it."""
+    """Ranks that work together. `connect()` makes the group, and the end of its `with` block leaves it."""
 
     def __init__(self, core: _core.Group):
         self._core = core
@@ -68,7 +68,7 @@ def connect(
     job: str = "",
     timeout: float | None = None,
 ) -> Group:
-    """Connect this process to the other ranks, and return their group when all of them are there.
+    """Connect this process to the other ranks, and return their group when all of them have connected.
 
     The environment of a launcher (torchrun, Open MPI, Slurm) names the ranks. Without a launcher there is one rank.
 

@@ -48,9 +48,9 @@ class ImportedConfig:
 def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> ImportedConfig:
     """Turn a DeepSpeed configuration, a dictionary or a JSON file, into options of `ballast.wrap()`.
 
-    A missing key means what DeepSpeed 0.19.8 does without it. Above all, it clips gradients at a norm of 1.0 where
+    A missing key has the default of DeepSpeed 0.19.8. Above all, it clips gradients at a norm of 1.0 where
     `gradient_clipping` is missing; 0 switches clipping off. Each key that is there becomes an option, or an item of
-    `to_do`, or is in `left_out` with the reason. Only keys that switch off what is off by default are not named. "auto"
+    `to_do`, or is in `left_out` with the reason. Keys that switch off a feature that is off by default are not reported. "auto"
     stands for a value that Hugging Face fills in: it becomes an item of `to_do`; where the stage or a tier depends on
     it, the import is refused.
 
@@ -134,7 +134,7 @@ class _Importing:
         return None
 
     def _switch(self, key: str) -> bool:
-        """Take a value that is true or false, as 0 and 1 are. False where it is "auto"."""
+        """Take a value that is true or false, or 1 or 0. Return False where it is "auto"."""
         found = self._take(key)
         if found not in (None, True, False):
             _refuse(key, found, needed="true or false")
@@ -273,7 +273,7 @@ class _Importing:
         return {key: why for key, why in left.items() if why}
 
     def _why_not(self, key: str, value: Any, off: bool) -> str:
-        """Return why a key is left out; nothing if it is taken, or if nothing is lost."""
+        """Return why a key is left out; nothing if it is taken, or if leaving it out changes nothing."""
         row = row_of(key)
         if row is UNKNOWN and not is_section(key):
             return UNKNOWN.why
@@ -288,7 +288,7 @@ class _Importing:
 
 
 def _cast_to(dtype: str) -> str:
-    """DeepSpeed leaves buffers as they are; `model.to(dtype)` would cast them too."""
+    """Say how to cast parameters. DeepSpeed leaves buffers as they are; `model.to(dtype)` would cast them too."""
     return f"cast parameters, but not buffers, to {dtype}: for p in model.parameters(): p.data = p.data.to(torch.{dtype})"
 
 

@@ -1,6 +1,6 @@
-"""What `import_deepspeed()` does with each key of a DeepSpeed configuration.
+"""The table from which `import_deepspeed()` takes its treatment of each DeepSpeed key.
 
-A row is for its key, and for each key below it that has no row of its own. `tests/python/test_deepspeed_keys.py`
+A row applies to its key, and for each key below it that has no row of its own. `tests/python/test_deepspeed_keys.py`
 compares the table with the keys and the defaults in DeepSpeed's source.
 """
 
@@ -257,7 +257,7 @@ KEYS: Rows = {
 
 
 def row_of(key: str) -> Carried | Dropped:
-    """Return the key's row, or else the nearest above it.
+    """Return the row of the key, or else that of the nearest key above it.
 
     >>> row_of("flops_profiler.enabled") is KEYS["flops_profiler"]
     True

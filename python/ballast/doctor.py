@@ -155,7 +155,7 @@ def shared_memory(machine: Machine) -> Iterator[Diagnostic]:
 
 
 def io_uring(machine: Machine) -> Iterator[Diagnostic]:
-    """Examine whether io_uring works, which reads and writes the drives."""
+    """Examine whether io_uring works. Ballast reads and writes drives through it."""
     try:
         _core.require_io_uring()
     except Error as error:

@@ -30,7 +30,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
 
     wanted = _parameters_of(what)
     for owner, _ in by_owner(wanted):
-        owner.begin()  # it partitions others, too
+        owner.begin()  # it partitions other parameters, too
     with ExitStack() as stack:
         for owner, parameters in by_owner(wanted):
             stack.enter_context(owner.gathered(parameters))
@@ -41,7 +41,7 @@ def gather(what: torch.nn.Module | torch.nn.Parameter | Iterable[torch.nn.Parame
 
 @contextmanager
 def gather_to_read(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Hold full parameters as `gather()` does, for reading only: writes are not looked for at the end."""
+    """Hold full parameters as `gather()` does, for reading only: writes are not detected at the end."""
     from ballast.wrapper.managed_parameter import by_owner
 
     with ExitStack() as stack:

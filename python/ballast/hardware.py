@@ -51,12 +51,12 @@ def gpu_like(name: str, memory: int) -> Gpu:
 class Rates:
     """Rates in bytes a second: of each GPU, and of the resources that the GPUs of a machine share."""
 
-    peers: float  # between GPUs of a machine, of each
+    peers: float  # between GPUs of a machine, for each GPU
     network: float = 45e9  # between machines, for each GPU: 400 Gbit/s
     upload: float = 25e9
     download: float = 25e9
     device_memory: float = 1e12
-    host_memory: float = 200e9  # fields of a machine, in bytes a second
+    host_memory: float = 200e9  # of a machine
     read: float = 12e9  # of all drives of a machine
     write: float = 6e9
 

@@ -1,5 +1,5 @@
-"""Functions with many keywords: unknown names are refused with the nearest known one, and several functions share one
-list."""
+"""Decorators for functions with many keywords. They refuse an unknown name and offer the nearest known one, and let
+several functions share one list of keywords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keywords of `plan()`: their types, and what their values mean."""
+"""The keywords of `plan()`: their types, and how their values are read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
 
 
 def read_rates(gpu: Gpu, rates: Mapping[str, Rate]) -> Mapping[str, Rate]:
-    """Return the rates that the caller gives, once it is clear that they are known and can be read."""
+    """Return the caller's rates, after a check that all are known and can be read."""
     rates_of(gpu, rates)
     return dict(rates)
 
@@ -106,7 +106,7 @@ def read_offload(value: Offload) -> Offload:
 
 
 def read_activations(value: Size) -> int | str:
-    """Return a size, or how it is estimated."""
+    """Return a size, or the word that says how to estimate it."""
     if isinstance(value, str) and not value[:1].isdigit():
         return one_of("treatment of activations", value, ("checkpointed", "kept"))
     return parse_size(value)

@@ -30,7 +30,7 @@ from ballast.tiers import KINDS, Offload, fractions_in
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the caller requests, in the planner's terms."""
+    """The request of the caller, in the planner's terms."""
 
     options: Options
     description: Description
@@ -136,7 +136,7 @@ def request_plan(
 
 
 def request_of(options: Options, description: Description) -> PlanRequest:
-    """Divide the machine by its ranks, and put the questions."""
+    """Divide the machine among its ranks, and make the questions for the planner."""
     activations = _activations(description, options)
     memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
     left = max(0, memory - activations - options.reserve)

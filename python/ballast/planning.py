@@ -52,7 +52,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
 
-    Raises OutOfMemoryError (B2004) where nothing fits. The error names what is short, and the nearest options that fit.
+    Raises OutOfMemoryError (B2004) where nothing fits. The error names the missing memory, and the nearest options that fit.
     """
     return best(request_plan(model, **options))
 
@@ -71,7 +71,7 @@ def front(model: ModelLike, **options: Any) -> list[Plan]:
 
 
 def best(request: PlanRequest) -> Plan:
-    """Answer `plan()`."""
+    """Return the plan of `plan()`."""
     _require_room(request)
     if request.options.chooses_tiers:
         return _chosen(request)
@@ -82,7 +82,7 @@ def best(request: PlanRequest) -> Plan:
 
 
 def unbeaten(request: PlanRequest, *, also: Plan | None = None) -> list[Plan]:
-    """Answer `front()`. `also` is a plan that is known already and always listed."""
+    """Return the plans of `front()`. `also` is a plan that is known already and always listed."""
     _require_room(request)
     plans = [request.plan(request.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(request)]
     if also:
@@ -116,7 +116,7 @@ def _chosen(request: PlanRequest) -> Plan:
 
 
 def _require_room(request: PlanRequest) -> None:
-    """Raise B2003 where activations leave nothing of a GPU."""
+    """Raise B2003 where activations leave no memory of a GPU."""
     if request.budget.device > 0:
         return
     options = request.options

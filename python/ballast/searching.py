@@ -13,12 +13,12 @@ COARSE_TILES = 2048  # of a rank, to compare placements: rates are not known to 
 
 
 def coarse_tile(elements: int, *, tile: int = TILE) -> int:
-    """Return the tile to compare placements with, for a rank with so many elements."""
+    """Return the size of tiles for comparing placements, for a rank with this many elements."""
     return max(tile, tile * (elements // (tile * COARSE_TILES)))
 
 
 def fits(needs: Mapping[str, int], has: Mapping[str, int]) -> bool:
-    """Return whether each tier has the memory that is needed of it."""
+    """Return whether each tier has the memory that is needed."""
     return all(size <= has[tier] for tier, size in needs.items())
 
 
@@ -43,7 +43,7 @@ def any_fits(exact: _core.Question, coarse: _core.Question, has: Mapping[str, in
 
 
 def _nearly_fits(needs: Mapping[str, int], has: Mapping[str, int]) -> bool:
-    """Large tiles change the memory of a tier by a few hundredths of the total at most."""
+    """Return whether needs fit within a margin: large tiles change a tier's memory by a few hundredths of the total."""
     margin = sum(needs.values()) // 20
     return fits(needs, {tier: size + margin for tier, size in has.items()})
 

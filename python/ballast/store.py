@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """Where processes leave messages for each other. A torch.distributed.Store is one."""
+    """A key-value store in which processes leave messages for each other. A torch.distributed.Store is one."""
 
     def set(self, key: str, value: str, /) -> object: ...
     def get(self, key: str, /) -> bytes | str: ...

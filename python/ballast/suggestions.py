@@ -1,4 +1,4 @@
-"""Find the nearest changes with which a model fits, where the requested options do not. Each suggestion was tried."""
+"""Find the nearest changes with which a model fits, if it does not with the requested options. Each suggestion was tried."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def remedy(request: PlanRequest) -> str:
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
-    """List smaller settings for the same machine, those that change the training last."""
+    """List smaller settings for the same machine. Those that change the training come last."""
     options, axes = request.options, []
     if options.stage is not None:
         axes.append([Change("--stage auto", {"stage": None})])
@@ -62,7 +62,7 @@ def settings_of(request: PlanRequest) -> list[Axis]:
 
 
 def machines_for(options: Options) -> list[Axis]:
-    """List larger machines: twice of something, and again."""
+    """List larger machines: ranks, host memory or drives, doubled again and again."""
     ranks = _doubled(2 * options.ranks, 8 * options.ranks)
     host = [size for size in _doubled(64 << 30, 4 << 40) if size > options.host_memory]
     drives = [size for size in _doubled(1 << 40, 64 << 40) if size > options.drives]
@@ -104,7 +104,7 @@ class Search:
         return [text] if text else []
 
     def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
-        """Leave out those that are not needed next to the others, beginning with the last."""
+        """Leave out axes that are not needed in addition to the others, beginning with the last."""
         needed = list(axes)
         for axis in reversed(axes):
             others = [other for other in needed if other is not axis]
@@ -113,7 +113,7 @@ class Search:
         return needed
 
     def _least(self, axes: Sequence[Axis]) -> list[Change] | None:
-        """Return the smallest change on each axis that fits with those on the others, if the largest do."""
+        """Return the smallest change on each axis that fits with those on the others; None if the largest do not fit."""
         changes = [axis[-1] for axis in axes]
         if not self._fits(changes):
             return None
@@ -123,7 +123,7 @@ class Search:
         return changes
 
     def _changed(self, changes: Sequence[Change]) -> list[PlanRequest]:
-        """Ask once for each stage, because a stage with larger shards is quick with larger tiles only."""
+        """Return one request for each stage, because a stage with larger shards needs larger tiles to be quick."""
         options = self._request.options
         for change in changes:
             options = replace(options, **change.options)
@@ -141,7 +141,8 @@ class Search:
 
 
 def _has_placement(request: PlanRequest) -> bool:
-    """Decide with large tiles, which is quick. Only the planner's own choice spreads the state over two tiers."""
+    """Return whether a placement fits with large tiles, which are quick. Only the planner's choice uses two tiers for
+    the state."""
     if request.budget.device == 0:
         return False
     if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):

@@ -15,7 +15,7 @@ Offload = str | Mapping[str, TierFractions]
 
 
 def tiers_by_kind(offload: Offload) -> Mapping[str, TierFractions]:
-    """Return the tiers by kind. A tier alone is that of the state, and the gradients go to the host."""
+    """Return the tiers by kind. A tier without kinds is that of the state; the gradients then go to the host."""
     return {"state": offload, "gradients": "host"} if isinstance(offload, str) else offload
 
 
@@ -75,7 +75,7 @@ def in_words(stage: int, placement: Mapping[str, Mapping[str, float]], *, device
 
 
 def set_tiers(placement: _core.Placement, offload: Offload) -> None:
-    """Set the tiers of a placement. Refuse fractions that do not add up to 1, and the like."""
+    """Set the tiers of a placement. Refuse impossible ones, such as fractions that do not add up to 1."""
     for kind, tiers in tiers_by_kind(offload).items():
         setattr(placement, kind, spread_of(tiers))
     placement.check()

@@ -78,8 +78,8 @@ def wrap(
     process_group       the ranks that share this training
     norm_group          the ranks with other parts of the same model, which the gradient norm includes
     replicated          parameters that all ranks of `norm_group` hold, which the norm counts once
-    timeline            records what ran when, for `optimizer.write_timeline(path)`
-    verify              repeats a part of the updates every so many steps, by other code; different bits raise B3001
+    timeline            records when each operation ran, for `optimizer.write_timeline(path)`
+    verify              repeats a part of the updates with other code, once in this many steps; different bits raise B3001
     tile                elements that are moved and updated together, such as "1Mi"; 0: 256Ki
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks

@@ -95,7 +95,7 @@ def _rate(word: str) -> tuple[str, str]:
 
 
 def table(plans: list[Plan], plan: Plan) -> str:
-    """List what memory buys, one plan on each line."""
+    """Return a table of memory and time, with one plan on each line."""
     lines = ["time for memory (fastest first; * is the plan above)"]
     lines.append(f"  {'GPU':>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}  placement")
     for each in plans:

@@ -1,5 +1,5 @@
-"""Count a model as transformers builds it: its own class, on the meta device, without weights and without the
-network."""
+"""Count the parameters of a model as transformers builds it: its own class, on the meta device, without weights and
+without the network."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def _refusing(config: Config, why: str) -> Iterator[None]:
 
 
 def _activations(module: Any) -> Activations | None:
-    """Return the sizes of activations. None for models of several parts or of experts: not all tokens pass through all
-    layers."""
+    """Return the sizes of activations, or None for models of several parts or with experts: not all tokens pass through
+    all their layers."""
     config = module.config
     is_plain = module.main_input_name == "input_ids" and not config.is_encoder_decoder and not config.sub_configs
     if not is_plain or any(".experts." in name for name, _ in module.named_parameters()):
