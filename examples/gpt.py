@@ -64,7 +64,7 @@ def text_of_this_project() -> torch.Tensor:
 
 
 def batch(text: torch.Tensor, number: int, sequences: int, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the part of this rank: all ranks together train on the same sequences, for any number of ranks."""
+    """Return this rank's part of a batch. All ranks together train on the same sequences, for any number of ranks."""
     chance = torch.Generator().manual_seed(number)
     begins = torch.randint(len(text) - context, (sequences,), generator=chance).tolist()
     rows = torch.stack([text[begin : begin + context + 1].long() for begin in begins[RANK::RANKS]])

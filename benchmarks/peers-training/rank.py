@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def keep_text(path: Path) -> None:
-    """Write the text once: all runs train on that of the first one, even if the documents change meanwhile."""
+    """Write the text once: all runs train on the text of the first, even if the documents change meanwhile."""
     import gpt
 
     if not path.exists():

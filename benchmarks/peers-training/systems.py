@@ -7,7 +7,7 @@ class System(NamedTuple):
     name: str
     trainer: str  # a class of trainers.py
     options: dict[str, Any]
-    against: tuple[str, ...]  # names of others
+    against: tuple[str, ...]  # names of other systems
 
     @property
     def is_ballast(self) -> bool:

@@ -1,4 +1,4 @@
-"""Each system around a plain model, set up as its own documentation does it."""
+"""Trainers for each system: a plain model, set up as the system's own documentation shows."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class DeepSpeed(Trainer):
         self.model.step()
 
     def step(self) -> None:
-        """Done with the last pass."""
+        """Do nothing: backward() of the last pass has made the step."""
 
 
 def deepspeed_config(model: torch.nn.Module, passes: int, max_norm: float | None, stage: int) -> dict[str, Any]:

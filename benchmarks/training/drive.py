@@ -14,7 +14,7 @@ MILLISECONDS = 2000
 
 
 class Work(NamedTuple):
-    """What one rank moves in a step."""
+    """The bytes that one rank reads and writes in a step."""
 
     read_bytes: int
     written_bytes: int
@@ -35,12 +35,12 @@ class Floor(NamedTuple):
 
     @property
     def overlapped_seconds(self) -> float:
-        """If everything could overlap."""
+        """The shortest time if everything could overlap."""
         return max(self.drive_seconds, self.without_drive_seconds)
 
     @property
     def seconds(self) -> float:
-        """With the order that updates need."""
+        """The shortest time in the order that updates need."""
         return self.without_drive_seconds - self.overlappable_seconds + max(self.drive_seconds, self.overlappable_seconds)
 
 
@@ -73,7 +73,7 @@ def fio_command(work: Work, ranks: int, engine: list[str], folder: str) -> list[
 
 
 def run_fio(command: list[str]) -> str:
-    # Huge pages under its buffers, as ours have: drives take fewer and longer requests from them.
+    # fio's buffers are in huge pages, as Ballast's are: drives take fewer and longer requests from them.
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     if run.returncode != 0:

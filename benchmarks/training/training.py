@@ -23,7 +23,7 @@ from cases import CASES, Case
 
 
 class Run(NamedTuple):
-    """What a configuration took in one run: medians of its steps, on rank 0."""
+    """The time and memory of a configuration in one run: medians of its steps, on rank 0."""
 
     seconds: float
     tokens_per_second: float
@@ -149,7 +149,7 @@ def details(case: Case, runs: dict[str, list[Run]], options: argparse.Namespace)
 
 
 def share_of(part: str, run: Run) -> float:
-    """Return the share of a step's seconds."""
+    """Return the share of a step's seconds that this part of it takes."""
     return {"nothing": 0.0, "forward": run.forward_share, "backward": 1 - run.forward_share, "all": 1.0}[part]
 
 

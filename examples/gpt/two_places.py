@@ -1,7 +1,7 @@
 """Train a small GPT twice on two ranks: in memory, then with its state on the drive, and show that the results are equal.
 
 The first run keeps everything in the memory of each rank (stage 0). The second run partitions it over the ranks and keeps the
-optimizer state on the drive (stage 3). Both must come to the same losses, norms and parameters, bit for bit; otherwise the exit
+optimizer state on the drive (stage 3). Both must reach the same losses, norms and parameters, bit for bit; otherwise the exit
 code is 1. ./quickstart calls it.
 """
 
