@@ -48,7 +48,7 @@ class ImportedConfig:
 def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> ImportedConfig:
     """Turn a DeepSpeed configuration, a dictionary or a JSON file, into options of `ballast.wrap()`.
 
-    A missing key has the default of DeepSpeed 0.19.8. Above all, it clips gradients at a norm of 1.0 where
+    A missing key has the default of DeepSpeed 0.19.8. Above all, gradients are clipped at a norm of 1.0 where
     `gradient_clipping` is missing; 0 switches clipping off. Each key that is there becomes an option, or an item of
     `to_do`, or is in `left_out` with the reason. Keys that switch off a feature that is off by default are not reported. "auto"
     stands for a value that Hugging Face fills in: it becomes an item of `to_do`; where the stage or a tier depends on

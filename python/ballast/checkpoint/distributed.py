@@ -175,7 +175,7 @@ def _of_models(counts: Counter[str], trained: Sequence[str], known: Collection[s
     prefix: that copy is not counted."""
     most = _of_most(counts)
     if not most or counts[most[0]] < len(trained):
-        return most[:1]  # the caller reports what is missing
+        return most[:1]  # the caller reports the missing names
 
     def is_inside(inner: str, outer: str) -> bool:
         return inner != outer and inner.startswith(outer) and inner[len(outer) :] + trained[0] in known

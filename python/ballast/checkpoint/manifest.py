@@ -144,8 +144,8 @@ def seal_of(text: bytes) -> str:
 
 
 def read(directory: str | Path) -> Checkpoint:
-    """Return the checkpoint in a directory, with all pieces of all tensors. Raise an error that names what is wrong
-    with it.
+    """Return the checkpoint in a directory, with all pieces of all tensors. Raise an error that names the
+    fault.
 
     A saving may replace the manifest meanwhile, and remove the files that it names. Then the new checkpoint is read."""
     directory = Path(directory)

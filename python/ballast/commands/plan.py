@@ -67,7 +67,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the plan, and what more or less memory would change."""
+    """Print the plan, and a table of plans with more or less memory."""
     names = [*COUNTS, *WORDS, "efficiency", "clipping", "resumable"]
     given = {name.replace("-", "_"): getattr(chosen, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in given.items() if value is not None}

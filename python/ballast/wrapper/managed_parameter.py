@@ -34,7 +34,7 @@ class ParameterOwner(Protocol):
         """Bring these parameters' values for one operation of torch, or refuse."""
 
     def begin(self) -> None:
-        """Materialise what is deferred. All ranks do this together."""
+        """Materialise the deferred parameters. All ranks do this together."""
 
     def gathered(
         self, parameters: Sequence[torch.nn.Parameter], *, keeps_writes: bool = True

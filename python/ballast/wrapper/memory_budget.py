@@ -20,7 +20,7 @@ from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.units import Member, gpu_of
 
-# The part of free memory to use. The rest is for activations, CUDA and others, whose sizes are not known yet.
+# The part of free memory to use. The rest is for activations, CUDA and other uses, whose sizes are not known yet.
 KEPT = 0.75
 BYTES = ("device_bytes", "host_bytes", "nvme_bytes")
 

@@ -135,7 +135,7 @@ class WrappedOptimizer(Optimizer):
         """Free the device's memory for others until reload(). All ranks call it together, between steps.
 
         With `parameters=False`, below stage 3, parameters stay on the device, and are used under torch.no_grad(). All
-        else goes to the host; if the device is the host, it stays.
+        else goes to the host; it stays where it is if the device is the host.
 
         >>> import ballast
         >>> optimizer = ballast.wrap(torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
