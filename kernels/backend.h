@@ -19,7 +19,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  virtual void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) = 0;
+  virtual void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) = 0;
 
   // Any of fp32, bf16 and fp16 to any, rounded to nearest, a tie to even; equal formats, u8 too, are copied.
   virtual void cast(const ConstView& from, const View& to) = 0;

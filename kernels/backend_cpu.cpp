@@ -12,7 +12,7 @@ class CpuBackend : public Backend {
       : cpu_{walks_for(options.isa),
              Threads(options.threads > 0 ? options.threads : oneapi::tbb::info::default_concurrency())} {}
 
-  void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
+  void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
     kernels::update(cpu_, tile, runs, groups);
   }
   void cast(const ConstView& from, const View& to) override { kernels::cast(cpu_, from, to); }

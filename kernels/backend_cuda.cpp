@@ -14,7 +14,7 @@ class CudaBackend : public Backend {
  public:
   explicit CudaBackend(const Cuda& cuda) : cuda_(cuda) {}
 
-  void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
+  void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
     check_update(tile, runs, groups);
     kernels::update(cuda_, tile, runs, groups);
   }

@@ -1,5 +1,6 @@
+#include <ballast/error.h>
+
 #include "kernels/backend.h"
-#include "kernels/runtime/error.h"
 
 namespace ballast::kernels {
 

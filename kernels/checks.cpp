@@ -1,5 +1,6 @@
 #include "kernels/checks.h"
 
+#include <fmt/format.h>
 #include <cmath>
 #include <functional>
 

@@ -1,11 +1,12 @@
 // The checks that every backend makes before its work. Each throws a UsageError.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <span>
 #include <string_view>
 
 #include "kernels/copy_pieces.h"
-#include "kernels/runtime/view.h"
 
 namespace ballast::kernels {
 

@@ -1,10 +1,10 @@
 // Packing and unpacking: many pieces of memory are copied in one call, and cast where their formats differ.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <span>
 #include <vector>
-
-#include "kernels/runtime/view.h"
 
 namespace ballast::kernels {
 

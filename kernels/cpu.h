@@ -14,7 +14,7 @@ struct Cpu {
   Threads threads;
 };
 
-void update(const Cpu& cpu, const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
+void update(const Cpu& cpu, const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
 void cast(const Cpu& cpu, const ConstView& from, const View& to);
 void fill(const Cpu& cpu, const View& to, float value);
 void begin_sum(const Cpu& cpu, const ConstView& from, const View& into);

@@ -23,7 +23,7 @@ struct CastTask {
   Numbers to;
 };
 
-void update(const Cuda& cuda, const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
+void update(const Cuda& cuda, const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
 void cast(const Cuda& cuda, const CastTask& task);
 void cast_all(const Cuda& cuda, std::span<const CastTask> tasks);
 void fill(const Cuda& cuda, const Numbers& to, float value);

@@ -1,8 +1,9 @@
 // The floating-point formats of buffers, as types that decode a stored pattern to fp32 and round fp32 to a pattern.
 #pragma once
 
+#include <ballast/view.h>
+
 #include "kernels/fp16_math.h"
-#include "kernels/runtime/dtype.h"
 
 namespace ballast::kernels {
 

@@ -2,9 +2,9 @@
 // nvcc, and a checking View would bring code with it that the linker might then choose for other callers too.
 #pragma once
 
-#include <cstddef>
+#include <ballast/view.h>
 
-#include "kernels/runtime/dtype.h"
+#include <cstddef>
 
 namespace ballast::kernels {
 

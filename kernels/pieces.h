@@ -1,10 +1,11 @@
 // The division of work on many elements into tasks for CPU threads.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <algorithm>
 
 #include "kernels/numbers.h"
-#include "kernels/runtime/view.h"
 #include "kernels/state_math.h"
 #include "kernels/threads.h"
 

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "kernels/quantize.h"
 
 #include "kernels/checks.h"

@@ -1,8 +1,9 @@
 // The layout of quantized values, and their rounding. quantize_math.h defines their formulas.
 #pragma once
 
+#include <ballast/view.h>
+
 #include "kernels/quantize_math.h"
-#include "kernels/runtime/view.h"
 #include "kernels/state_math.h"
 
 namespace ballast::kernels {

@@ -1,5 +1,7 @@
 #include "kernels/state_access.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "kernels/fp16_math.h"
-#include "kernels/runtime/error.h"
 #include "kernels/state_math.h"
 
 namespace ballast::kernels {
@@ -25,7 +26,7 @@ struct Stored {
   float* scales;
 };
 
-Stored stored(const UpdateTile& tile, Moment moment, std::size_t numbers) {
+Stored stored(const TileMemory& tile, Moment moment, std::size_t numbers) {
   const bool is_first = moment == Moment::momentum;
   const Stored found{is_first ? tile.momentum : tile.variance, is_first ? tile.momentum_scales : tile.variance_scales};
   require(found.bytes != nullptr, Code::bad_argument, [&] {
@@ -68,7 +69,7 @@ void compand_group(std::span<const float> numbers, Moment moment, std::uint8_t* 
 
 std::uint16_t* halves(std::byte* memory) { return reinterpret_cast<std::uint16_t*>(memory); }
 
-float read_master(const UpdateTile& tile, std::size_t i) {
+float read_master(const TileMemory& tile, std::size_t i) {
   if (tile.parameter_dtype == DType::fp32) return reinterpret_cast<const float*>(tile.parameter)[i];
   const std::uint32_t parameter = halves(tile.parameter)[i];
   if (tile.master == nullptr) return tile.parameter_dtype == DType::bf16 ? from_bf16(parameter) : from_fp16(parameter);
@@ -82,7 +83,7 @@ float read_master(const UpdateTile& tile, std::size_t i) {
 }
 
 // Also writes the parameter, which is the rounded master.
-void write_master(const UpdateTile& tile, std::size_t i, float master) {
+void write_master(const TileMemory& tile, std::size_t i, float master) {
   if (tile.parameter_dtype == DType::fp32) {
     reinterpret_cast<float*>(tile.parameter)[i] = master;
     return;
@@ -106,7 +107,7 @@ void write_master(const UpdateTile& tile, std::size_t i, float master) {
   }
 }
 
-void copy_master(const UpdateTile& from, const UpdateTile& to) {
+void copy_master(const TileMemory& from, const TileMemory& to) {
   const bool same_master = from.format == to.format && (from.master != nullptr) == (to.master != nullptr);
   if (same_master && from.parameter_dtype == to.parameter_dtype) {
     std::memcpy(to.parameter, from.parameter, to.count * byte_size(to.parameter_dtype));
@@ -118,8 +119,8 @@ void copy_master(const UpdateTile& from, const UpdateTile& to) {
   }
 }
 
-void copy_moment(const UpdateTile& from, const UpdateTile& to, Moment moment) {
-  const auto of = [&](const UpdateTile& tile) {
+void copy_moment(const TileMemory& from, const TileMemory& to, Moment moment) {
+  const auto of = [&](const TileMemory& tile) {
     return moment == Moment::momentum ? Stored{tile.momentum, tile.momentum_scales}
                                       : Stored{tile.variance, tile.variance_scales};
   };
@@ -143,7 +144,7 @@ void copy_moment(const UpdateTile& from, const UpdateTile& to, Moment moment) {
 
 }  // namespace
 
-void copy_state(const UpdateTile& from, const UpdateTile& to) {
+void copy_state(const TileMemory& from, const TileMemory& to) {
   require(from.count == to.count, Code::wrong_size, [&] {
     return Problem{.what = "cannot copy the state: the tiles have different sizes",
                    .needed = fmt::format("{} elements", to.count),
@@ -154,7 +155,7 @@ void copy_state(const UpdateTile& from, const UpdateTile& to) {
   copy_moment(from, to, Moment::variance);
 }
 
-void read_moment(const UpdateTile& tile, Moment moment, std::span<float> numbers) {
+void read_moment(const TileMemory& tile, Moment moment, std::span<float> numbers) {
   const auto [bytes, scales] = stored(tile, moment, numbers.size());
   switch (tile.format) {
     case StateFormat::fp32:
@@ -172,7 +173,7 @@ void read_moment(const UpdateTile& tile, Moment moment, std::span<float> numbers
   }
 }
 
-void write_moment(const UpdateTile& tile, Moment moment, std::span<const float> numbers) {
+void write_moment(const TileMemory& tile, Moment moment, std::span<const float> numbers) {
   const auto [bytes, scales] = stored(tile, moment, numbers.size());
   switch (tile.format) {
     case StateFormat::fp32:
@@ -192,7 +193,7 @@ void write_moment(const UpdateTile& tile, Moment moment, std::span<const float> 
   }
 }
 
-void begin_master(const UpdateTile& tile, Backend& backend) {
+void begin_master(const TileMemory& tile, Backend& backend) {
   if (tile.master == nullptr) return;
   if (tile.format == StateFormat::fp32) {
     const ConstView parameter(tile.parameter, tile.count, tile.parameter_dtype);

@@ -7,18 +7,16 @@
 
 namespace ballast::kernels {
 
-enum class Moment : std::uint8_t { momentum, variance };
-
 // Throws B1001 where the rule keeps no such moment. `numbers` has an element for each of the tile's.
-void read_moment(const UpdateTile& tile, Moment moment, std::span<float> numbers);
-void write_moment(const UpdateTile& tile, Moment moment, std::span<const float> numbers);  // rounded to the nearest
+void read_moment(const TileMemory& tile, Moment moment, std::span<float> numbers);
+void write_moment(const TileMemory& tile, Moment moment, std::span<const float> numbers);  // rounded to the nearest
 
 // The master becomes what the parameter is.
-void begin_master(const UpdateTile& tile, Backend& backend);
+void begin_master(const TileMemory& tile, Backend& backend);
 
 // The same numbers in another tile of as many elements: bit by bit where both are kept alike, else through fp32 and
 // rounded to the nearest. A tile without a master is frozen, if its parameter is not the master; a moment that `from`
 // lacks becomes zero.
-void copy_state(const UpdateTile& from, const UpdateTile& to);
+void copy_state(const TileMemory& from, const TileMemory& to);
 
 }  // namespace ballast::kernels

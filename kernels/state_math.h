@@ -7,8 +7,9 @@
 //   compact   8 bits below bf16, stochastic rounding     8-bit companded m and sqrt(v), a scale for each group
 #pragma once
 
+#include <ballast/state_format.h>
+
 #include "kernels/number_math.h"
-#include "kernels/state_format.h"
 
 namespace ballast::kernels {
 

@@ -40,7 +40,7 @@ class Fp32Master {
  public:
   static constexpr bool rounds = false;
 
-  Fp32Master(const UpdateTile& tile, std::size_t first, const Scratch&)
+  Fp32Master(const TileMemory& tile, std::size_t first, const Scratch&)
       : master_(at<float>(tile.parameter_dtype == DType::fp32 ? tile.parameter : tile.master, first)),
         parameter_(at<std::uint16_t>(tile.parameter, first)),
         dtype_(tile.parameter_dtype),
@@ -80,7 +80,7 @@ class SplitMaster {
  public:
   static constexpr bool rounds = false;
 
-  SplitMaster(const UpdateTile& tile, std::size_t first, const Scratch&)
+  SplitMaster(const TileMemory& tile, std::size_t first, const Scratch&)
       : parameter_(at<std::uint16_t>(tile.parameter, first)), remainder_(at<std::uint16_t>(tile.master, first)) {}
 
   F read(std::size_t i) const { return join16(S::load_halves(parameter_ + i, remainder_ + i)); }
@@ -99,7 +99,7 @@ class CompactMaster {
  public:
   static constexpr bool rounds = true;
 
-  CompactMaster(const UpdateTile& tile, std::size_t first, const Scratch& scratch)
+  CompactMaster(const TileMemory& tile, std::size_t first, const Scratch& scratch)
       : parameter_(at<std::uint16_t>(tile.parameter, first)),
         remainder_(at<std::uint8_t>(tile.master, first)),
         random_(scratch.random) {}
@@ -127,7 +127,7 @@ class Fp32Moments {
  public:
   static constexpr bool rounds = false;
 
-  Fp32Moments(const UpdateTile& tile, std::size_t first, const Scratch&)
+  Fp32Moments(const TileMemory& tile, std::size_t first, const Scratch&)
       : momenta_(at<float>(tile.momentum, first)), variances_(at<float>(tile.variance, first)) {}
 
   F momentum(std::size_t i) const { return S::load(momenta_ + i); }
@@ -152,7 +152,7 @@ class Bf16Moments {
  public:
   static constexpr bool rounds = true;
 
-  Bf16Moments(const UpdateTile& tile, std::size_t first, const Scratch& scratch)
+  Bf16Moments(const TileMemory& tile, std::size_t first, const Scratch& scratch)
       : momenta_(at<std::uint16_t>(tile.momentum, first)),
         variances_(at<std::uint16_t>(tile.variance, first)),
         random_(scratch.random) {}
@@ -185,7 +185,7 @@ class CompactMoments {
  public:
   static constexpr bool rounds = true;
 
-  CompactMoments(const UpdateTile& tile, std::size_t first, Scratch& scratch)
+  CompactMoments(const TileMemory& tile, std::size_t first, Scratch& scratch)
       : momenta_(at<std::uint8_t>(tile.momentum, first)),
         roots_(at<std::uint8_t>(tile.variance, first)),
         scratch_(scratch) {

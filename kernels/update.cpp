@@ -1,8 +1,9 @@
 #include "kernels/update.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
-#include "kernels/runtime/error.h"
 #include "kernels/state_math.h"
 
 namespace ballast::kernels {
@@ -20,7 +21,7 @@ void need(const void* pointer, std::size_t element_bytes, std::string_view part,
   });
 }
 
-void check_formats(const UpdateTile& tile) {
+void check_formats(const TileMemory& tile) {
   const bool fp32_format = tile.format == StateFormat::fp32;
   require(tile.gradient_dtype != DType::u8 && tile.parameter_dtype != DType::u8, Code::wrong_dtype, [&] {
     return Problem{
@@ -36,7 +37,7 @@ void check_formats(const UpdateTile& tile) {
   });
 }
 
-void check_memory(const UpdateTile& tile, const Rule& rule) {
+void check_memory(const TileMemory& tile, const Rule& rule) {
   need(tile.parameter, byte_size(tile.parameter_dtype), "parameter", tile.format);
   need(tile.gradient, byte_size(tile.gradient_dtype), "gradient", tile.format);
   if (tile.parameter_dtype != DType::fp32) {
@@ -53,7 +54,7 @@ void check_memory(const UpdateTile& tile, const Rule& rule) {
   }
 }
 
-void check_run(const UpdateTile& tile, const Run& run, std::size_t groups) {
+void check_run(const TileMemory& tile, const Run& run, std::size_t groups) {
   require(run.begin <= tile.count && run.count <= tile.count - run.begin, Code::wrong_size, [&] {
     return Problem{.what = "a run reaches past the end of its tile",
                    .needed = fmt::format("{} + {} elements", run.begin, run.count),
@@ -88,11 +89,11 @@ void check_order(std::span<const Run> runs) {
 
 }  // namespace
 
-UpdateTile part(const UpdateTile& tile, std::size_t first, std::size_t count) {
+TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
   const auto advance = [first](auto* pointer, std::size_t element_bytes) {
     return pointer == nullptr ? nullptr : pointer + first * element_bytes;
   };
-  UpdateTile piece = tile;
+  TileMemory piece = tile;
   piece.parameter = advance(tile.parameter, byte_size(tile.parameter_dtype));
   piece.gradient = advance(tile.gradient, byte_size(tile.gradient_dtype));
   piece.master = advance(tile.master, master_bytes(tile.format));
@@ -105,7 +106,7 @@ UpdateTile part(const UpdateTile& tile, std::size_t first, std::size_t count) {
   return piece;
 }
 
-void check_update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
+void check_update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
   check_formats(tile);
   for (const Run& run : runs) {
     check_run(tile, run, groups.size());

@@ -18,7 +18,7 @@ std::vector<Run> cut(std::span<const Run> runs) {
 
 }  // namespace
 
-void update(const Cpu& cpu, const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
+void update(const Cpu& cpu, const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
   check_update(tile, runs, groups);
   const std::vector<Run> pieces = cut(runs);
   cpu.threads.each(pieces.size(), [&](std::size_t i) {

@@ -31,7 +31,7 @@ void launch_update(const Cuda& cuda, const UpdateTable<Rule>& table) {
 
 }  // namespace
 
-void update(const Cuda& cuda, const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
+void update(const Cuda& cuda, const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {
   each_table(tile, runs, groups, [&](const auto& table) { launch_update(cuda, table); });
 }
 

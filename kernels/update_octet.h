@@ -55,12 +55,12 @@ struct StateTypes<StateFormat::compact> {
   using Moment = std::uint8_t;
 };
 
-constexpr std::byte* master_of(const UpdateTile& tile) {
+constexpr std::byte* master_of(const TileMemory& tile) {
   return tile.parameter_dtype == DType::fp32 ? tile.parameter : tile.master;
 }
 
 template <class Rule, StateFormat format, bool Whole>
-constexpr StoredOctet read_stored(const UpdateTile& tile, const OctetPlace& place) {
+constexpr StoredOctet read_stored(const TileMemory& tile, const OctetPlace& place) {
   using Types = StateTypes<format>;
   StoredOctet stored{};
   stored.gradient = tile.gradient_dtype == DType::fp32 ? load_octet<std::uint32_t, Whole>(tile.gradient, place)
@@ -79,7 +79,7 @@ constexpr StoredOctet read_stored(const UpdateTile& tile, const OctetPlace& plac
 }
 
 template <class Rule, StateFormat format, bool Whole>
-constexpr void write_stored(const UpdateTile& tile, const OctetPlace& place, const StoredOctet& stored) {
+constexpr void write_stored(const TileMemory& tile, const OctetPlace& place, const StoredOctet& stored) {
   using Types = StateTypes<format>;
   store_octet<typename Types::Master, Whole>(master_of(tile), place, stored.master);
   if (format != StateFormat::fp32 || tile.parameter_dtype != DType::fp32) {
@@ -142,7 +142,7 @@ struct Scales {
 };
 
 template <class Rule, StateFormat format>
-constexpr Scales read_scales(const UpdateTile& tile, std::size_t group) {
+constexpr Scales read_scales(const TileMemory& tile, std::size_t group) {
   Scales scales;
   if constexpr (format == StateFormat::compact && Rule::has_momentum) {
     scales.momentum = tile.momentum_scales[group];
@@ -187,7 +187,7 @@ constexpr Largest largest_of(const NewOctet& updated) {
 }
 
 template <class Rule>
-constexpr void write_scales(const UpdateTile& tile, std::size_t group, const Largest& largest) {
+constexpr void write_scales(const TileMemory& tile, std::size_t group, const Largest& largest) {
   if constexpr (Rule::has_momentum) {
     tile.momentum_scales[group] = compand_scale(as_float(largest.momentum));
   }
@@ -198,7 +198,7 @@ constexpr void write_scales(const UpdateTile& tile, std::size_t group, const Lar
 
 // Encodes an octet. `largest` is that of the group; `index` is the index of the octet's first element in its unit.
 template <class Rule, StateFormat format>
-constexpr StoredOctet encode_octet(const NewOctet& updated, const UpdateTile& tile, std::uint64_t index,
+constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& tile, std::uint64_t index,
                                    const Largest& largest) {
   [[maybe_unused]] const RoundingKey key = rounding_key(tile.rounding_stream, index);
   [[maybe_unused]] const float momentum_factor = compand_factor(as_float(largest.momentum));
@@ -240,7 +240,7 @@ struct OctetStep {
 
 template <StateFormat format, class Rule>
 constexpr OctetStep begin_step(const UpdateTable<Rule>& table, std::size_t chunk, unsigned thread) {
-  const UpdateTile& tile = table.tile;
+  const TileMemory& tile = table.tile;
   const std::size_t run = stretch_of(table.runs, chunk);
   OctetStep step{};
   step.place = place_of(table.runs, run, chunk, thread);
@@ -258,7 +258,7 @@ constexpr OctetStep begin_step(const UpdateTable<Rule>& table, std::size_t chunk
 template <StateFormat format, class Rule>
 constexpr void end_step(const UpdateTable<Rule>& table, const OctetStep& step, unsigned thread,
                         const Largest& largest_of_group) {
-  const UpdateTile& tile = table.tile;
+  const TileMemory& tile = table.tile;
   const OctetPlace& place = step.place;
   if (format == StateFormat::compact && thread % threads_per_group == 0 && place.count > 0) {
     write_scales<Rule>(tile, place.first / group_size, largest_of_group);

@@ -17,13 +17,13 @@ struct RunStep {
 
 template <class Rule>
 struct UpdateTable {
-  UpdateTile tile;
+  TileMemory tile;
   Stretches<runs_per_launch> runs;
   RunStep<Rule> steps[runs_per_launch];
 };
 
 // Returns whether every array of the tile may be accessed by whole octets from element `begin` on.
-inline bool aligned_at(const UpdateTile& tile, std::size_t begin) {
+inline bool aligned_at(const TileMemory& tile, std::size_t begin) {
   const auto aligned = [begin](const std::byte* array, std::size_t element_bytes) {
     return array == nullptr || is_octet_aligned(array + begin * element_bytes, element_bytes);
   };
@@ -39,7 +39,7 @@ void add_run(UpdateTable<Rule>& table, const Run& run, const RunStep<Rule>& step
 }
 
 template <class Rule, class Launch>
-void each_table_of(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
+void each_table_of(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
                    const Launch& launch) {
   UpdateTable<Rule> table;
   table.tile = tile;
@@ -62,7 +62,7 @@ void each_table_of(const UpdateTile& tile, std::span<const Run> runs, std::span<
 
 // Calls launch(table) for the tables that together hold all runs: one for each rule that occurs and each 64 runs of it.
 template <class Launch>
-void each_table(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
+void each_table(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups,
                 const Launch& launch) {
   const auto each_rule = [&]<class... Rules>(const std::variant<Rules...>*) {
     (each_table_of<Rules>(tile, runs, groups, launch), ...);

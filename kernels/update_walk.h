@@ -11,7 +11,7 @@ namespace ballast::kernels {
 
 // This is inlined because a call would move all coefficients from registers to memory and back.
 template <class S>
-[[gnu::always_inline]] inline void read_gradient(const UpdateTile& tile, std::size_t first, float factor, float* to) {
+[[gnu::always_inline]] inline void read_gradient(const TileMemory& tile, std::size_t first, float factor, float* to) {
   const auto read = [=](auto lanes_at) {
     for (std::size_t i = 0; i < group_size; i += S::width) {
       S::store(to + i, lanes_at(i) * typename S::F(factor));
@@ -27,7 +27,7 @@ template <class S>
 }
 
 template <class S>
-void draw_random_bits(const UpdateTile& tile, std::size_t first, std::uint32_t* to) {
+void draw_random_bits(const TileMemory& tile, std::size_t first, std::uint32_t* to) {
   using U = typename S::U;
   const std::uint64_t index = tile.first_index + first;
   RoundingKey key = rounding_key(tile.rounding_stream, index);
@@ -39,7 +39,7 @@ void draw_random_bits(const UpdateTile& tile, std::size_t first, std::uint32_t* 
 
 // The rule is passed by value so that its coefficients stay in registers across the stores.
 template <class S, class Master, class Moments, class Rule>
-void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_factor) {
+void update_each_group(const TileMemory& tile, const Rule rule, float gradient_factor) {
   using F = typename S::F;
   Scratch scratches[2];
   const auto scratch_of = [&](std::size_t first) -> Scratch& { return scratches[first / group_size % 2]; };
@@ -71,7 +71,7 @@ void update_each_group(const UpdateTile& tile, const Rule rule, float gradient_f
 }
 
 template <class S, class Rule>
-void update_groups(const UpdateTile& tile, const Rule& rule, float gradient_factor) {
+void update_groups(const TileMemory& tile, const Rule& rule, float gradient_factor) {
   switch (tile.format) {
     case StateFormat::fp32: return update_each_group<S, Fp32Master<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
     case StateFormat::split: return update_each_group<S, SplitMaster<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
@@ -84,10 +84,10 @@ void update_groups(const UpdateTile& tile, const Rule& rule, float gradient_fact
 // Updates the last, incomplete group of a run. It works on a copy padded to a whole group, and copies only the real
 // elements back.
 template <class S, class Rule>
-void update_tail(const UpdateTile& tail, const Rule& rule, float gradient_factor) {
+void update_tail(const TileMemory& tail, const Rule& rule, float gradient_factor) {
   constexpr std::size_t parts = 5;
   alignas(64) std::byte copies[parts][4 * group_size]{};
-  UpdateTile group = tail;
+  TileMemory group = tail;
   group.count = group_size;
   const auto lend = [&](auto*& pointer, std::byte* copy, std::size_t element_bytes) {
     if (pointer != nullptr) {
@@ -114,7 +114,7 @@ void update_tail(const UpdateTile& tail, const Rule& rule, float gradient_factor
 
 // Updates one run on the calling thread.
 template <class S>
-void update_run(const UpdateTile& tile, const GroupStep& step) {
+void update_run(const TileMemory& tile, const GroupStep& step) {
   const std::size_t whole = tile.count / group_size * group_size;
   std::visit(
       [&](const auto& rule) {

@@ -10,7 +10,7 @@
 namespace ballast::kernels {
 
 struct Walks {
-  void (*update)(const UpdateTile& tile, const GroupStep& step);
+  void (*update)(const TileMemory& tile, const GroupStep& step);
   void (*cast)(const ConstNumbers& from, const Numbers& to, Stores stores);
   void (*fill)(const Numbers& to, float value, Stores stores);
   void (*begin_sum)(const ConstNumbers& from, const Numbers& into, Stores stores);

@@ -1,11 +1,12 @@
 #include "offload/chunk_file.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/round_up.h"
 #include "offload/checksum.h"
 

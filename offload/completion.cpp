@@ -1,10 +1,10 @@
 #include "offload/completion.h"
 
+#include <ballast/error.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast::offload {
 

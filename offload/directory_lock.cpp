@@ -1,5 +1,7 @@
 #include "offload/directory_lock.h"
 
+#include <ballast/error.h>
+
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -10,7 +12,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "kernels/runtime/error.h"
 #include "offload/file.h"
 
 namespace ballast::offload {

@@ -1,12 +1,13 @@
 #include "offload/drive_space.h"
 
+#include <ballast/error.h>
+
 #include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <map>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast::offload {

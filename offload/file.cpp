@@ -1,5 +1,7 @@
 #include "offload/file.h"
 
+#include <ballast/error.h>
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -9,7 +11,6 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_limits.h"
 #include "offload/file_system.h"
 #include "offload/scratch.h"

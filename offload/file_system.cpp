@@ -1,5 +1,7 @@
 #include "offload/file_system.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/statfs.h>
@@ -8,7 +10,6 @@
 #include <array>
 #include <cerrno>
 
-#include "kernels/runtime/error.h"
 #include "offload/file.h"
 
 namespace ballast::offload {

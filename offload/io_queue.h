@@ -2,11 +2,12 @@
 // transfer.h.
 #pragma once
 
+#include <ballast/log.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
 
-#include "kernels/runtime/log.h"
 #include "offload/completion.h"
 #include "offload/transfer.h"
 

@@ -1,4 +1,5 @@
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
+
 #include "offload/io_queue.h"
 
 namespace ballast::offload {

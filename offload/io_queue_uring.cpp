@@ -1,5 +1,6 @@
 // One ring, owned by one thread that submits and reaps, so that the kernel can deliver completions without interrupting
 // it. Other threads pass their requests through a list, and wake the thread by an eventfd that the ring reads.
+#include <ballast/error.h>
 #include <fmt/format.h>
 #include <liburing.h>
 #include <sys/eventfd.h>
@@ -19,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/not_in_children.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_limits.h"

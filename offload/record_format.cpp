@@ -1,11 +1,12 @@
 #include "offload/record_format.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <array>
 #include <cstring>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/round_up.h"
 #include "offload/checksum.h"
 

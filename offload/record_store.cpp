@@ -1,10 +1,11 @@
 #include "offload/record_store.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/drive_space.h"
 #include "offload/scratch.h"

@@ -1,9 +1,10 @@
 // Finds the generation from which a store resumes.
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "kernels/runtime/error.h"
 #include "offload/record_store.h"
 
 namespace ballast::offload {

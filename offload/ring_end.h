@@ -2,8 +2,9 @@
 // Until then it may write to the memory of the requests.
 #pragma once
 
+#include <ballast/log.h>
+
 #include "kernels/runtime/descriptor.h"
-#include "kernels/runtime/log.h"
 
 namespace ballast::offload {
 

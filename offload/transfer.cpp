@@ -1,9 +1,9 @@
 #include "offload/transfer.h"
 
+#include <ballast/error.h>
+
 #include <cerrno>
 #include <exception>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast::offload {
 namespace {

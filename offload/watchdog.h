@@ -2,10 +2,11 @@
 // waits for, and for how long.
 #pragma once
 
+#include <ballast/log.h>
+
 #include <functional>
 #include <string>
 
-#include "kernels/runtime/log.h"
 #include "offload/completion.h"
 
 namespace ballast::offload {

@@ -1,6 +1,5 @@
-#include "optim/adagrad.h"
-
 #include "optim/checks.h"
+#include "optim/step.h"
 
 namespace ballast::optim {
 
@@ -11,12 +10,12 @@ void Adagrad::check() const {
   require_not_negative({"Adagrad", "eps", eps});
 }
 
-kernels::GroupStep Adagrad::at(const Step& step) const {
-  const double decayed = lr / (1.0 + static_cast<double>(step.number - 1) * lr_decay);
+kernels::GroupStep at(const Adagrad& rule, const Step& step) {
+  const double decayed = rule.lr / (1.0 + static_cast<double>(step.number - 1) * rule.lr_decay);
   return {kernels::Adagrad{.step_size = static_cast<float>(decayed),
-                           .l2 = static_cast<float>(weight_decay),
-                           .eps = static_cast<float>(eps)},
-          gradient_factor(step, maximize)};
+                           .l2 = static_cast<float>(rule.weight_decay),
+                           .eps = static_cast<float>(rule.eps)},
+          gradient_factor(step, rule.maximize)};
 }
 
 }  // namespace ballast::optim

@@ -1,8 +1,7 @@
-#include "optim/adamw.h"
-
 #include <cmath>
 
 #include "optim/checks.h"
+#include "optim/step.h"
 
 namespace ballast::optim {
 namespace {
@@ -36,15 +35,16 @@ kernels::AdamW coefficients(const Options& options, std::uint64_t step, double d
 
 void AdamW::check() const { check_adam("AdamW", *this); }
 
-kernels::GroupStep AdamW::at(const Step& step) const {
-  return {coefficients(*this, step.number, 1.0 - lr * weight_decay), gradient_factor(step, maximize)};
+kernels::GroupStep at(const AdamW& rule, const Step& step) {
+  return {coefficients(rule, step.number, 1.0 - rule.lr * rule.weight_decay), gradient_factor(step, rule.maximize)};
 }
 
 void Adam::check() const { check_adam("Adam", *this); }
 
-kernels::GroupStep Adam::at(const Step& step) const {
-  return {kernels::Adam{.l2 = static_cast<float>(weight_decay), .without_decay = coefficients(*this, step.number, 1.0)},
-          gradient_factor(step, maximize)};
+kernels::GroupStep at(const Adam& rule, const Step& step) {
+  return {
+      kernels::Adam{.l2 = static_cast<float>(rule.weight_decay), .without_decay = coefficients(rule, step.number, 1.0)},
+      gradient_factor(step, rule.maximize)};
 }
 
 }  // namespace ballast::optim

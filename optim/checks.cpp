@@ -1,10 +1,10 @@
 #include "optim/checks.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <cmath>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast::optim {
 namespace {

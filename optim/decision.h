@@ -1,8 +1,7 @@
 // Decides a step before any parameter changes: skip it, or update with one factor on all gradients.
 #pragma once
 
-#include <limits>
-#include <string>
+#include <ballast/optim.h>
 
 namespace ballast::optim {
 
@@ -18,8 +17,6 @@ struct Decision {
   double norm = 0.0;             // of the true gradients: unscaled and averaged, before clipping
   float gradient_factor = 1.0f;  // unscales, averages and clips
 };
-
-inline constexpr double no_clipping = std::numeric_limits<double>::infinity();
 
 // Clips as torch.nn.utils.clip_grad_norm_ does: by max_norm / (norm + 1e-6), never above 1.
 Decision decide(const GradientFacts& facts, double max_norm = no_clipping);

@@ -1,6 +1,5 @@
-#include "optim/lion.h"
-
 #include "optim/checks.h"
+#include "optim/step.h"
 
 namespace ballast::optim {
 
@@ -11,12 +10,12 @@ void Lion::check() const {
   require_not_negative({"Lion", "weight_decay", weight_decay});
 }
 
-kernels::GroupStep Lion::at(const Step& step) const {
-  return {kernels::Lion{.lr = static_cast<float>(lr),
-                        .decay = static_cast<float>(1.0 - lr * weight_decay),
-                        .one_minus_beta1 = static_cast<float>(1.0 - beta1),
-                        .one_minus_beta2 = static_cast<float>(1.0 - beta2)},
-          gradient_factor(step, maximize)};
+kernels::GroupStep at(const Lion& rule, const Step& step) {
+  return {kernels::Lion{.lr = static_cast<float>(rule.lr),
+                        .decay = static_cast<float>(1.0 - rule.lr * rule.weight_decay),
+                        .one_minus_beta1 = static_cast<float>(1.0 - rule.beta1),
+                        .one_minus_beta2 = static_cast<float>(1.0 - rule.beta2)},
+          gradient_factor(step, rule.maximize)};
 }
 
 }  // namespace ballast::optim

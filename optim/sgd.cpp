@@ -1,7 +1,7 @@
-#include "optim/sgd.h"
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
 #include "optim/checks.h"
+#include "optim/step.h"
 
 namespace ballast::optim {
 
@@ -10,9 +10,9 @@ void Sgd::check() const {
   require_not_negative({"SGD", "weight_decay", weight_decay});
 }
 
-kernels::GroupStep Sgd::at(const Step& step) const {
-  return {kernels::Sgd{.lr = static_cast<float>(lr), .l2 = static_cast<float>(weight_decay)},
-          gradient_factor(step, maximize)};
+kernels::GroupStep at(const Sgd& rule, const Step& step) {
+  return {kernels::Sgd{.lr = static_cast<float>(rule.lr), .l2 = static_cast<float>(rule.weight_decay)},
+          gradient_factor(step, rule.maximize)};
 }
 
 void SgdMomentum::check() const {
@@ -25,15 +25,15 @@ void SgdMomentum::check() const {
   });
 }
 
-kernels::GroupStep SgdMomentum::at(const Step& step) const {
-  const double damped = step.number == 1 ? 0.0 : dampening;
-  return {kernels::SgdMomentum{.lr = static_cast<float>(lr),
-                               .l2 = static_cast<float>(weight_decay),
-                               .momentum = static_cast<float>(momentum),
+kernels::GroupStep at(const SgdMomentum& rule, const Step& step) {
+  const double damped = step.number == 1 ? 0.0 : rule.dampening;
+  return {kernels::SgdMomentum{.lr = static_cast<float>(rule.lr),
+                               .l2 = static_cast<float>(rule.weight_decay),
+                               .momentum = static_cast<float>(rule.momentum),
                                .one_minus_dampening = static_cast<float>(1.0 - damped),
-                               .from_momentum = nesterov ? static_cast<float>(momentum) : 1.0f,
-                               .from_gradient = nesterov ? 1.0f : 0.0f},
-          gradient_factor(step, maximize)};
+                               .from_momentum = rule.nesterov ? static_cast<float>(rule.momentum) : 1.0f,
+                               .from_gradient = rule.nesterov ? 1.0f : 0.0f},
+          gradient_factor(step, rule.maximize)};
 }
 
 }  // namespace ballast::optim

@@ -16,12 +16,12 @@ StateLayout::StateLayout(const StateKind& kind, std::size_t elements) : kind_(ki
   const bool has_momentum = !kind.names.momentum.empty();
   const bool has_variance = !kind.names.variance.empty();
   if (kind.parameter != DType::fp32) {  // an fp32 parameter is itself the master
-    add("master", elements * kernels::master_bytes(kind.format));
+    add("master", elements * master_bytes(kind.format));
   }
-  if (has_momentum) add("momentum", elements * kernels::moment_bytes(kind.format));
-  if (has_variance) add("variance", elements * kernels::moment_bytes(kind.format));
-  if (kind.format == kernels::StateFormat::compact) {
-    const std::size_t scales = round_up(elements, kernels::group_size) / kernels::group_size * sizeof(float);
+  if (has_momentum) add("momentum", elements * moment_bytes(kind.format));
+  if (has_variance) add("variance", elements * moment_bytes(kind.format));
+  if (kind.format == StateFormat::compact) {
+    const std::size_t scales = round_up(elements, group_size) / group_size * sizeof(float);
     if (has_momentum) add("momentum scales", scales);
     if (has_variance) add("variance scales", scales);
   }
@@ -33,8 +33,8 @@ void StateLayout::add(std::string_view name, std::size_t bytes) {
 }
 
 double StateLayout::bytes_per_element() const {
-  const std::size_t moment = kernels::moment_bytes(kind_.format);
-  const std::size_t master = kind_.parameter == DType::fp32 ? 0 : kernels::master_bytes(kind_.format);
+  const std::size_t moment = moment_bytes(kind_.format);
+  const std::size_t master = kind_.parameter == DType::fp32 ? 0 : master_bytes(kind_.format);
   return static_cast<double>(master + (kind_.names.momentum.empty() ? 0 : moment) +
                              (kind_.names.variance.empty() ? 0 : moment));
 }
@@ -44,7 +44,7 @@ std::byte* StateLayout::at(std::byte* state, std::string_view name) const {
   return part == parts_.end() ? nullptr : state + part->offset;
 }
 
-kernels::UpdateTile StateLayout::tile(std::byte* state) const {
+TileMemory StateLayout::tile(std::byte* state) const {
   return {.format = kind_.format,
           .parameter_dtype = kind_.parameter,
           .master = at(state, "master"),

@@ -2,11 +2,13 @@
 // value; the caller owns the memory.
 #pragma once
 
+#include <ballast/optim.h>
+
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include "optim/rule.h"
+#include "optim/step.h"
 
 namespace ballast::optim {
 
@@ -18,7 +20,7 @@ struct StatePart {
 
 // The state of one element, and its format.
 struct StateKind {
-  kernels::StateFormat format = kernels::StateFormat::fp32;
+  StateFormat format = StateFormat::fp32;
   DType parameter = DType::bf16;
   StateNames names;
 };
@@ -27,13 +29,13 @@ class StateLayout {
  public:
   StateLayout(const StateKind& kind, std::size_t elements);
 
-  kernels::StateFormat format() const { return kind_.format; }
+  StateFormat format() const { return kind_.format; }
   std::span<const StatePart> parts() const { return parts_; }
   std::size_t bytes() const { return bytes_; }
   double bytes_per_element() const;  // without padding and scales, to compare formats
 
   // A tile whose state begins at `state`. A tile may hold fewer elements than the layout was made for.
-  kernels::UpdateTile tile(std::byte* state) const;
+  TileMemory tile(std::byte* state) const;
 
  private:
   void add(std::string_view name, std::size_t bytes);

@@ -1,23 +1,27 @@
-// The step that a rule computes its coefficients for. Rules own no memory and do no I/O.
+// The coefficients of a rule at a step, ready for a backend.
 #pragma once
 
+#include <ballast/optim.h>
+
 #include <cstdint>
-#include <string_view>
 
 #include "kernels/update.h"
 
 namespace ballast::optim {
 
-// The names under which torch keeps a rule's state; empty where a rule has none.
-struct StateNames {
-  std::string_view momentum{};
-  std::string_view variance{};
-};
-
 struct Step {
   std::uint64_t number = 1;      // of the parameter's update, counted from 1
   float gradient_factor = 1.0f;  // see decision.h
 };
+
+kernels::GroupStep at(const AdamW& rule, const Step& step);
+kernels::GroupStep at(const Adam& rule, const Step& step);
+kernels::GroupStep at(const Sgd& rule, const Step& step);
+kernels::GroupStep at(const SgdMomentum& rule, const Step& step);
+kernels::GroupStep at(const Lion& rule, const Step& step);
+kernels::GroupStep at(const Adagrad& rule, const Step& step);
+kernels::GroupStep at(const External& rule, const Step& step);
+kernels::GroupStep at(const Rule& rule, const Step& step);
 
 constexpr float gradient_factor(const Step& step, bool maximize) {
   return maximize ? -step.gradient_factor : step.gradient_factor;

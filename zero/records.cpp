@@ -1,5 +1,7 @@
 #include "zero/records.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/random.h>
@@ -9,7 +11,6 @@
 #include <cerrno>
 #include <sstream>
 
-#include "kernels/runtime/error.h"
 #include "offload/sealed_text.h"
 #include "zero/comm/on_all_ranks.h"
 #include "zero/plan/description.h"
@@ -87,7 +88,7 @@ bool is_true_on_any(Communicator& world, bool mine) {
 
 }  // namespace
 
-Records::Records(const Plan& plan, Communicator& world, const RecordOptions& options) {
+Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
   require(!options.directories.empty(), Code::bad_argument, [] {
     return Problem{.what = "cannot keep state on drives: there are no directories",
                    .needed = "the directories to keep it in"};

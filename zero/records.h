@@ -1,26 +1,19 @@
 // Creates a rank's records on its drives, or opens those of a run, at a commit that all ranks have.
 #pragma once
 
+#include <ballast/comm.h>
+#include <ballast/plan.h>
+
 #include <filesystem>
 #include <optional>
 #include <string>
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
-#include "zero/comm/communicator.h"
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
 #include "zero/run_history.h"
 
 namespace ballast {
-
-struct RecordOptions {
-  std::vector<std::filesystem::path> directories{};  // of one or several drives
-  // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
-  std::string run{};
-  std::size_t depth = 16;  // requests at once, of each drive
-  bool allow_network = false;
-  Log* log = nullptr;  // outlives the records
-};
 
 // Used by one thread at a time. All ranks construct theirs together; where that fails on one, all throw its error, and an
 // existing run is not changed.
@@ -28,7 +21,7 @@ class Records {
  public:
   // Resumes from the newest commit that all ranks have, if the run has begun; else creates files. Refuses a run that a different
   // training began (other parameters, ranks, stage, format or rule): B1009, with the first difference.
-  Records(const Plan& plan, Communicator& world, const RecordOptions& options);
+  Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options);
 
   offload::RecordStore& store() { return *store_; }
   std::vector<offload::IoQueue*> queues() const;

@@ -1,11 +1,11 @@
 #include "zero/run_history.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {

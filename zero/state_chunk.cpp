@@ -1,6 +1,7 @@
-#include "zero/state_chunk.h"
+#include <ballast/tensor_state.h>
 
 #include "kernels/runtime/round_up.h"
+#include "optim/state_layout.h"
 
 namespace ballast {
 namespace {
@@ -24,14 +25,14 @@ std::size_t ChunkKind::bytes(std::size_t elements) const {
   return parameter_bytes(*this, elements) + state_of(*this, elements).bytes();
 }
 
-kernels::UpdateTile ChunkKind::tile(std::byte* chunk, std::size_t elements) const {
-  kernels::UpdateTile tile{.parameter_dtype = parameter, .count = elements};
+TileMemory ChunkKind::tile(std::byte* chunk, std::size_t elements) const {
+  TileMemory tile{.parameter_dtype = parameter, .count = elements};
   if (format) tile = state_of(*this, elements).tile(chunk + parameter_bytes(*this, elements));
   tile.parameter = chunk;
   return tile;
 }
 
-ChunkKind kind_of(const kernels::UpdateTile& tile, bool frozen) {
+ChunkKind kind_of(const TileMemory& tile, bool frozen) {
   return {.parameter = tile.parameter_dtype,
           .format = frozen ? std::nullopt : std::optional(tile.format),
           .momentum = tile.momentum != nullptr,

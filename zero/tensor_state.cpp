@@ -1,13 +1,17 @@
-#include "zero/tensor_state.h"
+#include <ballast/tensor_state.h>
 
 #include <algorithm>
+
+#include "kernels/state_access.h"
+#include "zero/plan/compiled_plan.h"
+#include "zero/plan/layout.h"
 
 namespace ballast {
 
 // Visits the tensors' parts in a tile, with the position at which each begins.
 template <class Visit>
 void TensorState::each_part(const LocalTile& tile, Visit&& visit) const {
-  const UnitLayout& layout = training_.plan().layout().units[tile.unit];
+  const UnitLayout& layout = training_.plan().compiled().layout().units[tile.unit];
   const Section& section = tile.frozen ? layout.frozen : layout.trained;
   const std::size_t first = tile.range.first - section.of_rank(rank()).first;
   for (const TensorPart& part :
@@ -22,9 +26,11 @@ void TensorState::visit_parts(const LocalTile& tile, const Visitor& visitor) con
   });
 }
 
+std::size_t TensorState::rank() const { return training_.plan().compiled().input().rank_in_shard_group; }
+
 std::vector<Range> TensorState::local_ranges(std::size_t unit, std::size_t tensor) const {
   const Unit& model = training_.model().units.at(unit);
-  const UnitLayout& layout = training_.plan().layout().units[unit];
+  const UnitLayout& layout = training_.plan().compiled().layout().units[unit];
   std::vector<Range> ranges;
   for (const TensorPart& part : owners_of(model, layout, tensor, {0, model.tensors.at(tensor).elements()})) {
     if (part.rank == rank()) ranges.push_back(part.range);
@@ -34,7 +40,7 @@ std::vector<Range> TensorState::local_ranges(std::size_t unit, std::size_t tenso
 
 ChunkKind TensorState::chunk_kind(std::size_t unit) const {
   std::byte anywhere{};
-  return kind_of(training_.plan().blocks().state(unit).tile(&anywhere), false);
+  return kind_of(training_.plan().compiled().blocks().state(unit).tile(&anywhere), false);
 }
 
 std::vector<StatePart> TensorState::parts() const {
@@ -55,7 +61,7 @@ void TensorState::change(const Visitor& visitor, const std::function<void()>& ag
   training_.change_state([&](const LocalTile& tile) { visit_parts(tile, visitor); }, agree);
 }
 
-void TensorState::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, float* into) {
+void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment moment, float* into) {
   std::vector<float> values;
   const auto each_part_of_it = [&](const LocalTile& tile, auto&& visit) {
     if (tile.unit != unit || tile.frozen) return;
@@ -81,8 +87,8 @@ void TensorState::read_moment(std::size_t unit, std::size_t tensor, kernels::Mom
 void TensorState::write_moments(const MomentSource& source) {
   std::vector<float> values;
   training_.change_state([&](const LocalTile& tile) {
-    for (const kernels::Moment moment : {kernels::Moment::momentum, kernels::Moment::variance}) {
-      if ((moment == kernels::Moment::momentum ? tile.memory.momentum : tile.memory.variance) == nullptr) continue;
+    for (const Moment moment : {Moment::momentum, Moment::variance}) {
+      if ((moment == Moment::momentum ? tile.memory.momentum : tile.memory.variance) == nullptr) continue;
       values.resize(tile.memory.count);
       kernels::read_moment(tile.memory, moment, values);
       each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {

@@ -1,64 +1,28 @@
-#include "zero/training.h"
+#include <ballast/error.h>
+#include <ballast/training.h>
 
-#include <fmt/format.h>
-
-#include <algorithm>
-
-#include "kernels/runtime/error.h"
 #include "zero/engine/engine.h"
+#include "zero/engine/timeline.h"
+#include "zero/plan/compiled_plan.h"
+#include "zero/plan/ledger.h"
+#include "zero/records.h"
 
 namespace ballast {
-namespace {
-
-Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
-  require(options.replicas > 0 && ranks % options.replicas == 0, Code::bad_argument, [&] {
-    return Problem{.what = fmt::format("cannot keep {} copies of the state", options.replicas),
-                   .needed = fmt::format("a number that {} ranks can be divided by", ranks)};
-  });
-  Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
-  placement.replicas *= options.replicas;
-  placement.reduction = options.reduction;
-  placement.parameters = options.parameters;
-  placement.gradients = options.gradients;
-  placement.state = options.state;
-  return placement;
-}
-
-// Returns the names of the state that the rules keep. All rules must keep the same, because it is laid out once.
-optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
-  require(!groups.empty(), Code::bad_argument,
-          [] { return Problem{.what = "a training without parameter groups", .needed = "at least one rule"}; });
-  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
-          Code::unsupported, [] {
-            return Problem{.what = "parameter groups with different kinds of rules", .needed = "one kind for all"};
-          });
-  return optim::state_names(groups[0]);
-}
-
-}  // namespace
-
-PlanOptions plan_options(const TrainingOptions& options, const Communicator& world,
-                         const std::vector<optim::Rule>& groups) {
-  return {.placement = placement_of(options, world.size()),
-          .rank = world.rank(),
-          .tile_elements = options.tile_elements,
-          .micro_steps = options.micro_steps,
-          .format = options.format,
-          .names = names_of(groups),
-          .rule = std::string(optim::name(groups[0])),
-          .trace = options.trace,
-          .schedule = options.schedule,
-          .full_records = !options.drives.run.empty(),
-          .host_is_device = !options.gpu};
-}
 
 struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
 
   StepOptions step_options(double loss_scale) const { return {groups, options.max_norm, loss_scale}; }
-  // If updates are made in the backward pass, the engine needs their options before it.
+  // Where updates are made in the backward pass, it begins with their options.
   void prepare_backward() {
     if (options.schedule.update_in_backward && !engine->prepared()) engine->prepare(step_options(1.0));
+  }
+
+  const Timeline& kept_timeline() const {
+    require(timeline.has_value(), Code::bad_argument, [] {
+      return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
+    });
+    return *timeline;
   }
 
   TrainingOptions options;
@@ -77,15 +41,16 @@ struct Training::Impl {
 Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked)
     : options(asked),
       groups(std::move(rules)),
-      plan(std::move(model), plan_options(asked, world, groups)),
+      plan(std::move(model), {world.rank(), world.size()}, groups, asked),
       backend(kernels::cpu_backend({.threads = asked.threads})),
       rank(world.rank()) {
+  const CompiledPlan& compiled = plan.compiled();
   if (asked.keeps_timeline) timeline.emplace();
-  if (plan.tiles_on_drive() > 0) records.emplace(plan, world, asked.drives);
+  if (compiled.tiles_on_drive() > 0) records.emplace(compiled, world, asked.drives);
   if (asked.gpu) gpu.emplace(*asked.gpu);
-  mesh = make_mesh(world, plan.placement(), gpu ? &*gpu : nullptr);
+  mesh = make_mesh(world, compiled.placement(), gpu ? &*gpu : nullptr);
   mesh.norm = asked.norm_group;
-  engine.emplace(EngineParts{.plan = plan,
+  engine.emplace(EngineParts{.plan = compiled,
                              .mesh = mesh,
                              .backend = *backend,
                              .accounts = accounts,
@@ -150,19 +115,14 @@ void Training::read_memory(const ConstView& view, std::byte* into) const { impl_
 
 const Model& Training::model() const { return impl_->plan.model(); }
 const Plan& Training::plan() const { return impl_->plan; }
-const Program& Training::program() const { return impl_->engine->program(); }
 const MemoryAccounts& Training::memory() const { return impl_->accounts; }
-Ledger Training::ledger() const { return ledger_of(program(), impl_->plan.blocks().records()); }
+Ledger Training::ledger() const {
+  return ledger_of(impl_->engine->program(), impl_->plan.compiled().blocks().records());
+}
 Metrics Training::metrics() const { return impl_->engine->metrics(); }
 std::string Training::unpinned_because() const { return impl_->engine->unpinned_because(); }
 
-const Timeline& Training::timeline() const {
-  require(impl_->timeline.has_value(), Code::bad_argument, [] {
-    return Problem{.what = "cannot read the timeline: this training keeps none", .needed = "keeps_timeline"};
-  });
-  return *impl_->timeline;
-}
-
-std::string Training::chrome_trace() const { return timeline().to_chrome_trace(model(), impl_->rank); }
+std::vector<UnitWork> Training::unit_work() const { return impl_->kept_timeline().work(model().units.size()); }
+std::string Training::chrome_trace() const { return impl_->kept_timeline().to_chrome_trace(model(), impl_->rank); }
 
 }  // namespace ballast

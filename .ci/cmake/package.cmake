@@ -1,9 +1,8 @@
-# What `cmake --install` leaves behind: libraries, headers at their paths, and what find_package(ballast) reads.
+# `cmake --install` installs the libraries, the public headers <ballast/...>, and the files of find_package(ballast).
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
-set(header_folder ${CMAKE_INSTALL_INCLUDEDIR}/ballast)
 
 # What users link: ballast::ballast is all of it.
 set(libraries ballast)
@@ -11,14 +10,10 @@ foreach(name runtime kernels offload optim comm plan engine zero)
   set_target_properties(ballast_${name} PROPERTIES EXPORT_NAME ${name})
   list(APPEND libraries ballast_${name})
 endforeach()
-install(TARGETS ${libraries} EXPORT ballast INCLUDES DESTINATION ${header_folder})
+install(TARGETS ${libraries} EXPORT ballast INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT ballast FILE ballastTargets.cmake NAMESPACE ballast:: DESTINATION ${config_folder})
 
-# The walks are for compiling the libraries only, and cuda_check.h and checksum_walk.h need headers that are not ours.
-install(DIRECTORY kernels offload optim zero DESTINATION ${header_folder}
-  FILES_MATCHING PATTERN "*.h"
-  PATTERN "*_walk.h" EXCLUDE
-  PATTERN "cuda_check.h" EXCLUDE)
+install(DIRECTORY kernels/include/ optim/include/ zero/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 get_property(dependencies GLOBAL PROPERTY BALLAST_DEPENDENCIES)

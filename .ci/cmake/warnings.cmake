@@ -13,7 +13,10 @@ function(ballast_library name)
   add_library(ballast_${name} STATIC ${arg_SOURCES})
   add_library(ballast::${name} ALIAS ballast_${name})
   target_include_directories(ballast_${name} PUBLIC
-    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/kernels/include>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/optim/include>
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/zero/include>)
   target_compile_features(ballast_${name} PUBLIC cxx_std_20)
   target_compile_options(ballast_${name} PRIVATE ${BALLAST_WARNINGS})
   target_link_libraries(ballast_${name} ${arg_LINKS})

@@ -42,8 +42,8 @@ extern "C" {
 void* ballast_comm_open(int way) {
   auto handle = std::make_unique<Handle>();
   try {
-    handle->ranks = connect(
-        {.backend = *handle->backend, .accounts = handle->accounts, .transport = static_cast<HostTransport>(way)});
+    handle->ranks = connect({.transport = static_cast<HostTransport>(way)},
+                            {.backend = *handle->backend, .accounts = handle->accounts});
     return handle.release();
   } catch (const std::exception&) {
     return nullptr;

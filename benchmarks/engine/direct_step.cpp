@@ -2,12 +2,13 @@
 
 #include "kernels/random_math.h"
 #include "optim/decision.h"
+#include "optim/step.h"
 
 namespace ballast::benchmarks {
 
 DirectStep::DirectStep(const Shape& shape, std::size_t elements, int threads)
     : backend_(kernels::cpu_backend({.threads = threads})) {
-  const Plan plan = plan_of(shape, elements);
+  const CompiledPlan plan = plan_of(shape, elements);
   for (std::size_t unit = 0; unit < shape.units; ++unit) {
     add_unit(plan, unit);
   }
@@ -16,7 +17,7 @@ DirectStep::DirectStep(const Shape& shape, std::size_t elements, int threads)
   }
 }
 
-void DirectStep::add_unit(const Plan& plan, std::size_t number) {
+void DirectStep::add_unit(const CompiledPlan& plan, std::size_t number) {
   const UnitLayout& layout = plan.layout().units[number];
   const std::size_t count = layout.trained.count();
   const std::size_t state_bytes = plan.blocks().of(number).state;
@@ -32,7 +33,7 @@ void DirectStep::add_unit(const Plan& plan, std::size_t number) {
     tile.gradient_dtype = DType::fp32;
     tile.count = range.count;
     tile.first_index = range.first;
-    if (tile.format == kernels::StateFormat::fp32) {
+    if (tile.format == StateFormat::fp32) {
       backend_->fill(View(tile.master, tile.count, DType::fp32), 1.0f);
     }
     unit.tiles.push_back(tile);
@@ -46,7 +47,8 @@ void DirectStep::take() {
   }
   const optim::Decision decision = optim::decide({.sum_of_squares = kernels::value(squares)}, optim::no_clipping);
   ++steps_;
-  const kernels::GroupStep group = optim::AdamW{}.at({.number = steps_, .gradient_factor = decision.gradient_factor});
+  const kernels::GroupStep group =
+      optim::at(optim::AdamW{}, {.number = steps_, .gradient_factor = decision.gradient_factor});
   for (UnitMemory& unit : units_) {
     update(unit, group);
   }
@@ -60,7 +62,7 @@ void DirectStep::sum(const UnitMemory& unit, const View& gradients, kernels::Exa
 }
 
 void DirectStep::update(UnitMemory& unit, const kernels::GroupStep& group) {
-  for (kernels::UpdateTile& tile : unit.tiles) {
+  for (TileMemory& tile : unit.tiles) {
     tile.rounding_stream = kernels::rounding_stream(0, 0, steps_);
     const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
     backend_->update(tile, {&run, 1}, {&group, 1});

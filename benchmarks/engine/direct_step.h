@@ -23,10 +23,10 @@ class DirectStep {
     Buffer parameters;
     Buffer reduced;  // gradients in fp32
     Buffer state;
-    std::vector<kernels::UpdateTile> tiles{};
+    std::vector<TileMemory> tiles{};
   };
 
-  void add_unit(const Plan& plan, std::size_t unit);
+  void add_unit(const CompiledPlan& plan, std::size_t unit);
   void sum(const UnitMemory& unit, const View& gradients, kernels::ExactSum& squares);
   void update(UnitMemory& unit, const kernels::GroupStep& group);
 

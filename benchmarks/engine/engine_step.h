@@ -1,8 +1,9 @@
 // A step through the engine, by a trainer that does nothing with its leases.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include "benchmarks/engine/model.h"
-#include "zero/comm/communicator.h"
 #include "zero/engine/engine.h"
 
 namespace ballast::benchmarks {
@@ -14,7 +15,7 @@ class EngineStep {
   void take();  // forward, backward and step, until all work is done
 
  private:
-  Plan plan_;
+  CompiledPlan plan_;
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<Communicator> world_;
   Mesh mesh_;

@@ -23,7 +23,7 @@ Case compared_with_arithmetic(const Shape& shape) {
 }
 
 Suite engine_suite() {
-  using enum kernels::StateFormat;
+  using enum StateFormat;
   return {.name = "engine",
           .description = "Steps through the engine, compared with the same arithmetic alone",
           .most_bytes_of_an_element = 8,

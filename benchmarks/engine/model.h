@@ -4,22 +4,22 @@
 #include <cstddef>
 #include <string>
 
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::benchmarks {
 
 struct Shape {
   std::size_t units = 8;
-  kernels::StateFormat format = kernels::StateFormat::split;
+  StateFormat format = StateFormat::split;
 };
 
 // Plans `elements` parameters in all, on one rank that keeps everything in its memory.
-inline Plan plan_of(const Shape& shape, std::size_t elements) {
+inline CompiledPlan plan_of(const Shape& shape, std::size_t elements) {
   Model model;
   for (std::size_t unit = 0; unit < shape.units; ++unit) {
     model.units.push_back({.name = "h." + std::to_string(unit), .tensors = {{"weight", {elements / shape.units}}}});
   }
-  return Plan(std::move(model), {.format = shape.format, .names = optim::AdamW::state});
+  return CompiledPlan(std::move(model), {.format = shape.format, .names = optim::AdamW::state});
 }
 
 }  // namespace ballast::benchmarks

@@ -1,11 +1,12 @@
 #include "benchmarks/harness/limits.h"
 
+#include <ballast/error.h>
+
 #include <bit>
 #include <cstdint>
 #include <cstring>
 
 #include "benchmarks/harness/stream_copy.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast::benchmarks {

@@ -1,8 +1,8 @@
 #include "benchmarks/harness/record.h"
 
-#include <nlohmann/json.hpp>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <nlohmann/json.hpp>
 
 namespace ballast::benchmarks {
 namespace {

@@ -1,6 +1,8 @@
 // The program behind every suite. It reads measurements as lines of JSON from stdin, prints the table, and writes and
 // compares records. Exit codes: 0 if all is well, 1 if something is worse than recorded, 2 for wrong arguments and
 // errors.
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -12,7 +14,6 @@
 #include "benchmarks/harness/machine.h"
 #include "benchmarks/harness/run_program.h"
 #include "benchmarks/harness/table.h"
-#include "kernels/runtime/error.h"
 
 namespace {
 

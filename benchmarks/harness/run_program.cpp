@@ -1,11 +1,11 @@
 #include "benchmarks/harness/run_program.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <new>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 

@@ -1,11 +1,11 @@
 #include "benchmarks/harness/statistics.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 

@@ -1,5 +1,7 @@
 #include "benchmarks/harness/suite.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include "benchmarks/harness/record.h"
 #include "benchmarks/harness/run_program.h"
 #include "kernels/runtime/cores.h"
-#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 namespace {

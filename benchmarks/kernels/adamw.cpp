@@ -5,11 +5,10 @@
 #include "kernels/random_math.h"
 #include "kernels/state_math.h"
 #include "optim/state_layout.h"
+#include "optim/step.h"
 
 namespace ballast::benchmarks {
 namespace {
-
-using kernels::StateFormat;
 
 constexpr std::size_t grain = 4096;
 constexpr std::size_t elements_of_tile = 512 * 1024;
@@ -51,10 +50,10 @@ Subject from_memory(const Shard& shard, const Setting& setting) {
 }  // namespace
 
 double adamw_bytes_of_an_element(StateFormat format) {
-  const std::size_t state = kernels::master_bytes(format) + 2 * kernels::moment_bytes(format);
+  const std::size_t state = master_bytes(format) + 2 * moment_bytes(format);
   // A remainder is of no use without its parameter, which is therefore read as well as written.
   const std::size_t parameter = format == StateFormat::fp32 ? 2 : 4;
-  const double scales = format == StateFormat::compact ? 2.0 * 2 * sizeof(float) / kernels::group_size : 0;
+  const double scales = format == StateFormat::compact ? 2.0 * 2 * sizeof(float) / group_size : 0;
   return static_cast<double>(2 + parameter + 2 * state) + scales;
 }
 
@@ -81,7 +80,7 @@ AdamWState::AdamWState(const Shard& shard, const Threads& threads)
 
 void AdamWState::step(kernels::Backend& backend) {
   ++steps_;
-  const kernels::GroupStep group = optim::AdamW{}.at({.number = steps_});
+  const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = steps_});
   for (auto& tile : tiles_) {
     tile.rounding_stream = kernels::rounding_stream(0, 0, steps_);
     const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};

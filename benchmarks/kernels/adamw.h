@@ -8,7 +8,7 @@
 namespace ballast::benchmarks {
 
 struct Shard {
-  kernels::StateFormat format;
+  StateFormat format;
   std::size_t tiles;
   std::size_t elements_of_tile;
 };
@@ -24,24 +24,24 @@ class AdamWState {
   Buffer gradient_;
   Buffer parameter_;
   Buffer state_;
-  std::vector<kernels::UpdateTile> tiles_;
+  std::vector<TileMemory> tiles_;
   std::size_t steps_ = 0;
 };
 
 // Returns the bytes that one step has to move for an element, read and written together.
-double adamw_bytes_of_an_element(kernels::StateFormat format);
+double adamw_bytes_of_an_element(StateFormat format);
 
 // Reads and writes memory, with all threads.
-Subject adamw(kernels::StateFormat format, const Setting& setting);
+Subject adamw(StateFormat format, const Setting& setting);
 
 // Has a power of two of elements, so that gradient, parameter, master and moments lie at distances that are powers of
 // two. A memory controller may then send them all to the same bank.
-Subject adamw_power_of_two(kernels::StateFormat format, const Setting& setting);
+Subject adamw_power_of_two(StateFormat format, const Setting& setting);
 
 // Works in tiles, as the engine updates: each has its state in one stretch of memory.
-Subject adamw_tiles(kernels::StateFormat format, const Setting& setting);
+Subject adamw_tiles(StateFormat format, const Setting& setting);
 
 // Does the same arithmetic on as many elements, but each thread stays in its cache: the rate if memory cost nothing.
-Subject adamw_from_cache(kernels::StateFormat format, const Setting& setting);
+Subject adamw_from_cache(StateFormat format, const Setting& setting);
 
 }  // namespace ballast::benchmarks

@@ -8,8 +8,6 @@
 namespace ballast::benchmarks {
 namespace {
 
-using kernels::StateFormat;
-
 using Make = Subject (*)(StateFormat, const Setting&);
 
 Subject copy_of_the_same_bytes(const Setting& setting, double gigabytes) {
@@ -42,7 +40,7 @@ auto in_format(Make make, StateFormat format) {
 
 // The tables: a new case is a line in one of them.
 void optimizer_steps(std::vector<Case>& all) {
-  for (const StateFormat format : kernels::all_state_formats) {
+  for (const StateFormat format : all_state_formats) {
     versus_copy(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
     versus_scale(all, fmt::format("adamw {}, whole", name(format)), in_format(adamw, format));
     versus_copy(all, fmt::format("adamw {}, 2^n elements", name(format)), in_format(adamw_power_of_two, format));

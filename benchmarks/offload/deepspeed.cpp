@@ -1,11 +1,12 @@
 #include "benchmarks/offload/deepspeed.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/offload/program.h"
-#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 

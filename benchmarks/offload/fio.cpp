@@ -1,5 +1,7 @@
 #include "benchmarks/offload/fio.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/offload/program.h"
-#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 namespace {

@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -8,7 +10,6 @@
 #include "benchmarks/offload/fio.h"
 #include "benchmarks/offload/moving.h"
 #include "benchmarks/offload/update.h"
-#include "kernels/runtime/error.h"
 
 namespace ballast::benchmarks {
 namespace {

@@ -1,19 +1,21 @@
 #include "benchmarks/offload/update.h"
 
+#include <ballast/optim.h>
+
 #include <fmt/format.h>
 
 #include <deque>
 
 #include "kernels/random_math.h"
 #include "kernels/runtime/round_up.h"
-#include "optim/adamw.h"
+#include "optim/step.h"
 
 namespace ballast::benchmarks {
 namespace {
 
 using offload::IoKind;
 
-constexpr auto format = kernels::StateFormat::split;
+constexpr auto format = StateFormat::split;
 constexpr const char* names[] = {"ballast-benchmark-first", "ballast-benchmark-second"};
 
 offload::RecordShape shape_of(std::size_t tiles, std::size_t parameter_bytes, std::size_t state_bytes) {
@@ -73,7 +75,7 @@ offload::RecordStore OffloadedUpdate::make_two_and_open_one() const {
 double OffloadedUpdate::gigabytes() const { return 2.0 * static_cast<double>(tiles_ * store_.record_bytes()) / 1e9; }
 
 void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
-  kernels::UpdateTile state = layout_.tile(payload.data() + parameter_bytes_);
+  TileMemory state = layout_.tile(payload.data() + parameter_bytes_);
   state.parameter = payload.data();
   state.gradient = gradients_.data() + tile * 2 * setting_.elements_of_tile;
   state.gradient_dtype = DType::bf16;
@@ -81,7 +83,7 @@ void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
   state.first_index = tile * setting_.elements_of_tile;
   state.rounding_stream = kernels::rounding_stream(0, 0, steps_);
   const kernels::Run run{.begin = 0, .count = state.count, .group = 0};
-  const kernels::GroupStep group = optim::AdamW{}.at({.number = steps_});
+  const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = steps_});
   backend_->update(state, {&run, 1}, {&group, 1});
 }
 

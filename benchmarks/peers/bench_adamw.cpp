@@ -1,10 +1,12 @@
 // Ballast's AdamW behind a C interface, so that a Python script can run it in turn with others in one process, on
 // memory that torch owns. It is for measurements only; the Python package does not use it.
+#include <ballast/optim.h>
+
 #include <string>
 
 #include "kernels/backend.h"
 #include "kernels/state_math.h"
-#include "optim/adamw.h"
+#include "optim/step.h"
 
 namespace {
 
@@ -34,7 +36,7 @@ struct BallastBenchTile {
   std::size_t count;
 };
 
-std::size_t ballast_bench_group_size() { return kernels::group_size; }
+std::size_t ballast_bench_group_size() { return group_size; }
 
 void* ballast_bench_open(int threads) { return new Handle{kernels::cpu_backend({.threads = threads})}; }
 
@@ -45,20 +47,20 @@ const char* ballast_bench_adamw(void* handle, const BallastBenchTile* tile, std:
   auto& self = *static_cast<Handle*>(handle);
   const auto bytes = [](void* memory) { return static_cast<std::byte*>(memory); };
   try {
-    const kernels::UpdateTile update{.format = static_cast<kernels::StateFormat>(tile->format),
-                                     .parameter_dtype = static_cast<DType>(tile->parameter_dtype),
-                                     .gradient_dtype = static_cast<DType>(tile->gradient_dtype),
-                                     .parameter = bytes(tile->parameter),
-                                     .gradient = static_cast<const std::byte*>(tile->gradient),
-                                     .master = bytes(tile->master),
-                                     .momentum = bytes(tile->momentum),
-                                     .variance = bytes(tile->variance),
-                                     .momentum_scales = tile->momentum_scales,
-                                     .variance_scales = tile->variance_scales,
-                                     .count = tile->count,
-                                     .rounding_stream = number};
+    const TileMemory update{.format = static_cast<StateFormat>(tile->format),
+                            .parameter_dtype = static_cast<DType>(tile->parameter_dtype),
+                            .gradient_dtype = static_cast<DType>(tile->gradient_dtype),
+                            .parameter = bytes(tile->parameter),
+                            .gradient = static_cast<const std::byte*>(tile->gradient),
+                            .master = bytes(tile->master),
+                            .momentum = bytes(tile->momentum),
+                            .variance = bytes(tile->variance),
+                            .momentum_scales = tile->momentum_scales,
+                            .variance_scales = tile->variance_scales,
+                            .count = tile->count,
+                            .rounding_stream = number};
     const kernels::Run run{.begin = 0, .count = tile->count, .group = 0};
-    const auto group = optim::AdamW{}.at({.number = number});
+    const auto group = optim::at(optim::AdamW{}, {.number = number});
     self.backend->update(update, {&run, 1}, {&group, 1});
     return nullptr;
   } catch (const std::exception& problem) {

@@ -22,7 +22,7 @@ class Row(NamedTuple):
     visits: dict[str, str]  # by tier: bytes that are there for a time
 
 
-# Of a training in bf16 with the state format `split`, on GPUs: zero/plan/placement.h has all placements.
+# Of a training in bf16 with the state format `split`, on GPUs: <ballast/placement.h> has all placements.
 ROWS = [
     Row("parameters", "2 bytes, bf16", "device", "shard: 2/N bytes", {"device": "full, while its unit runs"}),
     Row("gradients", "4 bytes, fp32 sum", "host", "shard: 4/N bytes", {"device": "full, until they are summed"}),

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
-#include "zero/plan/simulate.h"
+#include "zero/plan/compiled_plan.h"
+#include "zero/plan/op_cost.h"
 
 namespace ballast::gpt {
 
-DriveWork drive_work_of(const Plan& plan) {
+DriveWork drive_work_of(const CompiledPlan& plan) {
   DriveWork work;
   for (const Op& op : plan.program().ops) {
     const std::size_t bytes = bytes_moved(op, plan.placement());

@@ -1,7 +1,9 @@
 // Computes the work of a step on the drives. Pure.
 #pragma once
 
-#include "zero/plan/plan.h"
+#include <ballast/plan.h>
+
+#include <cstddef>
 
 namespace ballast::gpt {
 
@@ -13,6 +15,6 @@ struct DriveWork {
   std::size_t records = 0;       // in flight at once
 };
 
-DriveWork drive_work_of(const Plan& plan);
+DriveWork drive_work_of(const CompiledPlan& plan);
 
 }  // namespace ballast::gpt

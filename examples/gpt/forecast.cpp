@@ -4,6 +4,8 @@
 
 #include "examples/gpt/gpt.h"
 #include "examples/gpt/rates.h"
+#include "zero/plan/compiled_plan.h"
+#include "zero/plan/simulate.h"
 
 namespace ballast::gpt {
 namespace {
@@ -24,7 +26,7 @@ std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator&
   training.start(first_parameters(shape, options.seed));
   world.barrier();  // the ranks compute at the same time, as in the training
   model.run(training, std::vector<std::uint8_t>(options.batch * (shape.context + 1)));
-  std::vector<UnitWork> work = training.timeline().work(shape.units());
+  std::vector<UnitWork> work = training.unit_work();
   training.step();
   return work;
 }
@@ -52,17 +54,18 @@ double forward_share(std::span<const UnitWork> work) {
 Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& world, Maths& maths) {
   require(!options.training.gpu, Code::unsupported,
           [] { return Problem{.what = "cannot forecast a training on a GPU", .needed = "a training on CPUs"}; });
-  RateOptions rates{.unit_elements = plan.layout().units[options.shape.blocks_begin()].elements(),
+  const CompiledPlan& compiled = plan.compiled();
+  RateOptions rates{.unit_elements = compiled.layout().units[options.shape.blocks_begin()].elements(),
                     .tile_elements = options.training.tile_elements,
                     .format = options.training.format,
                     .threads = options.training.threads};
-  if (plan.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
+  if (compiled.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;
   // Many drives are fast for some seconds only, so a step that moves more is measured longer.
-  const std::size_t on_drives = plan.tiles_on_drive() * plan.blocks().records().record;
+  const std::size_t on_drives = compiled.tiles_on_drive() * compiled.blocks().records().record;
   rates.drive_bytes = std::clamp(on_drives / 8, rates.drive_bytes, most_drive_bytes);
   const Machine machine = measure_rates(world, rates);
   const std::vector<UnitWork> work = work_of_units(options, world, maths);
-  return {machine, simulate({plan.program(), plan.placement(), machine, work, options.waits_for_updates}),
+  return {machine, simulate({compiled.program(), plan.placement(), machine, work, options.waits_for_updates}),
           forward_share(work)};
 }
 

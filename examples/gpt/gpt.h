@@ -1,11 +1,12 @@
 // Trains a GPT with Ballast: an example of a trainer. The only activations that it keeps are the inputs of the blocks.
 #pragma once
 
+#include <ballast/training.h>
+
 #include <span>
 #include <vector>
 
 #include "examples/gpt/block.h"
-#include "zero/training.h"
 
 namespace ballast::gpt {
 

@@ -1,8 +1,9 @@
 // The layers with parameters, over a lease. Each has the index of its weight; its bias has the next index.
 #pragma once
 
+#include <ballast/lease.h>
+
 #include "examples/gpt/maths.h"
-#include "zero/engine/lease.h"
 
 namespace ballast::gpt {
 

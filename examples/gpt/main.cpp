@@ -1,4 +1,6 @@
 // A GPT trainer on Ballast's C++ API.
+#include <ballast/comm.h>
+
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -10,8 +12,8 @@
 #include "examples/gpt/options.h"
 #include "examples/gpt/report.h"
 #include "kernels/runtime/cores.h"
-#include "zero/comm/connect.h"
-#include "zero/comm/thread_communicator.h"
+#include "kernels/runtime/stream.h"
+#include "zero/comm/launch.h"
 
 namespace ballast::gpt {
 namespace {
@@ -73,7 +75,6 @@ class Rank {
     const auto share = std::max<std::size_t>(1, usable_cores() / ranks_here);
     threads_ = options.threads > 0 ? options.threads : static_cast<int>(share);
     run_.training.threads = threads_;
-    backend_ = kernels::cpu_backend({.threads = threads_});
     run_.hashes_parameters = !options.losses.empty();
     run_.keeps_parameters = !options.save.empty();
     run_.memory.ranks_here = options.ranks;
@@ -82,7 +83,7 @@ class Rank {
     if (stream_) run_.training.stream = stream_->handle();
   }
 
-  kernels::Backend& backend() { return *backend_; }
+  int threads() const { return threads_; }
 
   void train(Communicator& world, Observer& observer) {
     const auto maths = stream_ ? gpu_maths(stream_->handle(), stream_->gpu()) : cpu_maths(threads_);
@@ -92,12 +93,11 @@ class Rank {
  private:
   RunOptions run_;
   int threads_ = 1;
-  std::unique_ptr<kernels::Backend> backend_;
   std::optional<Stream> stream_{};
 };
 
 void train_on_threads(const ProgramOptions& options) {
-  ThreadGroup everybody(options.ranks);
+  const auto ranks = thread_ranks(options.ranks);
   Printer printer(options);
   std::mutex mutex;
   std::exception_ptr first_failure;
@@ -105,11 +105,11 @@ void train_on_threads(const ProgramOptions& options) {
     try {
       Rank own(options, options.ranks);
       Observer silent;
-      own.train(*thread_communicator(everybody, rank, own.backend()), rank == 0 ? printer : silent);
+      own.train(*ranks[rank], rank == 0 ? printer : silent);
     } catch (const std::exception& failure) {
       const std::lock_guard lock(mutex);
       if (!first_failure) first_failure = std::current_exception();
-      everybody.abort(failure.what());
+      ranks[rank]->abort(failure.what());
     }
   };
   std::vector<std::thread> others;
@@ -130,8 +130,7 @@ void train_launched(ProgramOptions options, const Launch& launch) {
   });
   if (options.run.training.gpu) options.run.training.gpu = static_cast<int>(launch.local_rank);
   Rank own(options, launch.size);
-  MemoryAccounts accounts;
-  const auto world = connect({.backend = own.backend(), .accounts = accounts});
+  const auto world = connect({.threads = own.threads()});
   Observer silent;
   std::optional<Printer> printer;
   if (launch.rank == 0) printer.emplace(options);

@@ -1,7 +1,7 @@
 // Matrices in memory that the caller owns, and their product.
 #pragma once
 
-#include "kernels/runtime/view.h"
+#include <ballast/view.h>
 
 namespace ballast::gpt {
 

@@ -1,9 +1,9 @@
 // The units and tensors of a GPT, and their initial values.
 #pragma once
 
-#include <cstdint>
+#include <ballast/training.h>
 
-#include "zero/training.h"
+#include <cstdint>
 
 namespace ballast::gpt {
 

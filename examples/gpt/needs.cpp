@@ -7,6 +7,7 @@
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "offload/drive_space.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::gpt {
 namespace {
@@ -24,7 +25,7 @@ bool goes_on(const RecordOptions& drives) {
 
 Needs needs_of(const RunOptions& options, const Plan& plan) {
   const TrainingOptions& training = options.training;
-  const TierBytes tiers = bytes_by_tier(ledger_of(plan.program(), plan.blocks().records()));
+  const TierBytes tiers = bytes_by_tier(plan.ledger());
   const auto in = [&](Tier tier) { return options.memory.ranks_here * tiers[static_cast<std::size_t>(tier)]; };
   Needs needs{.reserved = in(Tier::host), .on_drives = in(Tier::nvme)};
   if (!training.gpu) {
@@ -53,7 +54,8 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
                        "parameters, gradients and state on drives, and update in backward"};
   });
   if (needs.on_drives == 0 || goes_on(options.training.drives)) return;
-  offload::require_space(plan.blocks().shape(plan.tiles_on_drive()), options.training.drives.directories,
+  const CompiledPlan& compiled = plan.compiled();
+  offload::require_space(compiled.blocks().shape(compiled.tiles_on_drive()), options.training.drives.directories,
                          options.memory.ranks_here);
 }
 

@@ -1,8 +1,9 @@
 // Reads and writes one value of a view, in either format of the trainer.
 #pragma once
 
+#include <ballast/view.h>
+
 #include "kernels/number_math.h"
-#include "kernels/runtime/view.h"
 
 namespace ballast::gpt {
 

@@ -1,11 +1,12 @@
 #include "examples/gpt/options.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <map>
 #include <vector>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast::gpt {
@@ -94,10 +95,10 @@ void describe_steps(CLI::App& app, RunOptions& run) {
 }
 
 void describe_placement(CLI::App& app, TrainingOptions& training) {
-  const std::map<std::string, kernels::StateFormat> formats{{"fp32", kernels::StateFormat::fp32},
-                                                            {"split", kernels::StateFormat::split},
-                                                            {"bf16", kernels::StateFormat::bf16},
-                                                            {"compact", kernels::StateFormat::compact}};
+  const std::map<std::string, StateFormat> formats{{"fp32", StateFormat::fp32},
+                                                   {"split", StateFormat::split},
+                                                   {"bf16", StateFormat::bf16},
+                                                   {"compact", StateFormat::compact}};
   const auto spread = [&](const char* option, Spread& to, const char* text) {
     app.add_option_function<std::string>(
            option, [&to](const std::string& tier) { to = spread_from(tier); }, text)

@@ -11,6 +11,8 @@
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/host_pages.h"
 #include "offload/record_store.h"
+#include "optim/step.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::gpt {
 namespace {
@@ -114,10 +116,9 @@ class Rates {
     std::byte* const parameters = buffer_.get() + ranges.size() * state_bytes;
     std::byte* const gradients = parameters + options_.unit_elements * byte_size(DType::bf16);
     std::size_t bytes = 0;
-    std::vector<kernels::UpdateTile> tiles;
+    std::vector<TileMemory> tiles;
     for (const Range& range : ranges) {
-      kernels::UpdateTile& tile =
-          tiles.emplace_back(plan_.blocks().state(0).tile(buffer_.get() + tiles.size() * state_bytes));
+      TileMemory& tile = tiles.emplace_back(plan_.blocks().state(0).tile(buffer_.get() + tiles.size() * state_bytes));
       tile.parameter = parameters + range.first * byte_size(DType::bf16);
       tile.gradient = gradients + range.first * sizeof(float);
       tile.gradient_dtype = DType::fp32;
@@ -125,9 +126,9 @@ class Rates {
       tile.first_index = range.first;
       bytes += range.count * (sizeof(float) + 2 * byte_size(DType::bf16)) + 2 * state_bytes;
     }
-    const kernels::GroupStep group = optim::AdamW{}.at({.number = 1, .gradient_factor = 1.0});
+    const kernels::GroupStep group = optim::at(optim::AdamW{}, {.number = 1, .gradient_factor = 1.0});
     return static_cast<double>(bytes) / slowest([&] {
-             for (const kernels::UpdateTile& tile : tiles) {
+             for (const TileMemory& tile : tiles) {
                const kernels::Run run{.begin = 0, .count = tile.count, .group = 0};
                backend_->update(tile, {&run, 1}, {&group, 1});
              }
@@ -212,7 +213,7 @@ class Rates {
   Communicator& world_;
   const RateOptions& options_;
   std::unique_ptr<kernels::Backend> backend_;
-  Plan plan_;
+  CompiledPlan plan_;
   HostPages buffer_;
   std::size_t buffer_bytes_ = 0;
   MemoryAccounts accounts_;

@@ -1,18 +1,19 @@
 // Measures how fast bytes move on this machine, for the simulator.
 #pragma once
 
+#include <ballast/comm.h>
+#include <ballast/planner.h>
+
 #include <filesystem>
 
-#include "zero/comm/communicator.h"
-#include "zero/plan/machine.h"
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::gpt {
 
 struct RateOptions {
   std::size_t unit_elements = std::size_t{4} << 20;
   std::size_t tile_elements = std::size_t{256} << 10;
-  kernels::StateFormat format = kernels::StateFormat::split;
+  StateFormat format = StateFormat::split;
   int threads = 0;                                   // of this rank's updates
   std::vector<std::filesystem::path> directories{};  // of the drives; empty: they are not measured
   std::size_t drive_bytes = std::size_t{256} << 20;  // at most, of a rank's records there

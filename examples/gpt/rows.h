@@ -2,10 +2,10 @@
 // bits.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <cstddef>
 #include <span>
-
-#include "kernels/runtime/view.h"
 
 namespace ballast::gpt::rows {
 

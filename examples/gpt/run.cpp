@@ -61,14 +61,14 @@ class Run {
   }
 
   void begin() {
-    const Plan plan(model_of(options_.shape), plan_options(options_.training, world_, rules_of(options_)));
+    const Plan plan(model_of(options_.shape), {world_.rank(), world_.size()}, rules_of(options_), options_.training);
     Start start{.ranks = world_.size(),
                 .parameters = parameters_of(plan.model()),
                 .text_bytes = text_.bytes(),
                 .library = maths_.library(),
-                .ledger = ledger_of(plan.program(), plan.blocks().records()),
+                .ledger = plan.ledger(),
                 .needs = needs_of(options_, plan),
-                .drive_work = drive_work_of(plan)};
+                .drive_work = drive_work_of(plan.compiled())};
     require_enough(start.needs, options_, plan);
     world_.barrier();  // all ranks measure at the same time, as they compute later
     if (options_.measures_rate) matrix_rate_ = measure_matrix_rate(maths_, options_.shape.dtype);

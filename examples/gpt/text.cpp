@@ -1,5 +1,7 @@
 #include "examples/gpt/text.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -9,7 +11,6 @@
 #include <string_view>
 
 #include "examples/gpt/noise.h"
-#include "kernels/runtime/error.h"
 
 namespace ballast::gpt {
 namespace {

@@ -1,10 +1,10 @@
-#include "kernels/runtime/accounts.h"
+#include <ballast/error.h>
+#include <ballast/memory.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast {

@@ -1,5 +1,6 @@
 #include "kernels/runtime/buffer.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <utility>

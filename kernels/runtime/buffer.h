@@ -1,25 +1,17 @@
 // Owned memory of exactly the requested size, on the GPU or on the host, booked under its owner's name.
 #pragma once
 
+#include <ballast/memory.h>
+#include <ballast/view.h>
+
 #include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "kernels/runtime/accounts.h"
 #include "kernels/runtime/host_pages.h"
-#include "kernels/runtime/view.h"
 
 namespace ballast {
-
-// The interface of an external allocator, such as torch's caching allocator. Any thread may call. No work uses released
-// memory.
-class Allocator {
- public:
-  virtual ~Allocator() = default;
-  virtual std::byte* allocate(std::size_t bytes) = 0;  // aligned to 256 bytes; not necessarily zeroed
-  virtual void release(std::byte* memory, std::size_t bytes) noexcept = 0;
-};
 
 struct BufferRequest {
   MemoryKind kind = MemoryKind::pageable;

@@ -2,11 +2,11 @@
 // CUDA's.
 #pragma once
 
+#include <ballast/error.h>
+
 #include <cuda_runtime_api.h>
 
 #include <string_view>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 

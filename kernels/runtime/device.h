@@ -1,19 +1,19 @@
 // All uses of CUDA by the runtime, as plain functions on handles. device_cuda.cpp implements them; in builds without
-// CUDA, device_absent.cpp throws B2101. Other code uses the owners in buffer.h and stream.h.  Any thread may call. Only
+// CUDA, device_absent.cpp throws B2101. Other code uses the owners in buffer.h and stream.h. Any thread may call. Only
 // choose_gpu() changes the calling thread's current device. A GPU is named by its CUDA ordinal.
 #pragma once
+
+#include <ballast/memory.h>
 
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
-struct CUstream_st;  // the targets of CUDA's handles: a cudaStream_t is a StreamHandle
-struct CUevent_st;
+struct CUevent_st;  // the target of CUDA's handle
 
 namespace ballast {
 
-using StreamHandle = CUstream_st*;
 using EventHandle = CUevent_st*;
 
 struct Gpu {

@@ -1,9 +1,9 @@
 // The device of a build without CUDA: there is no GPU, and each call that needs one throws B2101.
+#include <ballast/error.h>
+
 #include "kernels/runtime/device.h"
 
 #include <fmt/format.h>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast::device {
 

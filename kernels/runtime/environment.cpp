@@ -1,5 +1,7 @@
 #include "kernels/runtime/environment.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <charconv>
@@ -7,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 
 namespace ballast {

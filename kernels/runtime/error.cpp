@@ -1,6 +1,8 @@
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
 
 #include <fmt/format.h>
+
+#include "kernels/runtime/error_codes.h"
 
 namespace ballast {
 namespace {

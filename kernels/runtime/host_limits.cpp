@@ -1,11 +1,12 @@
 #include "kernels/runtime/host_limits.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <string>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_files.h"
 

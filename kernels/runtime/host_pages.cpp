@@ -1,5 +1,7 @@
 #include "kernels/runtime/host_pages.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,7 +13,6 @@
 #include <vector>
 
 #include "kernels/runtime/cores.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/numa.h"
 #include "kernels/runtime/round_up.h"

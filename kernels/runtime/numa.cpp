@@ -1,5 +1,7 @@
 #include "kernels/runtime/numa.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
@@ -9,7 +11,6 @@
 #include <array>
 #include <string>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_files.h"
 
 namespace ballast {

@@ -1,5 +1,7 @@
 #include "kernels/runtime/resident_memory.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -7,7 +9,6 @@
 #include <fstream>
 #include <system_error>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/sizes.h"
 #include "kernels/runtime/system_files.h"

@@ -1,5 +1,7 @@
 #include "kernels/runtime/sizes.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,8 +10,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {

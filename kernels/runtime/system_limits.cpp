@@ -1,5 +1,7 @@
 #include "kernels/runtime/system_limits.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/resource.h>
@@ -11,7 +13,6 @@
 #include <vector>
 
 #include "kernels/runtime/cgroup.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_files.h"
 
 namespace ballast {

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "kernels/runtime/round_up.h"
+#include "kernels/state_access.h"
 #include "offload/checksum.h"
 #include "offload/directory_lock.h"
 
@@ -60,7 +61,7 @@ namespace {
 
 void bind_parts(py::module_& module) {
   py::class_<ChunkKind>(module, "ChunkKind")
-      .def(py::init<DType, std::optional<kernels::StateFormat>, bool, bool>(), py::kw_only(), py::arg("parameter"),
+      .def(py::init<DType, std::optional<StateFormat>, bool, bool>(), py::kw_only(), py::arg("parameter"),
            py::arg("format"), py::arg("momentum"), py::arg("variance"))
       .def_readonly("parameter", &ChunkKind::parameter)
       .def_readonly("format", &ChunkKind::format)

@@ -1,11 +1,12 @@
 // Writes parts of a training's state to the files of a checkpoint, and reads them back.
 #pragma once
 
+#include <ballast/tensor_state.h>
+
 #include <tuple>
 
 #include "offload/chunk_file.h"
 #include "python/bindings/training_binding.h"
-#include "zero/state_chunk.h"
 
 namespace ballast::python {
 

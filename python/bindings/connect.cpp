@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "python/bindings/group.h"
+#include "zero/comm/launch.h"
 
 namespace ballast::python {
 namespace {
@@ -69,12 +70,12 @@ Launch launch_of(const Rendezvous& where) {
 }  // namespace
 
 Group::Group(const Rendezvous& where) : open_(std::make_unique<OpenGroup>()) {
-  ConnectOptions options{.backend = open_->backend(), .accounts = open_->accounts(), .launch = launch_of(where)};
+  ConnectOptions options{.launch = launch_of(where)};
   std::optional<PythonStore> store;
   if (!where.store.is_none()) options.store = &store.emplace(where.store, options.launch->job);
   if (where.timeout) options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*where.timeout * 1e3));
   const py::gil_scoped_release released;
-  open_->begin(ballast::connect(options));
+  open_->begin(ballast::connect(options, {.backend = open_->backend(), .accounts = open_->accounts()}));
   rank_ = open_->communicator().rank();
   size_ = open_->communicator().size();
   remember(*open_);

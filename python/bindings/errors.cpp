@@ -1,10 +1,11 @@
 // Translates C++ errors to those of python/ballast/errors.py, with their parts. Python raises its own errors through it
 // too.
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
 
 #include <algorithm>
 #include <exception>
 
+#include "kernels/runtime/error_codes.h"
 #include "python/bindings/bindings.h"
 
 namespace ballast::python {

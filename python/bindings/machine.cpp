@@ -1,5 +1,5 @@
 // The machine of a plan: real or imagined. (this_machine.cpp has the one on which this process runs.)
-#include "zero/plan/machine.h"
+#include <ballast/planner.h>
 
 #include "python/bindings/bindings.h"
 

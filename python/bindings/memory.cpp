@@ -1,5 +1,7 @@
 // Gives memory of a training to Python and torch: host memory as a buffer, and that of the host or a GPU as a DLPack
 // capsule, which needs no other package.
+#include <fmt/format.h>
+
 #include "python/bindings/training_binding.h"
 
 namespace ballast::python {

@@ -1,4 +1,4 @@
-#include "zero/plan/model.h"
+#include <ballast/model.h>
 
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>

@@ -1,7 +1,8 @@
 // The words from which users choose: C++ defines them once, and Python gets them as enumerations.
+#include <ballast/state_format.h>
+
 #include <pybind11/native_enum.h>
 
-#include "kernels/state_format.h"
 #include "python/bindings/bindings.h"
 #include "zero/plan/program.h"
 
@@ -26,7 +27,6 @@ void bind_names(py::module_& module) {
   bind(module, "Lane",
        {Lane::compute, Lane::gather, Lane::reduce, Lane::upload, Lane::download, Lane::update, Lane::host, Lane::disk,
         Lane::fetch});
-  using kernels::StateFormat;
   bind(module, "StateFormat", {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::compact});
   py::native_enum<Reduction>(module, "Reduction", "enum.Enum")
       .value("each", Reduction::each)

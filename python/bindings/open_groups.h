@@ -1,6 +1,9 @@
 // The groups that this process has not left. When it ends, it says goodbye to their ranks.
 #pragma once
 
+#include <ballast/comm.h>
+#include <ballast/memory.h>
+
 #include <sys/types.h>
 
 #include <atomic>
@@ -10,8 +13,6 @@
 #include <string>
 
 #include "kernels/backend.h"
-#include "kernels/runtime/accounts.h"
-#include "zero/comm/communicator.h"
 
 namespace ballast::python {
 

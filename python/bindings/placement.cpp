@@ -1,4 +1,4 @@
-#include "zero/plan/placement.h"
+#include <ballast/placement.h>
 
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>

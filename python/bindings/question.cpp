@@ -1,12 +1,13 @@
 // Questions to the planner, a model on a machine, and its answers.
+#include <ballast/error.h>
+#include <ballast/optim.h>
+#include <ballast/planner.h>
+
 #include <pybind11/native_enum.h>
 #include <pybind11/stl.h>
 
-#include "kernels/runtime/error.h"
-#include "optim/rule.h"
 #include "python/bindings/by_name.h"
-#include "zero/plan/choose.h"
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::python {
 namespace {
@@ -18,7 +19,7 @@ struct Question {
   std::vector<UnitWork> work;  // by unit
   std::size_t ranks = 1;
   std::optional<int> stage{};
-  kernels::StateFormat format = kernels::StateFormat::split;
+  StateFormat format = StateFormat::split;
   optim::StateNames names{};
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;
@@ -47,16 +48,16 @@ struct Question {
   TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), machine); }
 
   std::string program(const Placement& placement, std::size_t rank) const {
-    const Plan plan(model, {.placement = placement,
-                            .rank = rank,
-                            .tile_elements = tile_elements,
-                            .micro_steps = micro_steps,
-                            .format = format,
-                            .names = names,
-                            .trace = trace(),
-                            .schedule = schedule,
-                            .full_records = full_records,
-                            .host_is_device = machine.host_is_device});
+    const CompiledPlan plan(model, {.placement = placement,
+                                    .rank = rank,
+                                    .tile_elements = tile_elements,
+                                    .micro_steps = micro_steps,
+                                    .format = format,
+                                    .names = names,
+                                    .trace = trace(),
+                                    .schedule = schedule,
+                                    .full_records = full_records,
+                                    .host_is_device = machine.host_is_device});
     return to_text(plan.program());
   }
 };

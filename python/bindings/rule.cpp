@@ -1,5 +1,5 @@
 // The optimizer's rules, under torch's names.
-#include "optim/rule.h"
+#include <ballast/optim.h>
 
 #include <pybind11/stl.h>
 

@@ -145,9 +145,9 @@ void bind_state(py::class_<TrainingBinding>& training) {
 void bind_training(py::module_& module) {
   bind_options(module);
   bind_result(module);
-  py::native_enum<kernels::Moment>(module, "Moment", "enum.Enum")
-      .value("momentum", kernels::Moment::momentum)
-      .value("variance", kernels::Moment::variance)
+  py::native_enum<Moment>(module, "Moment", "enum.Enum")
+      .value("momentum", Moment::momentum)
+      .value("variance", Moment::variance)
       .finalize();
   py::class_<TrainingBinding> training(module, "Training");
   bind_life(training);

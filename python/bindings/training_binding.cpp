@@ -1,5 +1,7 @@
 #include "python/bindings/training_binding.h"
 
+#include "zero/plan/compiled_plan.h"
+
 namespace ballast::python {
 namespace {
 
@@ -72,7 +74,7 @@ void TrainingBinding::set_steps(std::uint64_t steps) {
 }
 
 std::vector<std::size_t> TrainingBinding::tensor_begins(std::size_t unit) const {
-  return training_->plan().layout().units.at(unit).tensor_begin;
+  return training_->plan().compiled().layout().units.at(unit).tensor_begin;
 }
 
 Memory TrainingBinding::full_parameters(std::size_t unit) {
@@ -203,14 +205,14 @@ TrainingBinding::Parts TrainingBinding::parts(std::size_t unit, std::size_t tens
   return parts;
 }
 
-void TrainingBinding::read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into) {
+void TrainingBinding::read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into) {
   const py::gil_scoped_release released;
   state().read_moment(unit, tensor, moment, reinterpret_cast<float*>(into));
 }
 
 void TrainingBinding::write_moments(const MomentAddress& address) {
   const py::gil_scoped_release released;
-  state().write_moments([&](std::size_t unit, std::size_t tensor, kernels::Moment moment) {
+  state().write_moments([&](std::size_t unit, std::size_t tensor, Moment moment) {
     return reinterpret_cast<const float*>(address(unit, tensor, moment));
   });
 }

@@ -2,13 +2,14 @@
 // it trains in, and releases Python's lock while it works or waits. It decides nothing.
 #pragma once
 
+#include <ballast/log.h>
+#include <ballast/tensor_state.h>
+
 #include <memory>
 #include <mutex>
 #include <optional>
 
-#include "kernels/runtime/log.h"
 #include "python/bindings/group.h"
-#include "zero/tensor_state.h"
 
 namespace ballast::python {
 
@@ -27,7 +28,7 @@ struct BindingOptions {
   Spread state{};
   std::vector<std::string> directories{};
   std::string run;
-  kernels::StateFormat format = kernels::StateFormat::fp32;
+  StateFormat format = StateFormat::fp32;
   std::size_t tile_elements = 0;              // 0: the library chooses
   std::vector<std::size_t> backward_order{};  // of units, which have no forward leases; else in order of declaration
   int threads = 0;
@@ -62,7 +63,7 @@ class TrainingBinding {
   using Fill = std::function<bool(std::size_t unit, std::size_t tensor, std::size_t first, std::size_t count,
                                   std::uintptr_t into)>;
   // The address of a moment of a full tensor, in fp32; 0: it stays as it is.
-  using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
+  using MomentAddress = std::function<std::uintptr_t(std::size_t unit, std::size_t tensor, Moment moment)>;
   using Parts = std::vector<std::pair<std::size_t, std::size_t>>;  // of a tensor's elements: first, count
 
   // `norm_group` may be None.
@@ -93,7 +94,7 @@ class TrainingBinding {
 
   // Between steps: see TensorState. Callbacks acquire Python's lock themselves.
   Parts parts(std::size_t unit, std::size_t tensor) const;
-  void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, std::uintptr_t into);
+  void read_moment(std::size_t unit, std::size_t tensor, Moment moment, std::uintptr_t into);
   void write_moments(const MomentAddress& address);
   void take_full_parameters(const TensorState::TensorSet& written);
   void parameters_changed();

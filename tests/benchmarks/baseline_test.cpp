@@ -1,10 +1,10 @@
+#include <ballast/error.h>
+
 #include "benchmarks/harness/baseline.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <sstream>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 using namespace ballast::benchmarks;

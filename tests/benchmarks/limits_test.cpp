@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "benchmarks/harness/limits.h"
 
 #include <catch2/catch.hpp>
@@ -5,7 +7,6 @@
 #include <numeric>
 
 #include "benchmarks/harness/stream_copy.h"
-#include "kernels/runtime/error.h"
 
 using namespace ballast::benchmarks;
 

@@ -1,8 +1,8 @@
+#include <ballast/error.h>
+
 #include "benchmarks/harness/statistics.h"
 
 #include <catch2/catch.hpp>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 using namespace ballast::benchmarks;

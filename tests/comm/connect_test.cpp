@@ -1,12 +1,14 @@
 // Tests of the rendezvous of ranks, and of its errors.
+#include <ballast/error.h>
+
 #include "zero/comm/connect.h"
 
 #include <catch2/catch.hpp>
 #include <csignal>
 #include <thread>
 
-#include "kernels/runtime/error.h"
 #include "tests/comm/process_groups.h"
+#include "zero/comm/socket.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -23,7 +25,7 @@ std::uint16_t free_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).p
 void meet(const Launch& launch, std::chrono::milliseconds timeout = patient, const RankBody& body = {}) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
-  const auto ranks = connect({.backend = *backend, .accounts = accounts, .launch = launch, .timeout = timeout});
+  const auto ranks = connect({.launch = launch, .timeout = timeout}, {.backend = *backend, .accounts = accounts});
   ranks->barrier();
   if (body) body(*ranks);
 }
@@ -60,7 +62,7 @@ TEST_CASE("without a launcher there is one rank, alone") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   const Environment empty([](const std::string&) { return std::nullopt; });
-  const auto alone = connect({.backend = *backend, .accounts = accounts, .environment = empty});
+  const auto alone = connect({}, {.backend = *backend, .accounts = accounts, .environment = empty});
   CHECK(alone->size() == 1);
   alone->barrier();
   CHECK(alone->split(0)->size() == 1);
@@ -148,14 +150,12 @@ TEST_CASE("the memory of a communicator is booked as long as it is there, and re
       const std::filesystem::path meeting = folder.path() / (is_enough ? "first" : "second");
       std::filesystem::create_directories(meeting);
       FileStore store(meeting);
-      const ConnectOptions options{.backend = *backend,
-                                   .accounts = accounts,
-                                   .launch = Launch{.rank = rank, .size = 2},
+      const ConnectOptions options{.launch = Launch{.rank = rank, .size = 2},
                                    .store = &store,
                                    .timeout = patient,
                                    .transport = HostTransport::shared_memory};
       {
-        const auto ranks = connect(options);  // throws, the second time
+        const auto ranks = connect(options, {.backend = *backend, .accounts = accounts});  // throws, the second time
         expect(accounts.usage(MemoryKind::pageable, "shared memory, group all").now > 256 * 1024, "booked");
         ranks->barrier();
       }
@@ -174,9 +174,7 @@ TEST_CASE("the timeout comes from the environment") {
   });
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
-  CHECK_THROWS_WITH(connect({.backend = *backend,
-                             .accounts = accounts,
-                             .environment = environment,
-                             .launch = Launch{.rank = 0, .size = 2}}),
+  CHECK_THROWS_WITH(connect({.launch = Launch{.rank = 0, .size = 2}},
+                            {.backend = *backend, .accounts = accounts, .environment = environment}),
                     Contains("B1006") && Contains("BALLAST_TIMEOUT=0"));
 }

@@ -1,11 +1,14 @@
 // Tests that every communicator passes when a rank fails.
+#include <ballast/error.h>
+
 #include <catch2/catch.hpp>
 #include <functional>
 #include <thread>
 
-#include "kernels/runtime/error.h"
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
+#include "zero/comm/channel.h"
+#include "zero/comm/purpose.h"
 
 using namespace ballast;
 using namespace ballast::testing;

@@ -1,9 +1,10 @@
 // Tests of collectives that read shared memory in place.
+#include <ballast/error.h>
+
 #include <catch2/catch.hpp>
 #include <cstring>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/error.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"

@@ -4,6 +4,7 @@
 #include "tests/comm/process_groups.h"
 #include "tests/limited_child.h"
 #include "tests/skip.h"
+#include "zero/comm/socket.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -23,7 +24,7 @@ Failures meet_with_limit(std::size_t limited, HostTransport way, const std::func
     MemoryAccounts accounts;
     const Launch launch{.rank = rank, .size = 2, .hub = {"127.0.0.1", port}, .job = "job"};
     const auto ranks =
-        connect({.backend = *backend, .accounts = accounts, .launch = launch, .timeout = patient, .transport = way});
+        connect({.launch = launch, .timeout = patient, .transport = way}, {.backend = *backend, .accounts = accounts});
     ranks->split(0)->barrier();
   });
   Failures failures(2);

@@ -1,13 +1,15 @@
 // NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU of its own, as NCCL requires.
+#include <ballast/error.h>
+
 #include <catch2/catch.hpp>
 #include <thread>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/stream.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 #include "tests/skip.h"
+#include "zero/comm/channel.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -68,11 +70,8 @@ void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
   const auto on_host = kernels::cpu_backend({.threads = 1});
   const auto backend = kernels::cuda_backend(stream.handle(), gpu);
   MemoryAccounts accounts;
-  const auto ranks = connect({.backend = *on_host,
-                              .accounts = accounts,
-                              .launch = Launch{.rank = rank, .size = size},
-                              .store = &store,
-                              .timeout = patient});
+  const auto ranks = connect({.launch = Launch{.rank = rank, .size = size}, .store = &store, .timeout = patient},
+                             {.backend = *on_host, .accounts = accounts});
   const Channel channel{{stream.handle(), gpu}, backend.get()};
   const auto on_gpus = ranks->split(0, &channel);
   everything(*on_gpus, stream, accounts);

@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "zero/comm/on_all_ranks.h"
 
 #include <catch2/catch.hpp>
@@ -5,7 +7,6 @@
 #include <set>
 #include <thread>
 
-#include "kernels/runtime/error.h"
 #include "zero/comm/thread_communicator.h"
 
 using namespace ballast;

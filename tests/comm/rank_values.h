@@ -1,6 +1,8 @@
 // The values that each rank brings to a collective, and the expected results.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,7 +11,6 @@
 
 #include "kernels/fp16_math.h"
 #include "kernels/number_math.h"
-#include "kernels/runtime/view.h"
 
 namespace ballast::testing {
 

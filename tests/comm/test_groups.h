@@ -1,12 +1,12 @@
 // Every kind of group of ranks that this build has, and functions that run a body on all ranks of one.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "zero/comm/communicator.h"
 
 namespace ballast::testing {
 

@@ -22,9 +22,9 @@ class EmulatedBackend : public Backend {
  public:
   explicit EmulatedBackend(StreamHandle stream) : stream_(testing::stream_of(stream)) {}
 
-  void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
+  void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
     check_update(tile, runs, groups);
-    UpdateTile real = tile;
+    TileMemory real = tile;
     real.parameter = moved(tile.parameter);
     real.gradient = moved(tile.gradient);
     real.master = moved(tile.master);

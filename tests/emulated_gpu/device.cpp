@@ -1,12 +1,14 @@
 // Replaces kernels/runtime/device_cuda.cpp.
 #include "kernels/runtime/device.h"
 
+#include <ballast/error.h>
+
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <map>
 
-#include "kernels/runtime/error.h"
 #include "tests/emulated_gpu/memory.h"
 #include "tests/emulated_gpu/streams.h"
 

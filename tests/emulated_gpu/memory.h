@@ -1,7 +1,7 @@
 // The real addresses of emulated device memory.
 #pragma once
 
-#include "kernels/runtime/view.h"
+#include <ballast/view.h>
 
 namespace ballast::testing {
 

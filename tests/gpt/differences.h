@@ -1,6 +1,8 @@
 // Compares gradients with finite differences of a function.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -9,7 +11,6 @@
 #include <vector>
 
 #include "examples/gpt/noise.h"
-#include "kernels/runtime/view.h"
 
 namespace ballast::testing {
 

@@ -21,14 +21,14 @@ PlanSetup setup_of(Tier parameters, Tier state) {
 }  // namespace
 
 TEST_CASE("a step reads and writes each record once, and reads parameters that are nowhere else once more each time") {
-  const Plan plan = plan_of(setup_of(Tier::device, Tier::nvme));
+  const CompiledPlan plan = plan_of(setup_of(Tier::device, Tier::nvme));
   const DriveWork work = drive_work_of(plan);
   CHECK(work.record_bytes == plan.blocks().records().record);
   CHECK(work.read_bytes == plan.tiles_on_drive() * work.record_bytes);
   CHECK(work.written_bytes == work.read_bytes);
   CHECK(work.records == 6);
 
-  const Plan all = plan_of(setup_of(Tier::nvme, Tier::nvme));
+  const CompiledPlan all = plan_of(setup_of(Tier::nvme, Tier::nvme));
   const DriveWork more = drive_work_of(all);
   CHECK(more.written_bytes == work.written_bytes);
   CHECK(more.read_bytes > more.written_bytes);

@@ -22,14 +22,14 @@ ProgramOptions parsed(const std::string& line) {
 TEST_CASE("words of gpt's command line name formats and tiers") {
   const ProgramOptions options = parsed("--dtype fp32 --format compact --state host=0.25,nvme=0.75 --gradients host");
   CHECK(options.run.shape.dtype == DType::fp32);
-  CHECK(options.run.training.format == kernels::StateFormat::compact);
+  CHECK(options.run.training.format == StateFormat::compact);
   CHECK(options.run.training.state == Spread{.device = 0.0, .host = 0.25, .nvme = 0.75});
   CHECK(options.run.training.gradients == all_in(Tier::host));
 }
 
 TEST_CASE("gpt uses the last value of an option that is given twice, as after a script's options") {
   CHECK(parsed("--stage 1 --stage 3").run.training.stage == 3);
-  CHECK(parsed("--format fp32 --format bf16").run.training.format == kernels::StateFormat::bf16);
+  CHECK(parsed("--format fp32 --format bf16").run.training.format == StateFormat::bf16);
 }
 
 TEST_CASE("gpt refuses an unknown word and names the known ones") {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "examples/gpt/run.h"
+#include "kernels/runtime/stream.h"
 #include "tests/temporary_directory.h"
 #include "zero/comm/thread_communicator.h"
 

@@ -2,10 +2,10 @@
 // as possible.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <cmath>
 #include <limits>
-
-#include "kernels/runtime/dtype.h"
 
 namespace ballast::kernels {
 

@@ -74,7 +74,7 @@ double squares_of_group(const float* group) {
 
 class OctetBackend : public Backend {
  public:
-  void update(const UpdateTile& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
+  void update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) override {
     check_update(tile, runs, groups);
     each_table(tile, runs, groups, [](const auto& table) {
       for (std::size_t chunk = 0; chunk < chunks(table.runs); ++chunk) {

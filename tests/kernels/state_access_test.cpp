@@ -66,7 +66,7 @@ TEST_CASE("a master that begins anew is the parameter") {
   for (const StateFormat format : all_state_formats) {
     INFO(name(format));
     UpdateMemory memory({.format = format, .count = count});
-    const UpdateTile tile = memory.tile();
+    const TileMemory tile = memory.tile();
     begin_master(tile, *backend);
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint32_t parameter = reinterpret_cast<const std::uint16_t*>(tile.parameter)[i];
@@ -86,7 +86,7 @@ TEST_CASE("a master that begins anew is the parameter") {
 
 TEST_CASE("a moment that is not kept is refused, and so is memory of another size") {
   UpdateMemory memory({.format = StateFormat::split, .count = count});
-  UpdateTile tile = memory.tile();
+  TileMemory tile = memory.tile();
   tile.variance = nullptr;
   std::vector<float> numbers(count);
   CHECK_THROWS_WITH(read_moment(tile, Moment::variance, numbers), Contains("B1001") && Contains("second moment"));
@@ -103,7 +103,7 @@ struct Numbers {
   bool operator==(const Numbers&) const = default;
 };
 
-Numbers numbers_of(const UpdateTile& tile) {
+Numbers numbers_of(const TileMemory& tile) {
   Numbers numbers{{tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype)}};
   read_moment(tile, Moment::momentum, numbers.momentum);
   read_moment(tile, Moment::variance, numbers.variance);
@@ -111,7 +111,7 @@ Numbers numbers_of(const UpdateTile& tile) {
 }
 
 // Returns the stored bytes of the parameter and of all state.
-std::vector<std::byte> bytes_of(const UpdateTile& tile) {
+std::vector<std::byte> bytes_of(const TileMemory& tile) {
   std::vector<std::byte> bytes(tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype));
   const auto add = [&](const void* begin, std::size_t size) {
     const auto* const from = static_cast<const std::byte*>(begin);
@@ -180,11 +180,11 @@ TEST_CASE("a frozen parameter has no state, and gets zeros when it is trained") 
   for (const StateFormat format : all_state_formats) {
     INFO(name(format));
     UpdateMemory made({.format = StateFormat::split, .count = count}, 1), memory({.format = format, .count = count}, 2);
-    const UpdateTile trained = memory.tile();
+    const TileMemory trained = memory.tile();
     copy_state(made.tile(), trained);  // a parameter that is its rounded master
     std::vector<std::uint16_t> parameter(count), frozen(count);
     std::memcpy(parameter.data(), trained.parameter, 2 * count);
-    const UpdateTile alone{
+    const TileMemory alone{
         .parameter_dtype = DType::bf16, .parameter = reinterpret_cast<std::byte*>(frozen.data()), .count = count};
     copy_state(trained, alone);
     CHECK(frozen == parameter);

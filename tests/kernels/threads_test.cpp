@@ -46,7 +46,7 @@ Results compute_all(int threads) {
     values[bad] = std::numeric_limits<float>::infinity();
   }
   backend->first_non_finite(source, 7, &results.first_bad);
-  UpdateTile tile{.parameter_dtype = DType::fp32, .count = count};
+  TileMemory tile{.parameter_dtype = DType::fp32, .count = count};
   tile.parameter = numbers.data();
   tile.gradient = halves.data();
   tile.momentum = reinterpret_cast<std::byte*>(results.momentum.data());

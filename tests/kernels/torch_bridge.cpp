@@ -1,10 +1,12 @@
 // The optimizer step for Python tests, through a C interface that ctypes can call. torch_bridge.py is its other half.
+#include <ballast/optim.h>
+
 #include <memory>
 #include <string>
 
 #include "kernels/backend.h"
 #include "kernels/random_math.h"
-#include "optim/rule.h"
+#include "optim/step.h"
 
 using namespace ballast;
 
@@ -68,8 +70,8 @@ optim::Rule rule_of(const Options& o) {
   throw std::invalid_argument("no rule is called " + std::string(name));
 }
 
-kernels::UpdateTile tile_of(const Tensor& tensor, std::uint64_t rounding_stream) {
-  return {.format = static_cast<kernels::StateFormat>(tensor.format),
+TileMemory tile_of(const Tensor& tensor, std::uint64_t rounding_stream) {
+  return {.format = static_cast<StateFormat>(tensor.format),
           .parameter_dtype = static_cast<DType>(tensor.parameter_dtype),
           .gradient_dtype = static_cast<DType>(tensor.gradient_dtype),
           .parameter = tensor.parameter,

@@ -6,6 +6,7 @@
 #include "tests/kernels/update_memory.h"
 #include "tests/kernels/update_reference.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 using ballast::DType;
 
@@ -22,7 +23,7 @@ Backend& cpu() {
 }
 
 // Returns the additional error of formats that round: less than one step of the stored values.
-Element storage_step(const UpdateTile& tile, std::size_t i, const Element& size) {
+Element storage_step(const TileMemory& tile, std::size_t i, const Element& size) {
   switch (tile.format) {
     case StateFormat::bf16:
       return {.momentum = coarse_ulp(size.momentum) * 1.01, .variance = coarse_ulp(size.variance) * 1.01};
@@ -42,7 +43,7 @@ Element storage_step(const UpdateTile& tile, std::size_t i, const Element& size)
 
 bool close(double got, double expected, double bound) { return std::abs(got - expected) <= bound; }
 
-void check_element(const UpdateTile& before, const UpdateTile& after, std::size_t i, const GroupStep& step) {
+void check_element(const TileMemory& before, const TileMemory& after, std::size_t i, const GroupStep& step) {
   const double gradient = gradient_of(before, i);
   const auto scaled = static_cast<float>(gradient * double{step.gradient_factor});
   const Element old = state_of(before, i, step.rule);
@@ -62,7 +63,7 @@ void check_element(const UpdateTile& before, const UpdateTile& after, std::size_
 }
 
 // Checks that the low-precision parameter is the master rounded to the nearest.
-void check_parameter(const UpdateTile& tile, std::size_t i, const Rule& rule) {
+void check_parameter(const TileMemory& tile, std::size_t i, const Rule& rule) {
   if (tile.parameter_dtype == DType::fp32) return;
   std::uint16_t stored;
   std::memcpy(&stored, tile.parameter + 2 * i, 2);
@@ -78,8 +79,8 @@ void check_parameter(const UpdateTile& tile, std::size_t i, const Rule& rule) {
 
 // Copies the arrays that a rule may write from `got` into `expected`. Any difference that remains was written in error.
 void forgive_run(UpdateMemory& expected, UpdateMemory& got, const Run& run, const Rule& rule) {
-  const UpdateTile to = part(expected.tile(), run.begin, run.count);
-  const UpdateTile from = part(got.tile(), run.begin, run.count);
+  const TileMemory to = part(expected.tile(), run.begin, run.count);
+  const TileMemory from = part(got.tile(), run.begin, run.count);
   const auto copy = [&](void* target, const void* source, std::size_t bytes) {
     if (target != nullptr && bytes > 0) std::memcpy(target, source, bytes);
   };

@@ -5,6 +5,7 @@
 #include "kernels/backend.h"
 #include "tests/kernels/update_memory.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 
 namespace {
@@ -30,7 +31,7 @@ std::vector<std::byte> updated(const CpuOptions& options, const UpdateShape& sha
   UpdateMemory memory(shape);
   const auto backend = cpu_backend(options);
   for (int step = 0; step < 2; ++step) {
-    UpdateTile tile = memory.tile();
+    TileMemory tile = memory.tile();
     tile.rounding_stream += static_cast<std::uint64_t>(step);
     backend->update(tile, work.runs, work.groups);
   }

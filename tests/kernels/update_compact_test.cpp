@@ -9,6 +9,7 @@
 #include "tests/kernels/update_memory.h"
 #include "tests/kernels/update_reference.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 
 namespace {
@@ -50,7 +51,7 @@ Rule keeps_moments() {
                .step_size = 0.0f};
 }
 
-void step(const UpdateTile& tile, const Rule& rule) {
+void step(const TileMemory& tile, const Rule& rule) {
   const std::vector<Run> runs{{0, tile.count, 0}};
   const std::vector<GroupStep> groups{{.rule = rule}};
   cpu_backend({.threads = 1})->update(tile, runs, groups);
@@ -105,7 +106,7 @@ TEST_CASE("a root never has code 0, so no root decays to zero between steps") {
 
 TEST_CASE("moments that no step changes do not drift") {
   UpdateMemory memory({.format = StateFormat::compact, .count = 1024});
-  const UpdateTile tile = memory.tile();
+  const TileMemory tile = memory.tile();
   step(tile, keeps_moments());
   std::vector<double> means;
   for (int i = 0; i < 200; ++i) {
@@ -120,7 +121,7 @@ TEST_CASE("moments that no step changes do not drift") {
 
 TEST_CASE("a group of zeros stays zero") {
   UpdateMemory memory({.format = StateFormat::compact, .count = 300});
-  const UpdateTile tile = memory.tile();
+  const TileMemory tile = memory.tile();
   std::memset(const_cast<std::byte*>(tile.gradient), 0, 600);
   std::memset(tile.momentum, 0, 300);
   std::memset(tile.variance, 0, 300);
@@ -141,7 +142,7 @@ TEST_CASE("a group of zeros stays zero") {
 
 TEST_CASE("a group of the smallest numbers is kept as such") {
   UpdateMemory memory({.format = StateFormat::compact, .count = 128});
-  const UpdateTile tile = memory.tile();
+  const TileMemory tile = memory.tile();
   std::memset(const_cast<std::byte*>(tile.gradient), 0, 256);
   tile.momentum_scales[0] = 0x1p-126f;
   tile.variance_scales[0] = 0x1p-63f;

@@ -1,10 +1,12 @@
 // Tests of the updates that are refused, and of the messages.
+#include <ballast/error.h>
+
 #include <catch2/catch.hpp>
 
 #include "kernels/backend.h"
-#include "kernels/runtime/error.h"
 #include "tests/kernels/update_memory.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 using ballast::Code;
 using ballast::DType;
@@ -17,7 +19,7 @@ struct Request {
   explicit Request(const UpdateShape& shape) : memory(shape), tile(memory.tile()), runs{{0, shape.count, 0}} {}
 
   UpdateMemory memory;
-  UpdateTile tile;
+  TileMemory tile;
   std::vector<Run> runs;
   std::vector<GroupStep> groups{{.rule = sample_rules().front()}};
 };
@@ -54,24 +56,24 @@ TEST_CASE("an update without one of its arrays says which, and for which format"
     refused(request, Code::bad_argument, text);
   };
   without(
-      StateFormat::fp32, [](UpdateTile& t) { t.parameter = nullptr; },
+      StateFormat::fp32, [](TileMemory& t) { t.parameter = nullptr; },
       "cannot update: there is no memory for the parameter");
   without(
-      StateFormat::fp32, [](UpdateTile& t) { t.gradient = nullptr; },
+      StateFormat::fp32, [](TileMemory& t) { t.gradient = nullptr; },
       "cannot update: there is no memory for the gradient");
   without(
-      StateFormat::split, [](UpdateTile& t) { t.master = nullptr; }, "memory for the master in format split");
+      StateFormat::split, [](TileMemory& t) { t.master = nullptr; }, "memory for the master in format split");
   without(
-      StateFormat::bf16, [](UpdateTile& t) { t.momentum = nullptr; },
+      StateFormat::bf16, [](TileMemory& t) { t.momentum = nullptr; },
       "cannot update: there is no memory for the momentum");
   without(
-      StateFormat::bf16, [](UpdateTile& t) { t.variance = nullptr; },
+      StateFormat::bf16, [](TileMemory& t) { t.variance = nullptr; },
       "cannot update: there is no memory for the variance");
   without(
-      StateFormat::compact, [](UpdateTile& t) { t.momentum_scales = nullptr; },
+      StateFormat::compact, [](TileMemory& t) { t.momentum_scales = nullptr; },
       "cannot update: there is no memory for the momentum scales");
   without(
-      StateFormat::compact, [](UpdateTile& t) { t.variance_scales = nullptr; },
+      StateFormat::compact, [](TileMemory& t) { t.variance_scales = nullptr; },
       "cannot update: there is no memory for the variance scales");
 }
 
@@ -141,9 +143,9 @@ TEST_CASE("memory between two elements is refused") {
     move(request.tile);
     refused(request, Code::unaligned, text);
   };
-  moved([](UpdateTile& t) { ++t.parameter; }, "the parameter");
-  moved([](UpdateTile& t) { ++t.gradient; }, "the gradient");
-  moved([](UpdateTile& t) { t.master += 2; }, "the master");
-  moved([](UpdateTile& t) { t.momentum += 2; }, "the momentum");
-  moved([](UpdateTile& t) { t.variance += 2; }, "the variance");
+  moved([](TileMemory& t) { ++t.parameter; }, "the parameter");
+  moved([](TileMemory& t) { ++t.gradient; }, "the gradient");
+  moved([](TileMemory& t) { t.master += 2; }, "the master");
+  moved([](TileMemory& t) { t.momentum += 2; }, "the momentum");
+  moved([](TileMemory& t) { t.variance += 2; }, "the variance");
 }

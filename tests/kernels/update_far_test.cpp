@@ -6,6 +6,7 @@
 #include "tests/kernels/update_memory.h"
 #include "tests/skip.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 
 namespace {
@@ -17,8 +18,8 @@ struct Array {
 };
 
 // Returns the arrays of a small tile, and their places from element `first` of a huge tile.
-std::vector<Array> arrays_of(const UpdateTile& small, const UpdateTile& huge, std::size_t first) {
-  const UpdateTile at = part(huge, first, small.count);
+std::vector<Array> arrays_of(const TileMemory& small, const TileMemory& huge, std::size_t first) {
+  const TileMemory at = part(huge, first, small.count);
   const std::size_t master = master_bytes(small.format);
   const std::size_t moment = moment_bytes(small.format);
   return {{small.parameter, at.parameter, 2},
@@ -46,7 +47,7 @@ TEST_CASE("the first and last elements of a tile of more than 2^32 are updated a
       ballast::skip("no address space for 70 GB of sparse memory");
       return;
     }
-    const UpdateTile huge{.format = format,
+    const TileMemory huge{.format = format,
                           .parameter = parameter.data(),
                           .gradient = gradient.data(),
                           .master = master.data(),
@@ -59,15 +60,15 @@ TEST_CASE("the first and last elements of a tile of more than 2^32 are updated a
     UpdateMemory low({.format = format, .count = end, .first_index = huge.first_index}, 1);
     UpdateMemory high({.format = format, .count = count - last, .first_index = huge.first_index + last}, 2);
     for (auto [small, first] : {std::pair{&low, std::size_t{0}}, std::pair{&high, last}}) {
-      const UpdateTile tile = small->tile();
+      const TileMemory tile = small->tile();
       for (const Array& array : arrays_of(tile, huge, first)) {
         std::memcpy(array.to, array.from, tile.count * array.element_bytes);
       }
       copy_scales(huge.momentum_scales + first / group_size, tile.momentum_scales, tile.count);
       copy_scales(huge.variance_scales + first / group_size, tile.variance_scales, tile.count);
     }
-    const auto step = [](const UpdateTile& tile, const std::vector<Run>& runs, const std::vector<GroupStep>& steps) {
-      UpdateTile of_one_stream = tile;
+    const auto step = [](const TileMemory& tile, const std::vector<Run>& runs, const std::vector<GroupStep>& steps) {
+      TileMemory of_one_stream = tile;
       of_one_stream.rounding_stream = 99;
       cpu_backend({.threads = 2})->update(of_one_stream, runs, steps);
     };
@@ -76,7 +77,7 @@ TEST_CASE("the first and last elements of a tile of more than 2^32 are updated a
     step(high.tile(), {{0, count - last, 1}}, groups);
     INFO(name(format));
     for (auto [small, first] : {std::pair{&low, std::size_t{0}}, std::pair{&high, last}}) {
-      const UpdateTile tile = small->tile();
+      const TileMemory tile = small->tile();
       for (const Array& array : arrays_of(tile, huge, first)) {
         CHECK(std::memcmp(array.to, array.from, tile.count * array.element_bytes) == 0);
       }

@@ -25,7 +25,7 @@ struct UpdateShape {
 class UpdateMemory {
  public:
   explicit UpdateMemory(const UpdateShape& shape, unsigned seed = 1) : shape_(shape), bytes_(end()), random_(seed) {
-    UpdateTile tile = tile_at(bytes_.data());
+    TileMemory tile = tile_at(bytes_.data());
     fill(tile.gradient_dtype, const_cast<std::byte*>(tile.gradient), -2.0f, 2.0f);
     fill(tile.parameter_dtype, tile.parameter, -1.0f, 1.0f);
     fill_master(tile);
@@ -33,10 +33,10 @@ class UpdateMemory {
   }
 
   std::vector<std::byte>& bytes() { return bytes_; }
-  UpdateTile tile() { return tile_at(bytes_.data()); }
+  TileMemory tile() { return tile_at(bytes_.data()); }
 
-  UpdateTile tile_at(std::byte* base) const {
-    UpdateTile tile{.format = shape_.format,
+  TileMemory tile_at(std::byte* base) const {
+    TileMemory tile{.format = shape_.format,
                     .parameter_dtype = shape_.parameter_dtype,
                     .gradient_dtype = shape_.gradient_dtype,
                     .count = shape_.count,
@@ -88,7 +88,7 @@ class UpdateMemory {
     }
   }
 
-  void fill_master(const UpdateTile& tile) {
+  void fill_master(const TileMemory& tile) {
     if (tile.format == StateFormat::fp32 && tile.master != nullptr) {
       fill(DType::fp32, tile.master, -1.0f, 1.0f);
     } else if (tile.master != nullptr) {
@@ -98,7 +98,7 @@ class UpdateMemory {
   }
 
   // A zero with a negative remainder is not a number, and no number is stored so.
-  void clear_remainders_of_zero(const UpdateTile& tile) {
+  void clear_remainders_of_zero(const TileMemory& tile) {
     for (std::size_t i = 0; i < shape_.count; ++i) {
       std::uint16_t parameter;
       std::memcpy(&parameter, tile.parameter + 2 * i, 2);
@@ -108,7 +108,7 @@ class UpdateMemory {
     }
   }
 
-  void fill_moments(const UpdateTile& tile) {
+  void fill_moments(const TileMemory& tile) {
     if (tile.format != StateFormat::compact) {
       const DType dtype = moment_bytes(tile.format) == 4 ? DType::fp32 : DType::bf16;
       fill(dtype, tile.momentum, -0.1f, 0.1f);

@@ -26,7 +26,7 @@ double joined(std::uint16_t parameter, int remainder) {
   return double{std::bit_cast<float>(static_cast<std::uint32_t>(pattern))};
 }
 
-double master_of(const UpdateTile& tile, std::size_t i) {
+double master_of(const TileMemory& tile, std::size_t i) {
   if (tile.parameter_dtype == DType::fp32) return number(tile.parameter, DType::fp32, i);
   switch (tile.format) {
     case StateFormat::fp32: return number(tile.master, DType::fp32, i);
@@ -119,9 +119,9 @@ double ulp(double size, int mantissa_bits) {
 
 }  // namespace
 
-double gradient_of(const UpdateTile& tile, std::size_t i) { return number(tile.gradient, tile.gradient_dtype, i); }
+double gradient_of(const TileMemory& tile, std::size_t i) { return number(tile.gradient, tile.gradient_dtype, i); }
 
-Element state_of(const UpdateTile& tile, std::size_t i, const Rule& rule) {
+Element state_of(const TileMemory& tile, std::size_t i, const Rule& rule) {
   Element element{.parameter = master_of(tile, i)};
   if (tile.format == StateFormat::compact) {
     if (has_momentum(rule)) {

@@ -19,8 +19,8 @@ struct ExactStep {
   double doubt = 0;  // of the parameter, if a sign cannot be told
 };
 
-double gradient_of(const UpdateTile& tile, std::size_t i);
-Element state_of(const UpdateTile& tile, std::size_t i, const Rule& rule);  // 0 for a moment that the rule lacks
+double gradient_of(const TileMemory& tile, std::size_t i);
+Element state_of(const TileMemory& tile, std::size_t i, const Rule& rule);  // 0 for a moment that the rule lacks
 ExactStep exact_step(const Rule& rule, const Element& old, double gradient);
 
 double bf16_value(std::uint16_t pattern);

@@ -9,6 +9,7 @@
 #include "tests/kernels/update_memory.h"
 #include "tests/kernels/update_reference.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 
 namespace {
@@ -161,7 +162,7 @@ TEST_CASE("moments that decay for 500 steps keep their mean in bf16 and compact"
   rule.beta2 = 0.999f;
   for (const StateFormat format : {StateFormat::bf16, StateFormat::compact}) {
     UpdateMemory memory({.format = format, .count = count});
-    const UpdateTile tile = memory.tile();
+    const TileMemory tile = memory.tile();
     std::memset(const_cast<std::byte*>(tile.gradient), 0, 2 * count);
     const auto mean = [&] {
       Element sum;
@@ -177,7 +178,7 @@ TEST_CASE("moments that decay for 500 steps keep their mean in bf16 and compact"
     const auto backend = cpu_backend({.threads = 1});
     const Element before = mean();
     for (std::uint64_t step = 0; step < steps; ++step) {
-      UpdateTile now = tile;
+      TileMemory now = tile;
       now.rounding_stream = rounding_stream(0, 0, step);
       backend->update(now, runs, groups);
     }

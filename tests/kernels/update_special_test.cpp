@@ -6,6 +6,7 @@
 #include "tests/kernels/update_memory.h"
 #include "tests/kernels/update_reference.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 using ballast::DType;
 
@@ -26,7 +27,7 @@ void step(UpdateMemory& memory, const Rule& rule, simd::Isa isa) {
   cpu_backend({.threads = 1, .isa = isa})->update(memory.tile(), runs, groups);
 }
 
-void put_gradient(const UpdateTile& tile, std::size_t i, std::uint32_t fp32_pattern) {
+void put_gradient(const TileMemory& tile, std::size_t i, std::uint32_t fp32_pattern) {
   auto* gradient = const_cast<std::byte*>(tile.gradient);
   const auto half = static_cast<std::uint16_t>(tile.gradient_dtype == DType::bf16 ? fp32_pattern >> 16
                                                : (fp32_pattern & 0x7fffffu) == 0  ? 0x7c00u
@@ -38,7 +39,7 @@ void put_gradient(const UpdateTile& tile, std::size_t i, std::uint32_t fp32_patt
   }
 }
 
-double parameter_of(const UpdateTile& tile, std::size_t i) {
+double parameter_of(const TileMemory& tile, std::size_t i) {
   if (tile.parameter_dtype == DType::fp32) {
     float value;
     std::memcpy(&value, tile.parameter + 4 * i, 4);
@@ -49,7 +50,7 @@ double parameter_of(const UpdateTile& tile, std::size_t i) {
   return tile.parameter_dtype == DType::bf16 ? bf16_value(half) : fp16_value(half);
 }
 
-bool same_element(const UpdateTile& a, const UpdateTile& b, std::size_t i, const Rule& rule) {
+bool same_element(const TileMemory& a, const TileMemory& b, std::size_t i, const Rule& rule) {
   const Element x = state_of(a, i, rule);
   const Element y = state_of(b, i, rule);
   return x.parameter == y.parameter && x.momentum == y.momentum && x.variance == y.variance &&
@@ -147,7 +148,7 @@ TEST_CASE("an infinite gradient comes out as infinity or NaN, and touches no oth
 
 TEST_CASE("the largest finite master keeps its value beside an infinite bf16 parameter") {
   UpdateMemory memory({.format = StateFormat::split, .count = count});
-  const UpdateTile tile = memory.tile();
+  const TileMemory tile = memory.tile();
   const std::uint16_t infinity = 0x7f80;
   const std::int16_t below = -1;
   std::memcpy(tile.parameter, &infinity, 2);

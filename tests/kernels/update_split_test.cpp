@@ -7,6 +7,7 @@
 #include "tests/kernels/update_memory.h"
 #include "tests/sanitizer.h"
 
+using namespace ballast;
 using namespace ballast::kernels;
 using ballast::testing::every;
 
@@ -53,7 +54,7 @@ std::uint64_t count_failures() {
 }
 
 // A tile for the walk itself: a step that changes nothing reads, joins, splits and writes each pattern.
-UpdateTile tile_of(std::vector<std::uint16_t>& parameters, std::vector<std::uint16_t>& remainders,
+TileMemory tile_of(std::vector<std::uint16_t>& parameters, std::vector<std::uint16_t>& remainders,
                    std::vector<std::uint16_t>& gradients) {
   return {.format = StateFormat::split,
           .parameter = reinterpret_cast<std::byte*>(parameters.data()),
@@ -62,7 +63,7 @@ UpdateTile tile_of(std::vector<std::uint16_t>& parameters, std::vector<std::uint
           .count = parameters.size()};
 }
 
-std::uint32_t master_pattern(const UpdateTile& tile, std::size_t i) {
+std::uint32_t master_pattern(const TileMemory& tile, std::size_t i) {
   std::uint32_t pattern = 0;
   if (tile.format == StateFormat::fp32) {
     std::memcpy(&pattern, tile.master + 4 * i, 4);
@@ -101,7 +102,7 @@ TEST_CASE(
   for (const simd::Isa isa : simd::usable_isas()) {
     auto new_parameters = parameters;
     auto new_remainders = remainders;
-    const UpdateTile tile = tile_of(new_parameters, new_remainders, gradients);
+    const TileMemory tile = tile_of(new_parameters, new_remainders, gradients);
     const std::vector<Run> runs{{0, tile.count, 0}};
     cpu_backend({.threads = 2, .isa = isa})->update(tile, runs, groups);
     INFO(simd::name(isa));
@@ -120,8 +121,8 @@ TEST_CASE("split gives the bits of fp32 over many steps") {
   for (const Rule& rule : sample_rules()) {
     UpdateMemory whole({.format = StateFormat::fp32, .count = count});
     UpdateMemory halves({.format = StateFormat::split, .count = count});
-    const UpdateTile fp32 = whole.tile();
-    const UpdateTile split = halves.tile();
+    const TileMemory fp32 = whole.tile();
+    const TileMemory split = halves.tile();
     for (std::size_t i = 0; i < count; ++i) {  // the same master, and the parameter that belongs to it
       const std::uint32_t pattern = master_pattern(split, i);
       std::memcpy(fp32.master + 4 * i, &pattern, 4);

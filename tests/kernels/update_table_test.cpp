@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
+using namespace ballast;
 using namespace ballast::kernels;
 
 namespace {
@@ -13,7 +14,7 @@ using Table = UpdateTable<AdamW>;
 
 const std::vector<GroupStep> one_group{{.rule = AdamW{}}};
 
-Table table_of(const UpdateTile& tile, const std::vector<Run>& runs) {
+Table table_of(const TileMemory& tile, const std::vector<Run>& runs) {
   Table found;
   each_table(tile, runs, one_group, [&](const auto& table) {
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(table)>, Table>) {
@@ -116,7 +117,7 @@ TEST_CASE("a launch takes 64 runs of one rule, in order") {
 
 TEST_CASE("whole octets are for runs whose every array is aligned") {
   alignas(16) std::byte memory[64];
-  UpdateTile tile{.format = StateFormat::compact, .count = 1000};
+  TileMemory tile{.format = StateFormat::compact, .count = 1000};
   for (std::byte* const array : {memory, memory + 8}) {  // bytes need 8, all else 16
     tile.master = tile.momentum = tile.variance = array;
     tile.parameter = memory;

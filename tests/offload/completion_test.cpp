@@ -1,10 +1,10 @@
+#include <ballast/error.h>
+
 #include "offload/completion.h"
 
 #include <catch2/catch.hpp>
 #include <optional>
 #include <thread>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 using namespace ballast::offload;

@@ -1,4 +1,6 @@
 // Tests on real file systems that are full or whose drive fails. They need root, because they mount file systems.
+#include <ballast/error.h>
+
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <unistd.h>
@@ -7,7 +9,6 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "kernels/runtime/error.h"
 #include "offload/preflight.h"
 #include "tests/offload/store_rig.h"
 #include "tests/skip.h"

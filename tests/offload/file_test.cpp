@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "offload/file.h"
 
 #include <sys/stat.h>
@@ -8,7 +10,6 @@
 #include <csignal>
 #include <optional>
 
-#include "kernels/runtime/error.h"
 #include "offload/file_system.h"
 #include "offload/run_directory.h"
 #include "offload/scratch.h"

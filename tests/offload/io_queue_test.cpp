@@ -1,4 +1,6 @@
 // Tests that hold for every kind of queue.
+#include <ballast/error.h>
+
 #include "offload/io_queue.h"
 
 #include <sys/stat.h>
@@ -8,7 +10,6 @@
 #include <cerrno>
 #include <thread>
 
-#include "kernels/runtime/error.h"
 #include "tests/offload/aligned.h"
 #include "tests/offload/descriptors.h"
 #include "tests/offload/faulty_calls.h"

@@ -1,4 +1,6 @@
 // Tests of the limits of a machine or a container, set for real in a child process.
+#include <ballast/error.h>
+
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,7 +10,6 @@
 #include <fstream>
 #include <optional>
 
-#include "kernels/runtime/error.h"
 #include "offload/io_queue.h"
 #include "offload/run_directory.h"
 #include "tests/limited_child.h"

@@ -1,10 +1,11 @@
+#include <ballast/error.h>
+
 #include "offload/record_format.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <set>
 
-#include "kernels/runtime/error.h"
 #include "offload/checksum.h"
 #include "tests/offload/aligned.h"
 

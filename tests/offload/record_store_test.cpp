@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "offload/record_store.h"
 
 #include <sys/resource.h>
@@ -6,7 +8,6 @@
 #include <cerrno>
 #include <fstream>
 
-#include "kernels/runtime/error.h"
 #include "tests/offload/descriptors.h"
 #include "tests/offload/faulty_calls.h"
 #include "tests/offload/store_rig.h"

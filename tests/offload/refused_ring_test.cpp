@@ -1,4 +1,6 @@
 // Tests of a ring that the kernel refuses to enter: no thread waits for ever, no byte is lost, and the log says it.
+#include <ballast/error.h>
+
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -9,7 +11,6 @@
 #include <csignal>
 #include <string>
 
-#include "kernels/runtime/error.h"
 #include "tests/offload/aligned.h"
 #include "tests/offload/faulty_calls.h"
 #include "tests/skip.h"

@@ -1,6 +1,7 @@
 #include "tests/offload/test_queues.h"
 
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
+
 #include "tests/offload/faulty_calls.h"
 
 namespace ballast::offload {

@@ -1,9 +1,10 @@
+#include <ballast/error.h>
+
 #include "offload/transfer.h"
 
 #include <catch2/catch.hpp>
 #include <cerrno>
 
-#include "kernels/runtime/error.h"
 #include "tests/temporary_directory.h"
 
 using namespace ballast;

@@ -1,10 +1,10 @@
+#include <ballast/error.h>
+
 #include "optim/decision.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast::optim;
 

@@ -1,7 +1,9 @@
-#include "optim/rule.h"
+#include <ballast/optim.h>
 
 #include <catch2/catch.hpp>
 #include <cmath>
+
+#include "optim/step.h"
 
 using namespace ballast;
 using namespace ballast::optim;

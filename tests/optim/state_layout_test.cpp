@@ -5,7 +5,6 @@
 #include "kernels/state_math.h"
 
 using namespace ballast;
-using kernels::StateFormat;
 using optim::StateLayout;
 
 namespace {
@@ -31,7 +30,7 @@ TEST_CASE("rules keep only what they need, and an fp32 parameter is its own mast
 }
 
 TEST_CASE("the parts of a tile's state do not overlap, are aligned, and end at its size") {
-  for (const StateFormat format : kernels::all_state_formats) {
+  for (const StateFormat format : all_state_formats) {
     for (const std::size_t elements : {0u, 1u, 127u, 128u, 129u, 100'000u}) {
       const StateLayout layout({format, DType::bf16, optim::AdamW::state}, elements);
       std::size_t end = 0;
@@ -49,7 +48,7 @@ TEST_CASE("the parts of a tile's state do not overlap, are aligned, and end at i
 TEST_CASE("a tile points at its parts, and nowhere for those it has not") {
   alignas(64) std::byte state[64 * 1024];
   const StateLayout layout({StateFormat::compact, DType::bf16, optim::Lion::state}, 1000);
-  const kernels::UpdateTile tile = layout.tile(state);
+  const TileMemory tile = layout.tile(state);
   CHECK(tile.master == state);
   CHECK(tile.momentum == state + layout.parts()[1].offset);
   CHECK(tile.variance == nullptr);

@@ -1,11 +1,10 @@
-// Pulls a thousand values towards 1 on one rank, with the optimizer's state in host memory.
+// Pulls a thousand values towards 1 on one rank, with the optimizer state in host memory.
+#include <ballast/training.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <vector>
-
-#include "zero/comm/thread_communicator.h"
-#include "zero/training.h"
 
 namespace {
 
@@ -36,8 +35,7 @@ double loss(const Lease& lease) {
 }  // namespace
 
 int main() {
-  const auto backend = kernels::cpu_backend();
-  const auto world = lone_communicator(*backend);
+  const auto world = single_rank();
   Training training(model(), *world, {optim::AdamW{.lr = 0.02, .weight_decay = 0.0}},
                     {.stage = 0, .state = all_in(Tier::host)});
   training.initialise(begin_at_zero);

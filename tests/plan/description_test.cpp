@@ -10,7 +10,7 @@ using namespace ballast::testing;
 namespace {
 
 std::vector<std::string> described(const Model& model, const PlanOptions& options) {
-  return describe(Plan(model, options));
+  return describe(CompiledPlan(model, options));
 }
 
 PlanOptions options_of(int stage, std::size_t ranks) {

@@ -1,7 +1,7 @@
 // Models of real sizes, as shapes.
 #pragma once
 
-#include "zero/plan/model.h"
+#include <ballast/model.h>
 
 namespace ballast::testing {
 

@@ -1,9 +1,10 @@
 // Tests of off-plan steps: the operations that an engine runs are joined to a program, and verified like any other.
+#include <ballast/error.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
 
-#include "kernels/runtime/error.h"
 #include "tests/plan/off_plan_program.h"
 #include "tests/plan/plan_rig.h"
 #include "tests/plan/spreads.h"
@@ -37,7 +38,7 @@ std::size_t backward_uses(const Trace& visits, std::size_t unit) {
 // A step that follows its program for a while, and then uses any units in any order.
 class AnyStep {
  public:
-  AnyStep(const Plan& plan, std::uint32_t seed) : random_(seed), input_(plan.input()) {
+  AnyStep(const CompiledPlan& plan, std::uint32_t seed) : random_(seed), input_(plan.input()) {
     const Trace trace = trace_of(input_);
     const std::size_t steps = pick(input_.micro_steps);
     std::size_t follows = steps * trace.size() + pick(trace.size() + 1);
@@ -96,13 +97,13 @@ TEST_CASE("an off-plan step has no faults, whatever the trainer does in it") {
               Schedule{.kept_records = 100}, Schedule{.kept_records = 1, .update_in_backward = true}}) {
           for (const std::size_t micro_steps : {1u, 3u}) {
             if ((schedule.update_in_backward && micro_steps > 1) || !sweep.takes_next()) continue;
-            const Plan plan(plan_of({.model = model,
-                                     .placement = placement,
-                                     .rank = static_cast<std::size_t>(shards - 1),
-                                     .micro_steps = micro_steps,
-                                     .schedule = schedule,
-                                     .full_records = seed % 2 == 0,
-                                     .host_is_device = seed / 2 % 2 == 0}));
+            const CompiledPlan plan(plan_of({.model = model,
+                                             .placement = placement,
+                                             .rank = static_cast<std::size_t>(shards - 1),
+                                             .micro_steps = micro_steps,
+                                             .schedule = schedule,
+                                             .full_records = seed % 2 == 0,
+                                             .host_is_device = seed / 2 % 2 == 0}));
             CAPTURE(model.units.size(), shards, replicas, placement.full_parameters,
                     static_cast<int>(placement.reduction), placement.parameters.fractions(),
                     placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
@@ -143,7 +144,7 @@ std::vector<Sample> off_plan_samples() {
           {in_backward, 5, {backward(0), backward(1)}}};
 }
 
-CompileInput input_of(const Plan& plan) {
+CompileInput input_of(const CompiledPlan& plan) {
   CompileInput input = plan.input();
   input.extra_sum_slots = true;
   return input;
@@ -153,7 +154,7 @@ CompileInput input_of(const Plan& plan) {
 
 TEST_CASE("no operation of an off-plan list is superfluous") {
   for (const Sample& sample : off_plan_samples()) {
-    const Plan plan = plan_of(sample.setup);
+    const CompiledPlan plan = plan_of(sample.setup);
     OffPlanProgram step(input_of(plan), sample.follows);
     const std::size_t begin = step.size();
     for (const Visit& visit : sample.uses)
@@ -170,7 +171,7 @@ TEST_CASE("no operation of an off-plan list is superfluous") {
 
 TEST_CASE("a unit that was updated in the backward pass cannot be used again in that step") {
   const Sample sample = off_plan_samples()[3];
-  const Plan plan = plan_of(sample.setup);
+  const CompiledPlan plan = plan_of(sample.setup);
   const OffPlanStep step{.visits = {forward(0), forward(1), forward(2), forward(3), backward(3), backward(0)},
                          .by_program = 5};
   for (const Visit& visit : {forward(3), backward(3), backward(0)}) {
@@ -184,7 +185,7 @@ TEST_CASE("a unit that was updated in the backward pass cannot be used again in 
 TEST_CASE("a unit that no visit of the trace uses has room too") {
   PlanSetup setup{.model = odd_model(), .placement = placement_of_stage(3, 2)};
   setup.trace = {forward(4), backward(4)};
-  const Plan plan = plan_of(setup);
+  const CompiledPlan plan = plan_of(setup);
   OffPlanProgram step(input_of(plan), 1);
   for (const Phase phase : {Phase::forward, Phase::backward}) {
     for (std::size_t unit = 0; unit < setup.model.units.size(); ++unit)

@@ -1,8 +1,9 @@
 // Models and plans for tests.
 #pragma once
 
-#include "optim/rule.h"
-#include "zero/plan/plan.h"
+#include <ballast/optim.h>
+
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::testing {
 
@@ -18,16 +19,16 @@ struct PlanSetup {
   bool host_is_device = false;
 };
 
-inline Plan plan_of(const PlanSetup& setup) {
-  return Plan(setup.model, {.placement = setup.placement,
-                            .rank = setup.rank,
-                            .tile_elements = setup.tile_elements,
-                            .micro_steps = setup.micro_steps,
-                            .names = optim::AdamW::state,
-                            .trace = setup.trace,
-                            .schedule = setup.schedule,
-                            .full_records = setup.full_records,
-                            .host_is_device = setup.host_is_device});
+inline CompiledPlan plan_of(const PlanSetup& setup) {
+  return CompiledPlan(setup.model, {.placement = setup.placement,
+                                    .rank = setup.rank,
+                                    .tile_elements = setup.tile_elements,
+                                    .micro_steps = setup.micro_steps,
+                                    .names = optim::AdamW::state,
+                                    .trace = setup.trace,
+                                    .schedule = setup.schedule,
+                                    .full_records = setup.full_records,
+                                    .host_is_device = setup.host_is_device});
 }
 
 // Units of different sizes: one alone is larger than a tile, one has frozen tensors, one is all frozen, one is empty,

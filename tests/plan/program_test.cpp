@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "zero/plan/program.h"
 
 #include <catch2/catch.hpp>
@@ -5,7 +7,6 @@
 #include <map>
 #include <sstream>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
 
@@ -59,7 +60,7 @@ std::map<std::string, std::string> texts() {
   std::map<std::string, std::string> texts;
   for (const auto& [name, setup] : characteristic)
     texts[name] = to_text(plan_of(setup).program());
-  const Plan plan = plan_of(state_on_drives(true));
+  const CompiledPlan plan = plan_of(state_on_drives(true));
   const auto text = [&](std::vector<Op> ops) {
     return to_text({.slots = plan.program().slots, .homes = {}, .entry = {}, .ops = std::move(ops)});
   };
@@ -101,7 +102,7 @@ TEST_CASE("staged records share memory of whole huge pages, and small ones take 
     setup.model = plain_model(8, elements);
     setup.tile_elements = elements;
     setup.schedule.kept_records = 3;
-    const Plan plan = plan_of(setup);
+    const CompiledPlan plan = plan_of(setup);
     for (const auto& [role, records] : {std::pair{SlotRole::staging, 4u}, {SlotRole::kept, 3u}}) {
       const auto slot = std::ranges::find(plan.program().slots, role, &Slot::role);
       REQUIRE(slot != plan.program().slots.end());

@@ -1,10 +1,12 @@
+#include <ballast/planner.h>
+
+#include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
 
 #include <catch2/catch.hpp>
 
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
-#include "zero/plan/choose.h"
 #include "zero/plan/shared_time.h"
 
 using namespace ballast;
@@ -29,7 +31,7 @@ Machine fast_machine() {
 
 Simulation simulation_of(const PlanSetup& setup, const Machine& machine, const UnitWork& work,
                          bool waits_for_updates = false) {
-  const Plan plan = plan_of(setup);
+  const CompiledPlan plan = plan_of(setup);
   const std::vector<UnitWork> all(setup.model.units.size(), work);
   return simulate({plan.program(), setup.placement, machine, all, waits_for_updates});
 }
@@ -170,7 +172,7 @@ TEST_CASE("the ledger sums what a program reserves, by tier and owner") {
   PlanSetup setup{.model = plain_model(2), .placement = placement_of_stage(3, 2), .tile_elements = 128};
   setup.placement.state = all_in(Tier::nvme);
   setup.schedule.staging_slots = 4;
-  const Plan plan = plan_of(setup);
+  const CompiledPlan plan = plan_of(setup);
   const Ledger ledger = ledger_of(plan.program(), plan.blocks().records());
   std::size_t slots = 0;
   for (const Slot& slot : plan.program().slots)
@@ -188,7 +190,7 @@ TEST_CASE("a higher stage and a lower tier need less memory on the device") {
     for (const int stage : {0, 1, 3}) {
       PlanSetup setup{.model = model, .placement = placement_of_stage(stage, 2)};
       setup.placement.state = setup.placement.gradients = all_in(tier);
-      const Plan plan = plan_of(setup);
+      const CompiledPlan plan = plan_of(setup);
       const std::size_t bytes = bytes_in(ledger_of(plan.program(), plan.blocks().records()), Tier::device);
       CHECK(bytes < before);
       before = bytes;
@@ -247,7 +249,7 @@ TEST_CASE("what is chosen is planned with the order that the trainer says") {
                     .stage = 3,
                     .names = optim::AdamW::state,
                     .trace = {{2, Phase::backward}, {0, Phase::backward}, {1, Phase::backward}}};
-  const Plan plan(model, {.placement = placement_of_stage(3, 2), .names = input.names, .trace = input.trace});
+  const CompiledPlan plan(model, {.placement = placement_of_stage(3, 2), .names = input.names, .trace = input.trace});
   CHECK(price(input, placement_of_stage(3, 2)).ledger == ledger_of(plan.program(), plan.blocks().records()));
   const Choice backwards = choose(input);
   input.trace = {};

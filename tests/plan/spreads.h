@@ -1,7 +1,7 @@
 // Spreads that keep everything on one tier, by the tier's name.
 #pragma once
 
-#include "zero/plan/placement.h"
+#include <ballast/placement.h>
 
 namespace ballast::testing {
 

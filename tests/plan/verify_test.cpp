@@ -57,7 +57,7 @@ std::vector<HostUpdates> host_updates(const Placement& placement) {
 }
 
 std::vector<std::string> problems_of(const PlanSetup& setup) {
-  const Plan plan = plan_of(setup);
+  const CompiledPlan plan = plan_of(setup);
   return verify(plan.input(), plan.program());
 }
 
@@ -119,7 +119,7 @@ std::vector<PlanSetup> samples() {
 
 TEST_CASE("no operation is superfluous: without any one of them, the verifier finds a fault") {
   for (const PlanSetup& setup : samples()) {
-    const Plan plan = plan_of(setup);
+    const CompiledPlan plan = plan_of(setup);
     for (std::size_t i = 0; i < plan.program().ops.size(); ++i) {
       INFO("without " << name(plan.program().ops[i].kind) << ", operation " << i);
       CHECK_FALSE(verify(plan.input(), without(plan.program(), i)).empty());
@@ -129,7 +129,7 @@ TEST_CASE("no operation is superfluous: without any one of them, the verifier fi
 
 TEST_CASE("waits are needed: without one of them, two operations use the same bytes at once") {
   for (const PlanSetup& setup : samples()) {
-    const Plan plan = plan_of(setup);
+    const CompiledPlan plan = plan_of(setup);
     std::size_t needed = 0;
     std::size_t all = 0;
     for (std::size_t i = 0; i < plan.program().ops.size(); ++i) {
@@ -145,7 +145,7 @@ TEST_CASE("waits are needed: without one of them, two operations use the same by
 }
 
 TEST_CASE("the verifier names what is wrong") {
-  const Plan plan = plan_of(samples()[1]);
+  const CompiledPlan plan = plan_of(samples()[1]);
   const auto problem_with = [&](OpKind kind, const auto& change) {
     Program broken = plan.program();
     change(*std::ranges::find(broken.ops, kind, &Op::kind));
@@ -167,7 +167,7 @@ TEST_CASE("the verifier names what is wrong") {
 TEST_CASE("parameters are not read before they are written") {
   PlanSetup setup = samples()[3];
   setup.schedule.update_in_backward = false;
-  const Plan plan = plan_of(setup);
+  const CompiledPlan plan = plan_of(setup);
   Program broken = plan.program();
   Op& fetch = *std::ranges::find(broken.ops, OpKind::read_first, &Op::kind);
   CHECK(std::erase_if(fetch.after, [&](const Wait& wait) { return broken.ops[wait.op].kind == OpKind::write; }) == 1);
@@ -177,7 +177,7 @@ TEST_CASE("parameters are not read before they are written") {
 }
 
 TEST_CASE("no rank overwrites records that another may still need to resume from") {
-  const Plan plan = plan_of(samples()[0]);
+  const CompiledPlan plan = plan_of(samples()[0]);
   const auto commit = std::ranges::find(plan.program().ops, OpKind::commit, &Op::kind);
   Program broken = plan.program();
   Op& agreement = *std::ranges::find(broken.ops, OpKind::agree, &Op::kind);

@@ -1,9 +1,8 @@
-#include "kernels/runtime/accounts.h"
+#include <ballast/error.h>
+#include <ballast/memory.h>
 
 #include <catch2/catch.hpp>
 #include <thread>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 

@@ -1,11 +1,11 @@
+#include <ballast/error.h>
+
 #include "kernels/runtime/environment.h"
 
 #include <stdlib.h>
 
 #include <catch2/catch.hpp>
 #include <map>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 

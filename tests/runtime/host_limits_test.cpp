@@ -1,10 +1,11 @@
+#include <ballast/error.h>
+
 #include "kernels/runtime/host_limits.h"
 
 #include <sys/resource.h>
 
 #include <catch2/catch.hpp>
 
-#include "kernels/runtime/error.h"
 #include "tests/runtime/fake_root.h"
 #include "tests/runtime/process.h"
 

@@ -1,4 +1,4 @@
-#include "kernels/runtime/log.h"
+#include <ballast/log.h>
 
 #include <catch2/catch.hpp>
 #include <thread>

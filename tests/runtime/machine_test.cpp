@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "kernels/runtime/machine.h"
 
 #include <sched.h>
@@ -6,7 +8,6 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/runtime/cores.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/host_pages.h"
 #include "kernels/runtime/numa.h"
 #include "kernels/runtime/system_files.h"

@@ -1,3 +1,5 @@
+#include <ballast/error.h>
+
 #include "kernels/runtime/resident_memory.h"
 
 #include <sys/mman.h>
@@ -6,7 +8,6 @@
 #include <cstring>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/error.h"
 #include "tests/runtime/process.h"
 
 using namespace ballast;

@@ -1,8 +1,8 @@
+#include <ballast/error.h>
+
 #include "kernels/runtime/sizes.h"
 
 #include <catch2/catch.hpp>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 

@@ -1,4 +1,4 @@
-#include "kernels/runtime/view.h"
+#include <ballast/view.h>
 
 #include <catch2/catch.hpp>
 #include <vector>

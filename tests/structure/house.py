@@ -22,6 +22,29 @@ LAYERS = {
     "tests": ["zero", "benchmarks"],
 }
 
+# The headers that are installed, as <ballast/NAME>, and the layer that implements each. They include each other and the
+# standard library only. All other headers are private.
+PUBLIC_FOLDERS = ["kernels/include/ballast", "optim/include/ballast", "zero/include/ballast"]
+PUBLIC_HEADERS = {
+    "error.h": "kernels/runtime",
+    "log.h": "kernels/runtime",
+    "memory.h": "kernels/runtime",
+    "view.h": "kernels/runtime",
+    "state_format.h": "kernels",
+    "optim.h": "optim",
+    "comm.h": "zero/comm",
+    "model.h": "zero/plan",
+    "placement.h": "zero/plan",
+    "planner.h": "zero/plan",
+    "schedule.h": "zero/plan",
+    "lease.h": "zero/engine",
+    "local_state.h": "zero/engine",
+    "step.h": "zero/engine",
+    "plan.h": "zero",
+    "tensor_state.h": "zero",
+    "training.h": "zero",
+}
+
 # The modules of python/ballast, from bottom to top. A module may import modules of its own group and of the groups before it,
 # but not in a circle, even inside functions and under TYPE_CHECKING. Patterns match names without "ballast.". The package
 # itself, which imports all public names, is "".

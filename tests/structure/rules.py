@@ -64,9 +64,22 @@ def violations(root: Path) -> list[Violation]:
     return sorted({violation for find in RULES.values() for violation in find(tree)})
 
 
+def is_public_header(path: str) -> bool:
+    return any(path.startswith(folder + "/") for folder in house.PUBLIC_FOLDERS)
+
+
 def layer_of(path: str) -> str | None:
+    if is_public_header(path):
+        return house.PUBLIC_HEADERS.get(Path(path).name)
     folders = [layer for layer in house.LAYERS if path.startswith(layer + "/")]
     return max(folders, key=len, default=None)
+
+
+def file_of(include: source.Include, tree: Tree) -> str:
+    """Return the file that an include names, relative to the root."""
+    name = include.path.removeprefix("ballast/")
+    public = [f"{folder}/{name}" for folder in house.PUBLIC_FOLDERS if f"{folder}/{name}" in tree.files]
+    return public[0] if public and name != include.path and not include.quoted else include.path
 
 
 def reachable(layer: str) -> set[str]:
@@ -96,7 +109,7 @@ def includes_point_down(tree: Tree):
             yield path, 1, "this folder has no place in the layers of tests/structure/house.py"
             continue
         for include in source.includes(text):
-            target = layer_of(include.path)
+            target = layer_of(file_of(include, tree))
             if target is not None and target not in reachable(layer):
                 yield path, include.line, f"{layer}/ may not include {include.path}"
 
@@ -107,14 +120,28 @@ def quoted_includes_start_at_the_root(tree: Tree):
         for include in source.includes(text):
             if include.quoted and include.path not in tree.files:
                 yield path, include.line, f'"{include.path}" is not a file below the repository\'s root'
+            if include.quoted and is_public_header(include.path):
+                yield path, include.line, f"write <ballast/{Path(include.path).name}>, as users do"
+            if not include.quoted and include.path.startswith("ballast/") and file_of(include, tree) == include.path:
+                yield path, include.line, f"<{include.path}> is not a public header"
+
+
+@rule("public-headers")
+def public_headers_include_public_headers_only(tree: Tree):
+    for path, text in tree.code():
+        if is_public_header(path):
+            for include in source.includes(text):
+                if include.quoted or not re.fullmatch(r"\w+|ballast/\w+\.h", include.path):
+                    yield path, include.line, f"a public header may not include {include.path}"
 
 
 @rule("cuda-includes")
 def cuda_sources_include_little(tree: Tree):
     for path, text in tree.with_suffix({".cu", ".cuh"}):
         for include in source.includes(text):
-            allowed = any(include.path.startswith(folder + "/") for folder in house.CUDA_SOURCES_MAY_INCLUDE)
-            if include.quoted and not allowed:
+            file = file_of(include, tree)
+            allowed = any(file.startswith(folder + "/") for folder in house.CUDA_SOURCES_MAY_INCLUDE)
+            if file in tree.files and not allowed:
                 yield path, include.line, f"a .cu file may not include {include.path}"
 
 

@@ -14,7 +14,7 @@ namespace {
 // A backend that sometimes computes a wrong bit.
 class FaultyBackend final : public kernels::Backend {
  public:
-  void update(const kernels::UpdateTile& tile, std::span<const kernels::Run> runs,
+  void update(const TileMemory& tile, std::span<const kernels::Run> runs,
               std::span<const kernels::GroupStep> groups) override {
     right_->update(tile, runs, groups);
     if (is_faulty) tile.momentum[4 * (tile.count / 2)] ^= std::byte{1};
@@ -51,7 +51,7 @@ TEST_CASE("verifying changes no bit, and finds nothing where nothing is wrong") 
   Sweep sweep(3);
   for (const std::size_t ranks : {1u, 2u}) {
     for (const Placement& placement : placements(ranks)) {
-      for (const auto format : kernels::all_state_formats) {
+      for (const auto format : all_state_formats) {
         if (!sweep.takes_next()) continue;
         CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions(), name(format));
         Setup setup{.placement = placement, .micro_steps = 2, .format = format, .max_norm = 0.05, .poisoned_step = 1};
@@ -110,8 +110,8 @@ TEST_CASE("what an owner changes between two updates is no fault") {
 TEST_CASE("a wrong update is found when its tile's turn comes") {
   const auto right = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*right);
-  const Plan plan(odd_model(),
-                  {.placement = placement_of_stage(0, 1), .tile_elements = 256, .names = optim::AdamW::state});
+  const CompiledPlan plan(odd_model(),
+                          {.placement = placement_of_stage(0, 1), .tile_elements = 256, .names = optim::AdamW::state});
   Mesh mesh = make_mesh(*world, plan.placement());
   FaultyBackend backend;
   MemoryAccounts accounts;

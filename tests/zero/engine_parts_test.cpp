@@ -1,4 +1,5 @@
 // Tests of small parts of the engine, each alone.
+#include <fmt/format.h>
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -82,7 +83,7 @@ TEST_CASE("ranks that go off plan in different ways are told so, each of the oth
 }
 
 TEST_CASE("a program that takes the place of the plan's counts its own memory") {
-  const Plan plan = plan_of({.model = odd_model(), .placement = {}});
+  const CompiledPlan plan = plan_of({.model = odd_model(), .placement = {}});
   RunningProgram running(plan);
   CHECK(&running.program() == &plan.program());
   CHECK(running.memory() == bytes_by_tier(ledger_of(plan.program(), plan.blocks().records())));

@@ -115,7 +115,7 @@ TEST_CASE("a trace has a row for each lane that was used, and every operation in
   CHECK_THAT(trace,
              Contains("update second tile 0") && Contains("use first") && Contains("wait") && !Contains("gather"));
   CHECK_THROWS_WITH(Alone().training.chrome_trace(), Contains("keeps_timeline"));
-  for (const UnitWork& work : alone.training.timeline().work(2)) {
+  for (const UnitWork& work : alone.training.unit_work()) {
     CHECK(work.forward_seconds > 0.0);
     CHECK(work.backward_seconds > 0.0);
   }

@@ -85,7 +85,7 @@ TEST_CASE("a mesh of groups and replicas gives the same bits wherever things are
 }
 
 TEST_CASE("all formats train alike in memory and on drives, and split as fp32") {
-  for (const auto format : kernels::all_state_formats) {
+  for (const auto format : all_state_formats) {
     Placement on_drives = placement_of_stage(3, 2);
     on_drives.state = all_in(Tier::nvme);
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, 2), .format = format});
@@ -95,8 +95,8 @@ TEST_CASE("all formats train alike in memory and on drives, and split as fp32") 
                  train({.placement = on_drives, .tile_elements = 384, .format = format, .keeps_run = keeps_run}));
     }
   }
-  check_same(train({.placement = placement_of_stage(0, 2), .format = kernels::StateFormat::fp32}),
-             train({.placement = placement_of_stage(0, 2), .format = kernels::StateFormat::split}));
+  check_same(train({.placement = placement_of_stage(0, 2), .format = StateFormat::fp32}),
+             train({.placement = placement_of_stage(0, 2), .format = StateFormat::split}));
 }
 
 TEST_CASE("reducing at the boundary gives the same bits at every stage that does") {

@@ -5,8 +5,10 @@
 
 #include <catch2/catch.hpp>
 
+#include "kernels/runtime/buffer.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast::testing {
 
@@ -51,7 +53,7 @@ inline void check_gpu_trains_as_cpu() {
 
 inline void check_gpu_trains_in_all_formats() {
   Sweep sweep(3);
-  for (const auto format : kernels::all_state_formats) {
+  for (const auto format : all_state_formats) {
     CAPTURE(name(format));
     check_gpu_trains_as_cpu(sweep, 2, {.format = format});
   }
@@ -124,7 +126,7 @@ inline void check_trainer_is_waited_for() {
     fill(work.data(), 1, work.bytes(), stream);
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    if (training.plan().layout().units[unit].elements() == 0) continue;
+    if (training.plan().compiled().layout().units[unit].elements() == 0) continue;
     const View whole = training.full_parameters(unit);
     fill(whole.data(), 0, whole.bytes(), stream);
   }

@@ -1,11 +1,11 @@
 // Tests which commit ranks resume from, wherever they were stopped, once or several times.
+#include <ballast/error.h>
+
 #include "zero/run_history.h"
 
 #include <catch2/catch.hpp>
 #include <random>
 #include <set>
-
-#include "kernels/runtime/error.h"
 
 using namespace ballast;
 using Catch::Contains;

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "offload/record_store.h"
 #include "tests/temporary_directory.h"
 #include "tests/zero/training_rig.h"
 
@@ -115,7 +116,7 @@ const std::vector<Other> others{
     {"more ranks", "2 ranks", "3 ranks", [](KeptRun& run) { run.ranks = 3; }},
     {"another stage", "stage 3", "stage 1 or 2", [](KeptRun& run) { run.options.stage = 2; }},
     {"another format", "state format split", "state format compact",
-     [](KeptRun& run) { run.options.format = kernels::StateFormat::compact; }},
+     [](KeptRun& run) { run.options.format = StateFormat::compact; }},
     {"another rule with the same state", "the update rule AdamW", "the update rule Adam",
      [](KeptRun& run) { run.rules = {optim::Adam{.lr = 0.02}}; }},
     {"another rule", "the update rule AdamW", "the update rule SGD with momentum",

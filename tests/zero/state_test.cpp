@@ -9,6 +9,7 @@
 
 #include "tests/temporary_directory.h"
 #include "tests/zero/trainee.h"
+#include "zero/plan/compiled_plan.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -42,8 +43,8 @@ std::string text(const Placement& placement) {
 
 // Returns the stretches of a tile's memory that are in use.
 std::vector<std::span<std::byte>> stretches(const Training& training, const LocalTile& tile) {
-  const kernels::UpdateTile& memory = tile.memory;
-  const optim::StateLayout& layout = training.plan().blocks().state(tile.unit);
+  const TileMemory& memory = tile.memory;
+  const optim::StateLayout& layout = training.plan().compiled().blocks().state(tile.unit);
   std::vector<std::span<std::byte>> all{{memory.parameter, memory.count * byte_size(memory.parameter_dtype)}};
   if (tile.frozen) return all;
   std::byte* const begin = memory.master != nullptr ? memory.master : memory.momentum;
@@ -270,7 +271,7 @@ TEST_CASE("updates that the trainer makes itself are those of a rule, bit for bi
   for (const Placement& placement : placements_in_memory(2)) {
     INFO(text(placement));
     TrainingOptions options = options_of(placement, {});
-    options.format = kernels::StateFormat::fp32;
+    options.format = StateFormat::fp32;
     const auto failures = failures_of_ranks(2, [&](Communicator& world) {
       Trainee rule(world, options, {optim::Sgd{.lr = rate}, optim::Sgd{.lr = rate}});
       Trainee own(world, options, {optim::External{}, optim::External{}});
@@ -291,7 +292,7 @@ TEST_CASE("updates that the trainer makes itself are those of a rule, bit for bi
 
 TEST_CASE("updates of a trainer's own that fail end the training on all ranks") {
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
-    Trainee own(world, {.stage = 2, .format = kernels::StateFormat::fp32}, {optim::External{}, optim::External{}});
+    Trainee own(world, {.stage = 2, .format = StateFormat::fp32}, {optim::External{}, optim::External{}});
     own.trainer.run(own.training, 0);
     const auto fails_on_rank_1 = [&](std::span<const SummedTile> tiles, float factor) {
       if (world.rank() == 1) throw std::runtime_error("nothing works");
@@ -319,7 +320,7 @@ TEST_CASE("updates of a trainer's own are refused where they cannot be made") {
     return "";
   };
   const TemporaryDirectory directory;
-  const auto fp32 = kernels::StateFormat::fp32;
+  const auto fp32 = StateFormat::fp32;
   CHECK(refusal({.stage = 0, .format = fp32}, external, update_as_sgd).empty());
   CHECK_THAT(refusal({.stage = 0, .format = fp32}, external, {}), Contains("B1001") && Contains("External"));
   CHECK_THAT(refusal({.stage = 0}, {optim::Sgd{}, optim::Sgd{}}, update_as_sgd), Contains("B1001"));

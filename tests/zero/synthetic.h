@@ -2,6 +2,8 @@
 // late, twice, from the wrong memory or not at all changes everything that follows.
 #pragma once
 
+#include <ballast/training.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -9,7 +11,7 @@
 #include <vector>
 
 #include "kernels/number_math.h"
-#include "zero/training.h"
+#include "kernels/runtime/stream.h"
 
 namespace ballast::testing {
 

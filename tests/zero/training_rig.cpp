@@ -7,6 +7,8 @@
 #include <thread>
 
 #include "tests/temporary_directory.h"
+#include "zero/plan/compiled_plan.h"
+#include "zero/plan/op_cost.h"
 
 namespace ballast::testing {
 namespace {
@@ -68,7 +70,7 @@ void leave_and_return(Training& training, const Stream* stream) {
 }
 
 void count_moves(const Training& training, std::size_t steps, Outcome& outcome) {
-  const Program& program = training.plan().program();
+  const Program& program = training.plan().compiled().program();
   const auto count = [&](const std::vector<Op>& ops, std::size_t times) {
     for (const Op& op : ops) {
       outcome.planned_moves[static_cast<std::size_t>(op.lane)] += times * bytes_moved(op, training.plan().placement());

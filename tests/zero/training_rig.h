@@ -15,7 +15,7 @@ struct Setup {
   std::size_t tile_elements = 256;
   std::size_t micro_steps = 1;
   Schedule schedule{};
-  kernels::StateFormat format = kernels::StateFormat::split;
+  StateFormat format = StateFormat::split;
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;

@@ -1,8 +1,8 @@
 #include "zero/comm/call.h"
 
-#include <fmt/format.h>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <fmt/format.h>
 
 namespace ballast {
 namespace {

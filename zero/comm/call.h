@@ -1,11 +1,12 @@
 // The description of a collective call that ranks compare: all ranks of a group must make the same call.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "kernels/runtime/dtype.h"
 #include "zero/comm/purpose.h"
 
 namespace ballast {

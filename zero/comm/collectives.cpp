@@ -1,11 +1,13 @@
 #include "zero/comm/collectives.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "kernels/runtime/error.h"
+#include "zero/comm/channel.h"
 
 namespace ballast {
 namespace {
@@ -59,8 +61,8 @@ struct Sent {
 
 class Collectives : public Communicator {
  public:
-  Collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend)
-      : transport_(std::move(transport)), backend_(backend) {}
+  Collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend, std::shared_ptr<void> owned)
+      : owned_(std::move(owned)), transport_(std::move(transport)), backend_(backend) {}
 
   std::size_t rank() const override { return transport_->rank(); }
   std::size_t size() const override { return transport_->size(); }
@@ -141,7 +143,7 @@ class Collectives : public Communicator {
                });
       group = transport_->split(ranks, channel == nullptr ? std::nullopt : std::optional(channel->stream));
     });
-    return make_collectives(std::move(group), channel == nullptr ? backend_ : *channel->backend);
+    return make_collectives(std::move(group), channel == nullptr ? backend_ : *channel->backend, owned_);
   }
 
  private:
@@ -202,14 +204,16 @@ class Collectives : public Communicator {
     if (from.data() != to.data()) backend_.cast(from, to);
   }
 
+  std::shared_ptr<void> owned_;  // outlives the transport
   std::unique_ptr<Transport> transport_;
   kernels::Backend& backend_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend) {
-  return std::make_unique<Collectives>(std::move(transport), backend);
+std::unique_ptr<Communicator> make_collectives(std::unique_ptr<Transport> transport, kernels::Backend& backend,
+                                               std::shared_ptr<void> owned) {
+  return std::make_unique<Collectives>(std::move(transport), backend, std::move(owned));
 }
 
 }  // namespace ballast

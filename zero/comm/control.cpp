@@ -1,11 +1,12 @@
 #include "zero/comm/control.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <sstream>
 #include <utility>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_limits.h"
 
 namespace ballast {

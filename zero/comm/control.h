@@ -2,6 +2,8 @@
 // listens.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -12,8 +14,6 @@
 
 #include "zero/comm/deadline.h"
 #include "zero/comm/first_error.h"
-#include "zero/comm/key_value_store.h"
-#include "zero/comm/leave_reason.h"
 #include "zero/comm/member.h"
 #include "zero/comm/socket.h"
 

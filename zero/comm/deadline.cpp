@@ -1,8 +1,8 @@
 #include "zero/comm/deadline.h"
 
-#include <fmt/format.h>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <fmt/format.h>
 
 namespace ballast {
 

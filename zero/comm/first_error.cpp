@@ -1,8 +1,8 @@
 #include "zero/comm/first_error.h"
 
-#include <utility>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <utility>
 
 namespace ballast {
 

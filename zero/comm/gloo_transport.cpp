@@ -1,6 +1,8 @@
 // Gloo moves bytes between ranks; it does not add. One thread of Gloo reads and writes the sockets of a group.
 #include "zero/comm/gloo_transport.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/transport/tcp/device.h>
@@ -13,7 +15,6 @@
 #include <thread>
 
 #include "kernels/runtime/buffer.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/broken_pipes.h"
 

@@ -1,7 +1,8 @@
 // A transport between processes through Gloo, over TCP on the address by which this process reaches its hub.
 #pragma once
 
-#include "kernels/runtime/accounts.h"
+#include <ballast/memory.h>
+
 #include "zero/comm/process_transport.h"
 
 namespace ballast {

@@ -1,4 +1,5 @@
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
+
 #include "zero/comm/gloo_transport.h"
 
 namespace ballast {

@@ -1,5 +1,7 @@
 #include "zero/comm/hub.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -10,7 +12,6 @@
 #include <system_error>
 #include <vector>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_limits.h"
 #include "zero/comm/deadline.h"
 

@@ -1,10 +1,10 @@
 #include "zero/comm/job.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <exception>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {

@@ -1,12 +1,12 @@
 #include "zero/comm/launch.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 #include <vector>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {

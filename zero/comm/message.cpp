@@ -1,8 +1,8 @@
 #include "zero/comm/message.h"
 
-#include <cstring>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <cstring>
 
 namespace ballast {
 namespace {

@@ -1,5 +1,7 @@
 #include "zero/comm/nccl_transport.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 #include <nccl.h>
 
@@ -13,7 +15,6 @@
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/current_gpu.h"
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/stream.h"
 #include "kernels/runtime/system_limits.h"
 

@@ -1,7 +1,8 @@
 // A transport between GPUs through NCCL, in the order of a stream. NCCL only moves bytes: its sums have another order.
 #pragma once
 
-#include "kernels/runtime/accounts.h"
+#include <ballast/memory.h>
+
 #include "zero/comm/process_transport.h"
 
 namespace ballast {

@@ -1,5 +1,7 @@
 #include "zero/comm/on_all_ranks.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,8 +9,6 @@
 #include <optional>
 #include <sstream>
 #include <vector>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {

@@ -1,9 +1,9 @@
 // Work that succeeds on all ranks or fails on all.
 #pragma once
 
-#include <functional>
+#include <ballast/comm.h>
 
-#include "zero/comm/communicator.h"
+#include <functional>
 
 namespace ballast {
 

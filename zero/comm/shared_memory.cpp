@@ -1,5 +1,7 @@
 #include "zero/comm/shared_memory.h"
 
+#include <ballast/error.h>
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -12,7 +14,6 @@
 #include <sstream>
 #include <system_error>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_files.h"
 #include "kernels/runtime/system_limits.h"
 

@@ -1,5 +1,7 @@
 #include "zero/comm/shared_memory_transport.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +10,6 @@
 #include <new>
 #include <thread>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/round_up.h"
 #include "zero/comm/progress.h"
 #include "zero/comm/shared_memory.h"

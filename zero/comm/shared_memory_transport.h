@@ -3,7 +3,8 @@
 // place.
 #pragma once
 
-#include "kernels/runtime/accounts.h"
+#include <ballast/memory.h>
+
 #include "zero/comm/process_transport.h"
 #include "zero/comm/shared_pages.h"
 

@@ -1,5 +1,7 @@
 #include "zero/comm/socket.h"
 
+#include <ballast/error.h>
+
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netdb.h>
@@ -13,7 +15,6 @@
 #include <memory>
 #include <system_error>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/system_limits.h"
 
 namespace ballast {

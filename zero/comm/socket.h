@@ -1,8 +1,9 @@
 // TCP between the hub and its clients: small messages, and prompt notice of a lost connection.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include <chrono>
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -11,11 +12,6 @@
 #include "zero/comm/message.h"
 
 namespace ballast {
-
-struct Endpoint {
-  std::string host;  // a name or a number
-  std::uint16_t port = 0;
-};
 
 std::string text(const Endpoint& endpoint);  // "host:port"
 

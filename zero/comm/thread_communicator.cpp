@@ -1,12 +1,14 @@
 #include "zero/comm/thread_communicator.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <exception>
 #include <limits>
 #include <numeric>
 
-#include "kernels/runtime/error.h"
+#include "kernels/runtime/cores.h"
 #include "zero/comm/collectives.h"
 
 namespace ballast {
@@ -159,8 +161,8 @@ class ThreadTransport : public Transport {
  public:
   ThreadTransport(ThreadGroup& group, std::size_t rank)
       : group_(&group), rank_(rank), membership_(std::make_shared<Membership>(group, rank)) {}
-  explicit ThreadTransport(std::shared_ptr<ThreadGroup> alone) : ThreadTransport(*alone, 0) {
-    owned_ = std::move(alone);
+  explicit ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank = 0) : ThreadTransport(*group, rank) {
+    owned_ = std::move(group);
   }
   ThreadTransport(std::shared_ptr<ThreadGroup> group, std::size_t rank, std::shared_ptr<Membership> membership,
                   std::optional<StreamHandle> stream)
@@ -223,8 +225,27 @@ std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_
   return make_collectives(std::make_unique<ThreadTransport>(group, rank), backend);
 }
 
-std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend) {
-  return make_collectives(std::make_unique<ThreadTransport>(std::make_shared<ThreadGroup>(1)), backend);
+std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend, std::shared_ptr<void> owned) {
+  return make_collectives(std::make_unique<ThreadTransport>(std::make_shared<ThreadGroup>(1)), backend,
+                          std::move(owned));
+}
+
+std::unique_ptr<Communicator> single_rank() {
+  std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend();
+  return lone_communicator(*backend, backend);
+}
+
+std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size) {
+  require(size > 0, Code::bad_argument,
+          [] { return Problem{.what = "cannot connect 0 threads", .needed = "at least one rank"}; });
+  const auto group = std::make_shared<ThreadGroup>(size);
+  const auto threads = static_cast<int>(std::max<std::size_t>(1, usable_cores() / size));
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    std::shared_ptr<kernels::Backend> backend = kernels::cpu_backend({.threads = threads});
+    ranks.push_back(make_collectives(std::make_unique<ThreadTransport>(group, rank), *backend, backend));
+  }
+  return ranks;
 }
 
 }  // namespace ballast

@@ -1,6 +1,8 @@
 // Ranks that are threads of one process.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -10,7 +12,6 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "zero/comm/communicator.h"
 #include "zero/comm/deadline.h"
 #include "zero/comm/transport.h"
 
@@ -69,7 +70,7 @@ class ThreadGroup {
 // work is done, and does not wait for the call of another rank.
 std::unique_ptr<Communicator> thread_communicator(ThreadGroup& group, std::size_t rank, kernels::Backend& backend);
 
-// A communicator of a single rank.
-std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend);
+// A communicator of a single rank. The backend outlives it and all that is split from it, which keep `owned` alive.
+std::unique_ptr<Communicator> lone_communicator(kernels::Backend& backend, std::shared_ptr<void> owned = {});
 
 }  // namespace ballast

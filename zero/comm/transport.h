@@ -2,6 +2,8 @@
 // rank. All collectives consist of such exchanges (collectives.h), so a new transport is one small class.
 #pragma once
 
+#include <ballast/comm.h>
+
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -10,8 +12,7 @@
 #include <string_view>
 
 #include "zero/comm/call.h"
-#include "zero/comm/gpu_stream.h"
-#include "zero/comm/leave_reason.h"
+#include "zero/comm/channel.h"
 
 namespace ballast {
 

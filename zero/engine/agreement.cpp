@@ -1,12 +1,15 @@
 #include "zero/engine/agreement.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "kernels/exact_sum_math.h"
-#include "kernels/runtime/error.h"
+#include "zero/comm/purpose.h"
+#include "zero/engine/straggler.h"
 
 namespace ballast {
 namespace {

@@ -1,6 +1,7 @@
 // The decision of a step: the norm over all ranks, whether to update, and with which factors.
 #pragma once
 
+#include "optim/decision.h"
 #include "zero/engine/lane_arithmetic.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/step_run.h"
@@ -11,7 +12,7 @@ namespace ballast {
 // `agree`, which was issued after prepare() and is done before the next step begins.
 class Agreement {
  public:
-  Agreement(const Plan& plan, Mesh& mesh, const LaneArithmetic& arithmetic)
+  Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic)
       : plan_(plan), mesh_(mesh), arithmetic_(arithmetic) {}
   Agreement(Agreement&&) = delete;
 
@@ -42,7 +43,7 @@ class Agreement {
   void add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const;
   std::string first_wrong_parameter(const std::vector<Op>& list) const;
 
-  const Plan& plan_;
+  const CompiledPlan& plan_;
   Mesh& mesh_;
   const LaneArithmetic& arithmetic_;
   std::vector<optim::Rule> rules_;

@@ -34,9 +34,9 @@ Range Arithmetic::range_of(const Op& update) const {
   return {layout.trained.of_rank(plan_.input().rank_in_shard_group).first + first, count};
 }
 
-kernels::UpdateTile Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
+TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
   const Range range = range_of(op);
-  kernels::UpdateTile tile = plan_.blocks().state(op.unit).tile(slots_.data(op.state));
+  TileMemory tile = plan_.blocks().state(op.unit).tile(slots_.data(op.state));
   tile.parameter = slots_.data(op.to);
   tile.gradient = slots_.data(op.from);
   tile.gradient_dtype = DType::fp32;
@@ -91,7 +91,7 @@ kernels::ExactSum Arithmetic::squares_of(const Op& norm, const Range& part) cons
 void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& parameters,
                              std::span<std::byte> state) const {
   std::ranges::fill(state, std::byte{0});
-  kernels::UpdateTile tile = plan_.blocks().state(unit).tile(state.data());
+  TileMemory tile = plan_.blocks().state(unit).tile(state.data());
   tile.parameter = parameters.data();
   tile.count = count;
   kernels::begin_master(tile, context_.backend());

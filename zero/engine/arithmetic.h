@@ -1,11 +1,13 @@
 // The operations of one lane that compute or copy, applied to memory.
 #pragma once
 
+#include <ballast/step.h>
+
 #include "kernels/backend.h"
 #include "zero/engine/exec_context.h"
 #include "zero/engine/slots.h"
-#include "zero/engine/step.h"
-#include "zero/plan/plan.h"
+#include "zero/engine/step_numbers.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast {
 
@@ -13,7 +15,7 @@ namespace ballast {
 // issued into the lane's stream; functions that return a value wait for it.
 class Arithmetic {
  public:
-  Arithmetic(const Plan& plan, const Slots& slots, const ExecContext& context)
+  Arithmetic(const CompiledPlan& plan, const Slots& slots, const ExecContext& context)
       : plan_(plan), slots_(slots), context_(context) {}
 
   const ExecContext& context() const { return context_; }
@@ -27,7 +29,7 @@ class Arithmetic {
   void update(const Op& op, const StepNumbers& step) const;
 
   // The memory and the rules of an update.
-  kernels::UpdateTile tile_of(const Op& update, const StepNumbers& step) const;
+  TileMemory tile_of(const Op& update, const StepNumbers& step) const;
   std::vector<kernels::Run> runs_of(const Op& update) const;
   const std::byte* state_of(const Op& update) const { return slots_.data(update.state); }
 
@@ -46,7 +48,7 @@ class Arithmetic {
   Range range_of(const Op& update) const;  // of the unit's elements
   DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }
 
-  const Plan& plan_;
+  const CompiledPlan& plan_;
   const Slots& slots_;
   ExecContext context_;
 };

@@ -19,13 +19,11 @@ std::vector<std::byte> bytes_of(const std::byte* from, std::size_t count, const 
 }
 
 // With an fp32 master, an update only writes the parameter.
-bool is_read(const kernels::UpdateTile& tile) {
-  return tile.parameter_dtype == DType::fp32 || tile.format != kernels::StateFormat::fp32;
-}
+bool is_read(const TileMemory& tile) { return tile.parameter_dtype == DType::fp32 || tile.format != StateFormat::fp32; }
 
 }  // namespace
 
-CorruptionCheck::CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank)
+CorruptionCheck::CorruptionCheck(const CompiledPlan& plan, std::size_t every, std::size_t rank)
     : plan_(plan), every_(every), rank_(rank), backend_(other_backend()) {
   for (std::size_t unit = 0; unit < plan.layout().units.size(); ++unit) {
     for (std::size_t tile = 0; tile < plan.layout().units[unit].tiles.size(); ++tile) {
@@ -39,7 +37,7 @@ bool CorruptionCheck::is_next(const Tile& tile, std::uint64_t step) const {
 }
 
 CorruptionCheck::Copy CorruptionCheck::copy_of(const Op& op, const Arithmetic& arithmetic) const {
-  const kernels::UpdateTile tile = arithmetic.tile_of(op, {});
+  const TileMemory tile = arithmetic.tile_of(op, {});
   const ExecContext& context = arithmetic.context();
   Copy copy{.parameter = bytes_of(tile.parameter, tile.count * byte_size(tile.parameter_dtype), context),
             .state = bytes_of(arithmetic.state_of(op), op.state.bytes, context)};
@@ -49,11 +47,11 @@ CorruptionCheck::Copy CorruptionCheck::copy_of(const Op& op, const Arithmetic& a
 
 CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Op& op, const StepNumbers& step,
                                                const Arithmetic& arithmetic) const {
-  const kernels::UpdateTile original = arithmetic.tile_of(op, step);
+  const TileMemory original = arithmetic.tile_of(op, step);
   const std::vector<std::byte> gradient =
       bytes_of(original.gradient, original.count * byte_size(original.gradient_dtype), arithmetic.context());
   arithmetic.context().finish();
-  kernels::UpdateTile tile = plan_.blocks().state(op.unit).tile(copy.state.data());
+  TileMemory tile = plan_.blocks().state(op.unit).tile(copy.state.data());
   tile.parameter = copy.parameter.data();
   tile.gradient = gradient.data();
   tile.gradient_dtype = original.gradient_dtype;

@@ -15,7 +15,7 @@ class CorruptionCheck {
  public:
   // Checks a tile every `every` steps. `rank` is this rank's number among all, for messages. The plan outlives the
   // check.
-  CorruptionCheck(const Plan& plan, std::size_t every, std::size_t rank);
+  CorruptionCheck(const CompiledPlan& plan, std::size_t every, std::size_t rank);
 
   // Makes the update, on the thread of its lane. Bits that differ are an error (B3001).
   void update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic);
@@ -36,7 +36,7 @@ class CorruptionCheck {
   std::string first_difference(const Copy& expected, const Copy& found, std::size_t unit) const;
   void require_same(const Copy& expected, const Copy& found, const Op& op, std::uint64_t step, const char* what) const;
 
-  const Plan& plan_;
+  const CompiledPlan& plan_;
   std::size_t every_;
   std::size_t rank_;
   std::vector<Tile> tiles_{};  // of this rank

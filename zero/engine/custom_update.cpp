@@ -1,15 +1,15 @@
 #include "zero/engine/custom_update.h"
 
-#include <algorithm>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <algorithm>
 
 namespace ballast {
 
 void CustomUpdate::require_possible() const {
   bool in_fp32 = true;
   for (std::size_t unit = 0; unit < parts_.plan.model().units.size(); ++unit) {
-    in_fp32 = in_fp32 && parts_.plan.blocks().state(unit).format() == kernels::StateFormat::fp32;
+    in_fp32 = in_fp32 && parts_.plan.blocks().state(unit).format() == StateFormat::fp32;
   }
   require(!parts_.is_checked, Code::unsupported, [] {
     return Problem{.what = "cannot verify updates: the trainer makes them itself", .needed = "a rule of the library"};

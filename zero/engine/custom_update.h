@@ -11,7 +11,7 @@ class CustomUpdate {
  public:
   // All of it outlives this.
   struct Parts {
-    const Plan& plan;
+    const CompiledPlan& plan;
     const Slots& slots;
     Scheduler& scheduler;
     FirstFailure& failure;

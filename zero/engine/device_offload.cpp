@@ -1,6 +1,6 @@
 #include "zero/engine/device_offload.h"
 
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
 
 namespace ballast {
 

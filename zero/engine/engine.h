@@ -2,10 +2,11 @@
 // call.
 #pragma once
 
+#include <ballast/lease.h>
+
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/custom_update.h"
 #include "zero/engine/device_offload.h"
-#include "zero/engine/lease.h"
 #include "zero/engine/op_executor.h"
 #include "zero/engine/startup.h"
 #include "zero/engine/state_visitor.h"
@@ -14,7 +15,7 @@ namespace ballast {
 
 // The engine's surroundings; all of it outlives the engine.
 struct EngineParts {
-  const Plan& plan;
+  const CompiledPlan& plan;
   Mesh& mesh;
   kernels::Backend& backend;  // the CPU's, called by several lanes at once
   MemoryAccounts& accounts;

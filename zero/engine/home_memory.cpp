@@ -1,8 +1,8 @@
 #include "zero/engine/home_memory.h"
 
-#include <algorithm>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <algorithm>
 
 namespace ballast {
 
@@ -52,7 +52,7 @@ void HomeMemory::keep_parameters(const Home& tile, const std::byte* from) const 
 }
 
 View HomeMemory::full_parameters(std::size_t unit) const {
-  const Plan& plan = running_.plan();
+  const CompiledPlan& plan = running_.plan();
   const std::vector<Home>& homes = running_.program().homes;
   const auto whole = std::ranges::find_if(homes, [&](const Home& home) {
     return home.unit == unit && home.tile == none && home.range.count == plan.layout().units[unit].elements();

@@ -2,7 +2,8 @@
 
 namespace ballast {
 
-LaneArithmetic::LaneArithmetic(const Plan& plan, const Slots& slots, kernels::Backend& cpu, const GpuLanes* gpu) {
+LaneArithmetic::LaneArithmetic(const CompiledPlan& plan, const Slots& slots, kernels::Backend& cpu,
+                               const GpuLanes* gpu) {
   for (std::size_t i = 0; i < lane_count; ++i) {
     const Lane lane = static_cast<Lane>(i);
     const bool on_gpu = gpu != nullptr && works_on_device(lane);

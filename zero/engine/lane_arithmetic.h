@@ -12,7 +12,7 @@ namespace ballast {
 class LaneArithmetic {
  public:
   // All arguments outlive this. Without a GPU every lane works on the host, with `cpu`.
-  LaneArithmetic(const Plan& plan, const Slots& slots, kernels::Backend& cpu, const GpuLanes* gpu);
+  LaneArithmetic(const CompiledPlan& plan, const Slots& slots, kernels::Backend& cpu, const GpuLanes* gpu);
   LaneArithmetic(LaneArithmetic&&) = delete;
 
   const Arithmetic& of(Lane lane) const { return *lanes_[static_cast<std::size_t>(lane)]; }

@@ -1,8 +1,10 @@
-#include "zero/engine/lease.h"
+#include <ballast/lease.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+
+#include "zero/plan/layout.h"
 
 namespace ballast {
 namespace {

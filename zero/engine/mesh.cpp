@@ -1,8 +1,10 @@
 #include "zero/engine/mesh.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
-#include "kernels/runtime/error.h"
+#include "zero/comm/channel.h"
 #include "zero/engine/gpu_lanes.h"
 
 namespace ballast {

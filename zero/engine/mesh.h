@@ -2,10 +2,10 @@
 // thread at a time.
 #pragma once
 
-#include <memory>
+#include <ballast/comm.h>
+#include <ballast/placement.h>
 
-#include "zero/comm/communicator.h"
-#include "zero/plan/placement.h"
+#include <memory>
 
 namespace ballast {
 

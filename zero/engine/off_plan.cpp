@@ -1,10 +1,10 @@
 #include "zero/engine/off_plan.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 

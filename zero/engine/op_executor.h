@@ -15,7 +15,7 @@ class OpExecutor {
  public:
   // All of it outlives the executor.
   struct Parts {
-    const Plan& plan;
+    const CompiledPlan& plan;
     Mesh& mesh;
     const Slots& slots;
     const LaneArithmetic& arithmetic;

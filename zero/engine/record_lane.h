@@ -6,13 +6,13 @@
 
 #include "offload/record_store.h"
 #include "zero/engine/slots.h"
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast {
 
 class RecordLane {
  public:
-  RecordLane(const Plan& plan, const Slots& slots, offload::RecordStore& store)
+  RecordLane(const CompiledPlan& plan, const Slots& slots, offload::RecordStore& store)
       : plan_(plan), slots_(slots), store_(store) {}
 
   offload::PendingRead read(const Op& op) const;
@@ -28,7 +28,7 @@ class RecordLane {
   offload::Completion write(std::size_t unit, std::size_t tile, std::span<std::byte> record) const;
 
  private:
-  const Plan& plan_;
+  const CompiledPlan& plan_;
   const Slots& slots_;
   offload::RecordStore& store_;
 };

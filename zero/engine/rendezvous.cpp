@@ -1,11 +1,13 @@
 #include "zero/engine/rendezvous.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "kernels/runtime/error.h"
+#include "zero/comm/purpose.h"
 
 namespace ballast {
 namespace {

@@ -4,7 +4,7 @@
 
 namespace ballast {
 
-RunningProgram::RunningProgram(const Plan& plan) : plan_(plan), input_(plan.input()) { count_memory(); }
+RunningProgram::RunningProgram(const CompiledPlan& plan) : plan_(plan), input_(plan.input()) { count_memory(); }
 
 CompileInput RunningProgram::input_for(const Trace& trace, bool extra_sum_slots) const {
   CompileInput input = input_;

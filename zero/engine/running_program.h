@@ -3,18 +3,18 @@
 
 #include <memory>
 
+#include "zero/plan/compiled_plan.h"
 #include "zero/plan/ledger.h"
-#include "zero/plan/plan.h"
 
 namespace ballast {
 
 // Used by the trainer's thread. The engine owns it; only OffPlan changes it.
 class RunningProgram {
  public:
-  explicit RunningProgram(const Plan& plan);  // the plan outlives it
+  explicit RunningProgram(const CompiledPlan& plan);  // the plan outlives it
   RunningProgram(RunningProgram&&) = delete;
 
-  const Plan& plan() const { return plan_; }
+  const CompiledPlan& plan() const { return plan_; }
   const CompileInput& input() const { return input_; }
   const Program& program() const { return compiled_ ? *compiled_ : plan_.program(); }
   const TierBytes& memory() const { return memory_; }  // of its slots
@@ -27,7 +27,7 @@ class RunningProgram {
   CompileInput input_for(const Trace& trace, bool extra_sum_slots) const;
   void count_memory();
 
-  const Plan& plan_;
+  const CompiledPlan& plan_;
   CompileInput input_;
   std::unique_ptr<const Program> compiled_{};  // in place of the plan's
   TierBytes memory_{};

@@ -1,6 +1,6 @@
 #include "zero/engine/scheduler.h"
 
-#include "kernels/runtime/error.h"
+#include <ballast/error.h>
 
 namespace ballast {
 namespace {

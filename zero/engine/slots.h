@@ -2,13 +2,14 @@
 // resident when it is written, so that the caller can free its own copy meanwhile.
 #pragma once
 
+#include <ballast/local_state.h>
+
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "kernels/runtime/buffer.h"
 #include "offload/io_queue.h"
-#include "zero/engine/agree_on_memory.h"
 #include "zero/engine/exec_context.h"
 #include "zero/plan/program.h"
 

@@ -1,9 +1,10 @@
 #include "zero/engine/startup.h"
 
+#include <ballast/error.h>
+
 #include <algorithm>
 #include <optional>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/host_limits.h"
 
 namespace ballast {

@@ -1,8 +1,9 @@
 // Brings a rank's memory and records to their initial state.
 #pragma once
 
+#include <ballast/local_state.h>
+
 #include "zero/engine/home_memory.h"
-#include "zero/engine/parameter_source.h"
 #include "zero/engine/record_lane.h"
 #include "zero/engine/record_memory.h"
 
@@ -36,7 +37,7 @@ class Startup {
   void fill_frozen(const Home& home, const ParameterSource& frozen) const;
   void read_home(const Home& home, RecordMemory& memory) const;
   std::size_t unwritten_bytes(const Home& home) const;
-  const Plan& plan() const { return parts_.running.plan(); }
+  const CompiledPlan& plan() const { return parts_.running.plan(); }
   DType dtype_of(const Home& home) const { return plan().model().units[home.unit].dtype; }
 
   Parts parts_;

@@ -1,11 +1,11 @@
 #include "zero/engine/state_visitor.h"
 
+#include <ballast/error.h>
+
 #include <algorithm>
 #include <exception>
 #include <iterator>
 #include <optional>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {
@@ -100,7 +100,7 @@ std::vector<LocalTile> StateVisitor::tiles() const {
 }
 
 LocalTile StateVisitor::tile_of(const Home& home, std::byte* parameter, std::byte* state) const {
-  kernels::UpdateTile memory = plan().blocks().state(home.unit).tile(state);
+  TileMemory memory = plan().blocks().state(home.unit).tile(state);
   memory.parameter = parameter;
   memory.count = home.range.count;
   memory.first_index = home.range.first;

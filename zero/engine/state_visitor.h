@@ -1,8 +1,9 @@
 // Shows and changes the state that a rank keeps between steps, tile by tile.
 #pragma once
 
+#include <ballast/local_state.h>
+
 #include "zero/engine/home_memory.h"
-#include "zero/engine/local_tile.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/record_lane.h"
 #include "zero/engine/record_memory.h"
@@ -39,7 +40,7 @@ class StateVisitor {
   void visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) const;
   LocalTile tile_of(const Home& home, std::byte* parameter, std::byte* state) const;
   void do_on_all_ranks(const std::function<void()>& work) const;
-  const Plan& plan() const { return parts_.running.plan(); }
+  const CompiledPlan& plan() const { return parts_.running.plan(); }
 
   Parts parts_;
 };

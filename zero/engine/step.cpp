@@ -1,4 +1,4 @@
-#include "zero/engine/step.h"
+#include <ballast/step.h>
 
 #include <fmt/format.h>
 

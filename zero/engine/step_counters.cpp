@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "zero/plan/op_cost.h"
+
 namespace ballast {
 
 void StepCounters::wait(StepRun& run, Phase phase, Lane lane, const std::function<void()>& wait) {

@@ -1,6 +1,8 @@
 // The state of one walk through a list of operations: how far each has come, and what was decided.
 #pragma once
 
+#include <ballast/step.h>
+
 #include <array>
 #include <deque>
 #include <optional>
@@ -8,7 +10,7 @@
 
 #include "zero/engine/op_status.h"
 #include "zero/engine/rendezvous.h"
-#include "zero/engine/step.h"
+#include "zero/engine/step_numbers.h"
 #include "zero/plan/program.h"
 
 namespace ballast {

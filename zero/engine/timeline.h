@@ -1,13 +1,14 @@
 // Which operation ran when, for the trace viewers of Chrome and Perfetto.
 #pragma once
 
+#include <ballast/planner.h>
+
 #include <array>
 #include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "zero/plan/machine.h"
 #include "zero/plan/program.h"
 
 namespace ballast {

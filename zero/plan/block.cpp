@@ -11,10 +11,8 @@ constexpr std::size_t state_alignment = 64;  // a cache line
 
 }  // namespace
 
-optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const optim::StateNames& names) {
-  return {.format = unit.dtype == DType::bf16 ? format : kernels::StateFormat::fp32,
-          .parameter = unit.dtype,
-          .names = names};
+optim::StateKind state_kind(const Unit& unit, StateFormat format, const optim::StateNames& names) {
+  return {.format = unit.dtype == DType::bf16 ? format : StateFormat::fp32, .parameter = unit.dtype, .names = names};
 }
 
 Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placement, const BlockOptions& options)

@@ -2,11 +2,13 @@
 // memory keeps it, unless a run has to resume from its records alone. A pure value.
 #pragma once
 
+#include <ballast/placement.h>
+
 #include <vector>
 
 #include "offload/record_format.h"
 #include "optim/state_layout.h"
-#include "zero/plan/placement.h"
+#include "zero/plan/layout.h"
 
 namespace ballast {
 
@@ -19,7 +21,7 @@ struct BlockSizes {
 };
 
 struct BlockOptions {
-  kernels::StateFormat format = kernels::StateFormat::split;
+  StateFormat format = StateFormat::split;
   optim::StateNames names{};
   bool full_records = false;  // records hold the parameter in any case
 };
@@ -31,7 +33,7 @@ struct RecordSizes {
 };
 
 // Parameters that are not bf16 have fp32 state.
-optim::StateKind state_kind(const Unit& unit, kernels::StateFormat format, const optim::StateNames& names);
+optim::StateKind state_kind(const Unit& unit, StateFormat format, const optim::StateNames& names);
 
 class Blocks {
  public:

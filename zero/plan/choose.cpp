@@ -1,12 +1,15 @@
-#include "zero/plan/choose.h"
+#include <ballast/error.h>
+#include <ballast/planner.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/sizes.h"
+#include "zero/plan/compile.h"
+#include "zero/plan/ledger.h"
+#include "zero/plan/simulate.h"
 
 namespace ballast {
 namespace {

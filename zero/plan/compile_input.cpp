@@ -1,8 +1,8 @@
 #include "zero/plan/compile_input.h"
 
-#include <fmt/format.h>
+#include <ballast/error.h>
 
-#include "kernels/runtime/error.h"
+#include <fmt/format.h>
 
 namespace ballast {
 

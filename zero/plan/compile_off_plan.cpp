@@ -1,8 +1,9 @@
 // The rest of an off-plan step. The uses to come are unknown, so nothing is done ahead, and gradients are not complete
 // before the end of the step.
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
-#include "kernels/runtime/error.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/step_compiler.h"
 

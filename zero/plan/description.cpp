@@ -34,7 +34,7 @@ std::string line_of(const Tensor& tensor, DType dtype, std::size_t number) {
 
 }  // namespace
 
-std::vector<std::string> describe(const Plan& plan) {
+std::vector<std::string> describe(const CompiledPlan& plan) {
   const Placement& placement = plan.placement();
   const std::vector<Unit>& units = plan.model().units;
   std::vector<std::string> lines{

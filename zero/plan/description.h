@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
 
 namespace ballast {
 
 // One fact a line: ranks, stage and rule first, then each unit's parameters, and how its state is cut and kept. Facts
 // that may change from one start of a run to the next are left out: learning rates, parameter groups, tiers, schedule.
-std::vector<std::string> describe(const Plan& plan);
+std::vector<std::string> describe(const CompiledPlan& plan);
 
 // Returns a digest that is the same in every build and on every machine, because files contain it.
 std::uint64_t digest_of(std::span<const std::string> lines);

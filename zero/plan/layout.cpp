@@ -1,10 +1,11 @@
 #include "zero/plan/layout.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "kernels/runtime/error.h"
 #include "kernels/runtime/round_up.h"
 #include "kernels/state_math.h"
 
@@ -19,9 +20,9 @@ Section lay_out(const Unit& unit, bool frozen, Section section, std::vector<std:
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
     if (unit.tensors[i].frozen != frozen) continue;
     tensor_begin[i] = end;
-    end = round_up(end + unit.tensors[i].elements(), kernels::group_size);
+    end = round_up(end + unit.tensors[i].elements(), group_size);
   }
-  section.shard = round_up(divided_up(end - section.first, section.shards), kernels::group_size);
+  section.shard = round_up(divided_up(end - section.first, section.shards), group_size);
   return section;
 }
 
@@ -40,7 +41,7 @@ UnitLayout lay_out(const Unit& unit, std::size_t shards, std::size_t most_in_a_t
   layout.frozen = lay_out(unit, true, {.first = layout.trained.count(), .shards = shards}, layout.tensor_begin);
   const std::size_t shard = layout.trained.shard;
   if (shard > 0) {
-    layout.tile_elements = round_up(divided_up(shard, divided_up(shard, most_in_a_tile)), kernels::group_size);
+    layout.tile_elements = round_up(divided_up(shard, divided_up(shard, most_in_a_tile)), group_size);
     layout.tiles = cut(shard, layout.tile_elements);
   }
   return layout;
@@ -59,9 +60,9 @@ Range intersection(const Range& a, const Range& b) {
 }
 
 Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements) {
-  require(tile_elements > 0 && tile_elements % kernels::group_size == 0, Code::bad_argument, [&] {
+  require(tile_elements > 0 && tile_elements % group_size == 0, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("cannot cut tiles of {} elements", tile_elements),
-                   .needed = fmt::format("a multiple of {}", kernels::group_size)};
+                   .needed = fmt::format("a multiple of {}", group_size)};
   });
   require(shards > 0, Code::bad_argument,
           [] { return Problem{.what = "cannot lay out a model for no ranks", .needed = "at least one shard"}; });

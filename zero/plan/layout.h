@@ -2,20 +2,13 @@
 // value, the same on every rank.
 #pragma once
 
+#include <ballast/model.h>
+
 #include <vector>
 
 #include "kernels/update.h"
-#include "zero/plan/model.h"
 
 namespace ballast {
-
-struct Range {
-  std::size_t first = 0;
-  std::size_t count = 0;
-
-  std::size_t end() const { return first + count; }
-  bool operator==(const Range&) const = default;
-};
 
 Range intersection(const Range& a, const Range& b);  // of none: a count of 0
 

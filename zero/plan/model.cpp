@@ -1,4 +1,5 @@
-#include "zero/plan/model.h"
+#include <ballast/error.h>
+#include <ballast/model.h>
 
 #include <fmt/format.h>
 
@@ -6,8 +7,6 @@
 #include <numeric>
 #include <set>
 #include <string_view>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {

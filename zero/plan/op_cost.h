@@ -1,9 +1,10 @@
 // What one operation costs on a machine, if nothing holds it up.
 #pragma once
 
+#include <ballast/planner.h>
+
 #include <span>
 
-#include "zero/plan/machine.h"
 #include "zero/plan/program.h"
 
 namespace ballast {

@@ -2,13 +2,16 @@
 // different programs. The engine runs the list, the simulator costs it, the ledger sums its slots.
 #pragma once
 
+#include <ballast/placement.h>
+#include <ballast/schedule.h>
+
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "zero/plan/placement.h"
+#include "zero/plan/layout.h"
 
 namespace ballast {
 
@@ -33,24 +36,13 @@ enum class OpKind : std::uint8_t {
   meet,        // fails unless all ranks are off plan in the same way
 };
 
-// An ordered queue of work that runs in parallel with the other lanes. `compute` belongs to the trainer; `host`
-// computes in host memory; `disk` and `fetch` use the drives; all others work on the device. The operations of a lane
-// are done in order, except that `disk` and `fetch` have many requests in flight. `fetch` reads parameters for the
-// trainer, so that they do not queue behind the updates on `disk`.
-enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, update, host, disk, fetch };
-inline constexpr std::size_t lane_count = 9;
-
 bool is_of_drives(Lane lane);
 bool done_in_order(Lane lane);  // whether an operation's end implies the end of all before it in its lane
 
 // The ranks of a collective: those that have the shards of one copy, or those that hold the same shard.
 enum class Ranks : std::uint8_t { shard_group, replica_group };
 
-enum class Phase : std::uint8_t { forward, backward, step };
-
 std::string_view name(OpKind kind);
-std::string_view name(Lane lane);
-std::string_view name(Phase phase);
 
 // Bytes of a slot.
 struct Piece {

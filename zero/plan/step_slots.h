@@ -5,6 +5,7 @@
 #include <array>
 
 #include "zero/plan/compile_input.h"
+#include "zero/plan/residence.h"
 #include "zero/plan/slot_list.h"
 
 namespace ballast {

@@ -1,11 +1,11 @@
 #include "zero/plan/trace.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 

@@ -1,20 +1,11 @@
 // The order in which a trainer uses units.
 #pragma once
 
+#include <ballast/schedule.h>
+
 #include "zero/plan/program.h"
 
 namespace ballast {
-
-struct Visit {
-  std::size_t unit = 0;
-  Phase phase = Phase::forward;
-  bool held =
-      false;  // its memory is needed until the next visit ends, because tied tensors of two units are used together
-
-  bool operator==(const Visit&) const = default;
-};
-
-using Trace = std::vector<Visit>;  // of one micro-step
 
 // The visits of one use of a unit: the units whose tensors it has tied, held, and then the unit itself.
 Trace visits_of(const Model& model, std::size_t unit, Phase phase);

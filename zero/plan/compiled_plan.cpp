@@ -1,10 +1,10 @@
-#include "zero/plan/plan.h"
+#include "zero/plan/compiled_plan.h"
+
+#include <ballast/error.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
-
-#include "kernels/runtime/error.h"
 
 namespace ballast {
 namespace {
@@ -21,7 +21,7 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
 
 }  // namespace
 
-Plan::Plan(Model model, const PlanOptions& options)
+CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
     : model_(std::move(model)),
       layout_(make_layout(model_, options.placement.shards, options.tile_elements)),
       blocks_(model_, layout_, options.placement,
@@ -42,7 +42,7 @@ Plan::Plan(Model model, const PlanOptions& options)
   }
 }
 
-std::size_t Plan::record_of(std::size_t unit, std::size_t tile) const {
+std::size_t CompiledPlan::record_of(std::size_t unit, std::size_t tile) const {
   return static_cast<std::size_t>(std::ranges::lower_bound(records_, std::pair(unit, tile)) - records_.begin());
 }
 

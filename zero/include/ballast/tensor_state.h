@@ -1,11 +1,15 @@
 // The state of a training by tensor instead of by tile: what checkpoints, and moves between trainings, read and write.
 #pragma once
 
-#include <set>
+#include <ballast/local_state.h>
+#include <ballast/training.h>
 
-#include "kernels/state_access.h"
-#include "zero/state_chunk.h"
-#include "zero/training.h"
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
 
 namespace ballast {
 
@@ -15,8 +19,21 @@ struct StatePart {
   std::size_t tensor = 0;
   std::size_t first = 0;  // of the tensor's elements
   bool frozen = false;    // the parameter alone
-  kernels::UpdateTile memory{};
+  TileMemory memory{};
 };
+
+// A part of a tensor as a checkpoint holds it: its parameter, then its state, laid out as in a tile's block.
+struct ChunkKind {
+  DType parameter = DType::fp32;
+  std::optional<StateFormat> format{};  // none: the parameter alone
+  bool momentum = false;
+  bool variance = false;
+
+  std::size_t bytes(std::size_t elements) const;
+  TileMemory tile(std::byte* chunk, std::size_t elements) const;
+};
+
+ChunkKind kind_of(const TileMemory& tile, bool frozen);
 
 // Between steps. Functions that change state, or read what is on drives, are for all ranks together; see change_state() in
 // training.h for what holds where one fails. The training outlives this.
@@ -26,7 +43,7 @@ class TensorState {
   // Writes a range of a tensor's parameters into host memory, in the unit's format; false: the parameters stay.
   using ParameterWriter = std::function<bool(std::size_t unit, std::size_t tensor, Range range, std::byte* into)>;
   // A moment of the full tensor, in fp32 and host memory; null: the moment stays.
-  using MomentSource = std::function<const float*(std::size_t unit, std::size_t tensor, kernels::Moment moment)>;
+  using MomentSource = std::function<const float*(std::size_t unit, std::size_t tensor, Moment moment)>;
   using TensorSet = std::set<std::pair<std::size_t, std::size_t>>;  // unit and tensor
 
   explicit TensorState(Training& training) : training_(training) {}
@@ -38,7 +55,7 @@ class TensorState {
   void change(const Visitor& visitor, const std::function<void()>& agree);
 
   // A moment of the elements that this rank has; the others of `into`, which has the tensor's size, stay.
-  void read_moment(std::size_t unit, std::size_t tensor, kernels::Moment moment, float* into);
+  void read_moment(std::size_t unit, std::size_t tensor, Moment moment, float* into);
   void write_moments(const MomentSource& source);
 
   // Masters of written parameters begin again from them.
@@ -50,7 +67,7 @@ class TensorState {
   template <class Visit>
   void each_part(const LocalTile& tile, Visit&& visit) const;
   void visit_parts(const LocalTile& tile, const Visitor& visitor) const;
-  std::size_t rank() const { return training_.plan().input().rank_in_shard_group; }
+  std::size_t rank() const;  // in its shard group
 
   Training& training_;
 };

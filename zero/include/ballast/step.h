@@ -1,19 +1,18 @@
 // The options of a step, its result, and its metrics.
 #pragma once
 
+#include <ballast/model.h>
+#include <ballast/optim.h>
+#include <ballast/placement.h>
+#include <ballast/schedule.h>
+#include <ballast/view.h>
+
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <span>
 #include <string>
-#include <vector>
-
-#include "optim/decision.h"
-#include "optim/rule.h"
-#include "zero/engine/straggler.h"
-#include "zero/plan/ledger.h"
-#include "zero/plan/simulate.h"
 
 namespace ballast {
 
@@ -36,8 +35,8 @@ struct StepOptions {
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;  // with which the step's gradients were made
   bool discard = false;     // drop the gradients: nothing is updated
-  std::span<const std::uint64_t>
-      begun_at{};          // number of steps before each group's first; empty: all began with the training
+  // The number of steps before each group's first. Empty: all groups began with the training.
+  std::span<const std::uint64_t> begun_at{};
   TrainerUpdate update{};  // for the rule External only; not called when the step is skipped
 };
 
@@ -46,7 +45,7 @@ struct StepOptions {
 struct Metrics {
   double seconds = 0;
   std::size_t on_demand = 0;                    // off-plan steps, which are slower
-  std::size_t verified = 0;                     // tiles so far; see corruption_check.h
+  std::size_t verified = 0;                     // tiles so far whose updates were made twice
   std::array<std::size_t, lane_count> bytes{};  // by lane: moved or processed
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane it waited for
@@ -59,6 +58,18 @@ struct Metrics {
 
 std::string to_text(const Metrics& metrics);  // a line for each lane that was used, then the sums
 
+// The rank that the others wait for.
+struct Straggler {
+  std::size_t slowest = 0;  // a rank
+  double seconds = 0.0;     // that its trainer took, without its waits
+  double median = 0.0;      // of all ranks
+  double least = 0.0;
+
+  bool operator==(const Straggler&) const = default;
+};
+
+std::string to_text(const Straggler& straggler);
+
 struct StepResult {
   bool skipped = false;
   double norm = 0.0;       // of the averaged, unscaled gradients, before clipping
@@ -66,14 +77,6 @@ struct StepResult {
   std::string reason{};    // why it was skipped, with the first parameter that is not finite
   Metrics metrics{};       // since the last step
   Straggler straggler{};   // of the last step; empty in the first
-};
-
-// What updates need of their step. Written by the agreement, before the updates that wait for it read it.
-struct StepNumbers {
-  std::uint64_t number = 0;  // updates made, this one included
-  bool skip = false;
-  float gradient_factor = 1.0f;
-  std::vector<kernels::GroupStep> groups{};
 };
 
 }  // namespace ballast

@@ -1,5 +1,4 @@
-// The bytes that each owner holds of each kind of memory. The caller makes one MemoryAccounts per rank, and passes it
-// to allocate().
+// Memory: accounts of the bytes that each owner holds, the interface of an allocator, and the handle of a GPU's stream.
 #pragma once
 
 #include <array>
@@ -9,10 +8,15 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+struct CUstream_st;  // the target of CUDA's handle
+
 namespace ballast {
+
+using StreamHandle = CUstream_st*;  // a cudaStream_t
 
 enum class MemoryKind : std::uint8_t { device, pinned, pageable };
 
@@ -47,7 +51,8 @@ class Reservation {
   MemoryKind kind_ = MemoryKind::pageable;
 };
 
-// Outlives its reservations. Any thread may call.
+// The bytes that each owner holds of each kind of memory, now and at most. It outlives its reservations. Any thread may
+// call.
 class MemoryAccounts {
  public:
   struct Usage {
@@ -91,6 +96,15 @@ class MemoryAccounts {
 
   mutable std::mutex mutex_;
   std::array<Book, 3> books_;
+};
+
+// The interface of an external allocator, such as torch's caching allocator. Any thread may call. No work uses released
+// memory.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  virtual std::byte* allocate(std::size_t bytes) = 0;  // aligned to 256 bytes; not necessarily zeroed
+  virtual void release(std::byte* memory, std::size_t bytes) noexcept = 0;
 };
 
 }  // namespace ballast

@@ -10,7 +10,7 @@ struct PlanOptions {
   std::size_t rank = 0;  // of all ranks: those of a shard group are neighbours
   std::size_t tile_elements = std::size_t{256} << 10;
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
-  kernels::StateFormat format = kernels::StateFormat::split;
+  StateFormat format = StateFormat::split;
   optim::StateNames names{};  // of the state that the optimizer keeps
   std::string rule{};         // name of the update rule
   Trace trace{};
@@ -19,10 +19,10 @@ struct PlanOptions {
   bool host_is_device = false;  // a CPU's
 };
 
-class Plan {
+class CompiledPlan {
  public:
-  Plan(Model model, const PlanOptions& options);
-  Plan(Plan&&) = delete;
+  CompiledPlan(Model model, const PlanOptions& options);
+  CompiledPlan(CompiledPlan&&) = delete;
 
   const Model& model() const { return model_; }
   const Layout& layout() const { return layout_; }

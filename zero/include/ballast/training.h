@@ -1,7 +1,7 @@
 // The C++ API: a model, its ranks, an optimizer and the tiers of its state, put together to a training.
 //
-//   auto world = ballast::connect({.backend = *backend, .accounts = accounts});
-//   ballast::Training training(model, *world, {ballast::optim::AdamW{}}, {.stage = 3, .state = all_in(Tier::nvme), ...});
+//   const auto world = ballast::connect();
+//   ballast::Training training(model, *world, {ballast::optim::AdamW{}}, {.stage = 3, .state = all_in(Tier::host)});
 //   training.initialise(source);
 //   for (...) {
 //     for (each unit) { const auto lease = training.forward(unit); ... lease.tensor(0) ... }
@@ -10,51 +10,24 @@
 //   }
 #pragma once
 
-#include <memory>
-#include <optional>
+#include <ballast/comm.h>
+#include <ballast/lease.h>
+#include <ballast/local_state.h>
+#include <ballast/memory.h>
+#include <ballast/model.h>
+#include <ballast/optim.h>
+#include <ballast/plan.h>
+#include <ballast/step.h>
+#include <ballast/view.h>
 
-#include "kernels/runtime/accounts.h"
-#include "kernels/runtime/buffer.h"
-#include "zero/comm/communicator.h"
-#include "zero/engine/agree_on_memory.h"
-#include "zero/engine/lease.h"
-#include "zero/engine/local_tile.h"
-#include "zero/engine/parameter_source.h"
-#include "zero/engine/step.h"
-#include "zero/engine/timeline.h"
-#include "zero/plan/ledger.h"
-#include "zero/plan/plan.h"
-#include "zero/records.h"
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace ballast {
-
-struct TrainingOptions {
-  int stage = 3;
-  std::size_t replicas = 1;  // of stages 1 to 3: groups of ranks that each have a copy of the state
-  Spread parameters{};       // by default everything is on the device
-  Spread gradients{};
-  Spread state{};
-  Reduction reduction = Reduction::each;
-  RecordOptions drives{};
-  kernels::StateFormat format = kernels::StateFormat::split;
-  std::size_t tile_elements = std::size_t{256} << 10;
-  std::size_t micro_steps = 1;
-  Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
-  Schedule schedule{};
-  double max_norm = optim::no_clipping;
-  // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
-  Communicator* norm_group = nullptr;
-  bool keeps_timeline = false;    // of what ran when
-  std::size_t verify = 0;         // every so many steps a tile's update is made twice: see corruption_check.h; 0: never
-  int threads = 0;                // of updates on the CPU; 0: one for each core that this process may use
-  std::optional<int> gpu{};       // whose memory the device tier is; none: the host's
-  StreamHandle stream = nullptr;  // on that GPU: what leases are for; outlives the training
-  Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
-};
-
-// What this rank's training would be planned with: for a Plan to look at before anything is reserved.
-PlanOptions plan_options(const TrainingOptions& options, const Communicator& world,
-                         const std::vector<optim::Rule>& groups);
 
 // Threads: one thread, its rank's trainer, calls it. Order: the trainers of all ranks make the same calls, and use units in the
 // same order; that need not be the order of the plan. A step that leaves it is slower, and has the same bits.
@@ -106,7 +79,7 @@ class Training {
   // Shows the local shard, tile by tile, in host memory. Changed tiles on drives are committed together, as step steps(), once
   // `agree` has returned; if it throws, they stay as they were. Parameters that are kept full must be changed in the same way
   // on all ranks. Where a change fails on one rank of a run, none changes it: that one throws its own error, the others B3301.
-  // By tensor instead of by tile: zero/tensor_state.h.
+  // By tensor instead of by tile: TensorState.
   void visit_state(
       const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
@@ -120,13 +93,14 @@ class Training {
   // --- Facts.
   const Model& model() const;
   const Plan& plan() const;
-  const Program& program() const;  // that runs now
   const MemoryAccounts& memory() const;
-  Ledger ledger() const;
+  Ledger ledger() const;                 // of the program that runs now
   Metrics metrics() const;               // since the training was constructed
   std::string unpinned_because() const;  // if not empty, copies to and from a GPU are slow
-  const Timeline& timeline() const;      // to be read after finish()
-  std::string chrome_trace() const;
+
+  // Of a training that keeps a timeline. To be read after finish().
+  std::vector<UnitWork> unit_work() const;  // the mean time of the trainer's uses of each unit, for Plan::simulate()
+  std::string chrome_trace() const;         // which operation ran when, for the trace viewers of Chrome and Perfetto
 
  private:
   struct Impl;

@@ -1,13 +1,22 @@
 // The model as units of tensors. The parameters of a unit are gathered together; a transformer block is a typical unit.
 #pragma once
 
+#include <ballast/view.h>
+
 #include <cstddef>
 #include <string>
 #include <vector>
 
-#include "kernels/runtime/dtype.h"
-
 namespace ballast {
+
+// Elements of a tensor or of a unit.
+struct Range {
+  std::size_t first = 0;
+  std::size_t count = 0;
+
+  std::size_t end() const { return first + count; }
+  bool operator==(const Range&) const = default;
+};
 
 struct Tensor {
   std::string name;

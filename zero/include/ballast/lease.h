@@ -1,16 +1,19 @@
 // An acquired view of a unit's memory, which the trainer may use until the lease ends.
 #pragma once
 
+#include <ballast/model.h>
+#include <ballast/view.h>
+
+#include <cstddef>
 #include <functional>
 #include <utility>
 #include <vector>
 
-#include "kernels/runtime/view.h"
-#include "zero/plan/layout.h"
-
 namespace ballast {
 
-// Move-only. Ends when it is destroyed, or earlier by end(), on the thread that called the engine; the engine outlives it.
+struct UnitLayout;  // the library's own
+
+// Move-only. Ends when it is destroyed, or earlier by end(), on the thread that calls the training, which outlives it.
 class Lease {
  public:
   // Of one unit.

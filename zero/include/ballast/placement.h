@@ -3,17 +3,16 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
-#include <vector>
-
-#include "zero/plan/layout.h"
 
 namespace ballast {
 
 // From near to far.
 enum class Tier : std::uint8_t { device, host, nvme };
 inline constexpr std::size_t tier_count = 3;
+using TierBytes = std::array<std::size_t, tier_count>;
 
 std::string_view name(Tier tier);
 
@@ -51,16 +50,6 @@ struct Placement {
 // Stage 0: every rank keeps everything. 1 and 2: ranks shard the optimizer's state and the reduced gradients. 3: they
 // shard the parameters too. Stages 1 and 2 are equal: the reduction decides whether a rank keeps full gradients.
 Placement placement_of_stage(int stage, std::size_t ranks);
-
-// The tiers of one unit and its tiles. Parameters are no farther than the state that makes them, and gradients wait
-// where the update is made, or nearer. The fractions of a placement yield to this.
-struct UnitResidence {
-  Tier parameters = Tier::device;
-  Tier gradients = Tier::device;
-  std::vector<Tier> state{};  // by tile
-};
-
-std::vector<UnitResidence> reside(const Placement& placement, const Layout& layout);
 
 // Throws B1001 for fractions that do not add up, full parameters outside the device, gradients on a drive.
 void check(const Placement& placement);

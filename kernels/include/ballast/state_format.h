@@ -1,0 +1,55 @@
+// The optimizer state of a tile: its format, and where its bytes are.
+#pragma once
+
+#include <ballast/view.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace ballast {
+
+// Which bytes an optimizer keeps for an element. See docs/concepts/state-formats.md.
+enum class StateFormat : std::uint8_t { fp32, split, bf16, compact };
+
+inline constexpr StateFormat all_state_formats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
+                                                    StateFormat::compact};
+
+// Elements that share a scale. Shards, tiles and runs start at multiples of it, so that a group has one owner.
+inline constexpr std::size_t group_size = 128;
+
+constexpr std::string_view name(StateFormat format) {
+  constexpr std::string_view names[] = {"fp32", "split", "bf16", "compact"};
+  return names[static_cast<std::size_t>(format)];
+}
+
+constexpr std::size_t master_bytes(StateFormat format) {
+  constexpr std::size_t bytes[] = {4, 2, 2, 1};
+  return bytes[static_cast<std::size_t>(format)];
+}
+
+constexpr std::size_t moment_bytes(StateFormat format) {
+  constexpr std::size_t bytes[] = {4, 4, 2, 1};
+  return bytes[static_cast<std::size_t>(format)];
+}
+
+enum class Moment : std::uint8_t { momentum, variance };
+
+// The memory of a tile, or of a part of one. All pointers refer to its first element.
+struct TileMemory {
+  StateFormat format = StateFormat::fp32;
+  DType parameter_dtype = DType::bf16;  // fp32 and fp16 with format fp32 only; an fp32 parameter is itself the master
+  DType gradient_dtype = DType::bf16;
+  std::byte* parameter = nullptr;
+  const std::byte* gradient = nullptr;
+  std::byte* master = nullptr;       // null if the parameter is the master
+  std::byte* momentum = nullptr;     // null if the rule has none
+  std::byte* variance = nullptr;     // null if the rule has none
+  float* momentum_scales = nullptr;  // format compact: one for each group of elements
+  float* variance_scales = nullptr;
+  std::size_t count = 0;
+  std::uint64_t first_index = 0;      // of the first element in its unit; determines the random bits
+  std::uint64_t rounding_stream = 0;  // the other half of what determines them
+};
+
+}  // namespace ballast

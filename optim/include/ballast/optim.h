@@ -1,0 +1,116 @@
+// The update rules: their options, with the names, defaults and meaning of torch.optim. A training takes one rule for each
+// parameter group, all of one kind.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <string_view>
+#include <variant>
+
+namespace ballast::optim {
+
+// The names under which torch keeps a rule's state; empty where a rule has none.
+struct StateNames {
+  std::string_view momentum{};
+  std::string_view variance{};
+};
+
+// check() of each rule throws B1001 for a wrong option, and B1005 for one that is not supported.
+
+struct AdamW {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;  // decoupled: it shrinks the parameter, and the moments do not see it
+  bool maximize = false;
+  bool amsgrad = false;  // not supported
+
+  static constexpr StateNames state{.momentum = "exp_avg", .variance = "exp_avg_sq"};
+  void check() const;
+};
+
+struct Adam {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;  // L2: added to the gradient
+  bool maximize = false;
+  bool amsgrad = false;  // not supported
+
+  static constexpr StateNames state{.momentum = "exp_avg", .variance = "exp_avg_sq"};
+  void check() const;
+};
+
+// Stochastic gradient descent without momentum, which keeps no state.
+struct Sgd {
+  double lr = 1e-3;
+  double weight_decay = 0.0;  // L2: added to the gradient
+  bool maximize = false;
+
+  static constexpr StateNames state{};
+  void check() const;
+};
+
+struct SgdMomentum {
+  double lr = 1e-3;
+  double momentum = 0.9;
+  double dampening = 0.0;  // ignored at a parameter's first update, as in torch
+  double weight_decay = 0.0;
+  bool nesterov = false;  // needs a momentum and no dampening
+  bool maximize = false;
+
+  static constexpr StateNames state{.momentum = "momentum_buffer"};
+  void check() const;
+};
+
+// Chen et al., 2023: the sign of an interpolated momentum, with decoupled weight decay.
+struct Lion {
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.0;
+  bool maximize = false;
+
+  static constexpr StateNames state{.momentum = "exp_avg"};
+  void check() const;
+};
+
+struct Adagrad {
+  double lr = 1e-2;
+  double lr_decay = 0.0;
+  double weight_decay = 0.0;  // L2: added to the gradient
+  double eps = 1e-10;
+  bool maximize = false;
+
+  static constexpr StateNames state{.variance = "sum"};
+  void check() const;
+};
+
+// The trainer makes the updates itself, in StepOptions::update, and keeps the state of its rule.
+struct External {
+  static constexpr StateNames state{};
+  void check() const {}
+};
+
+using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External>;
+
+// The descriptions of runs contain it, so it never changes.
+inline std::string_view name(const Rule& rule) {
+  constexpr std::array<std::string_view, std::variant_size_v<Rule>> names{
+      "AdamW", "Adam", "SGD", "SGD with momentum", "Lion", "Adagrad", "of the trainer's own"};
+  return names[rule.index()];
+}
+
+inline StateNames state_names(const Rule& rule) {
+  return std::visit([](const auto& r) { return r.state; }, rule);
+}
+
+inline void check(const Rule& rule) {
+  std::visit([](const auto& r) { r.check(); }, rule);
+}
+
+inline constexpr double no_clipping = std::numeric_limits<double>::infinity();  // a norm of gradients
+
+}  // namespace ballast::optim

@@ -1,0 +1,99 @@
+// Trains on two ranks, which are threads, at stage 3: plans first, then trains, then reads the state by tensor.
+#include <ballast/planner.h>
+#include <ballast/tensor_state.h>
+
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace ballast;
+
+constexpr std::size_t elements = 1000;
+
+Model model() {
+  return {{{.name = "first", .dtype = DType::fp32, .tensors = {{"weight", {elements}}}},
+           {.name = "second",
+            .dtype = DType::bf16,
+            .tensors = {{"weight", {2, elements}}, {.name = "fixed", .shape = {8}, .frozen = true}}}}};
+}
+
+void begin_at_zero(std::size_t, std::size_t, Range, const View& to) {
+  for (std::byte& byte : to.as_bytes()) {
+    byte = std::byte{0};
+  }
+}
+
+void set_to_one(const View& gradient) {
+  if (gradient.dtype() == DType::fp32) {
+    for (float& value : gradient.as<float>()) {
+      value = 1.0f;
+    }
+  } else {
+    for (bf16& value : gradient.as<bf16>()) {
+      value = {0x3f80};
+    }
+  }
+}
+
+// After one step with gradients of 1, the momentum of every element is 0.1.
+bool has_right_momentum(Training& training) {
+  TensorState state(training);
+  std::vector<float> momentum(elements);
+  state.read_moment(0, 0, Moment::momentum, momentum.data());
+  for (const Range& range : state.local_ranges(0, 0)) {
+    for (std::size_t i = range.first; i < range.end(); ++i) {
+      if (std::abs(momentum[i] - 0.1f) > 1e-6f) return false;
+    }
+  }
+  return true;
+}
+
+bool train(Communicator& world) {
+  const TrainingOptions options{.stage = 3, .state = all_in(Tier::host), .format = StateFormat::fp32};
+  const std::vector<optim::Rule> groups{optim::AdamW{}};
+  const Plan plan(model(), {world.rank(), world.size()}, groups, options);
+  Training training(model(), world, groups, options);
+  training.initialise(begin_at_zero);
+  training.forward(0);
+  training.forward(1);
+  set_to_one(training.backward(1).gradient(0));
+  set_to_one(training.backward(0).gradient(0));
+  const StepResult result = training.step();
+  training.finish();
+  return !result.skipped && training.steps() == 1 && plan.ledger() == training.ledger() && has_right_momentum(training);
+}
+
+// Plans for a machine that this one need not be.
+bool plan() {
+  const Model planned = model();
+  const std::vector<UnitWork> work(2, {.forward_seconds = 0.1, .backward_seconds = 0.2});
+  Machine machine{.bytes = {std::size_t{1} << 30, std::size_t{1} << 30, 0}};
+  machine.gather = machine.reduce = machine.upload = machine.download = 1e9;
+  machine.device_memory = machine.host_memory = 1e10;
+  const Choice choice = choose({.model = planned, .machine = machine, .work = work, .ranks = 2});
+  return choice.simulation.seconds >= 0.6 && fits(choice.ledger, machine);
+}
+
+}  // namespace
+
+int main() {
+  const auto ranks = thread_ranks(2);
+  bool is_right[] = {false, false};
+  const auto as_rank = [&](std::size_t rank) {
+    try {
+      is_right[rank] = train(*ranks[rank]);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %zu: %s\n", rank, error.what());
+      ranks[rank]->abort(error.what());
+    }
+  };
+  std::thread other(as_rank, 1);
+  as_rank(0);
+  other.join();
+  if (!is_right[0] || !is_right[1]) return 1;
+  return plan() ? 0 : 2;
+}

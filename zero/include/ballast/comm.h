@@ -1,0 +1,120 @@
+// The ranks of a job: how a process connects to the others, and their collectives. Every rank of a group makes the same
+// calls in the same order.
+#pragma once
+
+#include <ballast/log.h>
+#include <ballast/memory.h>
+#include <ballast/view.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ballast {
+
+// The library's own: the GPU stream that a group works on, and the reason why integers are added.
+struct Channel;
+enum class Purpose : std::uint8_t;
+
+// The reason that a rank gives when it leaves its job.
+struct LeaveReason {
+  std::string words = "it closed its group";
+  bool has_failed = false;  // true: all ranks fail; false: only ranks that need this one fail
+};
+
+// Threads: one thread at a time uses a communicator. Other threads may use other communicators of the process
+// meanwhile. Failure: a call that fails on any rank ends the group. Pending and later calls of all ranks throw B3301
+// with the first error.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual std::size_t rank() const = 0;
+  virtual std::size_t size() const = 0;
+
+  // An allocator of host memory that the other ranks of this machine read in place; null if there is none. Large arrays
+  // in it are not copied through buffers: `all` of a gather and a scatter, `all` and `into` of an all_reduce, `values`
+  // of a broadcast. In one collective the arrays of all ranks lie in such memory, or of none. Release it before the
+  // last group ends.
+  virtual Allocator* shared_memory() = 0;
+
+  // Writes every rank's `mine` into `all`, in rank order. `mine` may be its own part of `all`.
+  virtual void all_gather(ConstView mine, View all) = 0;
+  // Adds the ranks' `all` to zeros in rank order and writes this rank's part, or the whole, into `into`, which is fp32.
+  virtual void reduce_scatter(ConstView all, View into) = 0;
+  virtual void all_reduce(ConstView all, View into) = 0;
+  // Adds integers, which are exact in any order, in place.
+  void all_reduce(std::span<std::int64_t> values);
+  virtual void all_reduce(std::span<std::int64_t> values, Purpose purpose) = 0;
+  // Copies the values of rank `root` to all ranks.
+  virtual void broadcast(View values, std::size_t root) = 0;
+  virtual void barrier() = 0;
+
+  // Makes one group of the ranks that name the same color, in rank order. With one color for all, it is a second group
+  // of the same ranks, for another thread.
+  std::unique_ptr<Communicator> split(std::size_t color) { return split(color, nullptr); }
+  virtual std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) = 0;
+
+  // Ends this group and all groups related to it by split(). Any thread may call.
+  virtual void abort(std::string_view reason) = 0;
+
+  // Announces that this rank leaves this group and all groups related to it by split(). Waits for no other rank. No
+  // collective may follow; if `leave_reason` reports a failure, pending collectives end. Any thread may call; only the
+  // first call counts. The end of the last group of a process announces the same.
+  virtual void leave(const LeaveReason& leave_reason) = 0;
+
+  // Sets what this rank is doing ("is in step 4"), for error messages. Any thread may call.
+  virtual void set_activity(std::string_view activity) = 0;
+};
+
+struct Endpoint {
+  std::string host;  // a name or a number
+  std::uint16_t port = 0;
+};
+
+// The rank and the job of a process.
+struct Launch {
+  std::string launcher{};  // "torchrun", "Slurm", "Open MPI"; "RANK" for the variables alone; empty: a single rank
+  std::size_t rank = 0;
+  std::size_t size = 1;
+  std::size_t local_rank = 0;  // among the ranks of its machine: its GPU
+  Endpoint hub{};              // the address of rank 0
+  std::string job{};           // the same on all ranks of a job, and on those of no other
+};
+
+// A key-value store, by which processes exchange addresses before they are connected.
+class KeyValueStore {
+ public:
+  virtual ~KeyValueStore() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::string get(const std::string& key) = 0;  // waits until it is set
+};
+
+// The transport for host memory. `fastest` is shared memory if all ranks are on one machine, else Gloo. It is an error
+// (B2301) if the named transport is not available.
+enum class HostTransport { fastest, shared_memory, gloo };
+
+struct ConnectOptions {
+  std::optional<Launch> launch{};  // replaces the description in the environment of torchrun, Slurm or Open MPI
+  KeyValueStore* store = nullptr;  // replaces the address of rank 0; needed until connect() returns
+  std::optional<std::chrono::milliseconds> timeout{};  // of every wait; BALLAST_TIMEOUT (seconds), or 5 minutes
+  HostTransport transport = HostTransport::fastest;
+  int threads = 0;     // that add host memory; 0: one for each core that this process may use
+  Log* log = nullptr;  // outlives the communicator
+};
+
+// Connects this process to the other ranks of its job. Returns when all ranks are connected. Without a launcher, there is
+// only one rank.
+std::unique_ptr<Communicator> connect(const ConnectOptions& options = {});
+
+// A group of this process alone, whatever its environment says.
+std::unique_ptr<Communicator> single_rank();
+
+// Ranks that are threads of this process: a communicator for each thread, in rank order.
+std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size);
+
+}  // namespace ballast

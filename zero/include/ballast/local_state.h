@@ -1,0 +1,38 @@
+// What a rank keeps of the parameters and the optimizer state between steps, and how callers bring and look at it.
+#pragma once
+
+#include <ballast/model.h>
+#include <ballast/state_format.h>
+#include <ballast/view.h>
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+
+namespace ballast {
+
+// Writes a range of a tensor's initial parameters, in its unit's format. Called for this rank's shard only, except where
+// parameters are kept full.
+using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
+
+// Parameter, master and moments of one tile of this rank's shard, in host memory. Frozen parameters are not cut into tiles:
+// they come in stretches, with the parameter alone.
+struct LocalTile {
+  std::size_t unit = 0;
+  Range range{};  // of the unit's elements
+  TileMemory memory{};
+  bool frozen = false;
+};
+using TileVisitor = std::function<void(const LocalTile& tile)>;
+using TileFilter = std::function<bool(const LocalTile& tile)>;  // sees tiles without their memory
+
+// Decides on all ranks together whether each has memory for a move. Called on each rank, with the error where memory is
+// lacking, else with null. Throws on all ranks if it is lacking on any.
+using AgreeOnMemory = std::function<void(const std::exception_ptr& failure)>;
+
+// For a single rank.
+inline void throw_own(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace ballast

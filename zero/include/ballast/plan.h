@@ -1,0 +1,89 @@
+// The options of a training, and the plan that they lead to.
+#pragma once
+
+#include <ballast/log.h>
+#include <ballast/memory.h>
+#include <ballast/model.h>
+#include <ballast/optim.h>
+#include <ballast/placement.h>
+#include <ballast/planner.h>
+#include <ballast/schedule.h>
+#include <ballast/state_format.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+class Communicator;
+class CompiledPlan;  // the library's own
+
+// The records of a rank on its drives.
+struct RecordOptions {
+  std::vector<std::filesystem::path> directories{};  // of one or several drives
+  // The name of a run that is kept. Without one, the files are temporary, and hold only what is not in memory.
+  std::string run{};
+  std::size_t depth = 16;  // requests at once, of each drive
+  bool allow_network = false;
+  Log* log = nullptr;  // outlives the records
+};
+
+struct TrainingOptions {
+  int stage = 3;
+  std::size_t replicas = 1;  // of stages 1 to 3: groups of ranks that each have a copy of the state
+  Spread parameters{};       // by default everything is on the device
+  Spread gradients{};
+  Spread state{};
+  Reduction reduction = Reduction::each;
+  RecordOptions drives{};
+  StateFormat format = StateFormat::split;
+  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t micro_steps = 1;
+  Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
+  Schedule schedule{};
+  double max_norm = optim::no_clipping;
+  // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
+  Communicator* norm_group = nullptr;
+  bool keeps_timeline = false;     // of what ran when
+  std::size_t verify = 0;          // every so many steps a tile's update is made twice: 0: never
+  int threads = 0;                 // of updates on the CPU; 0: one for each core that this process may use
+  std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
+  StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
+  Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
+};
+
+// The position of a rank among all ranks of a training.
+struct RankOf {
+  std::size_t rank = 0;
+  std::size_t ranks = 1;
+};
+
+// A training before anything is reserved: the program of its step, the memory that it reserves, and how long a step takes. The
+// ranks need not exist. A pure value.
+class Plan {
+ public:
+  // The same arguments as Training's.
+  Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups,
+       const TrainingOptions& options = {});
+  Plan(Plan&&) noexcept;
+  ~Plan();
+
+  const Model& model() const;
+  const Placement& placement() const;
+  Ledger ledger() const;  // the training reserves exactly these bytes
+  // Predicts the time of a step. `work` is by unit.
+  Simulation simulate(const Machine& machine, std::span<const UnitWork> work) const;
+  std::string to_text() const;  // the program: one slot or operation a line
+
+  const CompiledPlan& compiled() const { return *compiled_; }
+
+ private:
+  std::unique_ptr<const CompiledPlan> compiled_;
+};
+
+}  // namespace ballast

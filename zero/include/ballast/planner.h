@@ -1,0 +1,113 @@
+// The planner: what a placement needs of a machine, how long a step takes, and the placement whose step is predicted to
+// take the least time of those that fit.
+#pragma once
+
+#include <ballast/model.h>
+#include <ballast/optim.h>
+#include <ballast/placement.h>
+#include <ballast/schedule.h>
+#include <ballast/state_format.h>
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ballast {
+
+// A machine, real or imagined, as one rank sees it: the bytes that it may use of each tier, and how fast they move.
+struct Machine {
+  std::array<std::size_t, tier_count> bytes{};  // by tier, that a program may reserve
+
+  // Bytes a second.
+  double gather = 0;
+  double reduce = 0;
+  double upload = 0;
+  double download = 0;
+  double read = 0;  // from drives; reads and writes share their time
+  double write = 0;
+  double device_memory = 0;  // of updates and sums there
+  double host_memory = 0;
+
+  // Seconds.
+  double collective_latency = 20e-6;
+  double commit_latency = 5e-3;
+
+  bool shares_cores = false;    // a CPU: the trainer and all lanes except those of drives compute on the same cores
+  bool host_is_device = false;  // a CPU: bytes on the host count as the device's, and the host is no choice
+};
+
+// The time that the trainer computes with a unit.
+struct UnitWork {
+  double forward_seconds = 0;
+  double backward_seconds = 0;
+};
+
+// The bytes that a training reserves.
+struct LedgerEntry {
+  Tier tier = Tier::device;
+  std::string owner;  // "gathered", "reduced", "state": the names of slots' roles
+  std::size_t bytes = 0;
+
+  bool operator==(const LedgerEntry&) const = default;
+};
+
+using Ledger = std::vector<LedgerEntry>;  // by tier, the largest owner first
+
+std::size_t bytes_in(const Ledger& ledger, Tier tier);
+TierBytes bytes_by_tier(const Ledger& ledger);
+std::string to_text(const Ledger& ledger);  // a table
+
+// The predicted times of a step, from one end of the trainer's step to the next.
+struct Simulation {
+  double seconds = 0;
+  std::array<double, phase_count> exposed{};    // by phase: time that the trainer waited
+  std::array<double, lane_count> busy{};        // by lane
+  std::array<double, lane_count> critical{};    // by lane: its part of the critical path
+  std::array<std::size_t, lane_count> bytes{};  // by lane: moved, or gone through
+};
+
+// The question to the planner. What it refers to outlives it.
+struct ChoiceInput {
+  const Model& model;
+  Machine machine;
+  std::span<const UnitWork> work;  // by unit
+  std::size_t ranks = 1;
+  std::optional<int> stage{};  // none: it is chosen too
+  StateFormat format = StateFormat::split;
+  optim::StateNames names{};
+  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t micro_steps = 1;
+  Schedule schedule{};
+  Trace trace{};              // of each micro-step; empty: the order of declaration
+  bool full_records = false;  // records hold parameters too
+};
+
+struct Choice {
+  Placement placement{};
+  Ledger ledger{};
+  Simulation simulation{};
+};
+
+// The bytes that a placement takes of a machine, by tier.
+TierBytes needs(const Ledger& ledger, const Machine& machine);
+
+// The placements with every kind of state in one tier, near ones first. The choice may also be a mixture of two of
+// them.
+std::vector<Placement> pure_placements(const ChoiceInput& input);
+
+// The memory of a placement. Cheaper than price(), because nothing is compiled or simulated.
+Ledger memory_of(const ChoiceInput& input, const Placement& placement);
+
+// The memory and the time of a placement. Throws if it cannot be compiled.
+Choice price(const ChoiceInput& input, const Placement& placement);
+
+bool fits(const Ledger& ledger, const Machine& machine);
+
+// Throws B2004 if nothing fits, with a table of the memory that is missing. Tries no other input, because only the
+// caller knows how the machine's bytes depend on it.
+Choice choose(const ChoiceInput& input);
+
+}  // namespace ballast

@@ -1,0 +1,45 @@
+// The order of a step: its phases and lanes, the order in which a trainer uses units, and how far ahead it works.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace ballast {
+
+enum class Phase : std::uint8_t { forward, backward, step };
+inline constexpr std::size_t phase_count = 3;
+
+// An ordered queue of work that runs in parallel with the other lanes. `compute` belongs to the trainer; `host`
+// computes in host memory; `disk` and `fetch` use the drives; all others work on the device. The operations of a lane
+// are done in order, except that `disk` and `fetch` have many requests in flight. `fetch` reads parameters for the
+// trainer, so that they do not queue behind the updates on `disk`.
+enum class Lane : std::uint8_t { compute, gather, reduce, upload, download, update, host, disk, fetch };
+inline constexpr std::size_t lane_count = 9;
+
+std::string_view name(Lane lane);
+std::string_view name(Phase phase);
+
+// A use of a unit.
+struct Visit {
+  std::size_t unit = 0;
+  Phase phase = Phase::forward;
+  // Its memory is needed until the next visit ends, because tied tensors of two units are used together.
+  bool held = false;
+
+  bool operator==(const Visit&) const = default;
+};
+
+using Trace = std::vector<Visit>;  // of one micro-step
+
+// How far ahead a program works, and when it updates. Changes no bit of the training.
+struct Schedule {
+  std::size_t prefetch = 1;         // how many visits ahead units are gathered
+  std::size_t gathered_bytes = 0;   // for full parameters that are not kept; 0: as many as prefetching needs
+  std::size_t staging_slots = 8;    // records in memory at once, on their way from and to the drive
+  std::size_t kept_records = 0;     // tiles whose records stay in memory and are not read: the first ones of a step
+  bool update_in_backward = false;  // as soon as a unit's gradients are summed; then nothing can be clipped or skipped
+};
+
+}  // namespace ballast

@@ -1,0 +1,75 @@
+#include <ballast/plan.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "zero/plan/compiled_plan.h"
+#include "zero/plan/ledger.h"
+#include "zero/plan/simulate.h"
+
+namespace ballast {
+namespace {
+
+Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
+  require(options.replicas > 0 && ranks % options.replicas == 0, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot keep {} copies of the state", options.replicas),
+                   .needed = fmt::format("a number that {} ranks can be divided by", ranks)};
+  });
+  Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
+  placement.replicas *= options.replicas;
+  placement.reduction = options.reduction;
+  placement.parameters = options.parameters;
+  placement.gradients = options.gradients;
+  placement.state = options.state;
+  return placement;
+}
+
+// What the rules keep, which has to be the same for all: it is laid out once.
+optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
+  require(!groups.empty(), Code::bad_argument,
+          [] { return Problem{.what = "a training without parameter groups", .needed = "at least one rule"}; });
+  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return rule.index() == groups[0].index(); }),
+          Code::unsupported, [] {
+            return Problem{.what = "parameter groups with different kinds of rules", .needed = "one kind for all"};
+          });
+  return optim::state_names(groups[0]);
+}
+
+PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
+                         const std::vector<optim::Rule>& groups) {
+  return {.placement = placement_of(options, position.ranks),
+          .rank = position.rank,
+          .tile_elements = options.tile_elements,
+          .micro_steps = options.micro_steps,
+          .format = options.format,
+          .names = names_of(groups),
+          .rule = std::string(optim::name(groups[0])),
+          .trace = options.trace,
+          .schedule = options.schedule,
+          .full_records = !options.drives.run.empty(),
+          .host_is_device = !options.gpu};
+}
+
+}  // namespace
+
+Plan::Plan(Model model, const RankOf& position, const std::vector<optim::Rule>& groups, const TrainingOptions& options)
+    : compiled_(std::make_unique<CompiledPlan>(std::move(model), plan_options(options, position, groups))) {}
+Plan::Plan(Plan&&) noexcept = default;
+Plan::~Plan() = default;
+
+const Model& Plan::model() const { return compiled_->model(); }
+const Placement& Plan::placement() const { return compiled_->placement(); }
+Ledger Plan::ledger() const { return ledger_of(compiled_->program(), compiled_->blocks().records()); }
+std::string Plan::to_text() const { return ballast::to_text(compiled_->program()); }
+
+Simulation Plan::simulate(const Machine& machine, std::span<const UnitWork> work) const {
+  require(work.size() == model().units.size(), Code::wrong_size, [&] {
+    return Problem{.what = "cannot simulate a step: the work of some units is missing",
+                   .needed = fmt::format("{} entries, one for each unit", model().units.size()),
+                   .available = std::to_string(work.size())};
+  });
+  return ballast::simulate({compiled_->program(), placement(), machine, work});
+}
+
+}  // namespace ballast
