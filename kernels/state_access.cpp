@@ -26,17 +26,17 @@ struct Stored {
   float* scales;
 };
 
-Stored stored(const TileMemory& tile, Moment moment, std::size_t numbers) {
+Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
   const bool is_first = moment == Moment::momentum;
   const Stored found{is_first ? tile.momentum : tile.variance, is_first ? tile.momentum_scales : tile.variance_scales};
   require(found.bytes != nullptr, Code::bad_argument, [&] {
     return Problem{
         .what = fmt::format("cannot read the {} moment: the update rule keeps none", is_first ? "first" : "second")};
   });
-  require(numbers == tile.count, Code::wrong_size, [&] {
+  require(count == tile.count, Code::wrong_size, [&] {
     return Problem{.what = "cannot read or write a moment: the memory has another size",
                    .needed = fmt::format("{} elements", tile.count),
-                   .available = fmt::format("{} elements", numbers)};
+                   .available = fmt::format("{} elements", count)};
   });
   return found;
 }
@@ -53,15 +53,15 @@ float expand(std::uint8_t code, Moment moment, float scale) {
 // Returns the root of a variance, or a momentum as it is.
 float companded(float number, Moment moment) { return moment == Moment::momentum ? number : std::sqrt(number); }
 
-void compand_group(std::span<const float> numbers, Moment moment, std::uint8_t* codes, float& scale) {
+void compand_group(std::span<const float> values, Moment moment, std::uint8_t* codes, float& scale) {
   float largest = 0.0f;
-  for (const float number : numbers) {
-    largest = std::max(largest, std::abs(companded(number, moment)));
+  for (const float value : values) {
+    largest = std::max(largest, std::abs(companded(value, moment)));
   }
   const float factor = compand_factor(largest);
   scale = compand_scale(largest);
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    const float value = companded(numbers[i], moment);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const float value = companded(values[i], moment);
     codes[i] = static_cast<std::uint8_t>(moment == Moment::momentum ? compand_momentum(value, factor, half_of_momentum)
                                                                     : compand_root(value, factor, half_of_root));
   }
@@ -136,9 +136,9 @@ void copy_moment(const TileMemory& from, const TileMemory& to, Moment moment) {
     std::memcpy(target.bytes, source.bytes, bytes);
     std::copy_n(source.scales, groups, target.scales);
   } else {
-    std::vector<float> numbers(to.count);
-    read_moment(from, moment, numbers);
-    write_moment(to, moment, numbers);
+    std::vector<float> values(to.count);
+    read_moment(from, moment, values);
+    write_moment(to, moment, values);
   }
 }
 
@@ -155,38 +155,38 @@ void copy_state(const TileMemory& from, const TileMemory& to) {
   copy_moment(from, to, Moment::variance);
 }
 
-void read_moment(const TileMemory& tile, Moment moment, std::span<float> numbers) {
-  const auto [bytes, scales] = stored(tile, moment, numbers.size());
+void read_moment(const TileMemory& tile, Moment moment, std::span<float> values) {
+  const auto [bytes, scales] = stored(tile, moment, values.size());
   switch (tile.format) {
     case StateFormat::fp32:
-    case StateFormat::split: std::memcpy(numbers.data(), bytes, numbers.size_bytes()); return;
+    case StateFormat::split: std::memcpy(values.data(), bytes, values.size_bytes()); return;
     case StateFormat::bf16:
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        numbers[i] = from_bf16(reinterpret_cast<const std::uint16_t*>(bytes)[i]);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = from_bf16(reinterpret_cast<const std::uint16_t*>(bytes)[i]);
       }
       return;
     case StateFormat::compact:
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        numbers[i] = expand(static_cast<std::uint8_t>(bytes[i]), moment, scales[i / group_size]);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i] = expand(static_cast<std::uint8_t>(bytes[i]), moment, scales[i / group_size]);
       }
       return;
   }
 }
 
-void write_moment(const TileMemory& tile, Moment moment, std::span<const float> numbers) {
-  const auto [bytes, scales] = stored(tile, moment, numbers.size());
+void write_moment(const TileMemory& tile, Moment moment, std::span<const float> values) {
+  const auto [bytes, scales] = stored(tile, moment, values.size());
   switch (tile.format) {
     case StateFormat::fp32:
-    case StateFormat::split: std::memcpy(bytes, numbers.data(), numbers.size_bytes()); return;
+    case StateFormat::split: std::memcpy(bytes, values.data(), values.size_bytes()); return;
     case StateFormat::bf16:
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const std::uint32_t rounded = add_noise(numbers[i], half_of_bf16);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::uint32_t rounded = add_noise(values[i], half_of_bf16);
         reinterpret_cast<std::uint16_t*>(bytes)[i] = static_cast<std::uint16_t>(rounded >> 16);
       }
       return;
     case StateFormat::compact:
-      for (std::size_t first = 0; first < numbers.size(); first += group_size) {
-        const auto group = numbers.subspan(first, std::min(group_size, numbers.size() - first));
+      for (std::size_t first = 0; first < values.size(); first += group_size) {
+        const auto group = values.subspan(first, std::min(group_size, values.size() - first));
         compand_group(group, moment, reinterpret_cast<std::uint8_t*>(bytes) + first, scales[first / group_size]);
       }
       return;

@@ -1,4 +1,4 @@
-// A tile's master and moments as plain numbers, for who looks at them or brings them from elsewhere. In host memory.
+// A tile's master and moments as plain values in host memory, for callers that inspect or replace them.
 #pragma once
 
 #include <span>
@@ -7,16 +7,16 @@
 
 namespace ballast::kernels {
 
-// Throws B1001 where the rule keeps no such moment. `numbers` has an element for each of the tile's.
-void read_moment(const TileMemory& tile, Moment moment, std::span<float> numbers);
-void write_moment(const TileMemory& tile, Moment moment, std::span<const float> numbers);  // rounded to the nearest
+// Throws B1001 if the tile stores no such moment. `values` has one element for each of the tile's.
+void read_moment(const TileMemory& tile, Moment moment, std::span<float> values);
+void write_moment(const TileMemory& tile, Moment moment, std::span<const float> values);  // rounded to the nearest
 
-// The master becomes what the parameter is.
+// Sets the master to the parameter.
 void begin_master(const TileMemory& tile, Backend& backend);
 
-// The same numbers in another tile of as many elements: bit by bit where both are kept alike, else through fp32 and
-// rounded to the nearest. A tile without a master is frozen, if its parameter is not the master; a moment that `from`
-// lacks becomes zero.
+// Copies the state to another tile of as many elements: bit by bit where both store it in the same format, else through
+// fp32 and rounded to the nearest. A tile without a master is frozen, if its parameter is not the master; a moment that
+// `from` lacks becomes zero.
 void copy_state(const TileMemory& from, const TileMemory& to);
 
 }  // namespace ballast::kernels

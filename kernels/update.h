@@ -1,4 +1,4 @@
-// The optimizer step over a piece of a shard: gradient in, master, moments and parameter rewritten, in one pass.
+// The optimizer step over a part of a shard. One pass reads the gradient and rewrites master, moments and parameter.
 #pragma once
 
 #include <ballast/state_format.h>
@@ -16,7 +16,7 @@ struct GroupStep {
   float gradient_factor = 1.0f;  // unscaling, averaging and clipping in one; negative to maximise
 };
 
-// A stretch of the piece that belongs to one parameter group. Runs come in order and do not overlap; elements outside
+// A stretch of the tile that belongs to one parameter group. Runs come in order and do not overlap; elements outside
 // all of them stay as they are.
 struct Run {
   std::size_t begin = 0;
@@ -24,7 +24,7 @@ struct Run {
   std::size_t group = 0;
 };
 
-// The piece from `first` on, `count` elements long. With format compact, `first` is a multiple of the group size.
+// The part from `first` on, `count` elements long. With format compact, `first` is a multiple of the group size.
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count);
 
 // Throws a UsageError for wrong arguments. Every backend's update calls it first.

@@ -89,27 +89,27 @@ void update_tail(const TileMemory& tail, const Rule& rule, float gradient_factor
   alignas(64) std::byte copies[parts][4 * group_size]{};
   TileMemory group = tail;
   group.count = group_size;
-  const auto lend = [&](auto*& pointer, std::byte* copy, std::size_t element_bytes) {
+  const auto copy_in = [&](auto*& pointer, std::byte* copy, std::size_t element_bytes) {
     if (pointer != nullptr) {
       std::memcpy(copy, pointer, tail.count * element_bytes);
       pointer = copy;
     }
   };
-  const auto give_back = [&](std::byte* pointer, const std::byte* copy, std::size_t element_bytes) {
+  const auto copy_back = [&](std::byte* pointer, const std::byte* copy, std::size_t element_bytes) {
     if (pointer != nullptr) {
       std::memcpy(pointer, copy, tail.count * element_bytes);
     }
   };
-  lend(group.gradient, copies[0], byte_size(tail.gradient_dtype));
-  lend(group.parameter, copies[1], byte_size(tail.parameter_dtype));
-  lend(group.master, copies[2], master_bytes(tail.format));
-  lend(group.momentum, copies[3], moment_bytes(tail.format));
-  lend(group.variance, copies[4], moment_bytes(tail.format));
+  copy_in(group.gradient, copies[0], byte_size(tail.gradient_dtype));
+  copy_in(group.parameter, copies[1], byte_size(tail.parameter_dtype));
+  copy_in(group.master, copies[2], master_bytes(tail.format));
+  copy_in(group.momentum, copies[3], moment_bytes(tail.format));
+  copy_in(group.variance, copies[4], moment_bytes(tail.format));
   update_groups<S>(group, rule, gradient_factor);
-  give_back(tail.parameter, copies[1], byte_size(tail.parameter_dtype));
-  give_back(tail.master, copies[2], master_bytes(tail.format));
-  give_back(tail.momentum, copies[3], moment_bytes(tail.format));
-  give_back(tail.variance, copies[4], moment_bytes(tail.format));
+  copy_back(tail.parameter, copies[1], byte_size(tail.parameter_dtype));
+  copy_back(tail.master, copies[2], master_bytes(tail.format));
+  copy_back(tail.momentum, copies[3], moment_bytes(tail.format));
+  copy_back(tail.variance, copies[4], moment_bytes(tail.format));
 }
 
 // Updates one run on the calling thread.

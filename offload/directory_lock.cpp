@@ -20,7 +20,7 @@ namespace {
 constexpr const char* lock_name = "ballast.lock";
 
 // The text for a process that finds the directory locked.
-std::string who_we_are() {
+std::string text_of_this_process() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   return fmt::format("process {} on {}, since {:%Y-%m-%d %H:%M:%S} UTC\n", ::getpid(), host.data(),
@@ -30,9 +30,9 @@ std::string who_we_are() {
 std::string holder_of(int file) {
   std::array<char, 512> text{};
   const ssize_t read = ::pread(file, text.data(), text.size(), 0);
-  std::string_view said(text.data(), read > 0 ? static_cast<std::size_t>(read) : 0);
-  if (said.ends_with('\n')) said.remove_suffix(1);
-  return said.empty() ? "a process that has not written its name" : std::string(said);
+  std::string_view name(text.data(), read > 0 ? static_cast<std::size_t>(read) : 0);
+  if (name.ends_with('\n')) name.remove_suffix(1);
+  return name.empty() ? "a process that has not written its name" : std::string(name);
 }
 
 [[noreturn]] void fail_to_lock(int file, const std::filesystem::path& directory, int error) {
@@ -53,9 +53,9 @@ std::string holder_of(int file) {
 
 void lock(int file, const std::filesystem::path& directory) {
   if (::flock(file, LOCK_EX | LOCK_NB) != 0) fail_to_lock(file, directory, errno);
-  const std::string us = who_we_are();
-  const bool said = ::ftruncate(file, 0) == 0 && ::pwrite(file, us.data(), us.size(), 0) > 0;
-  if (!said) fail_file("write", directory / lock_name, 0, errno);  // a full drive would not hold the state either
+  const std::string text = text_of_this_process();
+  const bool is_written = ::ftruncate(file, 0) == 0 && ::pwrite(file, text.data(), text.size(), 0) > 0;
+  if (!is_written) fail_file("write", directory / lock_name, 0, errno);  // a full drive would not hold the state either
 }
 
 }  // namespace

@@ -289,11 +289,11 @@ class UringQueue : public IoQueue {
 
   // No code here cancels requests: the kernel cancels one for which it cannot start a worker thread.
   void do_without_worker(std::unique_ptr<Job> job) {
-    if (log_ != nullptr && !std::exchange(has_told_of_workers_, true)) {
-      log_->write_once(
-          Level::warning, "io_uring's workers",
-          fmt::format("io_uring starts no thread for what blocks ({}): the ring's own does it, more slowly",
-                      limits_behind(EAGAIN)));
+    if (log_ != nullptr && !std::exchange(has_logged_workers_, true)) {
+      log_->write_once(Level::warning, "io_uring's workers",
+                       fmt::format("io_uring cannot start a worker thread ({}): the ring's own thread makes blocking "
+                                   "calls, more slowly",
+                                   limits_behind(EAGAIN)));
     }
     end(*job, move_all(job->transfer, system_call));
   }
@@ -380,7 +380,7 @@ class UringQueue : public IoQueue {
   std::unordered_map<Job*, std::unique_ptr<Job>> started_;
   std::vector<Job*> offered_;  // jobs that the kernel has not accepted yet
   std::size_t refusals_ = 0;   // in a row
-  bool has_told_of_workers_ = false;
+  bool has_logged_workers_ = false;
   RingEnd end_;
   bool tables_ = false;
   std::uint64_t wakes_ = 0;

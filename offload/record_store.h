@@ -133,7 +133,7 @@ class RecordStore {
   void find_generation();
   bool make_current(const Commit& commit);
   bool load(const Commit& commit);
-  void say_unusable(const Commit& commit, std::string_view reason) const;
+  void log_unusable(const Commit& commit, std::string_view reason) const;
   PendingRead start_read(std::size_t tile, std::span<std::byte> record, std::size_t bytes) const;
   void write_commit_record(const Commit& commit);
   void flush();

@@ -126,18 +126,18 @@ bool RecordStore::load(const Commit& commit) {
     for (std::size_t i = 0; i < count; ++i) {
       const HeadCheck found = check_head(shape_, {begin + i, commit.generation}, head(i));
       if (!found.problem.empty()) {
-        say_unusable(commit, fmt::format("tile {}: {}", begin + i, found.problem));
+        log_unusable(commit, fmt::format("tile {}: {}", begin + i, found.problem));
         return false;
       }
       next_[begin + i] = found.seals;
     }
   }
   if (hash_of(next_) == commit.seals_hash) return true;
-  say_unusable(commit, "its records are intact, but not all of them belong to the commit");
+  log_unusable(commit, "its records are intact, but not all of them belong to the commit");
   return false;
 }
 
-void RecordStore::say_unusable(const Commit& commit, std::string_view reason) const {
+void RecordStore::log_unusable(const Commit& commit, std::string_view reason) const {
   if (log_ == nullptr) return;
   log_->warning(fmt::format("{}: generation {} (step {}) cannot be used: {}", stripes_.front()->file.path().string(),
                             commit.generation, commit.step, reason));

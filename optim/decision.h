@@ -8,7 +8,7 @@ namespace ballast::optim {
 struct GradientFacts {
   double sum_of_squares = 0.0;  // of the gradients before unscaling: summed over ranks and micro-steps
   bool finite = true;
-  double loss_scale = 1.0;   // that the loss was multiplied by before the backward pass
+  double loss_scale = 1.0;   // the factor of the loss before the backward pass
   double averaged_over = 1;  // ranks x micro-steps whose gradients were summed
 };
 

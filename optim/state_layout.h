@@ -1,4 +1,4 @@
-// The layout of one tile's optimizer state: one stretch of bytes, so that a tile is one read and one write. A pure
+// The layout of one tile's optimizer state: contiguous, so that a drive reads and writes a tile with one request each. A pure
 // value; the caller owns the memory.
 #pragma once
 

@@ -32,26 +32,26 @@ inline std::string in_a_child(const std::function<std::string()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(hangs_after_seconds);
-    std::string said;
+    std::string output;
     try {
-      said = body();
+      output = body();
     } catch (const std::exception& error) {
-      said = error.what();
+      output = error.what();
     }
-    const bool told = ::write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
+    const bool told = ::write(ends[1], output.data(), output.size()) == static_cast<ssize_t>(output.size());
     ::_exit(told ? 0 : 1);
   }
   ::close(ends[1]);
-  std::string said;
+  std::string output;
   char byte = 0;
   while (::read(ends[0], &byte, 1) == 1) {
-    said += byte;
+    output += byte;
   }
   ::close(ends[0]);
   int status = 0;
   ::waitpid(child, &status, 0);
   CHECK(status == 0);
-  return said;
+  return output;
 }
 
 // Makes a system call fail in all threads of this process from now on, as a container's filter does.
@@ -110,7 +110,7 @@ inline void check_every_limit(const std::function<void(std::size_t more)>& allow
   constexpr std::size_t enough = 100;
   for (std::size_t more = 0; more < enough; ++more) {
     CAPTURE(limit, more);
-    const std::string said = in_a_child([&]() -> std::string {
+    const std::string output = in_a_child([&]() -> std::string {
       const rlim_t before = entries_of("/proc/self/fd");
       allow(more);
       try {
@@ -121,11 +121,11 @@ inline void check_every_limit(const std::function<void(std::size_t more)>& allow
       }
       return "works";
     });
-    if (said == "works") {
+    if (output == "works") {
       CHECK(more > 0);
       return;
     }
-    REQUIRE_THAT(said, Catch::Contains("B2401") && Catch::Contains(limit));
+    REQUIRE_THAT(output, Catch::Contains("B2401") && Catch::Contains(limit));
   }
   FAIL("it never works");
 }

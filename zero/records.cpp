@@ -50,8 +50,8 @@ std::uint64_t random_id() {
 std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory& mine) {
   constexpr std::size_t most_commits = 2;
   constexpr std::size_t words = 4 + 3 * most_commits;
-  std::vector<std::int64_t> said(words * world.size());
-  auto word = said.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
+  std::vector<std::int64_t> words_of_ranks(words * world.size());
+  auto word = words_of_ranks.begin() + static_cast<std::ptrdiff_t>(words * world.rank());
   *word++ = mine.has_files ? 1 : 0;
   *word++ = std::bit_cast<std::int64_t>(mine.run_id);
   *word++ = mine.lacks_records ? 1 : 0;
@@ -60,12 +60,12 @@ std::vector<RankHistory> histories_of_all(Communicator& world, const RankHistory
     for (const std::uint64_t each : {point.incarnation, point.number, step})
       *word++ = static_cast<std::int64_t>(each);
   }
-  world.all_reduce(said);
+  world.all_reduce(words_of_ranks);
   std::vector<RankHistory> ranks;
-  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(said[at]); };
-  for (std::size_t at = 0; at < said.size(); at += words) {
-    RankHistory& rank = ranks.emplace_back(
-        RankHistory{.has_files = said[at] != 0, .run_id = number(at + 1), .lacks_records = said[at + 2] != 0});
+  const auto number = [&](std::size_t at) { return static_cast<std::uint64_t>(words_of_ranks[at]); };
+  for (std::size_t at = 0; at < words_of_ranks.size(); at += words) {
+    RankHistory& rank = ranks.emplace_back(RankHistory{
+        .has_files = words_of_ranks[at] != 0, .run_id = number(at + 1), .lacks_records = words_of_ranks[at + 2] != 0});
     for (std::size_t commit = 0; commit < number(at + 3); ++commit) {
       const std::size_t begin = at + 4 + 3 * commit;
       rank.commits.push_back({.point = {number(begin), number(begin + 1)}, .step = number(begin + 2)});
@@ -157,16 +157,16 @@ RankHistory Records::look(const Run& run) const {
   const std::vector<std::string> began_with = read_description(description_file());
   const bool is_known = digest_of(began_with) == found->shape.content_digest;
   const auto difference = first_difference(began_with, run.description);
-  fail(
-      Code::run_mismatch,
-      {.what = is_known && difference ? fmt::format("cannot resume run \"{}\": it has {}, but this training has {}",
-                                                    run.name, difference->one, difference->other)
-                                      : fmt::format("cannot resume run \"{}\": another training began it", run.name),
-       .where = is_known ? drives_.front().directory.string()
-                         : fmt::format("{} (what differs is not known, as {} is missing or damaged)",
-                                       drives_.front().directory.string(), description_file().filename().string()),
-       .remedy = "Train what began the run; or give the run another name, where ballast.load_checkpoint() takes over a "
-                 "checkpoint of other ranks, stages and formats. Nothing was changed."});
+  fail(Code::run_mismatch,
+       {.what = is_known && difference ? fmt::format("cannot resume run \"{}\": it has {}, but this training has {}",
+                                                     run.name, difference->one, difference->other)
+                                       : fmt::format("cannot resume run \"{}\": another training began it", run.name),
+        .where = is_known ? drives_.front().directory.string()
+                          : fmt::format("{} (the difference is unknown: {} is missing or damaged)",
+                                        drives_.front().directory.string(), description_file().filename().string()),
+        .remedy = "Resume with the training that began the run; or give the run another name, where "
+                  "ballast.load_checkpoint() takes over a checkpoint of other ranks, stages and formats. Nothing was "
+                  "changed."});
 }
 
 // Writes the description first: files without one would be refused without a reason.

@@ -17,9 +17,9 @@ struct RankHistory {
   std::uint64_t run_id = 0;
   std::vector<offload::FoundRecords::Found> commits{};  // of the run: two at most, the newest first
 
-  bool lacks_records = false;  // of a commit that was dropped from the list therefore
+  bool lacks_records = false;  // true if a commit was dropped because records were missing or damaged
 
-  void drop(offload::CommitPoint point);  // whose records are missing or damaged
+  void drop(offload::CommitPoint point);  // because its records are missing or damaged
 };
 
 RankHistory history_of(const std::optional<offload::FoundRecords>& found);
@@ -27,7 +27,8 @@ RankHistory history_of(const std::optional<offload::FoundRecords>& found);
 // The id of the run that all files belong to; none if no rank has files. B1009 if they belong to several runs.
 std::optional<std::uint64_t> run_id_of(std::span<const RankHistory> ranks, const std::string& run);
 
-// Greater than that of every commit on any rank, so that commits of this start are never taken for those of another one.
+// Returns a number greater than that of every commit on any rank, so that commits of this start are not taken for those
+// of another one.
 std::uint64_t next_incarnation(std::span<const RankHistory> ranks);
 
 // The newest commit that every rank has: ranks do not commit at the same moment, and may be stopped in between. None if the run

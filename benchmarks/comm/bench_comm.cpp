@@ -38,11 +38,12 @@ View view(void* memory, std::size_t count, int dtype) {
 
 extern "C" {
 
-// Joins the job that the environment names. `way` is a value of the enumeration HostTransport. Returns null on failure.
-void* ballast_comm_open(int way) {
+// Joins the job that the environment names. `transport` is a value of the enumeration HostTransport. Returns null on
+// failure.
+void* ballast_comm_open(int transport) {
   auto handle = std::make_unique<Handle>();
   try {
-    handle->ranks = connect({.transport = static_cast<HostTransport>(way)},
+    handle->ranks = connect({.transport = static_cast<HostTransport>(transport)},
                             {.backend = *handle->backend, .accounts = handle->accounts});
     return handle.release();
   } catch (const std::exception&) {

@@ -45,7 +45,7 @@ Sample timed(const std::function<void()>& run) {
   return {took.count(), cpu_seconds() - cpu};
 }
 
-void hold(const Contest& contest, std::size_t rounds) {
+void run_contest(const Contest& contest, std::size_t rounds) {
   Runs ours{.work = contest.gigabytes};
   Runs theirs{.work = contest.gigabytes};
   Runs our_cpu{.work = contest.gigabytes};

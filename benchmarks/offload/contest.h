@@ -33,6 +33,6 @@ struct Contest {
 };
 
 // Runs both contenders in turn, round by round. Writes one or two lines of JSON to stdout.
-void hold(const Contest& contest, std::size_t rounds);
+void run_contest(const Contest& contest, std::size_t rounds);
 
 }  // namespace ballast::benchmarks

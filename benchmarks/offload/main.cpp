@@ -62,12 +62,12 @@ void versus_fio(const Tiles& tiles, const Options& options) {
                      .depth = options.depth * tiles.directories,
                      .bytes = stretch.bytes()};
     const std::string engine = best_engine(job);
-    hold({.name = tiles.name(),
-          .gigabytes = static_cast<double>(stretch.bytes()) / 1e9,
-          .ours = {"ballast", [&] { return timed([&] { stretch.move(tiles.direction, tiles.bytes); }); }},
-          .theirs = {"fio, " + engine, [&] { return run_fio(job, engine); }},
-          .compares_cpu = true},
-         options.rounds);
+    run_contest({.name = tiles.name(),
+                 .gigabytes = static_cast<double>(stretch.bytes()) / 1e9,
+                 .ours = {"ballast", [&] { return timed([&] { stretch.move(tiles.direction, tiles.bytes); }); }},
+                 .theirs = {"fio, " + engine, [&] { return run_fio(job, engine); }},
+                 .compares_cpu = true},
+                options.rounds);
   }
   for (const auto& directory : directories) {
     std::filesystem::remove(directory);
@@ -84,12 +84,12 @@ UpdateSetting setting(const Options& options) {
 void versus_deepspeed(const Options& options) {
   OffloadedUpdate update(setting(options));
   const TensorFiles files(options.directory / "ballast-benchmark-deepspeed", update.tiles(), update.tile_bytes());
-  hold({.name = "tiles read and written",
-        .gigabytes = update.gigabytes(),
-        .ours = {"ballast", [&] { return timed([&] { update.drive_alone(); }); }},
-        .theirs = {"DeepSpeed async_io", [&] { return run_deepspeed(options.deepspeed, files); }},
-        .compares_cpu = true},
-       options.rounds);
+  run_contest({.name = "tiles read and written",
+               .gigabytes = update.gigabytes(),
+               .ours = {"ballast", [&] { return timed([&] { update.drive_alone(); }); }},
+               .theirs = {"DeepSpeed async_io", [&] { return run_deepspeed(options.deepspeed, files); }},
+               .compares_cpu = true},
+              options.rounds);
 }
 
 void versus(const std::string& name, const std::string& against, void (OffloadedUpdate::*ours)(),
@@ -97,17 +97,17 @@ void versus(const std::string& name, const std::string& against, void (Offloaded
   UpdateSetting made = setting(options);
   made.tensor_files = theirs == &OffloadedUpdate::drained;
   std::optional<OffloadedUpdate> update(std::in_place, made);
-  hold({.name = name,
-        .gigabytes = update->gigabytes(),
-        .ours = {"ballast", [&] { return timed([&] { ((*update).*ours)(); }); }},
-        .theirs = {against, [&] { return timed([&] { ((*update).*theirs)(); }); }},
-        .renew =
-            [&] {
-              update.reset();
-              made.ours_is_second = !made.ours_is_second;
-              update.emplace(made);
-            }},
-       options.rounds);
+  run_contest({.name = name,
+               .gigabytes = update->gigabytes(),
+               .ours = {"ballast", [&] { return timed([&] { ((*update).*ours)(); }); }},
+               .theirs = {against, [&] { return timed([&] { ((*update).*theirs)(); }); }},
+               .renew =
+                   [&] {
+                     update.reset();
+                     made.ours_is_second = !made.ours_is_second;
+                     update.emplace(made);
+                   }},
+              options.rounds);
 }
 
 // The tables: a new case is a line here.

@@ -88,7 +88,7 @@ void OffloadedUpdate::update(std::size_t tile, std::span<std::byte> payload) {
 }
 
 // Runs on one thread. Half of the slots are being read into, the others are updated or written.
-void OffloadedUpdate::run(const Way& way) {
+void OffloadedUpdate::run(const Mode& mode) {
   struct Reading {
     std::span<std::byte> slot;
     Payload payload;
@@ -115,12 +115,12 @@ void OffloadedUpdate::run(const Way& way) {
       }
       const std::span<std::byte> into = free.back();
       free.pop_back();
-      reading.push_back({into, way.read(next, into)});
+      reading.push_back({into, mode.read(next, into)});
     }
     Reading& current = reading.front();
     const auto payload = current.payload();
-    if (way.updates) update(tile, payload);
-    writing.push_back({way.write(tile, current.slot), current.slot});
+    if (mode.updates) update(tile, payload);
+    writing.push_back({mode.write(tile, current.slot), current.slot});
     reading.pop_front();
   }
   for (const Writing& last : writing) {
@@ -140,7 +140,7 @@ std::uint64_t OffloadedUpdate::place(std::size_t tile, bool other) const {
   return offload::RecordPlaces(store_.shape(), 1).offset_of(tile, other ? 1 : 0);
 }
 
-OffloadedUpdate::Way OffloadedUpdate::unchecked(bool updates) {
+OffloadedUpdate::Mode OffloadedUpdate::unchecked(bool updates) {
   other_ = !other_;
   const std::size_t bytes = store_.record_bytes();
   return {.read = [=, this](std::size_t tile, std::span<std::byte> slot) -> Payload {

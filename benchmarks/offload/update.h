@@ -42,13 +42,13 @@ class OffloadedUpdate {
 
  private:
   using Payload = std::function<std::span<std::byte>()>;  // waits for a read
-  struct Way {
+  struct Mode {
     std::function<Payload(std::size_t tile, std::span<std::byte> slot)> read;
     std::function<offload::Completion(std::size_t tile, std::span<std::byte> slot)> write;
     bool updates = true;
   };
-  void run(const Way& way);
-  Way unchecked(bool updates);
+  void run(const Mode& mode);
+  Mode unchecked(bool updates);
   void update(std::size_t tile, std::span<std::byte> payload);
   std::filesystem::path file_of(const char* name) const;
   offload::RecordStore make_two_and_open_one() const;

@@ -23,7 +23,7 @@ std::vector<UnitWork> work_of_one_block(const RunOptions& options, Communicator&
                     {.stage = 0, .keeps_timeline = true, .threads = options.training.threads});
   MemoryAccounts accounts;
   Gpt model(shape, options.batch, maths, accounts);
-  training.start(first_parameters(shape, options.seed));
+  training.start(initial_parameters(shape, options.seed));
   world.barrier();  // the ranks compute at the same time, as in the training
   model.run(training, std::vector<std::uint8_t>(options.batch * (shape.context + 1)));
   std::vector<UnitWork> work = training.unit_work();

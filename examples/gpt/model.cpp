@@ -116,7 +116,7 @@ double recomputed_operations_of_token(const Shape& shape) {
   return 2 * static_cast<double>(shape.layers) * (8 * width * width + context * width);
 }
 
-ParameterSource first_parameters(const Shape& shape, std::uint64_t seed, int threads) {
+ParameterSource initial_parameters(const Shape& shape, std::uint64_t seed, int threads) {
   const auto model = std::make_shared<Model>(model_of(shape));
   const auto workers = std::make_shared<kernels::Threads>(threads);
   const float deep = 1.0f / std::sqrt(2.0f * static_cast<float>(shape.layers));

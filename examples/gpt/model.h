@@ -58,6 +58,6 @@ double recomputed_operations_of_token(const Shape& shape);
 
 // Returns initial values as in GPT-2: standard deviations of 0.02, smaller for products into the residual stream. They
 // depend on seed and index only.
-ParameterSource first_parameters(const Shape& shape, std::uint64_t seed, int threads = 1);
+ParameterSource initial_parameters(const Shape& shape, std::uint64_t seed, int threads = 1);
 
 }  // namespace ballast::gpt

@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t resident_of_libraries = std::size_t{8} << 20;
 constexpr std::size_t space_of_libraries = std::size_t{192} << 20;
 
-bool goes_on(const RecordOptions& drives) {
-  return !drives.run.empty();  // its files may be there already
+bool may_resume(const RecordOptions& drives) {
+  return !drives.run.empty();  // its files may exist already
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ void require_enough(const Needs& needs, const RunOptions& options, const Plan& p
                        "raise --memory-limit; or lower --batch, --context, --tile, --staging or --prefetch; or keep "
                        "parameters, gradients and state on drives, and update in backward"};
   });
-  if (needs.on_drives == 0 || goes_on(options.training.drives)) return;
+  if (needs.on_drives == 0 || may_resume(options.training.drives)) return;
   const CompiledPlan& compiled = plan.compiled();
   offload::require_space(compiled.blocks().shape(compiled.tiles_on_drive()), options.training.drives.directories,
                          options.memory.ranks_here);

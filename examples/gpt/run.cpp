@@ -32,7 +32,7 @@ class Run {
     begin();
     training_.emplace(model_of(options.shape), world, rules_of(options), options.training);
     model_.emplace(options.shape, options.batch, maths, accounts_);
-    training_->start(first_parameters(options.shape, options.seed, std::max(1, options.training.threads)));
+    training_->start(initial_parameters(options.shape, options.seed, std::max(1, options.training.threads)));
   }
 
   void all_steps() {

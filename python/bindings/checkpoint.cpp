@@ -79,7 +79,7 @@ void bind_parts(py::module_& module) {
                                          .count = count}};
            }),
            py::kw_only(), py::arg("dtype"), py::arg("parameter"), py::arg("momentum"), py::arg("variance"),
-           py::arg("count"), "Of somebody else's memory: a whole tensor, and its moments in fp32; 0: none.")
+           py::arg("count"), "A full tensor in the caller's memory, and its moments in fp32; 0: none.")
       .def_readonly("unit", &StatePart::unit)
       .def_readonly("tensor", &StatePart::tensor)
       .def_readonly("first", &StatePart::first)
@@ -87,7 +87,7 @@ void bind_parts(py::module_& module) {
       .def(
           "copy_from",
           [](const StatePart& part, const StatePart& from) { kernels::copy_state(from.memory, part.memory); },
-          py::arg("part"), py::call_guard<py::gil_scoped_release>(), "As many elements.")
+          py::arg("part"), py::call_guard<py::gil_scoped_release>(), "Copy as many elements from another part.")
       .def_property_readonly("count", [](const StatePart& part) { return part.memory.count; });
 }
 

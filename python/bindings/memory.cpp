@@ -42,7 +42,7 @@ struct Managed {
 
 }  // namespace dlpack
 
-struct Lent {
+struct DlpackExport {
   dlpack::Managed managed{};
   std::int64_t count = 0;
   py::object owner{};
@@ -56,9 +56,9 @@ dlpack::Type type_of(DType dtype) {
 }
 
 // Called by torch, from any thread.
-void end_loan(dlpack::Managed* managed) {
+void release_export(dlpack::Managed* managed) {
   const py::gil_scoped_acquire lock;
-  delete static_cast<Lent*>(managed->owner);
+  delete static_cast<DlpackExport*>(managed->owner);
 }
 
 // Releases a capsule that no reader has taken.
@@ -75,20 +75,20 @@ py::capsule dlpack_of(const Memory& memory, DType dtype, std::size_t first, std:
                    .needed = fmt::format("{} from value {} on", count, first),
                    .available = fmt::format("{}", available)};
   });
-  auto lent = std::make_unique<Lent>();
-  lent->count = static_cast<std::int64_t>(count);
-  lent->owner = memory.owner;
-  lent->managed = {.tensor = {.data = memory.data + first * byte_size(dtype),
-                              .device = {memory.gpu ? dlpack::on_cuda : dlpack::on_cpu, memory.gpu.value_or(0)},
-                              .dimensions = 1,
-                              .type = type_of(dtype),
-                              .shape = &lent->count,
-                              .strides = nullptr,
-                              .byte_offset = 0},
-                   .owner = lent.get(),
-                   .release = end_loan};
-  py::capsule capsule(&lent->managed, dlpack::name_of_capsule, release_capsule);
-  lent.release();  // NOLINT(bugprone-unused-return-value): the capsule has it now
+  auto exported = std::make_unique<DlpackExport>();
+  exported->count = static_cast<std::int64_t>(count);
+  exported->owner = memory.owner;
+  exported->managed = {.tensor = {.data = memory.data + first * byte_size(dtype),
+                                  .device = {memory.gpu ? dlpack::on_cuda : dlpack::on_cpu, memory.gpu.value_or(0)},
+                                  .dimensions = 1,
+                                  .type = type_of(dtype),
+                                  .shape = &exported->count,
+                                  .strides = nullptr,
+                                  .byte_offset = 0},
+                       .owner = exported.get(),
+                       .release = release_export};
+  py::capsule capsule(&exported->managed, dlpack::name_of_capsule, release_capsule);
+  exported.release();  // NOLINT(bugprone-unused-return-value): the capsule has it now
   return capsule;
 }
 

@@ -144,7 +144,7 @@ void bind_question(py::module_& module) {
             }
             return by_name<Tier>(bytes);
           },
-          py::arg("placement"), "How much of the machine's bytes it takes, by tier.")
+          py::arg("placement"), "Return the bytes that it needs, by tier.")
       .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released());
 }
 

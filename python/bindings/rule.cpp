@@ -31,14 +31,14 @@ void bind_rule(py::module_& module) {
            py::arg("weight_decay"), py::arg("eps"), py::arg("maximize") = false);
   py::class_<External>(module, "External").def(py::init<>());
   module.def(
-      "check_rule", [](const Rule& rule) { check(rule); }, py::arg("rule"), "Raises what is wrong with it.");
+      "check_rule", [](const Rule& rule) { check(rule); }, py::arg("rule"), "Raise an error if the rule is invalid.");
   module.def(
       "state_names",
       [](const Rule& rule) {
         const StateNames names = state_names(rule);
         return std::pair(std::string(names.momentum), std::string(names.variance));
       },
-      py::arg("rule"), "Those of its first and second moment, empty where it has none.");
+      py::arg("rule"), "The names of its moments; empty if it has none.");
 }
 
 }  // namespace ballast::python

@@ -61,8 +61,8 @@ Memory memory_of(const py::object& training, std::size_t unit) {
 }
 
 // Returns a callback whose tiles keep the training alive.
-OwnStep own_step_of(const py::object& training, const py::object& own_step) {
-  if (own_step.is_none()) return {};
+CustomStep custom_step_of(const py::object& training, const py::object& custom_step) {
+  if (custom_step.is_none()) return {};
   return [&](const std::vector<TileToUpdate>& tiles, float gradient_factor) {
     const py::gil_scoped_acquire lock;
     py::list shown;
@@ -70,7 +70,7 @@ OwnStep own_step_of(const py::object& training, const py::object& own_step) {
       tile.gradients.owner = tile.masters.owner = training;
       shown.append(std::move(tile));
     }
-    own_step(shown, gradient_factor);
+    custom_step(shown, gradient_factor);
   };
 }
 
@@ -83,12 +83,12 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
   training.def(
       "step",
       [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at,
-         double max_norm, double loss_scale, bool discard, const py::object& own_step) {
+         double max_norm, double loss_scale, bool discard, const py::object& custom_step) {
         return self.cast<TrainingBinding&>().step(
-            {rules, begun_at, max_norm, loss_scale, discard, own_step_of(self, own_step)});
+            {rules, begun_at, max_norm, loss_scale, discard, custom_step_of(self, custom_step)});
       },
       py::kw_only(), py::arg("rules"), py::arg("begun_at"), py::arg("max_norm"), py::arg("loss_scale"),
-      py::arg("discard"), py::arg("own_step") = py::none());
+      py::arg("discard"), py::arg("custom_step") = py::none());
 }
 
 // Returns lines with the numbers of Python's levels.

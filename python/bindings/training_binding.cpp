@@ -136,9 +136,9 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
 StepResult TrainingBinding::step(const StepRequest& request) {
   const py::gil_scoped_release released;
   std::exception_ptr raised;
-  const auto own_step = [&](std::span<const SummedTile> tiles, float gradient_factor) {
+  const auto custom_step = [&](std::span<const SummedTile> tiles, float gradient_factor) {
     try {
-      request.own_step(shown(tiles), gradient_factor);
+      request.custom_step(shown(tiles), gradient_factor);
     } catch (const std::exception& error) {
       raised = std::current_exception();
       fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what()});
@@ -150,7 +150,7 @@ StepResult TrainingBinding::step(const StepRequest& request) {
                                          .loss_scale = request.loss_scale,
                                          .discard = request.discard,
                                          .begun_at = request.begun_at,
-                                         .update = request.own_step ? TrainerUpdate(own_step) : TrainerUpdate()});
+                                         .update = request.custom_step ? TrainerUpdate(custom_step) : TrainerUpdate()});
     count_steps();
     return result;
   } catch (const Error&) {

@@ -46,7 +46,7 @@ struct TileToUpdate {
   Memory gradients{};     // in fp32, as the masters
   Memory masters{};
 };
-using OwnStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor)>;
+using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor)>;
 
 struct StepRequest {
   std::vector<optim::Rule> rules{};
@@ -54,7 +54,7 @@ struct StepRequest {
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   bool discard = false;
-  OwnStep own_step{};  // acquires Python's lock itself
+  CustomStep custom_step{};  // acquires Python's lock itself
 };
 
 class TrainingBinding {

@@ -22,7 +22,7 @@ Record item(std::string name, std::optional<double> ratio, std::string against =
 
 }  // namespace
 
-TEST_CASE("only what is worse beyond the tolerance is worse") {
+TEST_CASE("a case counts as worse only beyond the tolerance") {
   const std::vector recorded{item("a", 1.00), item("b", 1.00), item("c", 1.00), item("d", 1.00)};
   const std::vector now{item("a", 0.94), item("b", 0.96), item("c", 1.00), item("d", 5.00)};
   const auto findings = compare(recorded, now, 0.05);
@@ -39,7 +39,7 @@ TEST_CASE("values are not compared, only ratios") {
   CHECK(compare(std::vector{item("a", 0.97)}, std::vector{slower_day}, 0).empty());
 }
 
-TEST_CASE("missing and new cases are said and do not count as worse") {
+TEST_CASE("missing and new cases are reported and do not count as worse") {
   const std::vector recorded{item("gone", 0.5), item("a", 1.0, "copy")};
   const std::vector now{item("a", 1.0, "scale"), item("a", 1.0, "copy"), item("new", 0.9)};
   const auto findings = compare(recorded, now, 0.05);
@@ -50,7 +50,7 @@ TEST_CASE("missing and new cases are said and do not count as worse") {
   CHECK_FALSE(any_worse(findings));
 }
 
-TEST_CASE("limits are not judged, and a ratio that is not a number is worse") {
+TEST_CASE("limits are not compared, and a ratio of NaN counts as worse") {
   CHECK(compare(std::vector{item("triad", {})}, std::vector{item("triad", {})}, 0).empty());
   CHECK(compare(std::vector{item("triad", {})}, std::vector<Record>{}, 0).empty());
   CHECK(any_worse(compare(std::vector{item("a", 1.0)}, std::vector{item("a", std::nan(""))}, 0.05)));
@@ -67,7 +67,7 @@ TEST_CASE("a recorded run is read with its command and date") {
   CHECK(baseline.records[0].ratio == 0.9);
 }
 
-TEST_CASE("a run without a header is read too, and a broken line is named") {
+TEST_CASE("a run without a header is readable, and a broken line is named") {
   std::istringstream plain(to_json(item("a", 0.9)));
   CHECK(read_baseline(plain, "runs.jsonl").records.size() == 1);
   std::istringstream broken(to_json(item("a", 0.9)) + "\n{\"suite\":");

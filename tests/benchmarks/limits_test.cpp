@@ -10,7 +10,7 @@
 
 using namespace ballast::benchmarks;
 
-TEST_CASE("slices cover everything once and are cut at the grain") {
+TEST_CASE("slices cover each element once and begin at multiples of the grain") {
   for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 1000u, 4096u}) {
     Threads threads(2);
     std::mutex mutex;
@@ -37,13 +37,13 @@ TEST_CASE("a streaming copy copies every element") {
   }
 }
 
-TEST_CASE("the work of a limit is what it reads and writes") {
+TEST_CASE("the work of a limit is the bytes that it reads and writes") {
   Threads threads(2);
   constexpr std::size_t bytes = 24 << 10;
   Limits limits(bytes, threads);
-  for (const Copy way : all_copies) {
-    CHECK(limits.copy(way, bytes).work == Approx(bytes / 1e9));
-    limits.copy(way, bytes).run();
+  for (const Copy kind : all_copies) {
+    CHECK(limits.copy(kind, bytes).work == Approx(bytes / 1e9));
+    limits.copy(kind, bytes).run();
   }
   CHECK(limits.triad(bytes).work == Approx(bytes / 1e9));
   CHECK(limits.scale(bytes / 2).work == Approx(bytes / 2e9));

@@ -5,7 +5,7 @@
 
 using namespace ballast::benchmarks;
 
-TEST_CASE("subjects run in turn, and the warm-up is not kept") {
+TEST_CASE("subjects run in turn, and the warm-up is discarded") {
   std::string order;
   const Subject subjects[] = {{.work = 3, .run = [&] { order += 'a'; }}, {.work = 5, .run = [&] { order += 'b'; }}};
   const auto runs = alternate(subjects, {.warm_up = 1, .count = 3});

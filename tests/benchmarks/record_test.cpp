@@ -36,13 +36,13 @@ TEST_CASE("a limit has no ratio") {
   CHECK_FALSE(measurement_from_json(line, "here").record.ratio.has_value());
 }
 
-TEST_CASE("a measurement is read as it was written") {
+TEST_CASE("a measurement survives writing and reading") {
   const Measurement written{.record = example(), .against_value = 62.0, .spread = 0.125};
   const auto read = measurement_from_json(to_json(written), "here");
   CHECK(to_json(read) == to_json(written));
 }
 
-TEST_CASE("a line that is no record is refused with its place") {
+TEST_CASE("a line that is not a record is refused with its file and number") {
   for (const auto* line : {"", "adamw 46 GB/s", "[]", R"({"suite":"kernels","case":"a"})",
                            R"({"suite":"kernels","case":"a","value":"fast","unit":"GB/s"})"}) {
     CHECK_THROWS_WITH(measurement_from_json(line, "runs.jsonl, line 7"), Catch::Contains("runs.jsonl, line 7"));

@@ -39,6 +39,6 @@ TEST_CASE("the ratio is the median of the rounds' ratios, not the ratio of the m
   CHECK(summary.against_value == Approx(1.0 / 3));
 }
 
-TEST_CASE("rounds that do not belong together are refused") {
+TEST_CASE("different numbers of rounds are refused") {
   CHECK_THROWS_AS(summarise({.work = 1, .seconds = {1, 2}}, {.work = 1, .seconds = {1}}), UsageError);
 }

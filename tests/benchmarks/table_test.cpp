@@ -15,7 +15,7 @@ TEST_CASE("numbers keep three digits") {
   CHECK(number(-46.123) == "-46.1");
 }
 
-TEST_CASE("a row shows the case, what it is compared with, and the ratio with its spread") {
+TEST_CASE("a row shows the case, the baseline, and the ratio with its spread") {
   const Measurement measurement{
       .record = {.name = "adamw split", .value = 46.1, .unit = "GB/s", .against = "copy", .ratio = 0.97},
       .against_value = 47.5,
@@ -39,7 +39,7 @@ TEST_CASE("rows of different cases align") {
   CHECK(short_one.find("±") == long_one.find("±"));
 }
 
-TEST_CASE("columns stay where they are behind names of any length") {
+TEST_CASE("columns align after names of any length") {
   const auto column_of = [](const std::string& name, const std::string& against, const std::string& what) {
     const auto text = row({.record = {.name = name, .value = 123, .unit = "GB/s", .against = against, .ratio = 10.5},
                            .against_value = 456});

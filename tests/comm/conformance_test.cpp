@@ -67,7 +67,7 @@ void adds_integers(Communicator& ranks, std::size_t count) {
   }
 }
 
-void everything(Communicator& ranks, std::size_t count) {
+void check_all_collectives(Communicator& ranks, std::size_t count) {
   for (const DType dtype : all_dtypes) {
     gathers(ranks, dtype, count);
     broadcasts(ranks, dtype, count);
@@ -80,17 +80,17 @@ void everything(Communicator& ranks, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("collectives give what their ranks bring, sums in rank order") {
+TEST_CASE("collectives return the values of all ranks, summed in rank order") {
   for (const std::size_t size : sizes) {
     on_all_groups(size, [](Communicator& ranks) {
       for (const std::size_t count : counts) {
-        everything(ranks, count);
+        check_all_collectives(ranks, count);
       }
     });
   }
 }
 
-TEST_CASE("large collectives") {
+TEST_CASE("large collectives return the values of all ranks") {
   for (const std::size_t size : {2u, 3u}) {
     on_all_groups(size, [](Communicator& ranks) {
       gathers(ranks, DType::bf16, large_count / ranks.size());
@@ -99,7 +99,7 @@ TEST_CASE("large collectives") {
   }
 }
 
-TEST_CASE("no rank leaves a barrier before all have come") {
+TEST_CASE("no rank leaves a barrier before all ranks have arrived") {
   for (const std::size_t size : sizes) {
     on_all_groups(size, [](Communicator& ranks) {
       for (std::size_t late = 0; late < ranks.size(); ++late) {
@@ -122,27 +122,27 @@ TEST_CASE("a split groups the ranks of one color in rank order") {
       const auto half = ranks.split(color);
       expect(half->rank() == ranks.rank() / 2, "rank in the part");
       expect(half->size() == (ranks.size() + 1 - color) / 2, "size of the part");
-      everything(*half, 1000);
+      check_all_collectives(*half, 1000);
       const auto quarter = half->split(half->rank() % 2);
-      everything(*quarter, 100);
-      everything(ranks, 10);
+      check_all_collectives(*quarter, 100);
+      check_all_collectives(ranks, 10);
     });
   }
 }
 
-TEST_CASE("a rank may leave before the others, who go on without it") {
+TEST_CASE("a rank may leave before the others, which continue without it") {
   for (std::size_t leaving = 0; leaving < 3; ++leaving) {
     on_all_groups(3, [leaving](Communicator& ranks) {
       const auto part = ranks.split(ranks.rank() == leaving ? 1 : 0);
-      everything(*part, 1000);
+      check_all_collectives(*part, 1000);
       if (ranks.rank() == leaving) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      everything(*part, 1000);
+      check_all_collectives(*part, 1000);
     });
   }
 }
 
-TEST_CASE("threads use communicators of their own at the same time, each in its order") {
+TEST_CASE("threads use their own communicators at the same time, each in its own order") {
   for (const std::size_t size : sizes) {
     on_all_groups(size, [](Communicator& ranks) {
       constexpr std::size_t channels = 3;
@@ -157,7 +157,7 @@ TEST_CASE("threads use communicators of their own at the same time, each in its 
           try {
             std::this_thread::sleep_for(std::chrono::milliseconds((channel + ranks.rank()) % channels));
             for (int round = 0; round < 10; ++round) {
-              everything(*splits[channel], 100 + channel);
+              check_all_collectives(*splits[channel], 100 + channel);
             }
           } catch (const std::exception& failure) {
             failures[channel] = failure.what();

@@ -22,7 +22,7 @@ constexpr auto brief = std::chrono::milliseconds(1500);
 std::uint16_t free_port() { return local_endpoint(listen_at({"127.0.0.1", 0})).port; }
 
 // Connects by address and port, as a launcher gives them.
-void meet(const Launch& launch, std::chrono::milliseconds timeout = patient, const RankBody& body = {}) {
+void connect_rank(const Launch& launch, std::chrono::milliseconds timeout = patient, const RankBody& body = {}) {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   const auto ranks = connect({.launch = launch, .timeout = timeout}, {.backend = *backend, .accounts = accounts});
@@ -36,29 +36,29 @@ Launch at(std::uint16_t port, std::size_t rank, std::size_t size, std::string jo
 
 }  // namespace
 
-TEST_CASE("ranks meet at an address and a port, in any order") {
+TEST_CASE("ranks connect at an address and a port, in any order") {
   const std::uint16_t port = free_port();
   for (const std::size_t late : {0u, 2u}) {
     Processes processes(3, [&](std::size_t rank) {
       if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      meet(at(port, rank, 3));
+      connect_rank(at(port, rank, 3));
     });
     CHECK(processes.failures() == Failures(3));
   }
 }
 
-TEST_CASE("ranks meet again at the same port, however fast one is") {
+TEST_CASE("ranks connect again at the same port, even if one is much faster") {
   const std::uint16_t port = free_port();
   Processes processes(3, [&](std::size_t rank) {
     for (std::size_t time = 0; time < 5; ++time) {
-      meet(at(port, rank, 3));
+      connect_rank(at(port, rank, 3));
       if (rank == time % 3) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
   });
   CHECK(processes.failures() == Failures(3));
 }
 
-TEST_CASE("without a launcher there is one rank, alone") {
+TEST_CASE("without a launcher there is a single rank") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   const Environment empty([](const std::string&) { return std::nullopt; });
@@ -68,30 +68,30 @@ TEST_CASE("without a launcher there is one rank, alone") {
   CHECK(alone->split(0)->size() == 1);
 }
 
-TEST_CASE("a rank that was told another world size is refused, and the others say so") {
+TEST_CASE("a rank with another world size is refused, and the other ranks report it") {
   const std::uint16_t port = free_port();
-  Processes processes(2, [&](std::size_t rank) { meet(at(port, rank, 2 + rank), brief); });
+  Processes processes(2, [&](std::size_t rank) { connect_rank(at(port, rank, 2 + rank), brief); });
   CHECK_THAT(processes.failure(1), Contains("B3303") && Contains("world size of 2, but rank 1 one of 3"));
   CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 did not connect within 1.5 s") &&
                                        Contains("world size of 2, but rank 1 one of 3"));
 }
 
-TEST_CASE("the second of two processes with one number is refused") {
+TEST_CASE("the second of two processes with the same rank is refused") {
   const std::uint16_t port = free_port();
   Processes processes(3, [&](std::size_t process) {
     if (process == 2) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    meet(at(port, process == 0 ? 0 : 1, 3), brief);
+    connect_rank(at(port, process == 0 ? 0 : 1, 3), brief);
   });
   CHECK_THAT(processes.failure(2), Contains("B3303") && Contains("has this rank already"));
   CHECK_THAT(processes.failure(0), Contains("rank 2 did not connect"));
 }
 
-TEST_CASE("a second job on the same port is told, and the first goes on") {
+TEST_CASE("a second job on the same port fails with the reason, and the first continues") {
   const std::uint16_t port = free_port();
   Processes processes(4, [&](std::size_t process) {
     const bool second = process >= 2;
     if (second) std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    meet(at(port, process % 2, 2, second ? "second" : "first"), brief, [&](Communicator& ranks) {
+    connect_rank(at(port, process % 2, 2, second ? "second" : "first"), brief, [&](Communicator& ranks) {
       std::this_thread::sleep_for(std::chrono::milliseconds(400));
       ranks.barrier();
     });
@@ -103,33 +103,33 @@ TEST_CASE("a second job on the same port is told, and the first goes on") {
   CHECK(processes.failure(1).empty());
 }
 
-TEST_CASE("ranks that do not come are named when time is up") {
+TEST_CASE("ranks that do not connect are named after the timeout") {
   const std::uint16_t port = free_port();
-  Processes processes(1, [&](std::size_t) { meet(at(port, 0, 3), std::chrono::milliseconds(300)); });
+  Processes processes(1, [&](std::size_t) { connect_rank(at(port, 0, 3), std::chrono::milliseconds(300)); });
   CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1, 2 did not connect within 0.3 s"));
-  CHECK_THROWS_WITH(meet(at(port, 1, 3), std::chrono::milliseconds(300)),
+  CHECK_THROWS_WITH(connect_rank(at(port, 1, 3), std::chrono::milliseconds(300)),
                     Contains("B3303") && Contains("cannot reach rank 0") && Contains(std::to_string(port)));
 }
 
-TEST_CASE("a rank that dies before all have come is named at once") {
+TEST_CASE("a rank that dies before all ranks have connected is named at once") {
   const std::uint16_t port = free_port();
-  Processes processes(2, [&](std::size_t rank) { meet(at(port, rank, 3)); });
+  Processes processes(2, [&](std::size_t rank) { connect_rank(at(port, rank, 3)); });
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   processes.send(1, SIGKILL);
   CHECK_THAT(processes.failure(0), Contains("B3303") && Contains("rank 1 (") && Contains("died"));
 }
 
-TEST_CASE("an address that cannot be is said to be so") {
-  CHECK_THROWS_WITH(meet({.rank = 0, .size = 2, .hub = {"192.0.2.1", 29500}}),
+TEST_CASE("an impossible address is reported") {
+  CHECK_THROWS_WITH(connect_rank({.rank = 0, .size = 2, .hub = {"192.0.2.1", 29500}}),
                     Contains("B3303") && Contains("192.0.2.1"));
-  CHECK_THROWS_WITH(meet({.rank = 1, .size = 2, .hub = {"no.such.host.invalid", 29500}}),
+  CHECK_THROWS_WITH(connect_rank({.rank = 1, .size = 2, .hub = {"no.such.host.invalid", 29500}}),
                     Contains("B3303") && Contains("no.such.host.invalid"));
 }
 
-TEST_CASE("an exception that ends a rank ends the others") {
+TEST_CASE("an exception that ends a rank ends the other ranks") {
   const std::uint16_t port = free_port();
   Processes processes(3, [&](std::size_t rank) {
-    meet(at(port, rank, 3), patient, [](Communicator& ranks) {
+    connect_rank(at(port, rank, 3), patient, [](Communicator& ranks) {
       if (ranks.rank() == 1) throw std::runtime_error("no such data set");
       ranks.barrier();
     });
@@ -140,16 +140,16 @@ TEST_CASE("an exception that ends a rank ends the others") {
   }
 }
 
-TEST_CASE("the memory of a communicator is booked as long as it is there, and refused past the budget") {
+TEST_CASE("a communicator's memory is booked while it exists, and refused beyond the budget") {
   const TemporaryDirectory folder;
   Processes processes(2, [&](std::size_t rank) {
     const auto backend = kernels::cpu_backend({.threads = 1});
     for (const bool is_enough : {true, false}) {
       MemoryAccounts accounts;
       if (!is_enough) accounts.limit(MemoryKind::pageable, 1000);
-      const std::filesystem::path meeting = folder.path() / (is_enough ? "first" : "second");
-      std::filesystem::create_directories(meeting);
-      FileStore store(meeting);
+      const std::filesystem::path store_folder = folder.path() / (is_enough ? "first" : "second");
+      std::filesystem::create_directories(store_folder);
+      FileStore store(store_folder);
       const ConnectOptions options{.launch = Launch{.rank = rank, .size = 2},
                                    .store = &store,
                                    .timeout = patient,
@@ -159,7 +159,7 @@ TEST_CASE("the memory of a communicator is booked as long as it is there, and re
         expect(accounts.usage(MemoryKind::pageable, "shared memory, group all").now > 256 * 1024, "booked");
         ranks->barrier();
       }
-      expect(accounts.total(MemoryKind::pageable).now == 0, "given back");
+      expect(accounts.total(MemoryKind::pageable).now == 0, "released");
     }
   });
   for (const std::string& failure : processes.failures()) {

@@ -62,12 +62,13 @@ std::size_t names_of_shared_memory() {
 }
 
 // Sends the signal to one rank in the middle of collectives, and returns the others' errors.
-Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::chrono::milliseconds timeout) {
+Failures failures_after_signal(const ProcessKind& kind, std::size_t victim, int signal,
+                               std::chrono::milliseconds timeout) {
   constexpr std::size_t size = 4;
-  const ProcessGroupRig place(size, kind.way, timeout);
+  const ProcessGroupRig rig(size, kind.transport, timeout);
   const Start start;
   Processes processes(size, [&](std::size_t rank) {
-    place.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start.end()); });
+    rig.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start.end()); });
   });
   start.wait();
   std::mt19937 random(static_cast<unsigned>(victim));
@@ -82,12 +83,12 @@ Failures strike(const ProcessKind& kind, std::size_t victim, int signal, std::ch
 
 }  // namespace
 
-TEST_CASE("every other rank ends when one is killed, and names it") {
+TEST_CASE("when a rank is killed, every other rank ends and names it") {
   const std::size_t names = names_of_shared_memory();
   for (const ProcessKind& kind : process_kinds()) {
     for (std::size_t victim = 0; victim < 4; ++victim) {
       INFO(kind.name << ", rank " << victim);
-      const Failures failures = strike(kind, victim, SIGKILL, patient);
+      const Failures failures = failures_after_signal(kind, victim, SIGKILL, patient);
       for (std::size_t rank = 0; rank < failures.size(); ++rank) {
         if (rank == victim) continue;
         CHECK_THAT(failures[rank], Contains("B3301") && Contains(fmt::format("rank {} (", victim)) && Contains("died"));
@@ -97,11 +98,11 @@ TEST_CASE("every other rank ends when one is killed, and names it") {
   }
 }
 
-TEST_CASE("every other rank ends when one is stopped, and names it when time is up") {
+TEST_CASE("when a rank is stopped, every other rank ends after the timeout and names it") {
   for (const ProcessKind& kind : process_kinds()) {
     for (const std::size_t victim : {0u, 2u}) {
       INFO(kind.name << ", rank " << victim);
-      const Failures failures = strike(kind, victim, SIGSTOP, std::chrono::milliseconds(700));
+      const Failures failures = failures_after_signal(kind, victim, SIGSTOP, std::chrono::milliseconds(700));
       for (std::size_t rank = 0; rank < failures.size(); ++rank) {
         if (rank == victim) continue;
         CHECK_THAT(failures[rank],

@@ -31,7 +31,7 @@ void call_for_ever(Communicator& ranks) {
 
 }  // namespace
 
-TEST_CASE("an abort ends the others' waiting and every later call with its reason") {
+TEST_CASE("after an abort, waiting ranks and all later calls fail with its reason") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const Failures failures = kind.run(3, patient, [](Communicator& ranks) {
@@ -50,7 +50,7 @@ TEST_CASE("an abort ends the others' waiting and every later call with its reaso
 }
 
 // They cannot because the build has no NCCL, or the machine no GPU, or only one for both ranks.
-TEST_CASE("processes that cannot exchange a GPU's memory are told why, all of them") {
+TEST_CASE("if processes cannot exchange GPU memory, every process fails with the reason") {
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name == "threads") continue;  // whose copies a GPU's stream can make
     INFO(kind.name);
@@ -61,7 +61,7 @@ TEST_CASE("processes that cannot exchange a GPU's memory are told why, all of th
   }
 }
 
-TEST_CASE("sums of as many integers for different purposes are not the same call") {
+TEST_CASE("calls of all_reduce with equal sizes but different purposes do not match") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
@@ -75,7 +75,7 @@ TEST_CASE("sums of as many integers for different purposes are not the same call
   }
 }
 
-TEST_CASE("an abort reaches the groups that were split off") {
+TEST_CASE("an abort reaches groups that were split off") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const Failures failures = kind.run(3, patient, [](Communicator& ranks) {
@@ -92,7 +92,7 @@ TEST_CASE("an abort reaches the groups that were split off") {
   }
 }
 
-TEST_CASE("ranks that make different calls are told which") {
+TEST_CASE("when ranks make different calls, the error names both calls") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
@@ -107,7 +107,7 @@ TEST_CASE("ranks that make different calls are told which") {
   }
 }
 
-TEST_CASE("sizes and formats that do not belong together are refused, and end the others' waiting") {
+TEST_CASE("mismatched sizes and formats are refused, and the other ranks stop waiting") {
   const Values five = Values::of_rank(0, DType::bf16, 5);
   struct Refused {
     std::string code, needed;
@@ -131,7 +131,7 @@ TEST_CASE("sizes and formats that do not belong together are refused, and end th
   }
 }
 
-TEST_CASE("a rank that does not come is named when time is up") {
+TEST_CASE("a rank that does not arrive is named after the timeout") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const Failures failures = kind.run(3, std::chrono::milliseconds(300), [](Communicator& ranks) {

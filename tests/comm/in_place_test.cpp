@@ -88,7 +88,7 @@ void broadcasts(Communicator& ranks, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("memory that ranks share gives the same bits, and may be changed when a call returns") {
+TEST_CASE("collectives in shared memory give the same bits, and it may change once a call returns") {
   for (const std::size_t size : {2u, 3u, 4u}) {
     on_all_groups(size, [](Communicator& ranks) {
       if (ranks.shared_memory() == nullptr) return;
@@ -104,10 +104,10 @@ TEST_CASE("memory that ranks share gives the same bits, and may be changed when 
   }
 }
 
-TEST_CASE("processes of one machine have memory that they share, and one that gives other memory is named") {
+TEST_CASE("processes of one machine share memory, and a rank whose memory differs in kind is named") {
   const auto run = [](const RankBody& body) {
-    const ProcessGroupRig place(2, HostTransport::shared_memory, patient);
-    return Processes(2, [&](std::size_t rank) { place.as_rank(rank, body); }).failures();
+    const ProcessGroupRig rig(2, HostTransport::shared_memory, patient);
+    return Processes(2, [&](std::size_t rank) { rig.as_rank(rank, body); }).failures();
   };
   const Failures failures = run([](Communicator& ranks) {
     expect(ranks.shared_memory() != nullptr, "shared memory");
@@ -123,11 +123,11 @@ TEST_CASE("processes of one machine have memory that they share, and one that gi
   }
 }
 
-TEST_CASE("a process finds what lies in its shared pages, and its peer what is there now") {
+TEST_CASE("a process locates its shared pages, and its peer reads their current bytes") {
   const std::size_t descriptors = offload::open_descriptors();
   {
-    const SharedMemory door = SharedMemory::make(1, "door");
-    const SharedMemory peer = SharedMemory::open(door.invitation());
+    const SharedMemory local = SharedMemory::make(1, "local");
+    const SharedMemory peer = SharedMemory::open(local.invitation());
     SharedPages pages;
     PeerPages seen;
     constexpr std::size_t bytes = 3 << 20;

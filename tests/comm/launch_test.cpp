@@ -50,7 +50,7 @@ const Variables slurm{{"SLURM_PROCID", "9"},  {"SLURM_NTASKS", "16"},
 
 }  // namespace
 
-TEST_CASE("each launcher says who this process is") {
+TEST_CASE("each launcher's variables give the rank, the world size, the host and the job") {
   struct Row {
     Variables variables;
     std::string launcher;
@@ -82,7 +82,7 @@ TEST_CASE("each launcher says who this process is") {
   }
 }
 
-TEST_CASE("the first of Slurm's machines is found in every kind of list") {
+TEST_CASE("the first host is found in every form of Slurm's node list") {
   const std::vector<std::pair<std::string, std::string>> rows{
       {"one", "one"},       {"one,two", "one"},        {"node[07-12,3],other", "node07"}, {"node[3,7-12]", "node3"},
       {"node[5]", "node5"}, {"a-b[001-002]", "a-b001"}};
@@ -91,7 +91,7 @@ TEST_CASE("the first of Slurm's machines is found in every kind of list") {
   }
 }
 
-TEST_CASE("ranks meet beside torch's port, or where they are told to") {
+TEST_CASE("ranks connect at a port derived from torch's, or at the requested one") {
   const auto port = [](const Variables& variables) { return launch(variables).hub.port; };
   CHECK(port(torchrun) == 29611);
   CHECK(port(with(torchrun, {{"MASTER_PORT", "32656"}})) == 32767);
@@ -106,7 +106,7 @@ TEST_CASE("ranks meet beside torch's port, or where they are told to") {
   }
 }
 
-TEST_CASE("a process that meets again does so at another port") {
+TEST_CASE("each further connection of a process uses another port") {
   for (const Variables& variables :
        {torchrun, slurm, with(torchrun, {{"MASTER_PORT", "40000"}}), with(torchrun, {{"BALLAST_PORT", "65535"}})}) {
     std::set<std::uint16_t> ports;
@@ -119,7 +119,7 @@ TEST_CASE("a process that meets again does so at another port") {
   CHECK(launch(torchrun, 1).hub.port != launch(with(torchrun, {{"MASTER_PORT", "29501"}})).hub.port);  // a neighbour's
 }
 
-TEST_CASE("a variable that is missing or cannot be right is named") {
+TEST_CASE("a missing or invalid variable is named") {
   struct Row {
     Variables variables;
     std::string named;

@@ -75,7 +75,7 @@ Failures leave_one(const GroupKind& kind, const Case& each, const RankBody& leav
 
 }  // namespace
 
-TEST_CASE("ranks that wait for one that has left, or call it later, fail at once with its words") {
+TEST_CASE("ranks that need a rank that has left fail at once with its reason, also in later calls") {
   for (const GroupKind& kind : group_kinds()) {
     for (const Case& each : cases) {
       INFO(kind.name << ", rank " << each.leaver << " of " << each.size << ", later: " << each.others_come_later);
@@ -93,7 +93,7 @@ TEST_CASE("ranks that wait for one that has left, or call it later, fail at once
   }
 }
 
-TEST_CASE("a rank that leaves because it has failed ends the others with its words, and what it says first counts") {
+TEST_CASE("a rank that leaves because it has failed ends the others with the first reason that it gives") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const Failures failures = leave_one(kind, {3, 1, true}, [](Communicator& ranks) {
@@ -106,7 +106,7 @@ TEST_CASE("a rank that leaves because it has failed ends the others with its wor
   }
 }
 
-TEST_CASE("an error says what its rank was doing") {
+TEST_CASE("an error states what its rank was doing") {
   for (const GroupKind& kind : group_kinds()) {
     if (kind.name == "threads") continue;  // which have one error for all
     INFO(kind.name);
@@ -118,7 +118,7 @@ TEST_CASE("an error says what its rank was doing") {
   }
 }
 
-TEST_CASE("a rank whose communicator is gone has left, and so has one that ended by an exception") {
+TEST_CASE("a rank leaves when its communicator is destroyed or an exception ends it") {
   for (const GroupKind& kind : group_kinds()) {
     INFO(kind.name);
     const auto needs = [](Communicator& ranks) {
@@ -138,7 +138,7 @@ TEST_CASE("a rank whose communicator is gone has left, and so has one that ended
   }
 }
 
-TEST_CASE("ranks that leave when all is done, one sooner than another, disturb nobody") {
+TEST_CASE("ranks that leave at different times after the last call disturb no other rank") {
   for (int time = 0; time < 10; ++time) {
     for (const GroupKind& kind : group_kinds()) {
       INFO(kind.name);
@@ -156,13 +156,13 @@ TEST_CASE("ranks that leave when all is done, one sooner than another, disturb n
   }
 }
 
-TEST_CASE("others hear of each other when rank 0 has left and lives on") {
+TEST_CASE("after rank 0 has left, the other ranks still learn of a death among them") {
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);
     const Signal left, done;
-    const ProcessGroupRig place(3, kind.way, an_hour);
+    const ProcessGroupRig rig(3, kind.transport, an_hour);
     Processes processes(3, [&](std::size_t rank) {
-      place.as_rank(rank, [&](Communicator& ranks) {
+      rig.as_rank(rank, [&](Communicator& ranks) {
         const auto part = ranks.split(rank == 0 ? 0 : 1);
         if (rank == 0) return ranks.leave({.words = "it is done"});
         if (rank == 1) part->barrier();
@@ -179,14 +179,14 @@ TEST_CASE("others hear of each other when rank 0 has left and lives on") {
   }
 }
 
-TEST_CASE("a child of a rank does not keep the others from noticing its end") {
+TEST_CASE("the end of a rank is noticed although its forked child lives") {
   for (const ProcessKind& kind : process_kinds()) {
     INFO(kind.name);
     for (const std::size_t victim : {0u, 1u}) {
       const Signal done;
-      const ProcessGroupRig place(2, kind.way, an_hour);
+      const ProcessGroupRig rig(2, kind.transport, an_hour);
       Processes processes(2, [&](std::size_t rank) {
-        place.as_rank(rank, [&](Communicator& ranks) {
+        rig.as_rank(rank, [&](Communicator& ranks) {
           ranks.barrier();
           if (rank != victim) return ranks.barrier();
           if (::fork() == 0) {
@@ -202,10 +202,10 @@ TEST_CASE("a child of a rank does not keep the others from noticing its end") {
   }
 }
 
-TEST_CASE("a reason may be as long as it likes") {
-  const ProcessGroupRig place(2, HostTransport::shared_memory, an_hour);
+TEST_CASE("a very long reason reaches the other ranks, shortened") {
+  const ProcessGroupRig rig(2, HostTransport::shared_memory, an_hour);
   Processes processes(2, [&](std::size_t rank) {
-    place.as_rank(rank, [&](Communicator& ranks) {
+    rig.as_rank(rank, [&](Communicator& ranks) {
       if (rank == 0) return ranks.barrier();
       ranks.abort("a tensor: " + std::string(std::size_t{3} << 20, '0'));
     });

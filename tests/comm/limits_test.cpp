@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t enough = 100;
 
 // Connects two ranks, one of which may have only so many more of a resource, and returns the errors of both.
-Failures meet_with_limit(std::size_t limited, HostTransport way, const std::function<void()>& allow) {
+Failures connect_with_limit(std::size_t limited, HostTransport transport, const std::function<void()>& allow) {
   const std::uint16_t port = local_endpoint(listen_at({"127.0.0.1", 0})).port;
   Processes processes(2, [&](std::size_t rank) {
     ::alarm(hangs_after_seconds);
@@ -23,8 +23,8 @@ Failures meet_with_limit(std::size_t limited, HostTransport way, const std::func
     const auto backend = kernels::cpu_backend({.threads = 1});
     MemoryAccounts accounts;
     const Launch launch{.rank = rank, .size = 2, .hub = {"127.0.0.1", port}, .job = "job"};
-    const auto ranks =
-        connect({.launch = launch, .timeout = patient, .transport = way}, {.backend = *backend, .accounts = accounts});
+    const auto ranks = connect({.launch = launch, .timeout = patient, .transport = transport},
+                               {.backend = *backend, .accounts = accounts});
     ranks->split(0)->barrier();
   });
   Failures failures(2);
@@ -35,11 +35,11 @@ Failures meet_with_limit(std::size_t limited, HostTransport way, const std::func
   return failures;
 }
 
-void check_every_limit_of(std::size_t limited, HostTransport way, const std::function<void(std::size_t more)>& allow,
-                          const std::string& limit) {
+void check_every_limit_of(std::size_t limited, HostTransport transport,
+                          const std::function<void(std::size_t more)>& allow, const std::string& limit) {
   for (std::size_t more = 0; more < enough; ++more) {
-    CAPTURE(limited, static_cast<int>(way), more);
-    const Failures failures = meet_with_limit(limited, way, [&] { allow(more); });
+    CAPTURE(limited, static_cast<int>(transport), more);
+    const Failures failures = connect_with_limit(limited, transport, [&] { allow(more); });
     if (failures == Failures(2)) {
       CHECK(more > 0);
       return;
@@ -52,7 +52,7 @@ void check_every_limit_of(std::size_t limited, HostTransport way, const std::fun
 
 }  // namespace
 
-TEST_CASE("a rank that gets too few threads says which limit is reached") {
+TEST_CASE("a rank that gets too few threads names the limit that is reached") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
   if (process_kinds().size() < 2) return skip("processes of two users share no memory, and there is no Gloo");
   for (const std::size_t limited : {0u, 1u}) {
@@ -60,11 +60,11 @@ TEST_CASE("a rank that gets too few threads says which limit is reached") {
   }
 }
 
-TEST_CASE("a rank that gets too few descriptors says which limit is reached, and rank 0 tells it the others") {
+TEST_CASE("a rank that gets too few descriptors names the limit, and rank 0 tells the other ranks") {
   if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   for (const ProcessKind& kind : process_kinds()) {
     for (const std::size_t limited : {0u, 1u}) {
-      check_every_limit_of(limited, kind.way, allow_descriptors, "RLIMIT_NOFILE");
+      check_every_limit_of(limited, kind.transport, allow_descriptors, "RLIMIT_NOFILE");
     }
   }
 }

@@ -4,7 +4,7 @@
 
 using namespace ballast;
 
-TEST_CASE("messages arrive whole, however their bytes come") {
+TEST_CASE("messages arrive complete, however their bytes are split") {
   const Message messages[] = {{Message::Kind::set, "key", std::string(3000, 'v')},
                               {Message::Kind::goodbye, "", ""},
                               {Message::Kind::failed, "", "reason"}};

@@ -1,4 +1,5 @@
-// NCCL gives the bits that every communicator gives. Ranks are threads, each with a GPU of its own, as NCCL requires.
+// NCCL gives the same bits as every other communicator. Ranks are threads, each with a GPU of its own, as NCCL
+// requires.
 #include <ballast/error.h>
 
 #include <catch2/catch.hpp>
@@ -80,7 +81,7 @@ void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
 
 }  // namespace
 
-TEST_CASE("NCCL gives the bits that every communicator gives", "[gpu]") {
+TEST_CASE("NCCL gives the same bits as every other communicator", "[gpu]") {
   const std::size_t gpus = device::list().size();
   if (gpus < 2) return skip("NCCL gives each rank a GPU of its own, and there is one");
   for (const std::size_t size : {2u, 3u}) {

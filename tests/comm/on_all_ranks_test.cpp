@@ -39,7 +39,7 @@ std::vector<std::string> errors(const std::function<void(std::size_t rank)>& wor
 
 }  // namespace
 
-TEST_CASE("what succeeds on all ranks throws on none, and what fails on one throws its error on all") {
+TEST_CASE("work that succeeds on all ranks throws on none, and work that fails on one throws on all") {
   CHECK(errors([](std::size_t) {}) == std::vector<std::string>(3));
   const auto fails_on_1 = [](std::size_t rank) {
     if (rank == 1) fail(Code::drive_full, {.what = "full", .where = "/drive", .needed = "2", .available = "1"});
@@ -47,7 +47,7 @@ TEST_CASE("what succeeds on all ranks throws on none, and what fails on one thro
   CHECK(errors(fails_on_1) == std::vector<std::string>(3, "B2202|full|rank 1: /drive|2|1||"));
 }
 
-TEST_CASE("of several errors all ranks throw the first rank's, also where it is not one of ours") {
+TEST_CASE("of several errors, all ranks throw that of the lowest rank, also for foreign exceptions") {
   const auto fails = [](std::size_t rank) {
     if (rank == 1) std::filesystem::create_directory("/proc/none/none");
     if (rank == 2) fail(Code::internal, {.what = "later"});

@@ -110,9 +110,9 @@ void ProcessGroupRig::as_rank(std::size_t rank, const RankBody& body) const {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   FileStore store(folder_.path());
-  body(
-      *connect({.launch = Launch{.rank = rank, .size = size_}, .store = &store, .timeout = timeout_, .transport = way_},
-               {.backend = *backend, .accounts = accounts}));
+  body(*connect(
+      {.launch = Launch{.rank = rank, .size = size_}, .store = &store, .timeout = timeout_, .transport = transport_},
+      {.backend = *backend, .accounts = accounts}));
 }
 
 }  // namespace ballast::testing

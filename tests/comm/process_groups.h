@@ -45,7 +45,7 @@ class Processes {
 
 struct ProcessKind {
   std::string name;
-  HostTransport way;
+  HostTransport transport;
 };
 
 std::vector<ProcessKind> process_kinds();  // those that this build has
@@ -53,15 +53,15 @@ std::vector<ProcessKind> process_kinds();  // those that this build has
 // The rendezvous of processes, and the transport that connects them.
 class ProcessGroupRig {
  public:
-  ProcessGroupRig(std::size_t size, HostTransport way, std::chrono::milliseconds timeout)
-      : size_(size), way_(way), timeout_(timeout) {}
+  ProcessGroupRig(std::size_t size, HostTransport transport, std::chrono::milliseconds timeout)
+      : size_(size), transport_(transport), timeout_(timeout) {}
 
   void as_rank(std::size_t rank, const RankBody& body) const;  // connects this process
 
  private:
   TemporaryDirectory folder_;
   std::size_t size_;
-  HostTransport way_;
+  HostTransport transport_;
   std::chrono::milliseconds timeout_;
 };
 

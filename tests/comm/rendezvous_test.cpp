@@ -31,7 +31,7 @@ struct Rig {
 
 }  // namespace
 
-TEST_CASE("all are welcomed when the last has come") {
+TEST_CASE("all ranks are welcomed when the last one has connected") {
   Rig rig;
   rig.hello(1, 2);
   rig.hello(2, 0);
@@ -42,7 +42,7 @@ TEST_CASE("all are welcomed when the last has come") {
   CHECK(rig.sent[0].second == Message{Kind::welcome, "", "0 3 100 node\n1 3 101 node\n2 3 102 node"});
 }
 
-TEST_CASE("who does not belong is refused, and the others go on") {
+TEST_CASE("a process of another job is refused, and the others continue") {
   Rig rig;
   rig.hello(1, 0);
   rig.hello(2, 1, 4);
@@ -59,7 +59,7 @@ TEST_CASE("who does not belong is refused, and the others go on") {
   CHECK_THAT(rig.last(), Contains("rank 1, 2 did not connect within 3 s") && Contains("world size of 3"));
 }
 
-TEST_CASE("a value reaches those who asked before it was set, and after") {
+TEST_CASE("a value reaches ranks that requested it before it was set, and after") {
   Rig rig;
   rig.all_come();
   rig.rendezvous.take(11, {Kind::get, "key", ""});
@@ -73,7 +73,7 @@ TEST_CASE("a value reaches those who asked before it was set, and after") {
   CHECK(rig.sent.size() == 2);
 }
 
-TEST_CASE("all hear of the first error, and only of it") {
+TEST_CASE("all ranks are told the first error, and no later one") {
   Rig rig;
   rig.all_come();
   rig.rendezvous.ended(11);
@@ -83,7 +83,7 @@ TEST_CASE("all hear of the first error, and only of it") {
   CHECK(rig.sent.size() == 2);
 }
 
-TEST_CASE("who says goodbye has not died") {
+TEST_CASE("a rank that says goodbye is not reported as dead") {
   Rig rig;
   rig.all_come();
   for (std::size_t connection = 10; connection < 13; ++connection) {
@@ -97,7 +97,7 @@ TEST_CASE("who says goodbye has not died") {
   CHECK(rig.sent.back() == std::pair<std::size_t, Message>{20, {Kind::later, "", ""}});
 }
 
-TEST_CASE("the others hear the last words of a rank, and fail where that has failed") {
+TEST_CASE("the other ranks are told why a rank leaves, and fail if it has failed") {
   Rig rig;
   rig.all_come();
   rig.rendezvous.take(11, {Kind::goodbye, "", "it is done"});
@@ -111,7 +111,7 @@ TEST_CASE("the others hear the last words of a rank, and fail where that has fai
   CHECK(rig.last() == "rank 2 (node, pid 102) left: ValueError: this batch is bad");
 }
 
-TEST_CASE("of those who are late, the one that waits for nobody is named") {
+TEST_CASE("of several late ranks, the one that waits for no other is named") {
   Rig chain;
   chain.all_come();
   chain.late(0, 1);

@@ -7,11 +7,11 @@
 using namespace ballast;
 using Catch::Contains;
 
-TEST_CASE("what one writes into shared memory the other reads") {
+TEST_CASE("bytes written through one mapping of shared memory are read through the other") {
   constexpr std::size_t bytes = 10000;
   const std::size_t descriptors = offload::open_descriptors();
   {
-    SharedMemory made = SharedMemory::make(bytes, "boxes");
+    SharedMemory made = SharedMemory::make(bytes, "buffers");
     const SharedMemory opened = SharedMemory::open(made.invitation());
     made.close_file();
     CHECK(opened.data() != made.data());
@@ -22,8 +22,8 @@ TEST_CASE("what one writes into shared memory the other reads") {
   }
 }
 
-TEST_CASE("shared memory that cannot be reached says why") {
-  SharedMemory made = SharedMemory::make(100, "boxes");
+TEST_CASE("opening shared memory that cannot be reached fails with the reason") {
+  SharedMemory made = SharedMemory::make(100, "buffers");
   const std::string invitation = made.invitation();
   CHECK_THROWS_WITH(SharedMemory::open("x" + invitation),
                     Contains("B2301") && Contains("not all ranks are on one machine"));

@@ -31,9 +31,10 @@ Failures run_threads(std::size_t size, std::chrono::milliseconds timeout, const 
   return failures;
 }
 
-Failures run_processes(HostTransport way, std::size_t size, std::chrono::milliseconds timeout, const RankBody& body) {
-  const ProcessGroupRig place(size, way, timeout);
-  return Processes(size, [&](std::size_t rank) { place.as_rank(rank, body); }).failures();
+Failures run_processes(HostTransport transport, std::size_t size, std::chrono::milliseconds timeout,
+                       const RankBody& body) {
+  const ProcessGroupRig rig(size, transport, timeout);
+  return Processes(size, [&](std::size_t rank) { rig.as_rank(rank, body); }).failures();
 }
 
 }  // namespace
@@ -41,7 +42,7 @@ Failures run_processes(HostTransport way, std::size_t size, std::chrono::millise
 std::vector<GroupKind> group_kinds() {
   std::vector<GroupKind> kinds{{"threads", run_threads}};
   for (const ProcessKind& kind : process_kinds()) {
-    kinds.push_back({kind.name, std::bind_front(run_processes, kind.way)});
+    kinds.push_back({kind.name, std::bind_front(run_processes, kind.transport)});
   }
   return kinds;
 }

@@ -6,7 +6,7 @@
 
 using namespace ballast;
 
-TEST_CASE("memory that a rank has shown is not given back while another looks at it, though the group is aborted") {
+TEST_CASE("published memory stays valid while another rank reads it, even after an abort") {
   ThreadGroup group(2);
   std::atomic<bool> looking = true;
   bool given_back_too_early = true;
@@ -26,13 +26,13 @@ TEST_CASE("memory that a rank has shown is not given back while another looks at
   CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301") && Catch::Contains("enough"));
 }
 
-TEST_CASE("a rank that comes too late does not meet one that has left") {
+TEST_CASE("a rank that arrives too late is not matched with one that has timed out") {
   ThreadGroup group(2, std::chrono::milliseconds(10));
   CHECK_THROWS_WITH(group.publish(0, {}), Catch::Contains("B3302") && Catch::Contains("rank 1 did not arrive"));
   CHECK_THROWS_WITH(group.publish(1, {}), Catch::Contains("B3301"));
 }
 
-TEST_CASE("a group has no other ranks than its own") {
+TEST_CASE("a group refuses a rank beyond its size") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   ThreadGroup group(2);
   CHECK_THROWS_WITH(thread_communicator(group, 2, *backend), Catch::Contains("a rank below 2"));

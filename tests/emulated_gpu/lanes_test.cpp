@@ -5,12 +5,12 @@
 using namespace ballast;
 using namespace ballast::testing;
 
-TEST_CASE("on a GPU stages and tiers give the bits of the CPU") { check_gpu_trains_as_cpu(); }
+TEST_CASE("on a GPU, stages and tiers give the bits of the CPU") { check_gpu_trains_as_cpu(); }
 
-TEST_CASE("all formats train on a GPU as on the CPU") { check_gpu_trains_in_all_formats(); }
+TEST_CASE("all formats train to the same bits on a GPU as on the CPU") { check_gpu_trains_in_all_formats(); }
 
-TEST_CASE("what is in the trainer's stream is waited for") { check_trainer_is_waited_for(); }
+TEST_CASE("reading the state waits for the work in the trainer's stream") { check_trainer_is_waited_for(); }
 
-TEST_CASE("a GPU's work is counted and drawn in memory of the caller's allocator") {
+TEST_CASE("a GPU's work is counted and traced, in memory of the caller's allocator") {
   check_gpu_work_is_accounted_for();
 }

@@ -20,7 +20,7 @@ PlanSetup setup_of(Tier parameters, Tier state) {
 
 }  // namespace
 
-TEST_CASE("a step reads and writes each record once, and reads parameters that are nowhere else once more each time") {
+TEST_CASE("a step reads and writes each record once, and rereads parameters that are only on drives") {
   const CompiledPlan plan = plan_of(setup_of(Tier::device, Tier::nvme));
   const DriveWork work = drive_work_of(plan);
   CHECK(work.record_bytes == plan.blocks().records().record);
@@ -35,7 +35,7 @@ TEST_CASE("a step reads and writes each record once, and reads parameters that a
   CHECK((more.read_bytes - more.written_bytes) % all.blocks().records().first_record == 0);
 }
 
-TEST_CASE("without state on drives a step asks nothing of them") {
+TEST_CASE("without state on drives, a step reads and writes nothing there") {
   const DriveWork work = drive_work_of(plan_of(setup_of(Tier::device, Tier::host)));
   CHECK(work.read_bytes + work.written_bytes + work.record_bytes + work.records == 0);
 }

@@ -81,7 +81,7 @@ TEST_CASE("a GPT trains to the same bits at every stage and on all tiers") {
   }
 }
 
-TEST_CASE("a GPT with a head of its own, in fp32, or updated in its backward pass, trains to the same bits") {
+TEST_CASE("a GPT with an untied head, in fp32, or updated in the backward pass, trains to the same bits") {
   gpt::RunOptions run = tiny_run();
   run.shape.tied = false;
   run.training.state = all_in(Tier::nvme);
@@ -108,7 +108,7 @@ TEST_CASE("the number of threads changes no bit") {
   CHECK(outcomes[2] == outcomes[0]);
 }
 
-TEST_CASE("a GPT learns") {
+TEST_CASE("the loss of a GPT falls") {
   gpt::RunOptions run = tiny_run();
   run.steps = 60;
   const GptOutcome outcome = train_gpt(run, 2);
@@ -116,7 +116,7 @@ TEST_CASE("a GPT learns") {
   CHECK(outcome.steps.back().first < 3.2);
 }
 
-TEST_CASE("a GPT trains to the same bits, everything with everything", "[.all-equal]") {
+TEST_CASE("a GPT trains to the same bits in every combination of options", "[.all-equal]") {
   for (const std::size_t ranks : {1u, 2u, 3u, 4u}) {
     for (const std::size_t micro_steps : {1u, 3u}) {
       for (const double max_norm : {optim::no_clipping, 0.5}) {

@@ -162,7 +162,7 @@ void check_near(const Floats& found, const Floats& expected, DType dtype) {
 
 }  // namespace
 
-TEST_CASE("the layers on a GPU give what they give on the CPU", "[gpu]") {
+TEST_CASE("the layers on a GPU agree with those on the CPU", "[gpu]") {
   const Stream stream;
   const auto on_gpu = gpu_maths(stream.handle(), 0), on_cpu = cpu_maths(2);
   auto all = products();
@@ -180,7 +180,7 @@ TEST_CASE("the layers on a GPU give what they give on the CPU", "[gpu]") {
   }
 }
 
-TEST_CASE("a training on a GPU follows the one on the CPU, with the same bits wherever its state is", "[gpu]") {
+TEST_CASE("a training on a GPU follows the one on the CPU, with the same bits on every tier", "[gpu]") {
   for (const DType dtype : {DType::fp32, DType::bf16}) {
     RunOptions run = tiny_run();
     run.shape.dtype = dtype;

@@ -62,13 +62,14 @@ Values gradients_of(const Shape& shape, const Values& values) {
 }
 
 // Returns the slope of the loss in one direction, which moves each element of a tensor by its own small amount.
-double slope_along(const Shape& shape, Values values, std::pair<std::size_t, std::size_t> tensor, const Floats& way) {
+double slope_along(const Shape& shape, Values values, std::pair<std::size_t, std::size_t> tensor,
+                   const Floats& direction) {
   constexpr float distance = 2e-2f;
   Floats& numbers = values[tensor.first][tensor.second];
   const Floats here = numbers;
   const auto loss_at = [&](float side) {
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      numbers[i] = here[i] + side * distance * way[i];
+      numbers[i] = here[i] + side * distance * direction[i];
     }
     return loss_of(shape, values);
   };

@@ -25,9 +25,9 @@ gpt::RunOptions run_on_drives(const std::filesystem::path& directory) {
 }
 
 // Reports its progress, and writes a hash of its parameters to a file.
-class Witness : public gpt::Observer {
+class OutcomeWriter : public gpt::Observer {
  public:
-  Witness(std::filesystem::path file, int progress) : file_(std::move(file)), progress_(progress) {}
+  OutcomeWriter(std::filesystem::path file, int progress) : file_(std::move(file)), progress_(progress) {}
   void step(const gpt::Step&) override {
     if (progress_ >= 0 && ::write(progress_, "s", 1) != 1)
       throw std::runtime_error("cannot report progress: the reader is gone");
@@ -41,13 +41,13 @@ class Witness : public gpt::Observer {
 
 struct DriveJob {
   explicit DriveJob(const std::filesystem::path& in)
-      : directory(in), meeting(ranks, process_kinds().front().way, patient) {}
+      : directory(in), group(ranks, process_kinds().front().transport, patient) {}
 
   void as_rank(std::size_t rank, int progress) const {
-    meeting.as_rank(rank, [&](Communicator& world) {
-      Witness witness(directory / std::to_string(rank), rank == 0 ? progress : -1);
+    group.as_rank(rank, [&](Communicator& world) {
+      OutcomeWriter writer(directory / std::to_string(rank), rank == 0 ? progress : -1);
       const auto maths = gpt::cpu_maths(1);
-      gpt::train(run_on_drives(directory), world, *maths, witness);
+      gpt::train(run_on_drives(directory), world, *maths, writer);
     });
   }
 
@@ -81,13 +81,13 @@ struct DriveJob {
   }
 
   std::filesystem::path directory;
-  ProcessGroupRig meeting;
+  ProcessGroupRig group;
 };
 
 }  // namespace
 
 // The processes are forked before this one has threads of its own.
-TEST_CASE("a GPT whose ranks were killed, one or all, ends with the bits of an undisturbed one") {
+TEST_CASE("a GPT whose ranks were killed, one or all, ends with the bits of an undisturbed training") {
   const TemporaryDirectory killed, left_alone;
   std::mt19937 random(5);
   for (const std::vector<std::size_t>& victims : std::vector<std::vector<std::size_t>>{{0}, {1}, {2}, {0, 1, 2}}) {

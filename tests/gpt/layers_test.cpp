@@ -6,7 +6,7 @@ using namespace ballast;
 using namespace ballast::gpt;
 using namespace ballast::testing;
 
-TEST_CASE("the gradient of a layer norm is its slope, and is added to what is there") {
+TEST_CASE("the gradient of a layer norm is its slope, and is added to the gradients before it") {
   const auto maths = cpu_maths(2);
   for (const std::size_t width : {16u, 37u}) {
     const std::size_t count = 40;
@@ -48,7 +48,7 @@ TEST_CASE("the gradient of gelu is its slope, and gelu is x far above zero and 0
   CHECK(far[4] == 1000.0f);
 }
 
-TEST_CASE("the gradient of cross entropy is its slope, and the loss of what is known for sure is none") {
+TEST_CASE("the gradient of cross entropy is its slope, and the loss of a certain prediction is zero") {
   const auto maths = cpu_maths(2);
   const std::size_t count = 20, width = 33;
   Floats logits = random_floats(count * width, 1, 3.0f), losses(count), gradient(logits.size());
@@ -94,7 +94,7 @@ TEST_CASE("the gradient of attention is its slope, and no position sees a later 
   }
 }
 
-TEST_CASE("the gradients of both tables are the slopes of what is read from them") {
+TEST_CASE("the gradients of both embedding tables are their slopes") {
   const auto maths = cpu_maths(2);
   const std::size_t context = 5, width = 70, batch = 3;
   Floats tokens = random_floats(256 * width, 1), positions = random_floats(context * width, 2);

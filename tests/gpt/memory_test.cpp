@@ -20,8 +20,8 @@ constexpr const char* model = "--layers 4 --width 1280 --heads 16 --context 64 -
 
 struct Ended {
   int status = 0;
-  std::string said;   // on stderr
-  std::string steps;  // as JSON
+  std::string errors;  // on stderr
+  std::string steps;   // as JSON
 };
 
 Ended run_gpt(const std::string& options) {
@@ -45,7 +45,7 @@ std::size_t number_in(const std::string& steps, const std::string& key) {
 }  // namespace
 
 // It takes at least 300 MiB, because libraries, stacks and malloc keep a few MiB more or less.
-TEST_CASE("a training holds what it announced, 3 % more or less") {
+TEST_CASE("a training's resident memory is within 3 % of the announced bytes") {
   if (testing::sanitized) return skip("a sanitizer keeps its own memory");
   for (const char* where : {
            "--stage 0",
@@ -56,7 +56,7 @@ TEST_CASE("a training holds what it announced, 3 % more or less") {
        }) {
     CAPTURE(where);
     const Ended ended = run_gpt(fmt::format("{} --layers 2 --width 1024", where));
-    REQUIRE(ended.said == "");
+    REQUIRE(ended.errors == "");
     const std::size_t announced = number_in(ended.steps, "announced_bytes");
     const std::size_t held = number_in(ended.steps, "peak_bytes") - number_in(ended.steps, "code_bytes") -
                              number_in(ended.steps, "before_bytes");
@@ -68,38 +68,39 @@ TEST_CASE("a training holds what it announced, 3 % more or less") {
   }
 }
 
-TEST_CASE("a training larger than its memory is done within the limit, and refused where it does not fit") {
+TEST_CASE("a training larger than memory stays within its limit, and is refused where it does not fit") {
   if (testing::sanitized) return skip("a sanitizer maps more than any limit");
   const std::string on_drive =
       "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --layers 6 --memory-limit ";
   const std::size_t limit = 640 * mebibyte;
 
   const Ended kept = run_gpt(fmt::format("{} {}", on_drive, limit));
-  REQUIRE(kept.said == "");
+  REQUIRE(kept.errors == "");
   CHECK(number_in(kept.steps, "nvme") > limit);
   CHECK(number_in(kept.steps, "peak_bytes") <= limit);
 
   const Ended refused = run_gpt(fmt::format("{} {}", on_drive, limit / 2));
   CHECK(refused.status == 2);
-  CHECK_THAT(refused.said, Catch::Contains("B2004") && Catch::Contains("--memory-limit") && Catch::Contains("needed"));
+  CHECK_THAT(refused.errors,
+             Catch::Contains("B2004") && Catch::Contains("--memory-limit") && Catch::Contains("needed"));
   CHECK(refused.steps == "");
 
   // The memory that --save needs is not announced, so the kernel refuses it.
   const Ended stopped = run_gpt(fmt::format("{} {} --save /dev/null", on_drive, limit));
   CHECK(stopped.status == 2);
-  CHECK_THAT(stopped.said, Catch::Contains("B2001"));
+  CHECK_THAT(stopped.errors, Catch::Contains("B2001"));
   CHECK_THAT(stopped.steps, Catch::Contains("\"step\":2"));  // at the end
 }
 
 TEST_CASE("a training can be forecast before it begins") {
   const Ended ended = run_gpt("--stage 3 --state nvme --ranks 2 --threads 1 --layers 2 --width 256 --forecast");
-  CHECK(ended.said == "");
+  CHECK(ended.errors == "");
   CHECK(ended.status == 0);
   CHECK_THAT(ended.steps, Catch::Contains("\"step\":2"));
 }
 
-TEST_CASE("a training is refused before it begins where its drive has too little space") {
+TEST_CASE("a training whose drive has too little space is refused before it begins") {
   const Ended refused = run_gpt("--stage 3 --state nvme --layers 64 --width 65536 --heads 64 --tile 1Gi");
   CHECK(refused.status == 2);
-  CHECK_THAT(refused.said, Catch::Contains("B2202"));
+  CHECK_THAT(refused.errors, Catch::Contains("B2202"));
 }

@@ -77,7 +77,7 @@ void check_product(const Multiply& multiply, std::size_t rows, std::size_t colum
 
 }  // namespace
 
-TEST_CASE("products are sums of products, of all shapes, formats and directions") {
+TEST_CASE("matrix products match their definition for all shapes, formats and transpositions") {
   const auto maths = cpu_maths(2);
   for (const auto& [rows, columns, steps] :
        {std::array<std::size_t, 3>{1, 1, 1}, {7, 19, 5}, {64, 48, 33}, {130, 20, 64}, {5, 1030, 16}}) {
@@ -86,7 +86,7 @@ TEST_CASE("products are sums of products, of all shapes, formats and directions"
   }
 }
 
-TEST_CASE("a product has the same bits from any number of threads, and anywhere in memory") {
+TEST_CASE("a matrix product has the same bits for any number of threads and any alignment") {
   for (const DType dtype : {DType::fp32, DType::bf16}) {
     const std::size_t rows = 300, columns = 1100, steps = 400;
     const Random a(rows, steps, dtype, false, 1), b(steps, columns, dtype, true, 2);

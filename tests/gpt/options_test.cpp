@@ -19,7 +19,7 @@ ProgramOptions parsed(const std::string& line) {
 
 }  // namespace
 
-TEST_CASE("words of gpt's command line name formats and tiers") {
+TEST_CASE("gpt's command line names formats and tiers") {
   const ProgramOptions options = parsed("--dtype fp32 --format compact --state host=0.25,nvme=0.75 --gradients host");
   CHECK(options.run.shape.dtype == DType::fp32);
   CHECK(options.run.training.format == StateFormat::compact);
@@ -27,7 +27,7 @@ TEST_CASE("words of gpt's command line name formats and tiers") {
   CHECK(options.run.training.gradients == all_in(Tier::host));
 }
 
-TEST_CASE("gpt uses the last value of an option that is given twice, as after a script's options") {
+TEST_CASE("gpt uses the last value of an option that is given twice") {
   CHECK(parsed("--stage 1 --stage 3").run.training.stage == 3);
   CHECK(parsed("--format fp32 --format bf16").run.training.format == StateFormat::bf16);
 }

@@ -51,30 +51,30 @@ inline gpt::RunOptions tiny_run() {
 }
 
 // Trains one rank, with one CPU thread or on a GPU.
-inline void train_gpt_rank(gpt::RunOptions options, ThreadGroup& everybody, std::size_t rank, Recorder& recorder) {
+inline void train_gpt_rank(gpt::RunOptions options, ThreadGroup& group, std::size_t rank, Recorder& recorder) {
   std::optional<Stream> stream;
   if (options.training.gpu) stream.emplace(*options.training.gpu);
   if (stream) options.training.stream = stream->handle();
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto maths = stream ? gpt::gpu_maths(stream->handle(), stream->gpu()) : gpt::cpu_maths(1);
-  gpt::train(options, *thread_communicator(everybody, rank, *backend), *maths, recorder);
+  gpt::train(options, *thread_communicator(group, rank, *backend), *maths, recorder);
 }
 
 // Returns rank 0's outcome. The parameters of all ranks must be the same.
 inline GptOutcome train_gpt(gpt::RunOptions options, std::size_t ranks) {
   const TemporaryDirectory directory;
   if (options.training.drives.directories.empty()) options.training.drives.directories = {directory.path()};
-  ThreadGroup everybody(ranks, std::chrono::seconds(60));
+  ThreadGroup group(ranks, std::chrono::seconds(60));
   std::vector<Recorder> recorders(ranks);
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        train_gpt_rank(options, everybody, rank, recorders[rank]);
+        train_gpt_rank(options, group, rank, recorders[rank]);
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
-        everybody.abort(failure.what());
+        group.abort(failure.what());
       }
     });
   }

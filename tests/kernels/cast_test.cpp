@@ -157,9 +157,9 @@ void expect_rounded(DType half, std::uint32_t first, std::span<std::uint16_t> ex
 
 TEST_CASE("casts of 0 to 1,100 elements give the same bits on every instruction set") { on_every_isa(casts_of_few); }
 TEST_CASE("casts give the same bits from any number of threads") { on_every_cpu(casts_of_many); }
-TEST_CASE("casts past the caches give the same bits") { on_every_isa(casts_of_very_many); }
-TEST_CASE("every bf16 and fp16 survives the way to fp32 and back") { on_every_isa(all_halves_survive); }
-TEST_CASE("fp32 is rounded to the nearest half, a tie to even, at every boundary") {
+TEST_CASE("casts larger than the caches give the same bits") { on_every_isa(casts_of_very_many); }
+TEST_CASE("every bf16 and fp16 value survives a cast to fp32 and back") { on_every_isa(all_halves_survive); }
+TEST_CASE("fp32 is rounded to the nearest bf16 or fp16, a tie to even, at every boundary") {
   on_every_isa(rounding_boundaries);
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("CUDA casts as the CPU does", "[gpu]") {
   }
 }
 
-TEST_CASE("casts are what the formats' definitions say") {
+TEST_CASE("casts follow the definitions of the formats") {
   for (const DType from : floating_dtypes) {
     for (const DType to : floating_dtypes) {
       const Patterns patterns = any_patterns(from, 200'000, 1);
@@ -226,7 +226,7 @@ TEST_CASE("every fp32 NaN becomes a NaN of the same sign") {
   }
 }
 
-TEST_CASE("bytes are copied") {
+TEST_CASE("a cast from bytes to bytes copies them") {
   std::vector<std::uint8_t> from(100'000);
   std::iota(from.begin(), from.end(), std::uint8_t{0});
   std::vector<std::uint8_t> to(from.size());

@@ -45,12 +45,12 @@ void packs_and_unpacks(TestBackend& on) {
 }  // namespace
 
 TEST_CASE("pieces of any size and format are copied") { on_every_cpu(packs_and_unpacks); }
-TEST_CASE("no pieces are no work") { plain_backend().copy_pieces({}); }
+TEST_CASE("copying no pieces does nothing") { plain_backend().copy_pieces({}); }
 
 TEST_CASE("CUDA's threads copy pieces of any size and format") { on_octets(packs_and_unpacks); }
 TEST_CASE("CUDA copies pieces of any size and format", "[gpu]") { on_cuda(packs_and_unpacks); }
 
-TEST_CASE("a plan of copies takes every element once, in parts of equal work") {
+TEST_CASE("a plan of copies covers every element once, in parts of equal work") {
   std::vector<CopyPiece> pieces;
   for (const std::size_t size : sizes) {
     pieces.push_back({{nullptr, size, DType::u8}, {nullptr, size, DType::u8}});
@@ -71,7 +71,7 @@ TEST_CASE("a plan of copies takes every element once, in parts of equal work") {
   }
 }
 
-TEST_CASE("a plan gives many empty pieces to many parts") {
+TEST_CASE("a plan of copies spreads many empty pieces over many parts") {
   const std::vector<CopyPiece> pieces(10'000);
   CHECK(CopyPlan(pieces, 65'536).parts() > 10);
 }

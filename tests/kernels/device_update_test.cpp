@@ -109,7 +109,7 @@ TEST_CASE("CUDA's threads update every format by every rule as the CPU does") { 
 TEST_CASE("CUDA's threads update 0 to 1,100 elements as the CPU does") { on_octets(every_size); }
 TEST_CASE("CUDA's threads update long lists of runs as the CPU does") { on_octets(many_runs); }
 TEST_CASE("CUDA's threads update runs that start anywhere as the CPU does") { on_octets(runs_that_start_anywhere); }
-TEST_CASE("a NaN stays one in what CUDA's threads update") { on_octets(nan_stays_nan); }
+TEST_CASE("a NaN stays NaN in an update by CUDA's threads") { on_octets(nan_stays_nan); }
 
 TEST_CASE("CUDA updates every format by every rule as the CPU does", "[gpu]") { on_cuda(every_shape); }
 TEST_CASE("CUDA updates many elements as the CPU does", "[gpu]") { on_cuda(large_shapes); }
@@ -117,9 +117,9 @@ TEST_CASE("CUDA updates more elements than it has threads as the CPU does", "[gp
 TEST_CASE("CUDA updates 0 to 1,100 elements as the CPU does", "[gpu]") { on_cuda(every_size); }
 TEST_CASE("CUDA updates long lists of runs as the CPU does", "[gpu]") { on_cuda(many_runs); }
 TEST_CASE("CUDA updates runs that start anywhere as the CPU does", "[gpu]") { on_cuda(runs_that_start_anywhere); }
-TEST_CASE("a NaN stays one in a CUDA update", "[gpu]") { on_cuda(nan_stays_nan); }
+TEST_CASE("a NaN stays NaN in a CUDA update", "[gpu]") { on_cuda(nan_stays_nan); }
 
-TEST_CASE("the CUDA kernels say why they are missing") {
+TEST_CASE("requesting CUDA kernels that are missing fails with the reason") {
   if (device::list().empty()) {
     CHECK_THROWS_WITH(cuda_backend(nullptr), Catch::Contains("B2101") || Catch::Contains("B2102"));
   }

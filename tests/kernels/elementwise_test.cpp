@@ -124,13 +124,15 @@ bool is_rounded_sum(double exact_in_fp32, DType into, std::uint32_t result) {
 
 }  // namespace
 
-TEST_CASE("fills of 0 to 1,100 elements, aligned and not") { on_every_isa(fills_of_few); }
+TEST_CASE("fills of 0 to 1,100 elements set exactly those, aligned or not") { on_every_isa(fills_of_few); }
 TEST_CASE("fills give the same bits from any number of threads") { on_every_cpu(fills_of_many); }
-TEST_CASE("bytes are filled with whole numbers") { on_every_isa(bytes_are_filled); }
+TEST_CASE("a fill of bytes takes a whole number") { on_every_isa(bytes_are_filled); }
 TEST_CASE("sums of 0 to 1,100 elements give the same bits on every instruction set") { on_every_isa(sums_of_few); }
 TEST_CASE("sums give the same bits from any number of threads") { on_every_cpu(sums_of_many); }
-TEST_CASE("sums begin as if on zeros, on every instruction set") { on_every_isa(begun_sums_of_few); }
-TEST_CASE("sums begin with the same bits from any number of threads") { on_every_cpu(begun_sums_of_many); }
+TEST_CASE("a sum that begins has the bits of one on zeros, on every instruction set") {
+  on_every_isa(begun_sums_of_few);
+}
+TEST_CASE("a sum that begins has the same bits from any number of threads") { on_every_cpu(begun_sums_of_many); }
 
 TEST_CASE("CUDA's threads fill and accumulate as the CPU does") {
   for (auto* const test : {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few}) {

@@ -56,7 +56,7 @@ class BitSum {
   std::vector<bool> bits_ = std::vector<bool>(800);
 };
 
-std::vector<double> numbers_of_every_size(std::size_t count, std::uint32_t seed) {
+std::vector<double> values_of_every_size(std::size_t count, std::uint32_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<int> exponent(-300, 262);
   std::vector<double> numbers(count);
@@ -85,8 +85,8 @@ static_assert([] {
 
 }  // namespace
 
-TEST_CASE("a single number comes back from an exact sum") {
-  for (const double x : numbers_of_every_size(10'000, 1)) {
+TEST_CASE("the exact sum of one value is that value") {
+  for (const double x : values_of_every_size(10'000, 1)) {
     REQUIRE(value(sum_of({x})) == x);
   }
   for (const double x : {0.0, 0x1p-300, 0x1p-298, 0x1.fffffffffffffp275, 128 * 0x1.fffffep127 * 0x1.fffffep127}) {
@@ -96,7 +96,7 @@ TEST_CASE("a single number comes back from an exact sum") {
 
 TEST_CASE("an exact sum is the true sum, rounded once") {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
-    const std::vector<double> numbers = numbers_of_every_size(1 + 7 * seed, seed);
+    const std::vector<double> numbers = values_of_every_size(1 + 7 * seed, seed);
     BitSum reference;
     for (const double x : numbers) {
       reference.add(x);
@@ -127,7 +127,7 @@ TEST_CASE("any bit below a tie in an exact sum breaks it") {
 }
 
 TEST_CASE("the order of an exact sum does not matter, nor how it is cut") {
-  std::vector<double> numbers = numbers_of_every_size(5'000, 3);
+  std::vector<double> numbers = values_of_every_size(5'000, 3);
   const ExactSum sum = sum_of(numbers);
   std::mt19937 random(4);
   for (int i = 0; i < 10; ++i) {
@@ -167,7 +167,7 @@ TEST_CASE("the promised number of additions fits between two carries") {
   CHECK(value(sum) == x * static_cast<double>(additions));
 }
 
-TEST_CASE("an exact sum of infinities and NaNs says so") {
+TEST_CASE("an exact sum of infinities is infinite, and one with a NaN is NaN") {
   CHECK(value(sum_of({1, inf, 2})) == inf);
   CHECK(std::isnan(value(sum_of({1, nan, 2}))));
   CHECK(std::isnan(value(sum_of({inf, nan}))));

@@ -77,8 +77,8 @@ void agrees_with_definition(TestBackend& on) {
 
 TEST_CASE("the first NaN or infinity of 0 to 1,100 elements is found") { on_every_isa(searches_in_few); }
 TEST_CASE("the first NaN or infinity is found by any number of threads") { on_every_cpu(searches_in_many); }
-TEST_CASE("the first NaN or infinity wins over those that other threads find") { on_every_cpu(races); }
-TEST_CASE("patterns are taken for NaN or infinity as their format says") { on_every_isa(agrees_with_definition); }
+TEST_CASE("of the NaNs and infinities that several threads find, the first one wins") { on_every_cpu(races); }
+TEST_CASE("patterns count as NaN or infinity as their format defines") { on_every_isa(agrees_with_definition); }
 
 TEST_CASE("CUDA's threads find the first NaN or infinity") {
   for (auto* const test : {searches_in_few, searches_in_many, agrees_with_definition}) {

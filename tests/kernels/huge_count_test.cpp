@@ -11,7 +11,7 @@ constexpr std::size_t count = (std::size_t{1} << 31) + 100'003;
 
 }  // namespace
 
-TEST_CASE("searches and sums over more than 2^31 elements") {
+TEST_CASE("searches and sums reach all of more than 2^31 elements") {
   const SparseMemory memory(2 * count);
   if (!memory.exists()) {
     return skip("no 4 GiB of address space");
@@ -30,7 +30,7 @@ TEST_CASE("searches and sums over more than 2^31 elements") {
   CHECK(first == count + 9);
 }
 
-TEST_CASE("pieces of more than 2^32 elements lie where they should") {
+TEST_CASE("pieces cover more than 2^32 elements, each at its place") {
   const std::size_t many = (std::size_t{1} << 33) + 5;
   std::size_t sum = 0;
   std::size_t end = 0;

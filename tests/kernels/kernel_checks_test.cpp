@@ -23,7 +23,7 @@ View at(std::size_t byte, std::size_t count, DType dtype) { return {memory + byt
 
 }  // namespace
 
-TEST_CASE("casts refuse what they cannot do") {
+TEST_CASE("casts refuse unsupported arguments") {
   Backend& on = plain_backend();
   const View floats = at(0, 100, DType::fp32);
   CHECK(code_of([&] { on.cast(floats, at(1024, 99, DType::bf16)); }) == Code::wrong_size);
@@ -40,7 +40,7 @@ TEST_CASE("casts refuse what they cannot do") {
   on.cast(View{}, View{});
 }
 
-TEST_CASE("fills, sums and searches refuse what they cannot do") {
+TEST_CASE("fills, sums and searches refuse unsupported arguments") {
   Backend& on = plain_backend();
   ExactSum sum;
   std::uint64_t first = no_index;
@@ -54,7 +54,7 @@ TEST_CASE("fills, sums and searches refuse what they cannot do") {
   CHECK(code_of([&] { on.first_non_finite(at(2, 10, DType::fp32), 0, &first); }) == Code::unaligned);
 }
 
-TEST_CASE("quantization refuses what it cannot do") {
+TEST_CASE("quantization refuses unsupported arguments") {
   Backend& on = plain_backend();
   const View values = at(0, 200, DType::fp32);
   const View codes = at(1024, 200, DType::u8);

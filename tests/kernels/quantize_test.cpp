@@ -171,7 +171,7 @@ void very_many(TestBackend& on) {
 }
 
 // The largest finite number keeps its code, and whole numbers of steps are kept exactly, with either rounding.
-void exact_numbers(TestBackend& on) {
+void exact_values(TestBackend& on) {
   for (const CodeBits bits : both_sizes) {
     for (const CodeRounding& rounding : {nearest, stochastic}) {
       for (const float scale : {1.0f, 0x1p-60f, 0x1p120f}) {
@@ -208,29 +208,31 @@ void parts_give_the_same(TestBackend& on) {
 
 }  // namespace
 
-TEST_CASE("0 to 1,100 numbers are quantized to the same bits on every instruction set") { on_every_isa(few); }
-TEST_CASE("numbers are quantized to the same bits by any number of threads") { on_every_cpu(many); }
-TEST_CASE("numbers dequantized past the caches have the same bits") { on_every_isa(very_many); }
-TEST_CASE("a quantized number is within half a step, a stochastic one within a step") {
+TEST_CASE("0 to 1,100 values are quantized to the same bits on every instruction set") { on_every_isa(few); }
+TEST_CASE("values are quantized to the same bits by any number of threads") { on_every_cpu(many); }
+TEST_CASE("arrays larger than the caches are dequantized to the same bits") { on_every_isa(very_many); }
+TEST_CASE("a quantized value is within half a step, a stochastic one within a step") {
   on_every_isa(errors_are_bounded);
 }
-TEST_CASE("groups of zeros, of the smallest numbers, with NaN or infinity") { on_every_isa(special_groups); }
-TEST_CASE("whole numbers of steps are quantized exactly") { on_every_isa(exact_numbers); }
+TEST_CASE("groups of zeros, of the smallest values, or with NaN or infinity have their defined codes") {
+  on_every_isa(special_groups);
+}
+TEST_CASE("multiples of the step are quantized exactly") { on_every_isa(exact_values); }
 TEST_CASE("stochastic codes do not depend on where an array is cut") { on_every_isa(parts_give_the_same); }
 
 TEST_CASE("CUDA's threads quantize as the CPU does") {
-  for (auto* const test : {few, many, errors_are_bounded, special_groups, exact_numbers, parts_give_the_same}) {
+  for (auto* const test : {few, many, errors_are_bounded, special_groups, exact_values, parts_give_the_same}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA quantizes as the CPU does", "[gpu]") {
   for (auto* const test :
-       {few, many, very_many, errors_are_bounded, special_groups, exact_numbers, parts_give_the_same}) {
+       {few, many, very_many, errors_are_bounded, special_groups, exact_values, parts_give_the_same}) {
     on_cuda(test);
   }
 }
 
-TEST_CASE("stochastic codes are right on average") {
+TEST_CASE("stochastic codes are unbiased") {
   constexpr std::size_t count = 128 * 4'000;
   std::vector<float> values(count, 0.3f);
   for (std::size_t i = 0; i < count; i += group_size) {

@@ -25,34 +25,34 @@ Rounding rounding_of(StateFormat format, Moment moment) {
 }
 
 std::vector<float> some_moments(Moment moment) {
-  std::vector<float> numbers(count);
+  std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
-    numbers[i] = std::ldexp(1.0f + static_cast<float>(i % 7) / 7.0f, -static_cast<int>(i % 5));
-    if (moment == Moment::momentum && i % 3 == 0) numbers[i] = -numbers[i];
+    values[i] = std::ldexp(1.0f + static_cast<float>(i % 7) / 7.0f, -static_cast<int>(i % 5));
+    if (moment == Moment::momentum && i % 3 == 0) values[i] = -values[i];
   }
-  return numbers;
+  return values;
 }
 
 }  // namespace
 
-TEST_CASE("moments that are written to a tile are read again, as exactly as the format keeps them") {
+TEST_CASE("moments are read from a tile as exactly as its format stores them") {
   for (const StateFormat format : all_state_formats) {
     for (const Moment moment : {Moment::momentum, Moment::variance}) {
       INFO(name(format) << (moment == Moment::momentum ? ", first moment" : ", second moment"));
       UpdateMemory memory({.format = format, .count = count});
-      const std::vector<float> numbers = some_moments(moment);
-      write_moment(memory.tile(), moment, numbers);
+      const std::vector<float> values = some_moments(moment);
+      write_moment(memory.tile(), moment, values);
       std::vector<float> read(count);
       read_moment(memory.tile(), moment, read);
       const Rounding allowed = rounding_of(format, moment);
       for (std::size_t i = 0; i < count; ++i) {
-        CHECK(std::abs(read[i] - numbers[i]) <= std::abs(numbers[i]) * allowed.relative + 2.0f * allowed.absolute);
+        CHECK(std::abs(read[i] - values[i]) <= std::abs(values[i]) * allowed.relative + 2.0f * allowed.absolute);
       }
     }
   }
 }
 
-TEST_CASE("a moment does not touch what lies beside it") {
+TEST_CASE("writing a moment does not touch the memory around it") {
   UpdateMemory memory({.format = StateFormat::compact, .count = count});
   std::vector<float> variance(count), again(count);
   read_moment(memory.tile(), Moment::variance, variance);
@@ -61,7 +61,7 @@ TEST_CASE("a moment does not touch what lies beside it") {
   CHECK(variance == again);
 }
 
-TEST_CASE("a master that begins anew is the parameter") {
+TEST_CASE("a new master equals the parameter") {
   const auto backend = cpu_backend({.threads = 1});
   for (const StateFormat format : all_state_formats) {
     INFO(name(format));
@@ -84,30 +84,30 @@ TEST_CASE("a master that begins anew is the parameter") {
   }
 }
 
-TEST_CASE("a moment that is not kept is refused, and so is memory of another size") {
+TEST_CASE("a moment that the tile does not store is refused, and so is memory of another size") {
   UpdateMemory memory({.format = StateFormat::split, .count = count});
   TileMemory tile = memory.tile();
   tile.variance = nullptr;
-  std::vector<float> numbers(count);
-  CHECK_THROWS_WITH(read_moment(tile, Moment::variance, numbers), Contains("B1001") && Contains("second moment"));
-  CHECK_THROWS_WITH(write_moment(tile, Moment::momentum, std::span(numbers).first(10)), Contains("300 elements"));
+  std::vector<float> values(count);
+  CHECK_THROWS_WITH(read_moment(tile, Moment::variance, values), Contains("B1001") && Contains("second moment"));
+  CHECK_THROWS_WITH(write_moment(tile, Moment::momentum, std::span(values).first(10)), Contains("300 elements"));
 }
 
 namespace {
 
 // A tile's state as plain values: the parameter's bits and the moments.
-struct Numbers {
+struct PlainState {
   std::vector<std::byte> parameter;
   std::vector<float> momentum = std::vector<float>(count);
   std::vector<float> variance = std::vector<float>(count);
-  bool operator==(const Numbers&) const = default;
+  bool operator==(const PlainState&) const = default;
 };
 
-Numbers numbers_of(const TileMemory& tile) {
-  Numbers numbers{{tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype)}};
-  read_moment(tile, Moment::momentum, numbers.momentum);
-  read_moment(tile, Moment::variance, numbers.variance);
-  return numbers;
+PlainState plain_state_of(const TileMemory& tile) {
+  PlainState state{{tile.parameter, tile.parameter + count * byte_size(tile.parameter_dtype)}};
+  read_moment(tile, Moment::momentum, state.momentum);
+  read_moment(tile, Moment::variance, state.variance);
+  return state;
 }
 
 // Returns the stored bytes of the parameter and of all state.
@@ -148,13 +148,13 @@ TEST_CASE("state that is copied to an exact format and back has the same bits") 
     UpdateMemory one({.format = format, .count = count}, 1), there(exact, 2),
         back({.format = format, .count = count}, 3);
     copy_state(one.tile(), there.tile());
-    CHECK(numbers_of(one.tile()) == numbers_of(there.tile()));
+    CHECK(plain_state_of(one.tile()) == plain_state_of(there.tile()));
     copy_state(there.tile(), back.tile());
     CHECK(bytes_of(one.tile()) == bytes_of(back.tile()));
   }
 }
 
-TEST_CASE("a master survives every format that is as wide, and parameters survive all") {
+TEST_CASE("a master survives every format of the same width, and parameters survive all formats") {
   for (const StateFormat from : all_state_formats) {
     for (const StateFormat to : all_state_formats) {
       INFO(name(from) << " to " << name(to));
@@ -164,7 +164,7 @@ TEST_CASE("a master survives every format that is as wide, and parameters surviv
       copy_state(made.tile(), one.tile());  // a parameter that is its rounded master
       copy_state(one.tile(), exact.tile());
       copy_state(exact.tile(), other.tile());
-      CHECK(numbers_of(one.tile()).parameter == numbers_of(other.tile()).parameter);
+      CHECK(plain_state_of(one.tile()).parameter == plain_state_of(other.tile()).parameter);
       copy_state(other.tile(), once_more.tile());
       for (std::size_t i = 0; i < count; ++i) {
         const float before = reinterpret_cast<const float*>(exact.tile().master)[i];
@@ -176,7 +176,7 @@ TEST_CASE("a master survives every format that is as wide, and parameters surviv
   }
 }
 
-TEST_CASE("a frozen parameter has no state, and gets zeros when it is trained") {
+TEST_CASE("a frozen parameter has no state, and starts with zero moments when it is trained") {
   for (const StateFormat format : all_state_formats) {
     INFO(name(format));
     UpdateMemory made({.format = StateFormat::split, .count = count}, 1), memory({.format = format, .count = count}, 2);
@@ -194,7 +194,7 @@ TEST_CASE("a frozen parameter has no state, and gets zeros when it is trained") 
     const std::vector<std::byte> copied = bytes_of(trained);
     begin_master(trained, *backend);
     CHECK(copied == bytes_of(trained));
-    CHECK(numbers_of(trained).momentum == std::vector<float>(count));
-    CHECK(numbers_of(trained).variance == std::vector<float>(count));
+    CHECK(plain_state_of(trained).momentum == std::vector<float>(count));
+    CHECK(plain_state_of(trained).variance == std::vector<float>(count));
   }
 }

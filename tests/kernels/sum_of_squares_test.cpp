@@ -96,18 +96,20 @@ void extremes(TestBackend& on) {
 
 }  // namespace
 
-TEST_CASE("sums of 0 to 1,100 squares are what their definition says") { on_every_isa(sums_of_few); }
+TEST_CASE("sums of 0 to 1,100 squares follow their definition") { on_every_isa(sums_of_few); }
 TEST_CASE("sums of squares have the same bits from any number of threads") { on_every_cpu(sums_of_many); }
-TEST_CASE("sums of squares have the same bits however they are cut") { on_every_cpu(any_cut_gives_the_same); }
-TEST_CASE("sums of squares do not depend on the format of the same numbers") { on_every_isa(formats_agree); }
-TEST_CASE("sums of the least and the largest squares, of infinities and NaNs") { on_every_isa(extremes); }
+TEST_CASE("sums of squares have the same bits for any split of the array") { on_every_cpu(any_cut_gives_the_same); }
+TEST_CASE("sums of squares do not depend on the format of the same values") { on_every_isa(formats_agree); }
+TEST_CASE("sums of the smallest and largest squares are exact, and those of infinities and NaNs are too") {
+  on_every_isa(extremes);
+}
 
-TEST_CASE("CUDA's threads sum squares as they should") {
+TEST_CASE("CUDA's threads sum squares as the CPU does") {
   for (auto* const test : {sums_of_few, sums_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
     on_octets(test);
   }
 }
-TEST_CASE("CUDA sums squares as it should", "[gpu]") {
+TEST_CASE("CUDA sums squares as the CPU does", "[gpu]") {
   for (auto* const test : {sums_of_few, sums_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
     on_cuda(test);
   }

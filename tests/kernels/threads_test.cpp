@@ -59,7 +59,7 @@ Results compute_all(int threads) {
 
 }  // namespace
 
-TEST_CASE("kernels on several threads give what one thread gives") {
+TEST_CASE("kernels on several threads give the bits of one thread") {
   const Results expected = compute_all(1);
   CHECK(expected.first_bad == 7 + 123'456);
   for (const int threads : {2, 3}) {

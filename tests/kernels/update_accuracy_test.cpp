@@ -130,24 +130,24 @@ void check_sizes(StateFormat format, const Rule& rule) {
 
 }  // namespace
 
-TEST_CASE("updates of 0 to 1,100 elements beside doubles, fp32") {
+TEST_CASE("updates of 0 to 1,100 elements agree with doubles, fp32") {
   for (const Rule& rule : sample_rules())
     check_sizes(StateFormat::fp32, rule);
 }
-TEST_CASE("updates of 0 to 1,100 elements beside doubles, split") {
+TEST_CASE("updates of 0 to 1,100 elements agree with doubles, split") {
   for (const Rule& rule : sample_rules())
     check_sizes(StateFormat::split, rule);
 }
-TEST_CASE("updates of 0 to 1,100 elements beside doubles, bf16") {
+TEST_CASE("updates of 0 to 1,100 elements agree with doubles, bf16") {
   for (const Rule& rule : sample_rules())
     check_sizes(StateFormat::bf16, rule);
 }
-TEST_CASE("updates of 0 to 1,100 elements beside doubles, compact") {
+TEST_CASE("updates of 0 to 1,100 elements agree with doubles, compact") {
   for (const Rule& rule : sample_rules())
     check_sizes(StateFormat::compact, rule);
 }
 
-TEST_CASE("large updates beside doubles") {
+TEST_CASE("large updates agree with doubles") {
   for (const StateFormat format : all_state_formats) {
     for (const std::size_t count : {65'536u, 300'001u}) {
       for (const Rule& rule : sample_rules()) {

@@ -111,7 +111,7 @@ TEST_CASE("any cut into tiles gives the same bits") {
   });
 }
 
-TEST_CASE("where a tile lies among the others chooses its random bits, and nothing else does") {
+TEST_CASE("a tile's index among the others changes only its random bits") {
   const Work work = work_for_all_rules(1000);
   for (const StateFormat format : all_state_formats) {
     const bool rounds = format == StateFormat::bf16 || format == StateFormat::compact;

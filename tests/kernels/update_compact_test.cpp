@@ -70,7 +70,7 @@ TEST_CASE("a code stands for eight segments, each twice as coarse as the one bef
   }
 }
 
-TEST_CASE("a moment comes back within a 1/16 of itself and a 1/2,048 of the largest, a root within half of that") {
+TEST_CASE("a moment is stored within 1/16 of itself plus 1/2,048 of the largest, a root within half") {
   for (const float largest : {1.0f, 3e-9f, 7e12f, 0x1p-126f}) {
     for (int i = 0; i <= 10'000; ++i) {
       const float size = largest * static_cast<float>(i) / 10'000.0f;
@@ -84,8 +84,7 @@ TEST_CASE("a moment comes back within a 1/16 of itself and a 1/2,048 of the larg
   }
 }
 
-TEST_CASE(
-    "the largest of a group is kept to 1/8,000 of itself, and once in thousands of times comes back one code lower") {
+TEST_CASE("the largest of a group is stored within 1/8,000 of itself, or rarely one code lower") {
   for (float largest = 0x1p-126f; largest < 1e38f; largest *= 1.37f) {
     for (const std::uint32_t random : {0u, 0x5a5a5a5au, 0xa5a5a5a5u, 0xffffffffu}) {
       const float kept = random == 0 ? 1.0f / 30 : 1.0f / 8000;
@@ -140,7 +139,7 @@ TEST_CASE("a group of zeros stays zero") {
   CHECK(state_of(tile, 17, keeps_moments()).parameter == Approx(before.parameter * std::pow(0.999, 10)).epsilon(1e-4));
 }
 
-TEST_CASE("a group of the smallest numbers is kept as such") {
+TEST_CASE("a group of the smallest values stays at them") {
   UpdateMemory memory({.format = StateFormat::compact, .count = 128});
   const TileMemory tile = memory.tile();
   std::memset(const_cast<std::byte*>(tile.gradient), 0, 256);

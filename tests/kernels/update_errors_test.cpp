@@ -49,7 +49,7 @@ TEST_CASE("a good update is accepted, and so is an empty one without any memory"
   }
 }
 
-TEST_CASE("an update without one of its arrays says which, and for which format") {
+TEST_CASE("an update without one of its arrays names the array and the format") {
   const auto without = [](StateFormat format, auto forget, const std::string& text) {
     Request request = good(format);
     forget(request.tile);
@@ -85,7 +85,7 @@ TEST_CASE("a rule needs only the arrays that it has") {
   CHECK_NOTHROW(cpu_backend()->update(request.tile, request.runs, request.groups));
 }
 
-TEST_CASE("numbers that are none are refused") {
+TEST_CASE("gradients and parameters of integers are refused") {
   Request request = good();
   request.tile.gradient_dtype = DType::u8;
   refused(request, Code::wrong_dtype, "gradients and parameters must be floating-point numbers");
@@ -94,7 +94,7 @@ TEST_CASE("numbers that are none are refused") {
   refused(request, Code::wrong_dtype, "parameter u8");
 }
 
-TEST_CASE("formats that store the lower bits of a bf16 parameter refuse others") {
+TEST_CASE("formats that store the lower bits of a bf16 parameter refuse other parameters") {
   for (const StateFormat format : {StateFormat::split, StateFormat::bf16, StateFormat::compact}) {
     for (const DType dtype : {DType::fp32, DType::fp16}) {
       Request request = good(format);
@@ -104,7 +104,7 @@ TEST_CASE("formats that store the lower bits of a bf16 parameter refuse others")
   }
 }
 
-TEST_CASE("a run past the end of its tile is refused, however large its numbers") {
+TEST_CASE("a run past the end of its tile is refused, however large its offsets") {
   for (const Run run : {Run{0, 501, 0}, Run{500, 1, 0}, Run{501, 0, 0}, Run{1, SIZE_MAX, 0}, Run{SIZE_MAX, 1, 0}}) {
     Request request = good();
     request.runs = {run};

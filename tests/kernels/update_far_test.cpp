@@ -35,7 +35,7 @@ void copy_scales(float* to, const float* from, std::size_t elements) {
 
 }  // namespace
 
-TEST_CASE("the first and last elements of a tile of more than 2^32 are updated as those of a small one") {
+TEST_CASE("the first and last of more than 2^32 elements are updated as those of a small tile") {
   constexpr std::size_t count = (std::size_t{1} << 32) + 3 * group_size;
   constexpr std::size_t end = 1000;
   constexpr std::size_t last = (count - end) / group_size * group_size;

@@ -103,7 +103,7 @@ TEST_CASE("a NaN in the gradient makes its parameter NaN, and touches no other e
   });
 }
 
-TEST_CASE("a NaN stays one in later steps, through every format") {
+TEST_CASE("a NaN stays NaN in later steps, in every format") {
   for_each_case([](const UpdateShape& shape, simd::Isa isa, const Rule& rule) {
     UpdateMemory memory(shape);
     put_gradient(memory.tile(), bad, 0x7fffffffu);
@@ -130,7 +130,7 @@ TEST_CASE("in format compact a NaN makes the moments of its group NaN, and not y
   }
 }
 
-TEST_CASE("an infinite gradient comes out as infinity or NaN, and touches no other element") {
+TEST_CASE("an infinite gradient results in infinity or NaN, and touches no other element") {
   for_each_case([](const UpdateShape& shape, simd::Isa isa, const Rule& rule) {
     UpdateMemory clean(shape);
     UpdateMemory dirty(shape);
@@ -146,7 +146,7 @@ TEST_CASE("an infinite gradient comes out as infinity or NaN, and touches no oth
   });
 }
 
-TEST_CASE("the largest finite master keeps its value beside an infinite bf16 parameter") {
+TEST_CASE("the largest finite master keeps its value although its bf16 parameter is infinite") {
   UpdateMemory memory({.format = StateFormat::split, .count = count});
   const TileMemory tile = memory.tile();
   const std::uint16_t infinity = 0x7f80;

@@ -78,7 +78,7 @@ std::uint32_t master_pattern(const TileMemory& tile, std::size_t i) {
 
 }  // namespace
 
-TEST_CASE("a master comes back from its two halves, for every one of the 2^32 patterns") {
+TEST_CASE("a master is restored from its two halves, for every one of the 2^32 patterns") {
   CHECK(count_failures() == 0);
 }
 

@@ -40,7 +40,7 @@ std::vector<int> taken(const Table& table, std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("each element of a run is taken once, and no other") {
+TEST_CASE("each element of a run is covered once, and no other") {
   for (std::size_t count = 0; count <= 5000; count += 1 + count / 600) {
     const std::vector<Run> runs{{3, count / 3, 0}, {count / 3 + 5, 0, 0}, {count / 3 + 10, count - count / 3, 0}};
     const Table table = table_of({.count = count + 20}, runs);
@@ -115,7 +115,7 @@ TEST_CASE("a launch takes 64 runs of one rule, in order") {
   CHECK(launches == 3 + 2);
 }
 
-TEST_CASE("whole octets are for runs whose every array is aligned") {
+TEST_CASE("whole octets are used only for runs whose arrays are all aligned") {
   alignas(16) std::byte memory[64];
   TileMemory tile{.format = StateFormat::compact, .count = 1000};
   for (std::byte* const array : {memory, memory + 8}) {  // bytes need 8, all else 16

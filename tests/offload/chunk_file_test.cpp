@@ -81,7 +81,7 @@ TEST_CASE("chunks are read in any order, from several files, with little memory 
   }
 }
 
-TEST_CASE("a flipped bit is found in its chunk, and the others are read all the same") {
+TEST_CASE("a flipped bit is found in its chunk, and the other chunks stay readable") {
   const TemporaryDirectory directory;
   const auto queue = open_queue({.depth = 4});
   const Written file = write(directory.path() / "one", *queue, 1);
@@ -101,7 +101,7 @@ TEST_CASE("a flipped bit is found in its chunk, and the others are read all the 
   }
 }
 
-TEST_CASE("a file that is missing, or was cut off, is named before anything is read") {
+TEST_CASE("a missing or truncated file is named before anything is read") {
   const TemporaryDirectory directory;
   const auto queue = open_queue({.depth = 4});
   const Written file = write(directory.path() / "one", *queue, 1);
@@ -111,7 +111,7 @@ TEST_CASE("a file that is missing, or was cut off, is named before anything is r
   CHECK_THROWS_WITH(ChunkReader({file.path}, order, *queue), Contains("B3202") && Contains("cut off"));
 }
 
-TEST_CASE("a file that is there is not written over") {
+TEST_CASE("an existing file is not overwritten") {
   const TemporaryDirectory directory;
   const auto queue = open_queue({.depth = 4});
   write(directory.path() / "one", *queue, 1);

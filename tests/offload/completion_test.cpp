@@ -9,14 +9,14 @@
 using namespace ballast;
 using namespace ballast::offload;
 
-TEST_CASE("one that was never started is done") {
+TEST_CASE("an operation that was never started is done") {
   const Completion nothing;
   CHECK(nothing.is_done());
   CHECK(nothing.wait_for(std::chrono::seconds(0)));
   CHECK_NOTHROW(nothing.wait());
 }
 
-TEST_CASE("a promise that is kept wakes those who wait, from another thread too") {
+TEST_CASE("a promise that another thread finishes wakes every wait") {
   Promise promise;
   const Completion first = promise.completion();
   const Completion second = first;
@@ -30,7 +30,7 @@ TEST_CASE("a promise that is kept wakes those who wait, from another thread too"
   other.join();
 }
 
-TEST_CASE("an error is handed over to everyone who waits, as often as they do") {
+TEST_CASE("every wait throws the operation's error") {
   Promise promise;
   const Completion completion = promise.completion();
   promise.fail(std::make_exception_ptr(std::runtime_error("the drive is gone")));
@@ -41,7 +41,7 @@ TEST_CASE("an error is handed over to everyone who waits, as often as they do") 
   }
 }
 
-TEST_CASE("a promise that is dropped fails, and one that was moved away does not") {
+TEST_CASE("a dropped promise fails, and a moved-from one does not") {
   std::optional<Promise> promise(std::in_place);
   const Completion completion = promise->completion();
   std::optional<Promise> taken(std::move(*promise));
@@ -51,14 +51,14 @@ TEST_CASE("a promise that is dropped fails, and one that was moved away does not
   CHECK_THROWS_WITH(completion.wait(), Catch::Contains("B1999") && Catch::Contains("its promise was dropped"));
 }
 
-TEST_CASE("nothing completes twice") {
+TEST_CASE("a promise cannot be finished twice") {
   Promise promise;
   promise.finish();
   CHECK_THROWS_WITH(promise.finish(), Catch::Contains("twice"));
   CHECK_NOTHROW(promise.completion().wait());
 }
 
-TEST_CASE("several are waited for to the end, and the first error is told") {
+TEST_CASE("waiting for several operations waits for all, then throws the first error") {
   Promise one;
   Promise two;
   Promise three;
@@ -80,7 +80,7 @@ TEST_CASE("several are waited for to the end, and the first error is told") {
   other.join();
 }
 
-TEST_CASE("a GPU's event is waited for, and orders a stream", "[gpu]") {
+TEST_CASE("a completion waits for a GPU's event, and orders a stream after it", "[gpu]") {
   const Stream stream;
   const Stream other;
   const auto event = std::make_shared<Event>();

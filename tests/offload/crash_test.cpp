@@ -143,11 +143,13 @@ void lose_power_after(std::size_t calls, ForgetfulDrive::Forgets forgets) {
 
 }  // namespace
 
-TEST_CASE("after kill -9 at any moment the store is what a committed step left") { kill_at_random(150, 1); }
+TEST_CASE("after kill -9 at any moment, the store holds one committed step") { kill_at_random(150, 1); }
 
-TEST_CASE("the same, five thousand times", "[.thousands]") { kill_at_random(5000, 2); }
+TEST_CASE("after kill -9, five thousand times, the store holds one committed step", "[.thousands]") {
+  kill_at_random(5000, 2);
+}
 
-TEST_CASE("after power loss at any moment the store is what a committed step left") {
+TEST_CASE("after power loss at any moment, the store holds one committed step") {
   // A step takes 7 reads, 7 writes, a flush, a commit and a flush.
   for (std::size_t calls = 0; calls < 60; ++calls) {
     INFO("after " << calls << " calls");

@@ -88,7 +88,7 @@ struct Rig {
 
 }  // namespace
 
-TEST_CASE("a drive that is full refuses a new store before anything is written") {
+TEST_CASE("a new store on a full drive is refused before anything is written") {
   const SmallDrive small;
   if (!small.mounted()) return skip(no_mount);
   small.fill();
@@ -100,7 +100,7 @@ TEST_CASE("a drive that is full refuses a new store before anything is written")
   CHECK(RecordStore::create(rig.shape, rig.drives).generation() == 1);
 }
 
-TEST_CASE("a drive that runs full in a step says so, loses nothing, and goes on when there is space") {
+TEST_CASE("a drive that fills up in a step fails with B2202, keeps the last step, and resumes when there is space") {
   const SmallDrive small;
   if (!small.mounted()) return skip(no_mount);
   Rig rig(small);
@@ -126,7 +126,7 @@ TEST_CASE("a drive that runs full in a step says so, loses nothing, and goes on 
   CHECK(rig.holds_step(RecordStore::open(rig.shape, rig.drives), 2));
 }
 
-TEST_CASE("a drive that loses its end gives errors that name file and place, and the store says so") {
+TEST_CASE("reading a drive that has lost its end fails with the file and the offset") {
   const SmallDrive small;
   if (!small.mounted()) return skip(no_mount);
   Rig rig(small);
@@ -137,7 +137,7 @@ TEST_CASE("a drive that loses its end gives errors that name file and place, and
                                                   Catch::Contains("state.records, byte"));
 }
 
-TEST_CASE("a drive is described: file system, space, direct I/O, speeds") {
+TEST_CASE("a drive's report measures its space and speeds, and names direct I/O") {
   const TemporaryDirectory directory;
   const auto queue = open_queue();
   const DriveReport report = inspect(directory.path(), *queue, {.bytes = 4 << 20, .request_bytes = 1 << 20});
@@ -151,7 +151,7 @@ TEST_CASE("a drive is described: file system, space, direct I/O, speeds") {
   CHECK_THAT(text, Catch::Contains("DOES NOT FIT") && Catch::Contains("TB a day") && Catch::Contains("direct I/O"));
 }
 
-TEST_CASE("wear is bytes a day, and the days of a drive") {
+TEST_CASE("wear is the bytes written per day and the days that a drive lasts") {
   // 7B parameters at 12 bytes, a step a minute: 121 TB a day.
   const Wear worn = wear({.written_per_step = 84'000'000'000, .seconds_per_step = 60});
   CHECK(worn.bytes_per_day == Approx(120.96e12));

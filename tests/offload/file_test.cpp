@@ -18,7 +18,7 @@
 using namespace ballast;
 using namespace ballast::offload;
 
-TEST_CASE("a new file is its user's alone, and an existing one is not touched") {
+TEST_CASE("a new file is private to its user, and an existing one is not touched") {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "file";
   const File file(path, {.create = true});
@@ -37,18 +37,16 @@ TEST_CASE("a file without a name leaves nothing") {
   CHECK_THROWS_WITH(File::nameless(directory.path() / "missing"), Catch::Contains("B3201"));
 }
 
-TEST_CASE("buffered files say why") {
+TEST_CASE("a buffered file states why it is buffered") {
   const TemporaryDirectory directory;
   const File file(directory.path() / "file", {.create = true, .direct = false});
   CHECK_FALSE(file.direct());
   CHECK(file.buffered_because() == "it is requested");
 }
 
-TEST_CASE("file systems without direct I/O are found out and named") {
-  CHECK_FALSE(File("/proc/self/coredump_filter").direct());
-}
+TEST_CASE("a file system without direct I/O is detected") { CHECK_FALSE(File("/proc/self/coredump_filter").direct()); }
 
-TEST_CASE("network file systems are known by their numbers, and refused unless they are allowed") {
+TEST_CASE("network file systems are recognized by their type numbers, and refused") {
   CHECK(file_system_of("/proc").name.starts_with("file system 0x"));
   for (const std::uint32_t local : {0xef53u, 0x58465342u, 0x01021994u, 0x794c7630u, 0x12345u}) {
     CHECK_FALSE(file_system(local).network);
@@ -61,7 +59,7 @@ TEST_CASE("network file systems are known by their numbers, and refused unless t
   }
 }
 
-TEST_CASE("a run's directory is one process's at a time, which is named to others, and a dead one's lock is gone") {
+TEST_CASE("a run's directory is locked by one process, which is named to others, until that process ends") {
   const TemporaryDirectory base;
   const auto path = base.path() / "runs" / "seven";
   int held[2];
@@ -87,7 +85,7 @@ TEST_CASE("a run's directory is one process's at a time, which is named to other
   CHECK((found.st_mode & 0777) == 0700);
 }
 
-TEST_CASE("a directory is free when its process was killed, though a child that it has forked lives on") {
+TEST_CASE("the directory of a killed process is free although its forked child lives") {
   const TemporaryDirectory base;
   int ends[2];
   int life[2];  // the child lives until this test closes it
@@ -113,7 +111,7 @@ TEST_CASE("a directory is free when its process was killed, though a child that 
     ::close(end);
 }
 
-TEST_CASE("a forked child keeps no directory locked that its parent has left, and unlocks none") {
+TEST_CASE("a forked child neither keeps nor releases its parent's directory lock") {
   const TemporaryDirectory base;
   int ends[2];
   REQUIRE(::pipe(ends) == 0);

@@ -25,7 +25,7 @@ constexpr std::size_t piece = 8 * block_bytes;
 
 }  // namespace
 
-TEST_CASE("every queue moves all bytes of many requests at once") {
+TEST_CASE("every queue moves all bytes of many concurrent requests") {
   for (const QueueKind& kind : queue_kinds()) {
     for (const bool direct : {true, false}) {
       for (const bool remembered : {true, false}) {
@@ -97,7 +97,7 @@ TEST_CASE("every queue takes requests from several threads") {
   }
 }
 
-TEST_CASE("every queue ends what is in flight before it ends") {
+TEST_CASE("every queue completes its requests in flight before it ends") {
   for (const QueueKind& kind : queue_kinds()) {
     INFO(kind.name);
     const TemporaryDirectory directory;
@@ -118,7 +118,7 @@ TEST_CASE("every queue ends what is in flight before it ends") {
   }
 }
 
-TEST_CASE("every queue names the end of a file and a file that cannot be written, and goes on") {
+TEST_CASE("every queue reports the end of a file and a full file, and continues") {
   for (const QueueKind& kind : queue_kinds()) {
     INFO(kind.name);
     const TemporaryDirectory directory;
@@ -135,13 +135,13 @@ TEST_CASE("every queue names the end of a file and a file that cannot be written
   }
 }
 
-TEST_CASE("no queue is made that could never take a request") {
+TEST_CASE("a queue of depth 0 is refused") {
   for (const QueueKind& kind : queue_kinds()) {
     CHECK_THROWS_WITH(kind.make({.depth = 0}), Catch::Contains("B1001"));
   }
 }
 
-TEST_CASE("files and queues that are closed leave no descriptor") {
+TEST_CASE("closed files and queues leave no descriptor") {
   const TemporaryDirectory directory;
   const std::size_t before = open_descriptors();
   {
@@ -160,7 +160,7 @@ TEST_CASE("files and queues that are closed leave no descriptor") {
   CHECK(open_descriptors() == before);
 }
 
-TEST_CASE("io_uring goes on after short transfers") {
+TEST_CASE("io_uring continues after short transfers") {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "pipe";  // a read returns the bytes that are in it
   REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
@@ -181,7 +181,7 @@ TEST_CASE("io_uring goes on after short transfers") {
   }
 }
 
-TEST_CASE("planned faults happen, and those that can be hidden are") {
+TEST_CASE("planned faults occur, and transient ones are hidden") {
   const TemporaryDirectory directory;
   const File file(directory.path() / "file", {.create = true});
   const auto calls = std::make_shared<FaultyCalls>();

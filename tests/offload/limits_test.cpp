@@ -35,8 +35,8 @@ bool has_uring() {
 
 }  // namespace
 
-TEST_CASE("where io_uring is forbidden the threads take over, work, and it is said once") {
-  const std::string said = in_a_child([]() -> std::string {
+TEST_CASE("where io_uring is forbidden, threads do the work, and the log says so once") {
+  const std::string output = in_a_child([]() -> std::string {
     forbid(SYS_io_uring_setup, EPERM);
     std::string lines;
     Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
@@ -51,26 +51,26 @@ TEST_CASE("where io_uring is forbidden the threads take over, work, and it is sa
     }
     return lines;
   });
-  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
-  CHECK(said ==
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK(output ==
         "no io_uring (Operation not permitted); threads read and write instead, as fast but for more CPU time\n"
         "threads\nthreads\n");
 }
 
-TEST_CASE("where io_uring is forbidden and asked for by name, the error says so") {
-  const std::string said = in_a_child([]() -> std::string {
+TEST_CASE("requesting io_uring where it is forbidden fails with the reason") {
+  const std::string output = in_a_child([]() -> std::string {
     forbid(SYS_io_uring_setup, EPERM);
     uring_queue();
     return "made";
   });
-  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
-  CHECK_THAT(said, Catch::Contains("B2201") && Catch::Contains("Operation not permitted"));
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK_THAT(output, Catch::Contains("B2201") && Catch::Contains("Operation not permitted"));
 }
 
-TEST_CASE("memory that may not be registered is used unregistered, and it is said once") {
+TEST_CASE("memory that may not be registered is used unregistered, and the log says so once") {
   if (!has_uring()) return skip("no io_uring here");
   if (::geteuid() != 0) return skip("becoming another user needs root");
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     const rlimit low{1 << 20, 1 << 20};
     ::setrlimit(RLIMIT_MEMLOCK, &low);
     if (::setuid(65534) != 0) throw std::runtime_error("no other user");
@@ -88,18 +88,18 @@ TEST_CASE("memory that may not be registered is used unregistered, and it is sai
     }
     return lines + "worked";
   });
-  CHECK(said ==
+  CHECK(output ==
         "io_uring works without registered memory, for more CPU time: Cannot allocate memory for 64 MiB (ulimit -l)\n"
         "worked");
 }
 
-TEST_CASE("a queue that gets too few threads says which limit is reached") {
+TEST_CASE("a queue that gets too few threads names the limit that is reached") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
   check_every_limit(allow_threads, "RLIMIT_NPROC", [] { thread_queue({.depth = 4}); });
   if (has_uring()) check_every_limit(allow_threads, "RLIMIT_NPROC", [] { uring_queue({.depth = 4}); });
 }
 
-TEST_CASE("what gets too few descriptors says which limit is reached") {
+TEST_CASE("queues, directories and stores that get too few descriptors name the limit") {
   if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   const TemporaryDirectory directory;
   const auto queue = [] { return thread_queue({.depth = 2}); };
@@ -119,10 +119,10 @@ TEST_CASE("what gets too few descriptors says which limit is reached") {
   });
 }
 
-TEST_CASE("without descriptors for io_uring the threads take over, and the limit is named") {
+TEST_CASE("without descriptors for io_uring, threads do the work, and the limit is named") {
   if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   if (!has_uring()) return skip("no io_uring here");
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     std::string lines;
     Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
     const TemporaryDirectory directory;
@@ -133,12 +133,12 @@ TEST_CASE("without descriptors for io_uring the threads take over, and the limit
     queue->submit({IoKind::write, &file, 0, memory.span()}).wait();
     return lines + std::string(queue->kind());
   });
-  CHECK_THAT(said, Catch::StartsWith("no io_uring (RLIMIT_NOFILE is ") && Catch::EndsWith("threads"));
+  CHECK_THAT(output, Catch::StartsWith("no io_uring (RLIMIT_NOFILE is ") && Catch::EndsWith("threads"));
 }
 
-TEST_CASE("a ring that may no longer be entered is given up, and a thread's calls do the rest") {
+TEST_CASE("a ring that the kernel no longer accepts is given up, and a thread serves the requests") {
   if (!has_uring()) return skip("no io_uring here");
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     std::string lines;
     Log log([&](Level, std::string_view line) { lines.append(line).append("\n"); });
     const TemporaryDirectory directory;
@@ -161,14 +161,14 @@ TEST_CASE("a ring that may no longer be entered is given up, and a thread's call
     queue.reset();
     return lines;
   });
-  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
-  CHECK_THAT(said, Catch::Contains("refused io_uring_enter 3 times in a row (Operation not permitted)") &&
-                       !Catch::Contains("without registered memory") && Catch::EndsWith("one thread"));
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK_THAT(output, Catch::Contains("refused io_uring_enter 3 times in a row (Operation not permitted)") &&
+                         !Catch::Contains("without registered memory") && Catch::EndsWith("one thread"));
 }
 
-TEST_CASE("a file that the kernel does not forget is not taken for another one") {
+TEST_CASE("a file that the kernel cannot unregister is not taken for another one") {
   if (!has_uring()) return skip("no io_uring here");
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     const TemporaryDirectory directory;
     std::optional<File> file(std::in_place, directory.path() / "one", FileOptions{.create = true});
     const Aligned memory(block_bytes);
@@ -180,17 +180,17 @@ TEST_CASE("a file that the kernel does not forget is not taken for another one")
     queue->submit({IoKind::write, &*file, 0, memory.span()}).wait();
     return file->bytes() == block_bytes ? "written" : "written to another file";
   });
-  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
-  CHECK(said == "written");
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK(output == "written");
 }
 
-TEST_CASE("a file system without locks is not taken for a directory in use") {
-  const std::string said = in_a_child([]() -> std::string {
+TEST_CASE("a file system without locks is not reported as a directory in use") {
+  const std::string output = in_a_child([]() -> std::string {
     const TemporaryDirectory directory;
     forbid(SYS_flock, ENOLCK);  // as NFS answers without its lock service
     const RunDirectory run(directory.path() / "run");
     return "locked";
   });
-  if (said.find("seccomp is not there") != std::string::npos) return skip(said);
-  CHECK_THAT(said, Catch::StartsWith("B2205 cannot lock the directory: No locks available"));
+  if (output.find("seccomp is not there") != std::string::npos) return skip(output);
+  CHECK_THAT(output, Catch::StartsWith("B2205 cannot lock the directory: No locks available"));
 }

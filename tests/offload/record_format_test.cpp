@@ -34,7 +34,7 @@ struct Sealed {
 
 }  // namespace
 
-TEST_CASE("records do not overlap, whatever the number of files, and fit the file") {
+TEST_CASE("records do not overlap and fit their files, for any number of files") {
   for (std::size_t files = 1; files <= 6; ++files) {
     const RecordPlaces places(shape, files);
     CHECK(places.record_bytes() == 4 * block_bytes);
@@ -89,7 +89,7 @@ TEST_CASE("the first region is checked alone when only it was read") {
   CHECK(sealed.check() == "its first region is damaged");
 }
 
-TEST_CASE("whole records in the wrong place, or from another time or run, are named") {
+TEST_CASE("intact records of another tile, generation or run are recognized") {
   Sealed sealed;
   CHECK(sealed.check({.tile = 4, .generation = 9}) == "it is tile 3, written to the wrong place");
   CHECK(sealed.check({.tile = 3, .generation = 11}) ==
@@ -123,7 +123,7 @@ TEST_CASE("seals differ by run, rank, tile, generation and region") {
   }
 }
 
-TEST_CASE("a commit brings back what was committed, and a torn one is none") {
+TEST_CASE("a commit is read as it was written, and a torn one is not a commit") {
   const Aligned slot(commit_bytes);
   std::vector<std::byte> user(max_user_bytes);
   fill_pattern(user, 3);
@@ -148,7 +148,7 @@ TEST_CASE("a commit brings back what was committed, and a torn one is none") {
   CHECK_FALSE(read_commit(other, slot.span()).has_value());
 }
 
-TEST_CASE("files of others, of other shapes, swapped, damaged, newer or older ones are refused with the reason") {
+TEST_CASE("files of another run or shape, and swapped, damaged, newer or older ones are refused") {
   const Aligned memory(block_bytes);
   const auto block = memory.span();
   const auto refusal = [&](const RecordShape& expected, FileName name) -> std::string {
@@ -187,7 +187,7 @@ TEST_CASE("files of others, of other shapes, swapped, damaged, newer or older on
 }
 
 // The file is sealed as an older Ballast did: 0 in the place of the rank, and a hash of name and rank as the run.
-TEST_CASE("a file of format 1 is no damaged one") {
+TEST_CASE("a file of format 1 is reported as old, not as damaged") {
   const Aligned memory(block_bytes);
   const auto block = memory.span();
   const auto put = [&](std::size_t offset, std::uint64_t value, std::size_t bytes) {

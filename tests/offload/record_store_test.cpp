@@ -33,7 +33,7 @@ void flip_byte(const std::filesystem::path& path, std::uint64_t offset) {
 
 }  // namespace
 
-TEST_CASE("a committed generation is read back, by this store and by another, on one drive and on several") {
+TEST_CASE("a committed generation is read by this store and by a reopened one, on one drive or several") {
   for (const std::size_t drives : {1u, 2u, 4u}) {
     StoreRig rig(drives);
     RecordStore store = rig.create();
@@ -60,7 +60,7 @@ TEST_CASE("a new store is all zeros") {
   }
 }
 
-TEST_CASE("the first region is read alone, from less memory") {
+TEST_CASE("the first region is read alone, into less memory") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_step(store, 1);
@@ -70,7 +70,7 @@ TEST_CASE("the first region is read alone, from less memory") {
   CHECK(std::ranges::equal(first, expected));
 }
 
-TEST_CASE("writes without a commit are seen by their store alone, and are nothing when they are abandoned") {
+TEST_CASE("uncommitted writes are visible to their store only, and disappear when abandoned") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_step(store, 1);
@@ -84,7 +84,7 @@ TEST_CASE("writes without a commit are seen by their store alone, and are nothin
   CHECK(rig.holds_step(rig.open(), 3));
 }
 
-TEST_CASE("what does not fit a record is refused before it touches others") {
+TEST_CASE("a request that does not fit its record is refused before it touches others") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_step(store, 1);
@@ -99,7 +99,7 @@ TEST_CASE("what does not fit a record is refused before it touches others") {
   CHECK(rig.holds_step(store, 2));
 }
 
-TEST_CASE("a flipped bit on the drive is found and named, and the other tiles are still there") {
+TEST_CASE("a flipped bit on the drive is found, its tile is named, and other tiles stay readable") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_step(store, 1);
@@ -116,7 +116,7 @@ TEST_CASE("a flipped bit on the drive is found and named, and the other tiles ar
   CHECK(rig.holds_step(store, 1));
 }
 
-TEST_CASE("a bit that flips on the way, a torn write and a lost write are found") {
+TEST_CASE("a bit flipped in transfer, a torn write and a lost write are found") {
   StoreRig rig;
   const auto calls = std::make_shared<FaultyCalls>();
   rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
@@ -134,7 +134,7 @@ TEST_CASE("a bit that flips on the way, a torn write and a lost write are found"
   }
 }
 
-TEST_CASE("a torn commit record leaves the generation before it") {
+TEST_CASE("after a torn commit record, the previous generation is opened") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_step(store, 1);
@@ -143,7 +143,7 @@ TEST_CASE("a torn commit record leaves the generation before it") {
   CHECK(rig.holds_step(rig.open(), 1));
 }
 
-TEST_CASE("a committed generation whose records are not there is passed over, and that is said") {
+TEST_CASE("a committed generation with damaged records is skipped, and the log says so") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_step(store, 1);
@@ -151,10 +151,10 @@ TEST_CASE("a committed generation whose records are not there is passed over, an
   flip_byte(rig.file(0), RecordPlaces(rig.shape, 1).offset_of(3, store.generation()) + 20);
   const RecordStore again = rig.open();
   CHECK(rig.holds_step(again, 1));
-  CHECK_THAT(rig.said(), Catch::Contains("step 2") && Catch::Contains("tile 3: its head is damaged"));
+  CHECK_THAT(rig.log_text(), Catch::Contains("step 2") && Catch::Contains("tile 3: its head is damaged"));
 }
 
-TEST_CASE("commits are counted in an incarnation, and a store goes back to the one before") {
+TEST_CASE("commits are counted by incarnation, and a store can return to the previous commit") {
   StoreRig rig;
   CHECK_FALSE(RecordStore::look(rig.drives()).has_value());
   RecordStore store = rig.create();
@@ -184,7 +184,7 @@ TEST_CASE("commits are counted in an incarnation, and a store goes back to the o
   CHECK(rig.holds_step(last, 20));
 }
 
-TEST_CASE("a generation that cannot be gone to leaves the current one") {
+TEST_CASE("a failed return to a generation keeps the current one") {
   StoreRig rig;
   RecordStore store = rig.create();
   store.count_from({1, 0});
@@ -195,7 +195,7 @@ TEST_CASE("a generation that cannot be gone to leaves the current one") {
   CHECK(rig.holds_step(store, 2));
 }
 
-TEST_CASE("files that are cut off, swapped, missing or there already are refused") {
+TEST_CASE("truncated, swapped, missing and already existing files are refused") {
   StoreRig rig(2);
   { RecordStore store = rig.create(); }
   CHECK_THROWS_WITH(rig.create(),
@@ -216,7 +216,7 @@ TEST_CASE("files that are cut off, swapped, missing or there already are refused
   CHECK_THROWS_WITH(rig.open(), Catch::Contains("not a record file"));
 }
 
-TEST_CASE("a write that fails is told, can be made again, and the commit waits for it") {
+TEST_CASE("a failed write is reported, and blocks the commit until it is repeated") {
   StoreRig rig;
   const auto calls = std::make_shared<FaultyCalls>();
   rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
@@ -230,7 +230,7 @@ TEST_CASE("a write that fails is told, can be made again, and the commit waits f
   CHECK(rig.holds_step(rig.open(), 2));
 }
 
-TEST_CASE("a failed read is told and changes nothing") {
+TEST_CASE("a failed read is reported and changes nothing") {
   StoreRig rig;
   const auto calls = std::make_shared<FaultyCalls>();
   rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
@@ -241,7 +241,7 @@ TEST_CASE("a failed read is told and changes nothing") {
   CHECK(rig.holds_step(store, 1));
 }
 
-TEST_CASE("after a commit that failed, nothing is written until the store is opened again") {
+TEST_CASE("after a failed commit, nothing is written until the store is reopened") {
   StoreRig rig;
   const auto calls = std::make_shared<FaultyCalls>();
   rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
@@ -258,7 +258,7 @@ TEST_CASE("after a commit that failed, nothing is written until the store is ope
   CHECK(rig.holds_step(rig.open(), 2));
 }
 
-TEST_CASE("a store without names leaves nothing behind, and cleans up what a crash has left") {
+TEST_CASE("a scratch store leaves no files, and removes those of a crashed process") {
   StoreRig rig;
   std::ofstream(rig.directory(0) / ".ballast-scratch-1-0") << "stale";
   RecordStore store = rig.scratch();
@@ -267,7 +267,7 @@ TEST_CASE("a store without names leaves nothing behind, and cleans up what a cra
   CHECK(std::filesystem::is_empty(rig.directory(0)));
 }
 
-TEST_CASE("what a process that was killed while it made a store has left is in nobody's way") {
+TEST_CASE("an unfinished store of a killed process does not stop a new one") {
   StoreRig rig;
   std::ofstream(rig.file(0).string() + ".unfinished") << "half a store";
   RecordStore store = rig.create();
@@ -276,7 +276,7 @@ TEST_CASE("what a process that was killed while it made a store has left is in n
   CHECK_FALSE(std::filesystem::exists(rig.file(0).string() + ".unfinished"));
 }
 
-TEST_CASE("a tile that is written twice is what was written last") {
+TEST_CASE("a tile that is written twice holds the last write") {
   StoreRig rig;
   RecordStore store = rig.create();
   rig.write_tiles(store, 1);
@@ -291,7 +291,7 @@ TEST_CASE("a tile that is written twice is what was written last") {
   CHECK(rig.holds_step(store, 1));
 }
 
-TEST_CASE("a store that cannot be made leaves no files, and says what is missing") {
+TEST_CASE("a store that cannot be created leaves no files, and names the reason") {
   StoreRig rig;
   const auto calls = std::make_shared<FaultyCalls>();
   rig.use(thread_queue({}, [calls](const IoRequest& request) { return (*calls)(request); }));
@@ -304,7 +304,7 @@ TEST_CASE("a store that cannot be made leaves no files, and says what is missing
   CHECK(std::filesystem::is_empty(rig.directory(0)));
 }
 
-TEST_CASE("a limit on the size of files is found before it kills") {
+TEST_CASE("a limit on the size of files is reported before it kills the process") {
   StoreRig rig;
   struct rlimit before {};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -315,7 +315,7 @@ TEST_CASE("a limit on the size of files is found before it kills") {
   CHECK(rig.create().generation() == 1);
 }
 
-TEST_CASE("thousands of opens leave no descriptor and no memory behind") {
+TEST_CASE("thousands of opens leak no descriptor and no memory") {
   const auto resident_pages = [] {
     std::size_t all = 0;
     std::size_t resident = 0;

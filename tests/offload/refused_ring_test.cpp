@@ -81,7 +81,7 @@ int descriptor_of_ring() {
 
 }  // namespace
 
-TEST_CASE("refusals that end are hidden") {
+TEST_CASE("a few refusals in a row are hidden") {
   for (const int error : {EAGAIN, EBUSY, ENOMEM, EPERM}) {
     RefusedRing rig;
     if (rig.queue == nullptr) return skip(no_uring);
@@ -95,7 +95,7 @@ TEST_CASE("refusals that end are hidden") {
   }
 }
 
-TEST_CASE("signals are no refusals") {
+TEST_CASE("interruptions by signals do not count as refusals") {
   RefusedRing rig;
   if (rig.queue == nullptr) return skip(no_uring);
   rig.ring.refuse(EINTR, 100 * FaultyRing::given_up_after);
@@ -103,7 +103,7 @@ TEST_CASE("signals are no refusals") {
   CHECK(rig.queue->kind() == "io_uring");
 }
 
-TEST_CASE("a ring that is refused for ever is given up, and calls do its requests") {
+TEST_CASE("a ring that is refused every time is given up, and a thread serves its requests") {
   for (const int error : {EAGAIN, EPERM, ENXIO, EBADF}) {
     for (const auto which : {FaultyRing::Which::all, FaultyRing::Which::submissions, FaultyRing::Which::waits}) {
       CAPTURE(error, static_cast<int>(which));
@@ -127,7 +127,7 @@ TEST_CASE("a ring that is refused for ever is given up, and calls do its request
   }
 }
 
-TEST_CASE("a ring whose descriptor something else has closed is given up, and the number's new file is left alone") {
+TEST_CASE("a ring whose descriptor was closed is given up, and a file that reuses it is left alone") {
   for (const bool is_reused : {false, true}) {
     CAPTURE(is_reused);
     RefusedRing rig;
@@ -143,7 +143,7 @@ TEST_CASE("a ring whose descriptor something else has closed is given up, and th
   }
 }
 
-TEST_CASE("a ring that is refused when its queue ends does not hold it up") {
+TEST_CASE("a ring that is refused does not delay the end of its queue") {
   for (int time = 0; time < 20; ++time) {
     RefusedRing rig;
     if (rig.queue == nullptr) return skip(no_uring);
@@ -155,7 +155,7 @@ TEST_CASE("a ring that is refused when its queue ends does not hold it up") {
   }
 }
 
-TEST_CASE("what a ring has taken and never answers is done again, but for a flush, which says so") {
+TEST_CASE("requests that a ring never answers are repeated, but a flush fails instead") {
   RefusedRing rig;
   if (rig.queue == nullptr) return skip(no_uring);
   fill_pattern(rig.at(0), 7);
@@ -176,7 +176,7 @@ TEST_CASE("what a ring has taken and never answers is done again, but for a flus
   CHECK(other.works(1));
 }
 
-TEST_CASE("a request ends only when a ring that was given up cannot touch its memory any more") {
+TEST_CASE("a request ends only when an abandoned ring can no longer touch its memory") {
   RefusedRing rig;
   if (rig.queue == nullptr) return skip(no_uring);
   const auto path = rig.directory.path() / "pipe";
@@ -194,7 +194,7 @@ TEST_CASE("a request ends only when a ring that was given up cannot touch its me
   CHECK(read == sent);
 }
 
-TEST_CASE("a ring that is given up does not wait for the end of a child that was forked meanwhile") {
+TEST_CASE("giving up a ring does not wait for a child that was forked meanwhile") {
   RefusedRing rig;
   if (rig.queue == nullptr) return skip(no_uring);
   CHECK(rig.works(1));

@@ -8,7 +8,7 @@
 using namespace ballast;
 using namespace ballast::offload;
 
-TEST_CASE("a sealed text is what was written, or none") {
+TEST_CASE("a sealed text is read exactly as it was written, or not at all") {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "description";
   CHECK_FALSE(read_sealed_text(path).has_value());
@@ -25,7 +25,7 @@ TEST_CASE("a sealed text is what was written, or none") {
   CHECK_FALSE(read_sealed_text(path).has_value());
 }
 
-TEST_CASE("what a killed writer has left does not stop the next one") {
+TEST_CASE("an unfinished file of a killed writer does not stop the next one") {
   const TemporaryDirectory directory;
   const auto path = directory.path() / "description";
   std::ofstream(path.string() + ".unfinished") << "half";

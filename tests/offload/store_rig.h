@@ -28,7 +28,7 @@ class StoreRig {
   std::span<const Drive> drives() const { return drives_; }
   const std::filesystem::path& directory(std::size_t drive) const { return directories_[drive].path(); }
   std::filesystem::path file(std::size_t drive) const { return directory(drive) / "state.records"; }
-  std::string said() const { return said_; }
+  std::string log_text() const { return log_text_; }
 
   std::span<std::byte> record() const { return memory_.span(); }
 
@@ -68,8 +68,8 @@ class StoreRig {
   std::unique_ptr<IoQueue> queue_;
   std::vector<Drive> drives_;
   Aligned memory_{64 * 1024};
-  std::string said_;
-  Log log_{[this](Level, std::string_view line) { said_ += line; }};
+  std::string log_text_;
+  Log log_{[this](Level, std::string_view line) { log_text_ += line; }};
 };
 
 }  // namespace ballast::offload

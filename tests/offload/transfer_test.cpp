@@ -27,13 +27,13 @@ struct Rig {
 
 }  // namespace
 
-TEST_CASE("all bytes at once, or nothing to move, is finished") {
+TEST_CASE("a transfer of all bytes at once, or of none, is finished") {
   Rig rig;
   CHECK(rig.transfer().take(3 * block_bytes) == Next::finished);
   CHECK(rig.transfer(IoKind::flush).take(0) == Next::finished);
 }
 
-TEST_CASE("after a short transfer the rest is asked for") {
+TEST_CASE("after a short transfer the rest is requested") {
   Rig rig;
   Transfer transfer = rig.transfer();
   CHECK(transfer.take(1000) == Next::again);
@@ -43,7 +43,7 @@ TEST_CASE("after a short transfer the rest is asked for") {
   CHECK(transfer.take(3 * block_bytes - 1000) == Next::finished);
 }
 
-TEST_CASE("direct I/O goes on at a whole block") {
+TEST_CASE("direct I/O continues at a whole block") {
   Rig rig(true);
   if (!rig.file.direct()) return;
   Transfer transfer = rig.transfer();
@@ -52,7 +52,7 @@ TEST_CASE("direct I/O goes on at a whole block") {
   CHECK(transfer.take(2 * block_bytes) == Next::finished);
 }
 
-TEST_CASE("an interrupted call is made again, a refused one only so often") {
+TEST_CASE("an interrupted call is always repeated, a refused one at most 100 times") {
   Rig rig;
   Transfer transfer = rig.transfer();
   for (int i = 0; i < 1000; ++i) {
@@ -81,7 +81,7 @@ TEST_CASE("an error names operation, file, offset and cause") {
                         Catch::Contains(rig.file.path().string() + ", byte 1100"));
 }
 
-TEST_CASE("a full drive is an error of its own, and the end of a file is one") {
+TEST_CASE("a full drive has its own error code, and the end of a file is an error") {
   Rig rig;
   Transfer full = rig.transfer(IoKind::write);
   CHECK(full.take(-ENOSPC) == Next::failed);

@@ -7,16 +7,16 @@
 using namespace ballast;
 using namespace ballast::offload;
 
-TEST_CASE("who waits for a drive that hangs says for what, until it goes on") {
+TEST_CASE("a wait for a hanging drive logs what it waits for until the drive answers") {
   std::vector<std::string> lines;
-  std::atomic<int> said = 0;
+  std::atomic<int> logged = 0;
   Log log([&](Level, std::string_view line) {
     lines.emplace_back(line);
-    ++said;
+    ++logged;
   });
   Promise promise;
   std::thread drive([&] {
-    while (said < 2) {
+    while (logged < 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     promise.finish();
@@ -29,7 +29,7 @@ TEST_CASE("who waits for a drive that hangs says for what, until it goes on") {
   CHECK(lines[1] == "the read of tile 3 has not ended for 0.04 s: the drive or its file system hangs");
 }
 
-TEST_CASE("nothing is said of what ends in time, and errors come through") {
+TEST_CASE("a wait that ends in time logs nothing, and passes errors on") {
   std::vector<std::string> lines;
   Log log([&](Level, std::string_view line) { lines.emplace_back(line); });
   wait_watched({}, &log, [] { return "it"; });

@@ -29,7 +29,7 @@ TEST_CASE("a step without finite gradients is skipped") {
   CHECK(decide({.sum_of_squares = std::nan("")}).skip);
 }
 
-TEST_CASE("a loss scale that no gradients can have is refused, not taken for an overflow") {
+TEST_CASE("an invalid loss scale is refused, not taken for an overflow") {
   for (const double scale : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     CHECK_THROWS_AS(decide({.sum_of_squares = 1.0, .loss_scale = scale}), ballast::UsageError);
   }

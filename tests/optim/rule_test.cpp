@@ -19,13 +19,13 @@ TEST_CASE("AdamW's coefficients are its options with the bias corrections of the
   CHECK(rule.one_minus_beta2 == static_cast<float>(1 - 0.95));
 }
 
-TEST_CASE("bias corrections do not lose their digits at the first step") {
+TEST_CASE("bias corrections keep their precision at the first step") {
   const auto step = at(AdamW{.beta2 = 0.999999}, {.number = 1});
   const double correction = 1.0 / std::pow(std::get<kernels::AdamW>(step.rule).inverse_root_correction2, 2);
   CHECK(correction == Approx(1e-6).epsilon(1e-6));
 }
 
-TEST_CASE("maximising turns the gradient around") {
+TEST_CASE("maximising negates the gradient") {
   for (const Rule& rule :
        {Rule(AdamW{.maximize = true}), Rule(Adam{.maximize = true}), Rule(Sgd{.maximize = true}),
         Rule(SgdMomentum{.maximize = true}), Rule(Lion{.maximize = true}), Rule(Adagrad{.maximize = true})}) {
@@ -45,7 +45,7 @@ TEST_CASE("Adagrad's step size decays with the step") {
   CHECK(std::get<kernels::Adagrad>(at(options, {.number = 3}).rule).step_size == 0.05f);
 }
 
-TEST_CASE("options that cannot work are refused with the rule, the option and the value") {
+TEST_CASE("invalid options are refused with the rule, the option and the value") {
   CHECK_THROWS_WITH(check(AdamW{.beta2 = 1.0}), Catch::Contains("AdamW with beta2 = 1"));
   CHECK_THROWS_WITH(check(Adam{.lr = -1.0}), Catch::Contains("Adam with lr = -1"));
   CHECK_THROWS_WITH(check(Lion{.weight_decay = std::nan("")}), Catch::Contains("Lion with weight_decay = nan"));

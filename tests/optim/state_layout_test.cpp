@@ -15,14 +15,14 @@ double bytes_per_element(StateFormat format, const optim::Rule& rule, DType para
 
 }  // namespace
 
-TEST_CASE("AdamW keeps 12, 10, 6 and 3 bytes an element") {
+TEST_CASE("AdamW stores 12, 10, 6 and 3 bytes per element") {
   CHECK(bytes_per_element(StateFormat::fp32, optim::AdamW{}) == 12);
   CHECK(bytes_per_element(StateFormat::split, optim::AdamW{}) == 10);
   CHECK(bytes_per_element(StateFormat::bf16, optim::AdamW{}) == 6);
   CHECK(bytes_per_element(StateFormat::compact, optim::AdamW{}) == 3);
 }
 
-TEST_CASE("rules keep only what they need, and an fp32 parameter is its own master") {
+TEST_CASE("rules store only the state that they need, and an fp32 parameter is its own master") {
   CHECK(bytes_per_element(StateFormat::fp32, optim::Sgd{}) == 4);
   CHECK(bytes_per_element(StateFormat::fp32, optim::Lion{}) == 8);
   CHECK(bytes_per_element(StateFormat::fp32, optim::AdamW{}, DType::fp32) == 8);
@@ -45,7 +45,7 @@ TEST_CASE("the parts of a tile's state do not overlap, are aligned, and end at i
   }
 }
 
-TEST_CASE("a tile points at its parts, and nowhere for those it has not") {
+TEST_CASE("a tile points to its parts, with null for absent ones") {
   alignas(64) std::byte state[64 * 1024];
   const StateLayout layout({StateFormat::compact, DType::bf16, optim::Lion::state}, 1000);
   const TileMemory tile = layout.tile(state);

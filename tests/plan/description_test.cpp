@@ -20,7 +20,7 @@ PlanOptions options_of(int stage, std::size_t ranks) {
 }  // namespace
 
 // Files contain these lines. If they change, older runs are refused as another training's.
-TEST_CASE("a description is what a training's state means, a fact a line") {
+TEST_CASE("a description has one fact about a training's state per line") {
   CHECK(described(odd_model(), options_of(3, 2)) == std::vector<std::string>{
                                                         "2 ranks",
                                                         "stage 3",
@@ -51,7 +51,7 @@ TEST_CASE("a description is what a training's state means, a fact a line") {
   CHECK(digest_of(described(plain_model(1), options_of(3, 2))) == 0xd9c178dd9d74e64);
 }
 
-TEST_CASE("every rank gives the same description, and tiers and schedules do not count") {
+TEST_CASE("the description is the same on every rank and for any tiers and schedule") {
   const auto expected = described(odd_model(), options_of(3, 2));
   PlanOptions other = options_of(3, 2);
   other.rank = 1;
@@ -60,7 +60,7 @@ TEST_CASE("every rank gives the same description, and tiers and schedules do not
   CHECK(described(odd_model(), other) == expected);
 }
 
-TEST_CASE("stages are told apart where they differ") {
+TEST_CASE("descriptions distinguish stages only where they differ") {
   const auto stage = [](int number, std::size_t ranks) { return described(odd_model(), options_of(number, ranks))[1]; };
   CHECK(stage(0, 2) == "stage 0");
   CHECK(stage(1, 2) == "stage 1 or 2");
@@ -70,7 +70,7 @@ TEST_CASE("stages are told apart where they differ") {
   CHECK(stage(3, 1) == "stage 3");
 }
 
-TEST_CASE("the first difference is the first line that differs, or that only one has") {
+TEST_CASE("the first difference is the first line that differs or that one side lacks") {
   using Lines = std::vector<std::string>;
   CHECK_FALSE(first_difference(Lines{"a", "b"}, Lines{"a", "b"}).has_value());
   const auto changed = first_difference(Lines{"a", "b", "c"}, Lines{"a", "x", "y"});
@@ -83,7 +83,7 @@ TEST_CASE("the first difference is the first line that differs, or that only one
   CHECK(longer->other == "b");
 }
 
-TEST_CASE("digests differ by every line and by their order, and a name is no two lines") {
+TEST_CASE("digests depend on every line and on the order, and a name cannot span two lines") {
   using Lines = std::vector<std::string>;
   CHECK(digest_of(Lines{"a", "b"}) != digest_of(Lines{"b", "a"}));
   CHECK(digest_of(Lines{"a", "b"}) != digest_of(Lines{"ab"}));

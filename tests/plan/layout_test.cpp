@@ -9,7 +9,7 @@
 using namespace ballast;
 using namespace ballast::testing;
 
-TEST_CASE("every element of a tensor has one owner, in both directions") {
+TEST_CASE("every element of a tensor has one owner, and its place in the shard maps back to it") {
   const Model model = odd_model();
   for (const std::size_t shards : {1u, 2u, 3u, 5u, 64u}) {
     const Layout layout = make_layout(model, shards, 256);
@@ -34,7 +34,7 @@ TEST_CASE("every element of a tensor has one owner, in both directions") {
   }
 }
 
-TEST_CASE("a part of a tensor, and a part of a shard, are found with their limits") {
+TEST_CASE("the owners of part of a tensor and the tensors in part of a shard have exact ranges") {
   const Model model{{{.name = "h", .tensors = {{"a", {200}}, {"b", {300}}}}}};
   const Layout layout = make_layout(model, 2, 128);  // a: 0..200, b: 256..556; shards of 384
   CHECK(layout.units[0].trained.shard == 384);
@@ -78,7 +78,7 @@ TEST_CASE("tensors larger than 2^31 elements are cut like others") {
   CHECK(owners[0].rank == 2);
 }
 
-TEST_CASE("fractions are met to within one tile, and state is no nearer than its parameters") {
+TEST_CASE("tier fractions hold to within one tile, and state is on no faster tier than its parameters") {
   const Layout layout = make_layout(plain_model(10, 100'000), 1, 1024);
   Placement placement{.full_parameters = false};
   placement.state = {0.25, 0.35, 0.4};

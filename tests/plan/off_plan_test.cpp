@@ -85,7 +85,7 @@ class AnyStep {
 
 }  // namespace
 
-TEST_CASE("an off-plan step has no faults, whatever the trainer does in it") {
+TEST_CASE("an off-plan step has no faults for any sequence of uses") {
   std::uint32_t seed = 0;
   Sweep sweep(5);
   for (const Model& model : {plain_model(3), odd_model()}) {
@@ -182,7 +182,7 @@ TEST_CASE("a unit that was updated in the backward pass cannot be used again in 
   CHECK_NOTHROW(compile_visits(plan.input(), step, {backward(1)}));
 }
 
-TEST_CASE("a unit that no visit of the trace uses has room too") {
+TEST_CASE("a unit that the trace never visits has memory too") {
   PlanSetup setup{.model = odd_model(), .placement = placement_of_stage(3, 2)};
   setup.trace = {forward(4), backward(4)};
   const CompiledPlan plan = plan_of(setup);

@@ -96,7 +96,7 @@ TEST_CASE("write the golden programs", "[.][write-golden]") {
   }
 }
 
-TEST_CASE("staged records share memory of whole huge pages, and small ones take no more than they need") {
+TEST_CASE("staged records share whole huge pages, and small ones take no more than their bytes") {
   for (const std::size_t elements : {1024u, 230'016u}) {
     PlanSetup setup = setup_of(3, 1, all_in(Tier::nvme));
     setup.model = plain_model(8, elements);

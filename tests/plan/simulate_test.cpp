@@ -50,7 +50,7 @@ constexpr std::size_t at(Phase phase) { return static_cast<std::size_t>(phase); 
 
 }  // namespace
 
-TEST_CASE("with everything resident a step takes its compute and its updates") {
+TEST_CASE("with everything resident, a step takes the time of its compute and updates") {
   Machine machine = fast_machine();
   machine.collective_latency = 0;
   PlanSetup setup{.model = plain_model(4, 1'000'000), .placement = placement_of_stage(0, 1)};
@@ -60,7 +60,7 @@ TEST_CASE("with everything resident a step takes its compute and its updates") {
   CHECK(step.bytes[at(Lane::disk)] == 0);
 }
 
-TEST_CASE("prefetching hides gathers behind compute, without it they are exposed") {
+TEST_CASE("prefetching hides gathers behind compute, and without it they are exposed") {
   Machine machine = fast_machine();
   machine.gather = 1e6;  // a unit of 2 MB on 2 ranks: 1 s
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
@@ -73,7 +73,7 @@ TEST_CASE("prefetching hides gathers behind compute, without it they are exposed
   CHECK(ahead.seconds < alone.seconds - 10.0);
 }
 
-TEST_CASE("what Belady keeps is not gathered again: more memory, fewer bytes") {
+TEST_CASE("units kept by Belady's rule are not gathered again, so more memory means fewer bytes") {
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
   std::size_t before = SIZE_MAX;
   for (const std::size_t units : {2u, 4u, 6u, 8u}) {
@@ -85,7 +85,7 @@ TEST_CASE("what Belady keeps is not gathered again: more memory, fewer bytes") {
   }
 }
 
-TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
+TEST_CASE("updates on the drive overlap with the next forward pass") {
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
@@ -99,7 +99,7 @@ TEST_CASE("a step that ends on the drive is overlapped with the next forward") {
   CHECK(step.critical[at(Lane::disk)] > 0.8 * disk);  // and the drive is most of the critical path
 }
 
-TEST_CASE("parameters on the drive are read as soon as they are written, past the updates that are still to come") {
+TEST_CASE("parameters on the drive are read as soon as they are written, ahead of pending updates") {
   Machine machine = fast_machine();
   machine.read = machine.write = 100e6;
   PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
@@ -127,7 +127,7 @@ TEST_CASE("a trainer that waits for updates does so after its compute, and waits
   CHECK(waited.critical[at(Lane::disk)] > 0.8 * disk);
 }
 
-TEST_CASE("a task on a shared processor takes the time that is left, in pieces") {
+TEST_CASE("a task on a shared processor fills the free time, in pieces") {
   SharedTime time;
   const auto check = [&](std::size_t task, double from, double seconds, const SharedTime::Taken& expected) {
     const SharedTime::Taken taken = time.take(task, from, seconds);
@@ -168,7 +168,7 @@ TEST_CASE("where all lanes share a CPU, only the drive works in parallel with th
   CHECK(with_drive.seconds > all - with_drive.busy[at(Lane::disk)]);
 }
 
-TEST_CASE("the ledger sums what a program reserves, by tier and owner") {
+TEST_CASE("the ledger sums the bytes that a program reserves, by tier and owner") {
   PlanSetup setup{.model = plain_model(2), .placement = placement_of_stage(3, 2), .tile_elements = 128};
   setup.placement.state = all_in(Tier::nvme);
   setup.schedule.staging_slots = 4;
@@ -198,7 +198,7 @@ TEST_CASE("a higher stage and a lower tier need less memory on the device") {
   }
 }
 
-TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses what there is") {
+TEST_CASE("the chosen placement fits, and fills each tier before it uses a slower one") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size(), {0.01, 0.03});
   ChoiceInput input = asking(model, work, 4);
@@ -220,7 +220,7 @@ TEST_CASE("the placement that is chosen fits, is the fastest that does, and uses
   CHECK(on_drives.simulation.seconds > tight.simulation.seconds);
 }
 
-TEST_CASE("where the host is the device one budget holds what lies in both, and nothing is moved between them") {
+TEST_CASE("where the host is the device, one budget covers both, and no state is placed on the host") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());
   ChoiceInput input = asking(model, work, 4);
@@ -239,7 +239,7 @@ TEST_CASE("where the host is the device one budget holds what lies in both, and 
   CHECK(needed[0] > 20 * gib);
 }
 
-TEST_CASE("what is chosen is planned with the order that the trainer says") {
+TEST_CASE("a placement is chosen for the trainer's order of uses") {
   const Model model = plain_model(3, 1'000'000);
   const std::vector<UnitWork> work(model.units.size());
   ChoiceInput input{.model = model,
@@ -270,7 +270,7 @@ TEST_CASE("two tiers hold the state together where neither holds it alone") {
   CHECK(shared.placement.state.host > 0.0);
 }
 
-TEST_CASE("where nothing fits, the error says what is short") {
+TEST_CASE("where nothing fits, the error names the memory that is short") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());
   ChoiceInput input = asking(model, work, 2);

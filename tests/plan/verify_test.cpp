@@ -144,7 +144,7 @@ TEST_CASE("waits are needed: without one of them, two operations use the same by
   }
 }
 
-TEST_CASE("the verifier names what is wrong") {
+TEST_CASE("the verifier names the fault") {
   const CompiledPlan plan = plan_of(samples()[1]);
   const auto problem_with = [&](OpKind kind, const auto& change) {
     Program broken = plan.program();

@@ -50,7 +50,7 @@ TEST_CASE("past the budget an error names needed, available and the largest owne
   CHECK_NOTHROW(accounts.reserve(MemoryKind::device, 1 << 30, "another kind has a budget of its own"));
 }
 
-TEST_CASE("a budget below what is held refuses everything new") {
+TEST_CASE("a budget below the booked bytes refuses every new reservation") {
   MemoryAccounts accounts;
   const Reservation held = accounts.reserve(MemoryKind::device, 100, "a");
   accounts.limit(MemoryKind::device, 50);

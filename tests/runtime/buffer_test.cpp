@@ -60,7 +60,7 @@ class CountingAllocator final : public Allocator {
 
 }  // namespace
 
-TEST_CASE("a buffer lives in the memory of the caller's allocator, and is booked all the same") {
+TEST_CASE("a buffer in the memory of the caller's allocator is booked too") {
   CountingAllocator allocator;
   MemoryAccounts accounts;
   {
@@ -93,7 +93,7 @@ TEST_CASE("a host buffer has exactly its size, aligned, zeroed and writable to i
   CHECK(accounts.total(MemoryKind::pageable).peak == 5 * mib + 1);
 }
 
-TEST_CASE("host memory is resident at once, and no more of it than was asked for") {
+TEST_CASE("host memory is resident at once, and no larger than requested") {
   MemoryAccounts accounts;
   const std::size_t bytes = 33 * mib + 1;  // the next power of two is far away
   const std::size_t resident = own_bytes("VmRSS:");
@@ -103,7 +103,7 @@ TEST_CASE("host memory is resident at once, and no more of it than was asked for
   CHECK(own_bytes("VmSize:") - mapped <= bytes + mib);
 }
 
-TEST_CASE("a buffer of no bytes is a buffer") {
+TEST_CASE("a buffer of no bytes is valid") {
   MemoryAccounts accounts;
   for (const MemoryKind kind : {MemoryKind::device, MemoryKind::pinned, MemoryKind::pageable}) {
     const Buffer buffer = allocate(accounts, {.kind = kind, .owner = "empty parameter"});
@@ -114,7 +114,7 @@ TEST_CASE("a buffer of no bytes is a buffer") {
   }
 }
 
-TEST_CASE("a moved buffer leaves nothing behind") {
+TEST_CASE("a moved-from buffer is empty") {
   MemoryAccounts accounts;
   Buffer first = allocate(accounts, {.bytes = 4 * mib, .owner = "a"});
   std::byte* const data = first.data();
@@ -163,7 +163,7 @@ TEST_CASE("a limit on the address space is named by the error") {
         }) == 0);
 }
 
-TEST_CASE("a container's limit is refused, where going on would be killed") {
+TEST_CASE("an allocation above the container's limit is refused") {
   namespace fs = std::filesystem;
   const bool v1 = fs::exists("/sys/fs/cgroup/memory");
   const fs::path group =
@@ -187,7 +187,7 @@ TEST_CASE("a container's limit is refused, where going on would be killed") {
   CHECK(status == 0);
 }
 
-TEST_CASE("many allocations leave no memory behind") {
+TEST_CASE("many allocations leak no memory") {
   MemoryAccounts accounts;
   allocate(accounts, {.bytes = 8 * mib, .owner = "warm-up"});
   allocate(accounts, {.kind = MemoryKind::pinned, .bytes = mib, .owner = "warm-up"});  // starts CUDA, which maps much
@@ -201,7 +201,7 @@ TEST_CASE("many allocations leave no memory behind") {
   CHECK(own_bytes("VmSize:") < mapped + 400 * mib);
 }
 
-TEST_CASE("threads allocate at once") {
+TEST_CASE("threads may allocate at the same time") {
   MemoryAccounts accounts;
   {
     std::vector<std::jthread> threads;
@@ -218,7 +218,7 @@ TEST_CASE("threads allocate at once") {
   CHECK(accounts.total(MemoryKind::pageable).peak <= 4 * mib);
 }
 
-TEST_CASE("without a GPU pinned memory is plain memory that says why") {
+TEST_CASE("without a GPU, pinned memory is pageable memory that states the reason") {
   if (!device::list().empty()) {
     return skip("this machine has a GPU");
   }
@@ -230,7 +230,7 @@ TEST_CASE("without a GPU pinned memory is plain memory that says why") {
   buffer.data()[4999] = std::byte{1};
 }
 
-TEST_CASE("without a GPU device memory is an error that says why") {
+TEST_CASE("without a GPU, allocating device memory fails with the reason") {
   if (!device::list().empty()) {
     return skip("this machine has a GPU");
   }

@@ -7,7 +7,7 @@
 
 using namespace ballast;
 
-TEST_CASE("cgroup v2: the limit with the least left counts, and the file cache is free") {
+TEST_CASE("cgroup v2: the limit with the least left counts, and the file cache counts as free") {
   FakeRoot root;
   root.with("proc/self/cgroup", "0::/pod/container")
       .with("sys/fs/cgroup/pod/container/memory.max", "1000")

@@ -20,7 +20,7 @@ std::string text_of(const char* file) {
 
 }  // namespace
 
-TEST_CASE("an error says what, where, needed, available, remedy and call site") {
+TEST_CASE("an error states what, where, needed, available, remedy and call site") {
   try {
     fail(Code::host_memory, {.what = "the staging buffer does not fit",
                              .where = "rank 3, unit h.7",
@@ -70,7 +70,7 @@ TEST_CASE("every code of error.h stands in the table and describes itself") {
   }
 }
 
-TEST_CASE("ERRORS.md is what the code says (mend it with: test_runtime '[write-errors-md]')") {
+TEST_CASE("ERRORS.md matches the error codes (renew it with: test_runtime '[write-errors-md]')") {
   CHECK(text_of(errors_md) == codes_as_markdown());
 }
 

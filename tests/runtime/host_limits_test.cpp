@@ -11,13 +11,13 @@
 
 using namespace ballast;
 
-TEST_CASE("the limits of this machine make sense") {
+TEST_CASE("the limits of this machine are plausible") {
   const HostLimits limits = read_host_limits();
   CHECK(limits.total_bytes > std::size_t{64} << 20);
   CHECK(limits.available_bytes <= limits.total_bytes);
 }
 
-TEST_CASE("the container's limit refuses what the machine would have") {
+TEST_CASE("the container's limit refuses memory that the machine has") {
   FakeRoot root;
   root.with("proc/meminfo", "MemTotal:       1000 kB\nMemAvailable:    800 kB")
       .with("proc/self/cgroup", "0::/")
@@ -33,7 +33,7 @@ TEST_CASE("the container's limit refuses what the machine would have") {
                         Catch::Contains("docker --memory"));
 }
 
-TEST_CASE("the machine's memory refuses what no container limits") {
+TEST_CASE("without a container's limit, the machine's available memory is the limit") {
   FakeRoot root;
   root.with("proc/meminfo", "MemTotal:       1000 kB\nMemAvailable:    800 kB");
   const HostLimits limits = read_host_limits(root.path());
@@ -50,7 +50,7 @@ TEST_CASE("rlimits are read") {
         }) == 0);
 }
 
-TEST_CASE("a limit on private memory is told before the kernel keeps it") {
+TEST_CASE("an allocation above the limit on private memory is refused before the kernel does") {
   HostLimits limits{.total_bytes = 1 << 30, .available_bytes = 1 << 30};
   limits.private_memory = PrivateMemory{.limit_bytes = 8192, .used_bytes = 2048};
   CHECK_NOTHROW(require_host_memory(6144, "moments", limits));

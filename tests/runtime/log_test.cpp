@@ -19,7 +19,7 @@ struct Lines {
 
 }  // namespace
 
-TEST_CASE("a log passes on its level and what is above it") {
+TEST_CASE("a log writes the lines of its level and above") {
   Lines seen;
   Log log(seen.sink(), Level::warning);
   log.debug("a");
@@ -29,7 +29,7 @@ TEST_CASE("a log passes on its level and what is above it") {
   CHECK(seen.lines == std::vector<std::string>{"warning c", "error d"});
 }
 
-TEST_CASE("a subject is spoken of once in each log") {
+TEST_CASE("a line about a subject is written once in each log") {
   Lines seen;
   Log first(seen.sink());
   Log second(seen.sink());

@@ -27,7 +27,7 @@ FakeRoot& two_nodes(FakeRoot& root) {
 
 }  // namespace
 
-TEST_CASE("the kernel's lists and numbers are read") {
+TEST_CASE("the kernel's lists and numbers are parsed") {
   CHECK(parse_list("0-2,8") == std::vector<int>{0, 1, 2, 8});
   CHECK(parse_list("").empty());
   CHECK(leading_number("  24 kB") == 24);
@@ -83,7 +83,7 @@ TEST_CASE("this machine is described") {
   }
 }
 
-TEST_CASE("a machine is described from what its files say") {
+TEST_CASE("a machine is described from its system files") {
   FakeRoot root;
   two_nodes(root)
       .with("proc/cpuinfo", "processor\t: 0\nmodel name\t: Imagined 9000\nflags\t: fast")

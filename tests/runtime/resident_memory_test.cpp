@@ -31,7 +31,7 @@ bool kernel_gives(std::size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("what is resident is seen, also when it is gone again") {
+TEST_CASE("resident memory is measured, and its peak after it is freed") {
   const ResidentMemory before = resident_memory();
   CHECK(before.of_files > 0);
   CHECK(before.of_files < before.now);
@@ -42,7 +42,7 @@ TEST_CASE("what is resident is seen, also when it is gone again") {
   if (forget_peak()) CHECK(resident_memory().peak < before.now + 100 * mebibyte);
 }
 
-TEST_CASE("a process that limits its own memory cannot take more, whoever asks") {
+TEST_CASE("a process that limits its own memory cannot take more, by mmap() or as a buffer") {
   CHECK(in_child([] {
           const std::size_t limit = own_bytes("VmSize:") + 256 * mebibyte;
           if (!kernel_gives(512 * mebibyte)) return 1;

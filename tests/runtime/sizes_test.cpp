@@ -19,7 +19,7 @@ TEST_CASE("sizes are written with four digits at most") {
   CHECK(human_bytes(SIZE_MAX) == "16 EiB");
 }
 
-TEST_CASE("sizes are read as people write them") {
+TEST_CASE("sizes are parsed as users write them") {
   CHECK(parse_bytes("0") == 0);
   CHECK(parse_bytes("4096") == 4096);
   CHECK(parse_bytes("512MiB") == std::size_t{512} << 20);
@@ -32,13 +32,13 @@ TEST_CASE("sizes are read as people write them") {
   CHECK(parse_bytes("9007199254740993") == 9007199254740993);  // a double cannot hold this number
 }
 
-TEST_CASE("what is written is read again") {
+TEST_CASE("a size is parsed as it was written") {
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{1000}, std::size_t{5} << 20, std::size_t{7} << 41}) {
     CHECK(parse_bytes(human_bytes(bytes)) == bytes);
   }
 }
 
-TEST_CASE("an unclear size is refused with a way to write it") {
+TEST_CASE("an unclear size is refused with an example") {
   for (const char* text : {"", " ", "GiB", "-1", "-1GiB", "nan", "inf", "1e30", "20EiB", "40G", "5 Gbit", "1,5GiB",
                            "0x10", "0.5", "16777216TiB"}) {
     INFO(text);

@@ -18,7 +18,7 @@ Buffer make(MemoryAccounts& accounts, MemoryKind kind, std::size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("without a GPU streams and events say why there are none") {
+TEST_CASE("without a GPU, making streams and events fails with the reason") {
   if (!device::list().empty()) {
     return skip("this machine has a GPU");
   }
@@ -35,7 +35,7 @@ TEST_CASE("a GPU that does not exist is refused", "[gpu]") {
   CHECK_THROWS_WITH(Stream(-1), Catch::Contains("B2102"));
 }
 
-TEST_CASE("bytes go to the GPU, from buffer to buffer, and come back", "[gpu]") {
+TEST_CASE("bytes are copied to the GPU, between its buffers, and back", "[gpu]") {
   MemoryAccounts accounts;
   const Stream stream;
   const std::size_t bytes = 5 * mib + 3;
@@ -77,7 +77,7 @@ TEST_CASE("an event orders two streams", "[gpu]") {
   CHECK(written.seconds_since(start) > 0);
 }
 
-TEST_CASE("a wrapped stream stays its owner's", "[gpu]") {
+TEST_CASE("a wrapped stream is not destroyed with its wrapper", "[gpu]") {
   const Stream owner;
   { const Stream wrapped = Stream::wrap(owner.handle()); }
   Event().record(owner);
@@ -86,7 +86,7 @@ TEST_CASE("a wrapped stream stays its owner's", "[gpu]") {
   moved.synchronize();
 }
 
-TEST_CASE("a buffer freed while the GPU writes it does no harm", "[gpu]") {
+TEST_CASE("a buffer may be freed while the GPU writes to it", "[gpu]") {
   MemoryAccounts accounts;
   const Stream stream;
   for (int round = 0; round < 10; ++round) {
@@ -99,7 +99,7 @@ TEST_CASE("a buffer freed while the GPU writes it does no harm", "[gpu]") {
   CHECK(accounts.total(MemoryKind::device).now == 0);
 }
 
-TEST_CASE("too little GPU memory is an error with both figures, and nothing later suffers", "[gpu]") {
+TEST_CASE("too little GPU memory is an error with both figures, and later allocations succeed", "[gpu]") {
   MemoryAccounts accounts;
   CHECK_THROWS_WITH(make(accounts, MemoryKind::device, std::size_t{1} << 50),
                     Catch::Contains("B2003") && Catch::Contains("1 PiB") && Catch::Contains("available"));
@@ -107,7 +107,7 @@ TEST_CASE("too little GPU memory is an error with both figures, and nothing late
   CHECK_NOTHROW(make(accounts, MemoryKind::device, 3));
 }
 
-TEST_CASE("GPU memory comes back", "[gpu]") {
+TEST_CASE("GPU memory is free again after its buffer ends", "[gpu]") {
   MemoryAccounts accounts;
   make(accounts, MemoryKind::device, mib);
   const std::size_t before = device::available_bytes(0);

@@ -21,9 +21,9 @@ TEST_CASE("a thread that is started runs") {
   CHECK(ran);
 }
 
-TEST_CASE("a thread that is refused names what it was for, and the limits") {
+TEST_CASE("the error for a refused thread names its purpose and the limits") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     const std::string threads = std::to_string(entries_of("/proc/self/task"));  // ThreadSanitizer has one of its own
     allow_threads(0);
     try {
@@ -33,14 +33,14 @@ TEST_CASE("a thread that is refused names what it was for, and the limits") {
     }
     return "started";
   });
-  const std::string threads = said.substr(0, said.find(' '));
-  CHECK_THAT(said, Contains("B2401") &&
-                       Contains("cannot start a thread for a test: Resource temporarily unavailable") &&
-                       Contains("RLIMIT_NPROC is " + threads + " (`ulimit -u`)") &&
-                       Contains("this process has " + threads + " threads"));
+  const std::string threads = output.substr(0, output.find(' '));
+  CHECK_THAT(output, Contains("B2401") &&
+                         Contains("cannot start a thread for a test: Resource temporarily unavailable") &&
+                         Contains("RLIMIT_NPROC is " + threads + " (`ulimit -u`)") &&
+                         Contains("this process has " + threads + " threads"));
 }
 
-TEST_CASE("of nested groups' limits on threads the one with the least left is named") {
+TEST_CASE("of nested cgroups' limits on threads, the one with the least left is named") {
   FakeRoot root;
   CHECK_FALSE(cgroup_tasks(root.path()));
   root.with("proc/self/cgroup", "0::/pod/container")
@@ -58,21 +58,21 @@ TEST_CASE("of nested groups' limits on threads the one with the least left is na
   CHECK(limits_behind(EIO, root.path()).empty());
 }
 
-TEST_CASE("a file of the system that cannot be read for want of a descriptor is not taken for one that is not there") {
+TEST_CASE("a system file that cannot be opened for lack of descriptors is not taken for missing") {
   if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     allow_descriptors(0);
     return read_text("/proc/self/status") ? "read" : "not there";
   });
-  CHECK_THAT(said, Contains("B2401") && Contains("cannot read /proc/self/status: Too many open files") &&
-                       Contains("RLIMIT_NOFILE is "));
+  CHECK_THAT(output, Contains("B2401") && Contains("cannot read /proc/self/status: Too many open files") &&
+                         Contains("RLIMIT_NOFILE is "));
 }
 
-TEST_CASE("limits on threads that cannot be read for want of a descriptor are left out") {
+TEST_CASE("limits on threads that cannot be read for lack of descriptors are left out") {
   if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
-  const std::string said = in_a_child([]() -> std::string {
+  const std::string output = in_a_child([]() -> std::string {
     allow_descriptors(0);
     return limits_behind(EAGAIN);
   });
-  CHECK_THAT(said, Catch::StartsWith("RLIMIT_NPROC is ") && !Contains("this process has"));
+  CHECK_THAT(output, Catch::StartsWith("RLIMIT_NPROC is ") && !Contains("this process has"));
 }

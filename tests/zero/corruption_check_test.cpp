@@ -47,7 +47,7 @@ const std::vector<optim::Rule> rules{optim::AdamW{.lr = 0.02}, optim::AdamW{.lr 
 
 }  // namespace
 
-TEST_CASE("verifying changes no bit, and finds nothing where nothing is wrong") {
+TEST_CASE("verifying changes no bit, and reports no fault where there is none") {
   Sweep sweep(3);
   for (const std::size_t ranks : {1u, 2u}) {
     for (const Placement& placement : placements(ranks)) {
@@ -67,13 +67,13 @@ TEST_CASE("verifying changes no bit, and finds nothing where nothing is wrong") 
   }
 }
 
-TEST_CASE("a bit that is flipped between two updates is found, with the rank and the tensor that it belongs to") {
+TEST_CASE("a bit flipped between two updates is found, and its rank and its tensor are named") {
   for (const Tier tier : {Tier::device, Tier::host}) {
     for (const int stage : {0, 3}) {
       const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
         Training training(odd_model(), world, rules,
                           {.stage = stage, .state = all_in(tier), .tile_elements = 256, .verify = 1});
-        training.initialise(first_parameters());
+        training.initialise(initial_parameters());
         SyntheticTrainer trainer(training.model(), world.rank());
         trainer.run(training, 0);
         training.step();
@@ -91,11 +91,11 @@ TEST_CASE("a bit that is flipped between two updates is found, with the rank and
   }
 }
 
-TEST_CASE("what an owner changes between two updates is no fault") {
+TEST_CASE("a change of state by its owner between two updates is not a fault") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Training training(odd_model(), *world, rules, {.stage = 0, .tile_elements = 256, .verify = 1});
-  training.initialise(first_parameters());
+  training.initialise(initial_parameters());
   SyntheticTrainer trainer(training.model(), 0);
   for (std::size_t step = 0; step < 3; ++step) {
     trainer.run(training, step);
@@ -107,7 +107,7 @@ TEST_CASE("what an owner changes between two updates is no fault") {
   CHECK(training.metrics().verified == 3);
 }
 
-TEST_CASE("a wrong update is found when its tile's turn comes") {
+TEST_CASE("a wrong update is found when its tile is verified") {
   const auto right = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*right);
   const CompiledPlan plan(odd_model(),
@@ -116,7 +116,7 @@ TEST_CASE("a wrong update is found when its tile's turn comes") {
   FaultyBackend backend;
   MemoryAccounts accounts;
   Engine engine({.plan = plan, .mesh = mesh, .backend = backend, .accounts = accounts, .verify = 2});
-  engine.initialise(first_parameters());
+  engine.initialise(initial_parameters());
   const auto step = [&] {
     for (std::size_t unit = 0; unit < plan.model().units.size(); ++unit)
       engine.forward(unit);

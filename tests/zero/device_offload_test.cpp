@@ -23,7 +23,7 @@ class ScarceAllocator final : public Allocator {
 
 }  // namespace
 
-TEST_CASE("a device is left between steps only, and nothing is asked of a training that is away") {
+TEST_CASE("a training is offloaded between steps only, and refuses every use until it is reloaded") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 3});
@@ -49,7 +49,7 @@ TEST_CASE("a device is left between steps only, and nothing is asked of a traini
   CHECK(trainee.step(1).step == 2);
 }
 
-TEST_CASE("where a rank has no room for its return none returns, and all can try again") {
+TEST_CASE("if one rank has no memory to reload, no rank reloads, and all can try again") {
   for (const int stage : {2, 3}) {
     const auto failures = failures_of_ranks(2, [&](Communicator& world) {
       const auto agree = [&](const std::exception_ptr& failure) {
@@ -59,22 +59,22 @@ TEST_CASE("where a rank has no room for its return none returns, and all can try
         if (failed > 0) throw std::runtime_error("another rank had no room");
       };
       ScarceAllocator allocator;
-      Trainee stays(world, {.stage = stage});
-      Trainee leaves(world, {.stage = stage, .allocator = &allocator});
-      stays.step(0), leaves.step(0);
-      leaves.training.offload(true, agree);
+      Trainee plain(world, {.stage = stage});
+      Trainee offloaded(world, {.stage = stage, .allocator = &allocator});
+      plain.step(0), offloaded.step(0);
+      offloaded.training.offload(true, agree);
       allocator.is_empty = world.rank() == 1;
       bool refused = false;
       try {
-        leaves.training.reload(agree);
+        offloaded.training.reload(agree);
       } catch (const std::exception&) {
         refused = true;
       }
       if (!refused) throw std::runtime_error("it returned");
       allocator.is_empty = false;
-      leaves.training.reload(agree);
-      if (stays.step(1).norm != leaves.step(1).norm) throw std::runtime_error("another norm");
-      if (stays.parameters() != leaves.parameters()) throw std::runtime_error("other parameters");
+      offloaded.training.reload(agree);
+      if (plain.step(1).norm != offloaded.step(1).norm) throw std::runtime_error("another norm");
+      if (plain.parameters() != offloaded.parameters()) throw std::runtime_error("other parameters");
     });
     CHECK(failures == std::vector<std::string>(2));
   }

@@ -14,7 +14,7 @@ using namespace ballast;
 using namespace ballast::testing;
 using Catch::Contains;
 
-TEST_CASE("counters sum what lanes move, and tell steps apart") {
+TEST_CASE("counters sum the bytes of lanes for each step") {
   const Placement placement;
   StepCounters counters(placement, nullptr, nullptr);
   StepRun run;
@@ -68,8 +68,8 @@ TEST_CASE("only the first failure is kept, with its operation, and it reaches th
   CHECK_THAT(failures[1], Contains("B3301") && Contains("planted in 1"));
 }
 
-TEST_CASE("ranks that go off plan in different ways are told so, each of the other") {
-  const auto meet = [](std::size_t unit_of_rank_1) {
+TEST_CASE("when ranks go off plan with different uses, the error names both") {
+  const auto failures_of_rendezvous = [](std::size_t unit_of_rank_1) {
     return failures_of_ranks(2, [=](Communicator& ranks) {
       Mesh mesh = make_mesh(ranks, {.shards = 2});
       const std::size_t unit = ranks.rank() == 1 ? unit_of_rank_1 : 0;
@@ -77,12 +77,13 @@ TEST_CASE("ranks that go off plan in different ways are told so, each of the oth
                  plain_model(2));
     });
   };
-  CHECK(meet(0) == std::vector<std::string>(2));
-  CHECK_THAT(meet(1)[0], Contains("B1007") && Contains("unit h.0 in backward") && Contains("unit h.1 in backward"));
-  CHECK_THAT(meet(none)[1], Contains("B1007") && Contains("calls step()"));
+  CHECK(failures_of_rendezvous(0) == std::vector<std::string>(2));
+  CHECK_THAT(failures_of_rendezvous(1)[0],
+             Contains("B1007") && Contains("unit h.0 in backward") && Contains("unit h.1 in backward"));
+  CHECK_THAT(failures_of_rendezvous(none)[1], Contains("B1007") && Contains("calls step()"));
 }
 
-TEST_CASE("a program that takes the place of the plan's counts its own memory") {
+TEST_CASE("a program that replaces the plan's reports its own memory") {
   const CompiledPlan plan = plan_of({.model = odd_model(), .placement = {}});
   RunningProgram running(plan);
   CHECK(&running.program() == &plan.program());

@@ -13,8 +13,8 @@ using Catch::Contains;
 namespace {
 
 // A training of one rank and two units.
-struct Alone {
-  explicit Alone(TrainingOptions options = {.stage = 0}, std::vector<optim::Rule> rules = {optim::AdamW{}})
+struct LoneTraining {
+  explicit LoneTraining(TrainingOptions options = {.stage = 0}, std::vector<optim::Rule> rules = {optim::AdamW{}})
       : training({{{.name = "first", .tensors = {{"w", {10}}}}, {.name = "second", .tensors = {{"w", {10}}}}}}, *world,
                  std::move(rules), options) {}
 
@@ -35,15 +35,15 @@ struct Alone {
 
 }  // namespace
 
-TEST_CASE("a trainer that begins without parameters is told so") {
-  Alone alone;
+TEST_CASE("a training without initial parameters refuses to run") {
+  LoneTraining alone;
   CHECK_THROWS_WITH(alone.training.forward(0), Contains("B1007") && Contains("initialise()"));
   CHECK_THROWS_WITH(alone.training.step(), Contains("B1007") && Contains("initialise()"));
 }
 
-TEST_CASE("a step waits for the end of every lease") {
-  Alone alone;
-  alone.training.initialise(first_parameters());
+TEST_CASE("a step is refused until every lease has ended") {
+  LoneTraining alone;
+  alone.training.initialise(initial_parameters());
   alone.training.forward(0);
   alone.training.forward(1);
   alone.training.backward(1);
@@ -54,18 +54,19 @@ TEST_CASE("a step waits for the end of every lease") {
   CHECK(alone.training.step().step == 1);
 }
 
-TEST_CASE("what cannot be run is refused before anything changes") {
-  CHECK_THROWS_WITH(Alone({.stage = 3, .state = all_in(Tier::nvme)}), Contains("B1001") && Contains("directories"));
-  CHECK_THROWS_WITH(Alone({.stage = 0, .replicas = 2}), Contains("divided"));
-  CHECK_THROWS_WITH(Alone({.stage = 0}, {}), Contains("at least one rule"));
-  CHECK_THROWS_WITH(Alone({.stage = 0}, {optim::AdamW{}, optim::Lion{}}), Contains("one kind for all"));
-  Alone alone;
-  alone.training.initialise(first_parameters());
+TEST_CASE("invalid options and calls are refused before anything changes") {
+  CHECK_THROWS_WITH(LoneTraining({.stage = 3, .state = all_in(Tier::nvme)}),
+                    Contains("B1001") && Contains("directories"));
+  CHECK_THROWS_WITH(LoneTraining({.stage = 0, .replicas = 2}), Contains("divided"));
+  CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {}), Contains("at least one rule"));
+  CHECK_THROWS_WITH(LoneTraining({.stage = 0}, {optim::AdamW{}, optim::Lion{}}), Contains("one kind for all"));
+  LoneTraining alone;
+  alone.training.initialise(initial_parameters());
   CHECK_THROWS_WITH(alone.training.forward(2), Contains("B1001") && Contains("unit") && Contains("below 2"));
-  CHECK_THROWS_WITH(alone.training.resume(first_parameters()), Contains("B1005") && Contains("not on a drive"));
+  CHECK_THROWS_WITH(alone.training.resume(initial_parameters()), Contains("B1005") && Contains("not on a drive"));
   const TemporaryDirectory directory;
-  Alone nameless({.stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}}});
-  CHECK_THROWS_WITH(nameless.training.resume(first_parameters()), Contains("B1005") && Contains("not on a drive"));
+  LoneTraining nameless({.stage = 3, .state = all_in(Tier::nvme), .drives = {.directories = {directory.path()}}});
+  CHECK_THROWS_WITH(nameless.training.resume(initial_parameters()), Contains("B1005") && Contains("not on a drive"));
   alone.use_all(1.0f);
   alone.training.groups() = {};
   CHECK_THROWS_WITH(alone.training.step(), Contains("B1001") && Contains("unit first, tensor w"));
@@ -76,9 +77,9 @@ TEST_CASE("what cannot be run is refused before anything changes") {
   CHECK(alone.training.step().norm == Approx(std::sqrt(20.0)));  // as if the refused calls had not been made
 }
 
-TEST_CASE("leases give what there is, by number") {
-  Alone alone;
-  alone.training.initialise(first_parameters());
+TEST_CASE("a lease gives tensors by number, and refuses those that it does not have") {
+  LoneTraining alone;
+  alone.training.initialise(initial_parameters());
   {
     const Lease lease = alone.training.forward(0);
     CHECK(lease.tensor(0).count() == 10);
@@ -88,9 +89,9 @@ TEST_CASE("leases give what there is, by number") {
   }
 }
 
-TEST_CASE("updates in backward refuse what they cannot do, and say when gradients were not finite") {
-  Alone alone({.stage = 0, .schedule = {.update_in_backward = true}});
-  alone.training.initialise(first_parameters());
+TEST_CASE("updates in backward refuse clipping, and report gradients that are not finite") {
+  LoneTraining alone({.stage = 0, .schedule = {.update_in_backward = true}});
+  alone.training.initialise(initial_parameters());
   CHECK_THROWS_WITH(alone.training.step(StepOptions{.groups = alone.training.groups()}),
                     Contains("prepare(options) before"));
   CHECK_THROWS_WITH(alone.training.prepare({.groups = alone.training.groups(), .max_norm = 1.0}),
@@ -102,9 +103,9 @@ TEST_CASE("updates in backward refuse what they cannot do, and say when gradient
   CHECK(result.step == 1);
 }
 
-TEST_CASE("a trace has a row for each lane that was used, and every operation in it") {
-  Alone alone({.stage = 0, .keeps_timeline = true});
-  alone.training.initialise(first_parameters());
+TEST_CASE("a trace has a row for each lane that was used, with its operations") {
+  LoneTraining alone({.stage = 0, .keeps_timeline = true});
+  alone.training.initialise(initial_parameters());
   alone.use_all(1.0f);
   alone.training.step();
   alone.training.finish();
@@ -114,16 +115,16 @@ TEST_CASE("a trace has a row for each lane that was used, and every operation in
     CHECK_THAT(trace, Contains("\"name\":\"" + std::string(row) + "\""));
   CHECK_THAT(trace,
              Contains("update second tile 0") && Contains("use first") && Contains("wait") && !Contains("gather"));
-  CHECK_THROWS_WITH(Alone().training.chrome_trace(), Contains("keeps_timeline"));
+  CHECK_THROWS_WITH(LoneTraining().training.chrome_trace(), Contains("keeps_timeline"));
   for (const UnitWork& work : alone.training.unit_work()) {
     CHECK(work.forward_seconds > 0.0);
     CHECK(work.backward_seconds > 0.0);
   }
 }
 
-TEST_CASE("a step says what its lanes moved, and what the trainer waited for") {
-  Alone alone;
-  alone.training.initialise(first_parameters());
+TEST_CASE("a step's metrics hold the bytes of its lanes and the trainer's waits") {
+  LoneTraining alone;
+  alone.training.initialise(initial_parameters());
   for (int step = 0; step < 3; ++step) {
     alone.use_all(1.0f);
     alone.training.step();
@@ -144,17 +145,17 @@ TEST_CASE("a step says what its lanes moved, and what the trainer waited for") {
                                    !Contains("disk") && !Contains("nvme"));
 }
 
-TEST_CASE("a loss scale is taken out again") {
+TEST_CASE("a loss scale does not change the norm") {
   const auto norm = [](double scale) {
-    Alone alone;
-    alone.training.initialise(first_parameters());
+    LoneTraining alone;
+    alone.training.initialise(initial_parameters());
     alone.use_all(static_cast<float>(scale));
     return alone.training.step(scale).norm;
   };
   CHECK(norm(1.0) == norm(1024.0));
 }
 
-TEST_CASE("a record that cannot be read ends the training on all ranks with its name, and loses no committed step") {
+TEST_CASE("a record that cannot be read ends the training on all ranks, is named, and costs no committed step") {
   const TemporaryDirectory directory;
   Setup setup{.placement = placement_of_stage(3, 2), .steps = 3};
   setup.placement.state = all_in(Tier::nvme);
@@ -167,7 +168,7 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
                             .tile_elements = 256};
     const Model model = odd_model();
     Training training(model, world, {optim::AdamW{}, optim::AdamW{}}, options);
-    training.start(first_parameters());
+    training.start(initial_parameters());
     if (world.rank() == 1) std::filesystem::resize_file(directory.path() / "test-rank-1" / "state.records", 200'000);
     SyntheticTrainer trainer(model, world.rank());
     for (std::size_t step = 0; step < 3; ++step) {
@@ -180,12 +181,12 @@ TEST_CASE("a record that cannot be read ends the training on all ranks with its 
   CHECK_THAT(failures[0], Contains("B3301") && Contains("rank 1"));
 }
 
-TEST_CASE("a rank that gives up in the middle of a step keeps nobody waiting, itself neither") {
+TEST_CASE("a rank that stops in the middle of a step keeps no rank waiting") {
   for (const int stage : {2, 3}) {
     const std::vector<std::string> failures = failures_of_ranks(2, [&](Communicator& world) {
       const Model model = odd_model();
       Training training(model, world, {optim::AdamW{}, optim::AdamW{}}, {.stage = stage});
-      training.initialise(first_parameters());
+      training.initialise(initial_parameters());
       SyntheticTrainer trainer(model, world.rank());
       trainer.run(training, 0);
       training.step();

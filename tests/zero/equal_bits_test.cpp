@@ -38,7 +38,7 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
   }
 }
 
-TEST_CASE("before the first step more may be read than there is room for at once") {
+TEST_CASE("before the first step, more records may be read than fit into memory at once") {
   Placement on_drive = placement_of_stage(3, 1);
   on_drive.parameters = on_drive.state = all_in(Tier::nvme);
   const Setup setup{.placement = on_drive, .tile_elements = 128, .schedule = {.prefetch = 3}};
@@ -58,7 +58,7 @@ TEST_CASE("updating in the backward pass does not change a bit") {
   }
 }
 
-TEST_CASE("leaving the device between steps does not change a bit") {
+TEST_CASE("offloading between steps does not change a bit") {
   for (const std::size_t ranks : {1u, 2u}) {
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks), .micro_steps = 2});
     for (const Placement& placement : placements(ranks)) {
@@ -66,12 +66,12 @@ TEST_CASE("leaving the device between steps does not change a bit") {
       check_same(expected, train({.placement = placement,
                                   .micro_steps = 2,
                                   .schedule = {.prefetch = 2, .kept_records = 2},
-                                  .leaves = true}));
+                                  .offloads = true}));
     }
   }
 }
 
-TEST_CASE("a mesh of groups and replicas gives the same bits wherever things are kept") {
+TEST_CASE("a mesh of groups and replicas gives the same bits on every tier") {
   Placement mesh = placement_of_stage(3, 2);
   mesh.replicas = 2;
   const std::vector<Outcome> expected = train({.placement = mesh, .micro_steps = 2});
@@ -84,7 +84,7 @@ TEST_CASE("a mesh of groups and replicas gives the same bits wherever things are
   }
 }
 
-TEST_CASE("all formats train alike in memory and on drives, and split as fp32") {
+TEST_CASE("each format trains to the same bits in memory and on drives, and split to those of fp32") {
   for (const auto format : all_state_formats) {
     Placement on_drives = placement_of_stage(3, 2);
     on_drives.state = all_in(Tier::nvme);
@@ -99,7 +99,7 @@ TEST_CASE("all formats train alike in memory and on drives, and split as fp32") 
              train({.placement = placement_of_stage(0, 2), .format = StateFormat::split}));
 }
 
-TEST_CASE("reducing at the boundary gives the same bits at every stage that does") {
+TEST_CASE("reducing at the boundary gives the same bits at every stage") {
   const auto with_boundary = [](Placement placement) {
     placement.reduction = Reduction::boundary;
     return placement;
@@ -110,7 +110,7 @@ TEST_CASE("reducing at the boundary gives the same bits at every stage that does
   }
 }
 
-TEST_CASE("a step whose gradients are not finite is skipped everywhere, and names the parameter") {
+TEST_CASE("a step whose gradients are not finite is skipped on all ranks, and names the parameter") {
   for (const Placement& placement : placements(2)) {
     CAPTURE(placement.shards, placement.parameters.fractions(), placement.state.fractions());
     const std::vector<Outcome> outcomes = train({.placement = placement, .poisoned_step = 1});

@@ -13,7 +13,7 @@
 namespace ballast::testing {
 
 // Returns steps that use units in another order, leave some out or use some twice; then an order that repeats.
-inline std::vector<std::vector<Trace>> rounds_that_depart() {
+inline std::vector<std::vector<Trace>> off_plan_steps() {
   constexpr auto f = Phase::forward, b = Phase::backward;
   const Trace mixed{{0, f}, {2, f}, {1, f}, {1, f}, {5, f}, {5, b}, {1, b}, {1, b}};
   const Trace plain{{5, f}, {1, f}, {4, f}, {4, b}, {5, b}};
@@ -33,7 +33,7 @@ inline void check_gpu_trains_as_cpu(Sweep& sweep, std::size_t ranks, const Setup
     setup.gpu = true;
     const std::vector<Outcome> outcomes = train(setup);
     check_same(expected, outcomes);
-    if (with.rounds.empty() && !with.leaves) check_as_planned(outcomes);
+    if (with.uses_by_step.empty() && !with.offloads) check_as_planned(outcomes);
   }
 }
 
@@ -44,10 +44,10 @@ inline void check_gpu_trains_as_cpu() {
     check_gpu_trains_as_cpu(sweep, ranks, {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}});
     check_gpu_trains_as_cpu(sweep, ranks, {.poisoned_step = 1});
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .keeps_run = true});
-    check_gpu_trains_as_cpu(sweep, ranks, {.rounds = rounds_that_depart()});
-    check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .verify = 1, .leaves = true});
+    check_gpu_trains_as_cpu(sweep, ranks, {.uses_by_step = off_plan_steps()});
+    check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .verify = 1, .offloads = true});
     check_gpu_trains_as_cpu(sweep, ranks,
-                            {.micro_steps = 2, .schedule = {.kept_records = 2}, .rounds = rounds_that_depart()});
+                            {.micro_steps = 2, .schedule = {.kept_records = 2}, .uses_by_step = off_plan_steps()});
   }
 }
 
@@ -88,7 +88,7 @@ inline void check_gpu_work_is_accounted_for() {
                        .stream = stream.handle(),
                        .allocator = &allocator});
     CHECK(allocator.given == bytes_in(training.ledger(), Tier::device));
-    training.initialise(first_parameters());
+    training.initialise(initial_parameters());
     SyntheticTrainer trainer(model, 0, &stream);
     for (std::size_t step = 0; step < 2; ++step) {
       trainer.run(training, step);
@@ -121,7 +121,7 @@ inline void check_trainer_is_waited_for() {
   MemoryAccounts accounts;
   const Buffer work = allocate(accounts, {.kind = MemoryKind::device, .bytes = std::size_t{32} << 20, .owner = "work"});
   Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, {.gpu = 0, .stream = stream.handle()});
-  training.initialise(first_parameters());
+  training.initialise(initial_parameters());
   for (int piece = 0; piece < 32; ++piece) {
     fill(work.data(), 1, work.bytes(), stream);
   }

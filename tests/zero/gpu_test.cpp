@@ -3,12 +3,12 @@
 
 using namespace ballast::testing;
 
-TEST_CASE("on a GPU stages and tiers give the bits of the CPU", "[gpu]") { check_gpu_trains_as_cpu(); }
+TEST_CASE("on a GPU, stages and tiers give the bits of the CPU", "[gpu]") { check_gpu_trains_as_cpu(); }
 
-TEST_CASE("all formats train on a GPU as on the CPU", "[gpu]") { check_gpu_trains_in_all_formats(); }
+TEST_CASE("all formats train to the same bits on a GPU as on the CPU", "[gpu]") { check_gpu_trains_in_all_formats(); }
 
-TEST_CASE("what is in the trainer's stream is waited for", "[gpu]") { check_trainer_is_waited_for(); }
+TEST_CASE("reading the state waits for the work in the trainer's stream", "[gpu]") { check_trainer_is_waited_for(); }
 
-TEST_CASE("a GPU's work is counted and drawn in memory of the caller's allocator", "[gpu]") {
+TEST_CASE("a GPU's work is counted and traced, in memory of the caller's allocator", "[gpu]") {
   check_gpu_work_is_accounted_for();
 }

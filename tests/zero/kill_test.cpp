@@ -50,7 +50,7 @@ void train_and_kill(Setup setup, std::size_t steps, std::chrono::microseconds mo
 
 }  // namespace
 
-TEST_CASE("a killed training goes on with the bits of one that was not killed") {
+TEST_CASE("a killed training resumes with the bits of one that was not killed") {
   for (const bool parameters_too : {false, true}) {
     Setup setup = setup_on_drives(parameters_too);
     const std::vector<Outcome> expected = train(setup);

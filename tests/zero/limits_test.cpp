@@ -24,12 +24,12 @@ void train_on_a_drive() {
 
 }  // namespace
 
-TEST_CASE("a training that gets too few threads says which limit is reached") {
+TEST_CASE("a training that gets too few threads names the limit that is reached") {
   if (::geteuid() != 0) return skip("becoming another user needs root");
   check_every_limit(allow_threads, "RLIMIT_NPROC", train_on_a_drive);
 }
 
-TEST_CASE("a training that gets too few descriptors says which limit is reached") {
+TEST_CASE("a training that gets too few descriptors names the limit that is reached") {
   if (!descriptors_can_be_refused) return skip(no_refused_descriptors);
   check_every_limit(allow_descriptors, "RLIMIT_NOFILE", train_on_a_drive);
 }

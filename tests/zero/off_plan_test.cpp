@@ -12,7 +12,7 @@ using Catch::Contains;
 
 namespace {
 
-using Rounds = std::vector<std::vector<Trace>>;
+using UsesByStep = std::vector<std::vector<Trace>>;
 
 constexpr Visit forward(std::size_t unit) { return {unit, Phase::forward}; }
 constexpr Visit backward(std::size_t unit) { return {unit, Phase::backward}; }
@@ -39,9 +39,9 @@ const std::map<std::string, Trace> orders{
 const Trace no_backward_of_three{forward(0), forward(1), forward(2)};
 
 // Returns the uses of a step's micro-steps as a program's trace.
-Trace trace_of_round(const std::vector<Trace>& round) {
+Trace trace_of_step(const std::vector<Trace>& uses_of_step) {
   Trace trace;
-  for (const Trace& uses : round) {
+  for (const Trace& uses : uses_of_step) {
     for (const Visit& use : uses) {
       const Trace visits = visits_of(odd_model(), use.unit, use.phase);
       trace.insert(trace.end(), visits.begin(), visits.end());
@@ -52,13 +52,13 @@ Trace trace_of_round(const std::vector<Trace>& round) {
 
 // Returns a setup that runs all uses of a step at stage 0 by a program that was compiled for them. They form one
 // micro-step, which is scaled accordingly.
-Setup planned_for(const std::vector<Trace>& round, const Setup& departing) {
-  Setup setup = departing;
-  setup.placement = placement_of_stage(0, departing.placement.shards * departing.placement.replicas);
-  setup.placement.reduction = departing.placement.reduction;
+Setup planned_for(const std::vector<Trace>& uses_of_step, const Setup& off_plan) {
+  Setup setup = off_plan;
+  setup.placement = placement_of_stage(0, off_plan.placement.shards * off_plan.placement.replicas);
+  setup.placement.reduction = off_plan.placement.reduction;
   setup.schedule = {};
-  setup.trace = trace_of_round(round);
-  setup.loss_scale = static_cast<double>(departing.micro_steps);
+  setup.trace = trace_of_step(uses_of_step);
+  setup.loss_scale = static_cast<double>(off_plan.micro_steps);
   setup.micro_steps = 1;
   return setup;
 }
@@ -70,7 +70,7 @@ std::vector<std::size_t> on_demand(const std::vector<Outcome>& outcomes) {
 }
 
 void check_everywhere(Sweep& sweep, const Setup& with, const std::vector<std::size_t>& served) {
-  const std::vector<Outcome> expected = train(planned_for(with.rounds[0], with));
+  const std::vector<Outcome> expected = train(planned_for(with.uses_by_step[0], with));
   CHECK(on_demand(expected) == std::vector<std::size_t>(with.steps, 0));
   for (Placement placement : placements(with.placement.shards)) {
     if (!sweep.takes_next()) continue;
@@ -90,7 +90,7 @@ void check_everywhere(Sweep& sweep, const Setup& with, const std::vector<std::si
 
 }  // namespace
 
-TEST_CASE("an order that comes again is served on demand twice, and then compiled: same bits", "[departures]") {
+TEST_CASE("an order that repeats is served on demand twice and then compiled, with the same bits", "[off-plan]") {
   using enum Reduction;
   Sweep sweep(5);
   for (const auto& [name, uses] : orders) {
@@ -102,23 +102,24 @@ TEST_CASE("an order that comes again is served on demand twice, and then compile
                         .micro_steps = micro_steps,
                         .schedule = {.prefetch = 2, .staging_slots = 3, .kept_records = 2},
                         .max_norm = 0.05,
-                        .rounds = {std::vector<Trace>(micro_steps, uses)}},
+                        .uses_by_step = {std::vector<Trace>(micro_steps, uses)}},
                        {1, 1, 0, 0});
     }
   }
 }
 
-TEST_CASE("orders that change from step to step give the bits of programs made for each", "[departures]") {
-  const Rounds rounds{{shared}, {unused}, {plain_order(odd_model())}, {another}, {in_parts}, {recomputed}, {unused}};
+TEST_CASE("orders that change at every step give the bits of programs compiled for each", "[off-plan]") {
+  const UsesByStep uses_by_step{{shared},     {unused}, {plain_order(odd_model())}, {another}, {in_parts},
+                                {recomputed}, {unused}};
   for (const std::size_t ranks : {1u, 2u}) {
     const TemporaryDirectory directory;
     Setup planned{.placement = placement_of_stage(0, ranks), .directory = directory.path()};
     planned.placement.state = all_in(Tier::nvme);
     Outcome expected;
-    for (std::size_t step = 0; step < rounds.size(); ++step) {  // each resumes where the last one ended
+    for (std::size_t step = 0; step < uses_by_step.size(); ++step) {  // each resumes where the last one ended
       planned.steps = step + 1;
-      planned.rounds = std::vector<std::vector<Trace>>(step + 1, rounds[step]);
-      planned.trace = trace_of_round(rounds[step]);
+      planned.uses_by_step = std::vector<std::vector<Trace>>(step + 1, uses_by_step[step]);
+      planned.trace = trace_of_step(uses_by_step[step]);
       const Outcome outcome = train(planned)[0];
       CHECK(outcome.on_demand == std::vector<std::size_t>{0});
       expected.seen.push_back(outcome.seen[0]);
@@ -130,8 +131,8 @@ TEST_CASE("orders that change from step to step give the bits of programs made f
               placement.gradients.fractions(), placement.state.fractions());
       const std::vector<Outcome> outcomes = train({.placement = placement,
                                                    .schedule = {.prefetch = 2, .kept_records = 3},
-                                                   .steps = rounds.size(),
-                                                   .rounds = rounds});
+                                                   .steps = uses_by_step.size(),
+                                                   .uses_by_step = uses_by_step});
       CHECK(on_demand(outcomes) == std::vector<std::size_t>{1, 1, 0, 1, 1, 1, 1});
       CHECK((outcomes[0].seen == expected.seen));
       CHECK(outcomes[0].norms == expected.norms);
@@ -140,18 +141,18 @@ TEST_CASE("orders that change from step to step give the bits of programs made f
   }
 }
 
-TEST_CASE("micro-steps of different orders, or fewer of them than planned, stay on demand", "[departures]") {
+TEST_CASE("micro-steps of different orders, or fewer than planned, are never compiled", "[off-plan]") {
   Sweep sweep(3);
-  for (const std::vector<Trace>& round :
+  for (const std::vector<Trace>& uses_of_step :
        {std::vector{unused, shared, plain_order(odd_model())}, std::vector{plain_order(odd_model()), another}}) {
     for (const Reduction reduction : {Reduction::each, Reduction::boundary}) {
       Placement placement{.shards = 2, .reduction = reduction};
-      check_everywhere(sweep, {.placement = placement, .micro_steps = 3, .rounds = {round}}, {1, 1, 1, 1});
+      check_everywhere(sweep, {.placement = placement, .micro_steps = 3, .uses_by_step = {uses_of_step}}, {1, 1, 1, 1});
     }
   }
 }
 
-TEST_CASE("updates in the backward pass are made on demand too", "[departures]") {
+TEST_CASE("updates in the backward pass work in off-plan steps too", "[off-plan]") {
   Sweep sweep(5);
   const Trace once{forward(1), forward(4), forward(0), backward(4), forward(5), backward(5), backward(0)};
   const Trace fewer{forward(1), forward(4), backward(4)};
@@ -160,7 +161,7 @@ TEST_CASE("updates in the backward pass are made on demand too", "[departures]")
       check_everywhere(sweep,
                        {.placement = {.shards = 2, .reduction = reduction},
                         .schedule = {.staging_slots = 3, .kept_records = 2, .update_in_backward = true},
-                        .rounds = {{uses}}},
+                        .uses_by_step = {{uses}}},
                        uses.size() == once.size() || reduction == Reduction::boundary
                            ? std::vector<std::size_t>{1, 1, 0, 0}
                            : std::vector<std::size_t>{1, 1, 1, 1});  // its program would lack the slot for a second sum
@@ -168,24 +169,24 @@ TEST_CASE("updates in the backward pass are made on demand too", "[departures]")
   }
 }
 
-TEST_CASE("a mesh of groups and replicas leaves the program together", "[departures]") {
+TEST_CASE("all ranks of a mesh of groups and replicas go off plan together", "[off-plan]") {
   Placement mesh = placement_of_stage(3, 2);
   mesh.replicas = 2;
-  const Setup departing{.placement = mesh, .micro_steps = 2, .rounds = {{shared, shared}}};
-  Setup planned = departing;
-  planned.trace = trace_of_round({shared});
+  const Setup off_plan{.placement = mesh, .micro_steps = 2, .uses_by_step = {{shared, shared}}};
+  Setup planned = off_plan;
+  planned.trace = trace_of_step({shared});
   const std::vector<Outcome> expected = train(planned);
   CHECK(on_demand(expected) == std::vector<std::size_t>{0, 0, 0, 0});
-  const std::vector<Outcome> outcomes = train(departing);
+  const std::vector<Outcome> outcomes = train(off_plan);
   check_same(expected, outcomes);
   CHECK(on_demand(outcomes) == std::vector<std::size_t>{1, 1, 0, 0});
 }
 
-TEST_CASE("a step that is skipped on demand changes nothing, and names the parameter", "[departures]") {
+TEST_CASE("a skipped off-plan step changes nothing, and names the parameter", "[off-plan]") {
   for (const Placement& placement : placements(2)) {
-    const Setup departing{.placement = placement, .rounds = {{shared}}, .poisoned_step = 1};
-    const std::vector<Outcome> outcomes = train(departing);
-    check_same(train(planned_for({shared}, departing)), outcomes);
+    const Setup off_plan{.placement = placement, .uses_by_step = {{shared}}, .poisoned_step = 1};
+    const std::vector<Outcome> outcomes = train(off_plan);
+    check_same(train(planned_for({shared}, off_plan)), outcomes);
     CHECK(outcomes[0].reasons[1] == "the gradients are not finite, first in w (unit h.0)");
     CHECK(outcomes[0].steps == 3);
   }
@@ -196,7 +197,7 @@ namespace {
 // A training of three plain units on one rank, with gradients that the test gives.
 struct LoneTrainer {
   explicit LoneTrainer(const TrainingOptions& options) : training(plain_model(3), *world, {optim::AdamW{}}, options) {
-    training.initialise(first_parameters());
+    training.initialise(initial_parameters());
   }
   void backward(std::size_t unit, float gradient) {
     const Lease lease = training.backward(unit);
@@ -211,7 +212,7 @@ struct LoneTrainer {
 
 }  // namespace
 
-TEST_CASE("a second sum of gradients finds room when it first comes", "[departures]") {
+TEST_CASE("memory for a second sum of gradients is reserved when it is first needed", "[off-plan]") {
   for (const Tier gradients : {Tier::device, Tier::host}) {
     LoneTrainer alone({.stage = 3, .gradients = all_in(gradients), .state = all_in(Tier::host)});
     const std::size_t planned = bytes_in(alone.training.ledger(), Tier::device);
@@ -225,7 +226,7 @@ TEST_CASE("a second sum of gradients finds room when it first comes", "[departur
   }
 }
 
-TEST_CASE("metrics say how many steps were served on demand", "[departures]") {
+TEST_CASE("metrics count the steps that were served on demand", "[off-plan]") {
   LoneTrainer alone({.stage = 0});
   alone.backward(2, 1.0f);
   CHECK_THAT(to_text(alone.training.step().metrics), Contains("1 step was served on demand"));
@@ -235,7 +236,7 @@ TEST_CASE("metrics say how many steps were served on demand", "[departures]") {
   CHECK_THAT(to_text(metrics), Contains("2 steps were served on demand"));
 }
 
-TEST_CASE("what is lent has to be given back before the trainer leaves the order", "[departures]") {
+TEST_CASE("leases must end before an off-plan step begins", "[off-plan]") {
   LoneTrainer alone({.stage = 3});
   {
     const Lease held = alone.training.forward(0);
@@ -249,7 +250,7 @@ TEST_CASE("what is lent has to be given back before the trainer leaves the order
   CHECK_THROWS_WITH(alone.training.forward(1), Contains("B1007") && Contains("lease of unit h.0"));
 }
 
-TEST_CASE("a unit that was updated in backward is refused, and the step can be made all the same", "[departures]") {
+TEST_CASE("a unit that was updated in backward is refused, and the step still succeeds", "[off-plan]") {
   LoneTrainer alone({.stage = 3, .schedule = {.update_in_backward = true}});
   alone.backward(1, 1.0f);
   CHECK_THROWS_WITH(alone.training.backward(1), Contains("B1007") && Contains("unit h.1") && Contains("updated"));
@@ -266,7 +267,7 @@ std::vector<std::string> failures_of(int stage, const Trace& first, const Trace&
   return failures_of_ranks(2, [&](Communicator& world) {
     const Model model = plain_model(3);  // of one size, so that no collective is refused for that
     Training training(model, world, {optim::AdamW{}}, {.stage = stage});
-    training.initialise(first_parameters());
+    training.initialise(initial_parameters());
     SyntheticTrainer trainer(model, world.rank());
     trainer.run(training, 0);
     training.step();
@@ -278,7 +279,7 @@ std::vector<std::string> failures_of(int stage, const Trace& first, const Trace&
 
 }  // namespace
 
-TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and say so at once", "[departures]") {
+TEST_CASE("ranks that go off plan with different uses, or alone, all fail at once", "[off-plan]") {
   const Trace plain = plain_order(plain_model(3));
   const Trace swapped{forward(0), forward(2), forward(1), backward(2), backward(1), backward(0)};
   const Trace otherwise{forward(0), forward(2), forward(0), backward(2), backward(1), backward(0)};
@@ -301,11 +302,11 @@ TEST_CASE("ranks that leave the order in different ways, or alone, all fail, and
 
 // With two copies of three shards, the sum that finds the slowest rank has as many integers as a rendezvous of two
 // ranks.
-TEST_CASE("a rendezvous is told from another call of the same length", "[departures]") {
+TEST_CASE("a rendezvous does not match another call of the same length", "[off-plan]") {
   const std::vector<std::string> failures = failures_of_ranks(6, [](Communicator& world) {
     const Model model = plain_model(3);
     Training training(model, world, {optim::AdamW{}}, {.stage = 3, .replicas = 2});
-    training.initialise(first_parameters());
+    training.initialise(initial_parameters());
     SyntheticTrainer(model, world.rank()).run(training, 0);
     if (world.rank() < 3) training.forward(0);
     training.step();

@@ -24,14 +24,14 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 
 // Trains, and writes each rank's last parameters to a file named by its number.
 struct TrainingJob {
-  TrainingJob(const Setup& of, HostTransport way)
-      : setup(of), meeting(of.placement.shards * of.placement.replicas, way, patient) {
+  TrainingJob(const Setup& of, HostTransport transport)
+      : setup(of), group(of.placement.shards * of.placement.replicas, transport, patient) {
     setup.keeps_run = true;
     if (setup.directory.empty()) setup.directory = directory.path();
   }
 
   void as_rank(std::size_t rank) const {
-    meeting.as_rank(rank, [&](Communicator& world) {
+    group.as_rank(rank, [&](Communicator& world) {
       const Outcome outcome = train_rank(setup, world);
       std::ofstream file(setup.directory / std::to_string(rank), std::ios::binary);
       file.write(reinterpret_cast<const char*>(outcome.parameters.data()), std::ssize(outcome.parameters));
@@ -40,7 +40,7 @@ struct TrainingJob {
 
   TemporaryDirectory directory;
   Setup setup;
-  ProcessGroupRig meeting;
+  ProcessGroupRig group;
 };
 
 Setup on_drives(std::size_t ranks, std::size_t steps) {
@@ -55,7 +55,7 @@ Setup in_place() {
           .model_times = 450,
           .tile_elements = std::size_t{1} << 16,
           .steps = sanitized ? 1 : 3,
-          .leaves = true};
+          .offloads = true};
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ TEST_CASE("processes as ranks give the bits of threads as ranks") {
   for (const ProcessKind& kind : process_kinds()) {
     CAPTURE(kind.name);
     for (const Setup& setup : {Setup{.placement = placement_of_stage(0, 2)}, on_drives(3, 4), in_place()}) {
-      const TrainingJob job(setup, kind.way);
+      const TrainingJob job(setup, kind.transport);
       const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
       {
         Processes processes(ranks, [&](std::size_t rank) { job.as_rank(rank); });
@@ -78,12 +78,12 @@ TEST_CASE("processes as ranks give the bits of threads as ranks") {
   }
 }
 
-TEST_CASE("a killed rank ends the others with its name, and all go on from a step that all have") {
+TEST_CASE("a killed rank ends the others with its name, and all resume from a common step") {
   const Setup setup = on_drives(3, 60);
   std::vector<std::unique_ptr<TrainingJob>> jobs;
   for (const ProcessKind& kind : process_kinds()) {
     CAPTURE(kind.name);
-    TrainingJob& job = *jobs.emplace_back(std::make_unique<TrainingJob>(setup, kind.way));
+    TrainingJob& job = *jobs.emplace_back(std::make_unique<TrainingJob>(setup, kind.transport));
     {
       ProgressPipe progress;
       job.setup.progress = progress.writing_end();
@@ -97,7 +97,7 @@ TEST_CASE("a killed rank ends the others with its name, and all go on from a ste
       }
     }
     job.setup.progress = -1;
-    const TrainingJob again(job.setup, kind.way);  // in the same directory
+    const TrainingJob again(job.setup, kind.transport);  // in the same directory
     Processes processes(3, [&](std::size_t rank) { again.as_rank(rank); });
     CHECK(processes.failures() == Failures(3));
   }

@@ -127,7 +127,7 @@ bool resumes_well(const Drives& drives, const Start& start) {
 
 }  // namespace
 
-TEST_CASE("ranks resume one history, and lose a commit at most, wherever each of several starts was stopped") {
+TEST_CASE("ranks resume one history and lose at most one commit, wherever several starts were stopped") {
   for (const auto& [ranks, starts, commits] :
        {std::tuple{2u, 5u, 2u}, std::tuple{3u, 4u, 2u}, std::tuple{2u, 4u, 3u}}) {
     CAPTURE(ranks, starts, commits);
@@ -148,7 +148,7 @@ TEST_CASE("ranks resume one history, and lose a commit at most, wherever each of
   }
 }
 
-TEST_CASE("the same for many starts, stopped at random") {
+TEST_CASE("ranks resume one history and lose at most one commit after 2,000 starts stopped at random") {
   std::mt19937 random(3);
   Drives drives(3);
   std::size_t most = 0;
@@ -165,7 +165,7 @@ TEST_CASE("the same for many starts, stopped at random") {
   CHECK(most > 1000);
 }
 
-TEST_CASE("the newest commit that all ranks have is resumed from, and its incarnation is new") {
+TEST_CASE("ranks resume from the newest common commit, in a new incarnation") {
   const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}, {{1, 5}, 5}}},
                                        {.has_files = true, .run_id = 7, .commits = {{{2, 6}, 6}, {{1, 5}, 5}}}};
   CHECK(common_point(ranks, "mine") == CommitPoint{1, 5});
@@ -173,7 +173,7 @@ TEST_CASE("the newest commit that all ranks have is resumed from, and its incarn
   CHECK(run_id_of(ranks, "mine") == 7u);
 }
 
-TEST_CASE("commits of one name and different steps are not in common") {
+TEST_CASE("commits of the same number and different steps are not common") {
   const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}}},
                                        {.has_files = true, .run_id = 7, .commits = {{{1, 6}, 5}}}};
   CHECK_THROWS_WITH(common_point(ranks, "mine"), Contains("B1009") &&
@@ -181,7 +181,7 @@ TEST_CASE("commits of one name and different steps are not in common") {
                                                      Contains("rank 1 has step 5 (commit 6 of incarnation 1)"));
 }
 
-TEST_CASE("a run of which no rank has made a step begins anew, in the files that are there") {
+TEST_CASE("a run in which no rank has made a step begins anew, in the existing files") {
   const std::vector<RankHistory> ranks{{.has_files = true, .run_id = 7, .commits = {{{1, 1}, 0}}},
                                        {.has_files = false}};
   CHECK_FALSE(common_point(ranks, "mine").has_value());
@@ -190,7 +190,7 @@ TEST_CASE("a run of which no rank has made a step begins anew, in the files that
   CHECK_FALSE(run_id_of(std::vector<RankHistory>(2), "mine").has_value());
 }
 
-TEST_CASE("what is damaged is not called another run, and many ranks are not all listed") {
+TEST_CASE("damage is not reported as another run, and a long list of ranks is shortened") {
   std::vector<RankHistory> ranks(40, {.has_files = true, .run_id = 7, .commits = {{{1, 6}, 6}}});
   ranks[3].commits = {};
   CHECK_THROWS_WITH(common_point(ranks, "mine"),

@@ -47,7 +47,7 @@ Ended train(KeptRun run, std::size_t steps) {
               .parameters = std::vector<std::vector<std::byte>>(run.ranks)};
   ended.failures = failures_of_ranks(run.ranks, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
-    training.start(first_parameters());
+    training.start(initial_parameters());
     ended.began_at[world.rank()] = training.steps();
     SyntheticTrainer trainer(run.model, world.rank());
     for (std::size_t step = 0; step < steps; ++step) {
@@ -127,7 +127,7 @@ const std::vector<Other> others{
 
 }  // namespace
 
-TEST_CASE("another training does not resume a run, and is told the first difference") {
+TEST_CASE("another training cannot resume a run, and the error names the first difference") {
   const TemporaryDirectory directory;
   const KeptRun run{.directory = directory.path()};
   REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
@@ -143,7 +143,7 @@ TEST_CASE("another training does not resume a run, and is told the first differe
   CHECK(resumed.began_at == std::vector<std::uint64_t>{2, 2});
 }
 
-TEST_CASE("a run is resumed with other rates, groups, places and schedules") {
+TEST_CASE("a run is resumed with other rates, groups, tiers and schedules") {
   const TemporaryDirectory directory;
   KeptRun run{.directory = directory.path()};
   REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
@@ -156,22 +156,22 @@ TEST_CASE("a run is resumed with other rates, groups, places and schedules") {
   CHECK(resumed.began_at == std::vector<std::uint64_t>{2, 2});
 }
 
-TEST_CASE("ranks whose directories do not belong together do not train") {
+TEST_CASE("ranks whose directories do not belong together are refused") {
   const TemporaryDirectory directories[2];
   const KeptRun run{.directory = directories[0].path()};
   const KeptRun other{.directory = directories[1].path()};
   for (const KeptRun& each : {run, other})
     REQUIRE(train(each, 2).failures == std::vector<std::string>(2));
-  SECTION("one is of another run with this name, of the same training and at the same step") {
+  SECTION("one directory is of another run with the same name, training and step") {
     replace(directory_of(run, 1), directory_of(other, 1));
     check_refused(run, Contains("B1009") && Contains("belong to different runs") && Contains("rank 1 has run"));
   }
-  SECTION("they are swapped") {
+  SECTION("the directories are swapped") {
     for (const std::size_t rank : {0u, 1u})
       replace(directory_of(run, rank), directory_of(other, 1 - rank));
     check_refused(run, Contains("B1009") && Contains("directory of rank 1") && Contains("mine-rank-0"));
   }
-  SECTION("one is gone") {
+  SECTION("one directory is missing") {
     std::filesystem::remove_all(directory_of(run, 1));
     const Ended ended = train(run, 1);
     for (const std::string& failure : ended.failures)
@@ -179,7 +179,7 @@ TEST_CASE("ranks whose directories do not belong together do not train") {
   }
 }
 
-TEST_CASE("a run on two drives knows which is the first") {
+TEST_CASE("a run on two drives refuses swapped drives") {
   const TemporaryDirectory first;
   const TemporaryDirectory second;
   KeptRun run{.directory = first.path(), .second = second.path()};
@@ -191,7 +191,7 @@ TEST_CASE("a run on two drives knows which is the first") {
 }
 
 // Rank 0 commits a step, and rank 1 does not; after a restart with other data it is the other way round.
-TEST_CASE("two histories of a run do not mix, however often it was stopped") {
+TEST_CASE("two histories of a run do not mix, even after several restarts") {
   const TemporaryDirectory directory;
   const TemporaryDirectory elsewhere;
   KeptRun run{.directory = directory.path()};
@@ -219,7 +219,7 @@ TEST_CASE("two histories of a run do not mix, however often it was stopped") {
   CHECK((resumed.parameters == expected.parameters));
 }
 
-TEST_CASE("ranks without a commit in common say what each of them has") {
+TEST_CASE("ranks without a common commit are refused, and the error lists the commits of each") {
   const TemporaryDirectory directory;
   const TemporaryDirectory elsewhere;
   const KeptRun run{.directory = directory.path()};
@@ -234,7 +234,7 @@ TEST_CASE("ranks without a commit in common say what each of them has") {
 }
 
 // The generation that the file was made with is the first, and the initial values are the second.
-TEST_CASE("a commit that is damaged on one rank is passed over by all, and two different ones are called damage") {
+TEST_CASE("a commit damaged on one rank is skipped by all, and without a common one damage is reported") {
   const TemporaryDirectory directory;
   const KeptRun run{.directory = directory.path()};
   REQUIRE(train(run, 3).failures == std::vector<std::string>(2));
@@ -253,7 +253,7 @@ TEST_CASE("a commit that is damaged on one rank is passed over by all, and two d
                          Contains("rank 0 has step 2 (commit 3 of incarnation 1), and one whose records are damaged"));
 }
 
-TEST_CASE("a run of an older format is called that on all ranks, not damaged") {
+TEST_CASE("a run of an older format is reported as old on all ranks, not as damaged") {
   const TemporaryDirectory directory;
   const KeptRun run{.directory = directory.path()};
   REQUIRE(train(run, 1).failures == std::vector<std::string>(2));
@@ -264,7 +264,7 @@ TEST_CASE("a run of an older format is called that on all ranks, not damaged") {
   check_refused(run, Contains("B1010") && Contains("rank 1: ") && Contains("available: format 1"));
 }
 
-TEST_CASE("a run without its description is resumed, and described again") {
+TEST_CASE("a run without its description resumes, and the description is written again") {
   const TemporaryDirectory directory;
   const KeptRun run{.directory = directory.path()};
   REQUIRE(train(run, 1).failures == std::vector<std::string>(2));
@@ -279,33 +279,33 @@ TEST_CASE("a run without its description is resumed, and described again") {
   CHECK(contents(directory_of(run, 0)).at(directory_of(run, 0) / "state.description") == described);
 }
 
-TEST_CASE("a start says which run it begins or resumes, and where") {
+TEST_CASE("a start logs which run it begins or resumes, and after which step") {
   const TemporaryDirectory directory;
   std::mutex mutex;
-  std::string said;
+  std::string log_text;
   Log log([&](Level, std::string_view line) {
     const std::lock_guard lock(mutex);
-    said += std::string(line) + "\n";
+    log_text += std::string(line) + "\n";
   });
   KeptRun run{.directory = directory.path()};
   run.options.drives.log = &log;
   REQUIRE(train(run, 3).failures == std::vector<std::string>(2));
-  CHECK_THAT(said, Contains("begins run \"mine\" (0x") && Contains("incarnation 1\n"));
-  said.clear();
+  CHECK_THAT(log_text, Contains("begins run \"mine\" (0x") && Contains("incarnation 1\n"));
+  log_text.clear();
   REQUIRE(train(run, 0).failures == std::vector<std::string>(2));
-  CHECK_THAT(said, Contains("resumes run \"mine\" (0x") && Contains("after step 3: commit 4 of incarnation 1") &&
-                       Contains("this is incarnation 2\n"));
+  CHECK_THAT(log_text, Contains("resumes run \"mine\" (0x") && Contains("after step 3: commit 4 of incarnation 1") &&
+                           Contains("this is incarnation 2\n"));
 }
 
 // Rank 1 ends before the change: it may not even have committed the step before.
-TEST_CASE("state of a run is not changed before all ranks are there") {
+TEST_CASE("state of a run is not changed before all ranks take part") {
   const TemporaryDirectory directory;
   KeptRun run{.directory = directory.path()};
   run.options.drives = {.directories = {run.directory}, .run = "mine"};
   std::size_t changed = 0;
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
-    training.start(first_parameters());
+    training.start(initial_parameters());
     SyntheticTrainer trainer(run.model, world.rank());
     trainer.run(training, 0);
     training.step();
@@ -318,13 +318,13 @@ TEST_CASE("state of a run is not changed before all ranks are there") {
   CHECK(changed == 0);
 }
 
-TEST_CASE("a change of state is committed as the step that is set while the ranks agree") {
+TEST_CASE("a change of state is committed as the step that is set in the ranks' agreement") {
   const TemporaryDirectory directory;
   KeptRun run{.directory = directory.path()};
   run.options.drives = {.directories = {run.directory}, .run = "mine"};
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
-    training.start(first_parameters());
+    training.start(initial_parameters());
     training.change_state([](const LocalTile&) {}, [&] { training.set_steps(3); });
   });
   CHECK(failures == std::vector<std::string>(2));
@@ -340,7 +340,7 @@ TEST_CASE("state of a run is changed on all ranks or on none") {
   std::vector<std::vector<std::string>> refused(2);
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Training training(run.model, world, run.rules, run.options);
-    training.start(first_parameters());
+    training.start(initial_parameters());
     const auto fail_on_1 = [&] {
       if (world.rank() == 1) throw std::runtime_error("rank 1 has nothing to put there");
     };

@@ -18,12 +18,13 @@ Op op(OpKind kind, Lane lane, std::size_t unit, std::vector<Wait> after = {}) {
   return {.kind = kind, .lane = lane, .unit = unit, .after = std::move(after)};
 }
 
-// A scheduler of one rank. Operations are noted by unit when they are done; those of `held_unit` wait for let_go().
-class Walk {
+// A scheduler of one rank. Operations are noted by unit when they are done; those of `held_unit` wait for
+// release_held().
+class SchedulerRig {
  public:
-  explicit Walk(std::vector<Op> list) : list_(std::move(list)) { scheduler.follow_program(list_); }
-  ~Walk() {
-    let_go();
+  explicit SchedulerRig(std::vector<Op> list) : list_(std::move(list)) { scheduler.follow_program(list_); }
+  ~SchedulerRig() {
+    release_held();
     scheduler.abandon_uses();
     threads.stop();
   }
@@ -33,7 +34,7 @@ class Walk {
     return done_;
   }
 
-  void let_go() {
+  void release_held() {
     if (held_) held_->finish();
     held_.reset();
   }
@@ -83,73 +84,74 @@ class Walk {
 
 }  // namespace
 
-TEST_CASE("operations are issued up to the trainer's use, and go on when it ends") {
-  Walk walk({op(OpKind::gather, Lane::gather, 0), op(OpKind::use, Lane::compute, 1, {{0}}),
-             op(OpKind::reduce, Lane::reduce, 2, {{1}}), op(OpKind::agree, Lane::reduce, none),
-             op(OpKind::update, Lane::update, 3, {{3}})});
-  walk.scheduler.issue_up_to_trainer();
-  CHECK(walk.scheduler.position() == 1);
-  CHECK(walk.scheduler.uses_next({{1, Phase::step}}));
-  CHECK_FALSE(walk.scheduler.uses_next({{2, Phase::step}}));
-  const std::size_t use = walk.scheduler.uses().next_number();
-  CHECK(walk.scheduler.begin_use().unit == 1);
-  CHECK(walk.done() == std::vector<std::size_t>{0});
-  CHECK_THROWS_WITH(walk.scheduler.finish(), Contains("B1007") && Contains("leases"));
-  walk.scheduler.end_use(use);
-  CHECK(walk.scheduler.is_at_agreement());
-  walk.scheduler.issue_rest();
-  walk.scheduler.finish();
-  CHECK(walk.done().size() == 4);
-  CHECK(walk.done()[1] == 2);
+TEST_CASE("operations are issued up to the trainer's use, and continue when it ends") {
+  SchedulerRig rig({op(OpKind::gather, Lane::gather, 0), op(OpKind::use, Lane::compute, 1, {{0}}),
+                    op(OpKind::reduce, Lane::reduce, 2, {{1}}), op(OpKind::agree, Lane::reduce, none),
+                    op(OpKind::update, Lane::update, 3, {{3}})});
+  rig.scheduler.issue_up_to_trainer();
+  CHECK(rig.scheduler.position() == 1);
+  CHECK(rig.scheduler.uses_next({{1, Phase::step}}));
+  CHECK_FALSE(rig.scheduler.uses_next({{2, Phase::step}}));
+  const std::size_t use = rig.scheduler.uses().next_number();
+  CHECK(rig.scheduler.begin_use().unit == 1);
+  CHECK(rig.done() == std::vector<std::size_t>{0});
+  CHECK_THROWS_WITH(rig.scheduler.finish(), Contains("B1007") && Contains("leases"));
+  rig.scheduler.end_use(use);
+  CHECK(rig.scheduler.is_at_agreement());
+  rig.scheduler.issue_rest();
+  rig.scheduler.finish();
+  CHECK(rig.done().size() == 4);
+  CHECK(rig.done()[1] == 2);
 }
 
-TEST_CASE("an operation waits for one of another lane, and for one of the last step") {
-  Walk walk({op(OpKind::clear, Lane::host, 0), op(OpKind::clear, Lane::update, 1, {{.op = 0, .of_last_step = true}})});
-  walk.held_unit = 0;
-  walk.scheduler.issue_rest();
-  walk.scheduler.begin_step();  // does not wait for the step before
-  walk.scheduler.issue_rest();
-  walk.scheduler.run().ops[1].begun.wait_for(std::chrono::milliseconds(20));
-  CHECK(walk.done() == std::vector<std::size_t>{1});  // of the first step, which waited for nothing
-  walk.let_go();
-  walk.scheduler.finish();
-  CHECK(walk.done().size() == 4);
-  CHECK(walk.done()[1] == 0);
+TEST_CASE("an operation waits for operations of other lanes and of the last step") {
+  SchedulerRig rig(
+      {op(OpKind::clear, Lane::host, 0), op(OpKind::clear, Lane::update, 1, {{.op = 0, .of_last_step = true}})});
+  rig.held_unit = 0;
+  rig.scheduler.issue_rest();
+  rig.scheduler.begin_step();  // does not wait for the step before
+  rig.scheduler.issue_rest();
+  rig.scheduler.run().ops[1].begun.wait_for(std::chrono::milliseconds(20));
+  CHECK(rig.done() == std::vector<std::size_t>{1});  // of the first step, which waited for nothing
+  rig.release_held();
+  rig.scheduler.finish();
+  CHECK(rig.done().size() == 4);
+  CHECK(rig.done()[1] == 0);
 }
 
 TEST_CASE("every wait throws the first error of any lane") {
-  Walk walk({op(OpKind::clear, Lane::host, 0), op(OpKind::norm, Lane::update, 1, {{0}})});
-  walk.failing_unit = 0;
-  walk.scheduler.issue_rest();
-  CHECK_THROWS_WITH(walk.scheduler.wait_for(1), Contains("the planted failure") && Contains("unit h.0, clear of step"));
-  CHECK_THROWS_WITH(walk.scheduler.finish(), Contains("the planted failure"));
-  CHECK(walk.done().empty());
+  SchedulerRig rig({op(OpKind::clear, Lane::host, 0), op(OpKind::norm, Lane::update, 1, {{0}})});
+  rig.failing_unit = 0;
+  rig.scheduler.issue_rest();
+  CHECK_THROWS_WITH(rig.scheduler.wait_for(1), Contains("the planted failure") && Contains("unit h.0, clear of step"));
+  CHECK_THROWS_WITH(rig.scheduler.finish(), Contains("the planted failure"));
+  CHECK(rig.done().empty());
 }
 
-TEST_CASE("another list is followed to the end of the step, and the program's after it") {
-  Walk walk({op(OpKind::clear, Lane::host, 0), op(OpKind::use, Lane::compute, 1)});
-  walk.scheduler.issue_up_to_trainer();
-  walk.scheduler.finish();
+TEST_CASE("another list is followed to the end of the step, and then the program again") {
+  SchedulerRig rig({op(OpKind::clear, Lane::host, 0), op(OpKind::use, Lane::compute, 1)});
+  rig.scheduler.issue_up_to_trainer();
+  rig.scheduler.finish();
   const std::vector<Op> served{op(OpKind::clear, Lane::host, 5), op(OpKind::use, Lane::compute, 6)};
-  walk.scheduler.follow_in_this_step(served, off_plan_position(0, 6, Phase::step));
-  CHECK(walk.scheduler.begin_use().unit == 6);
-  walk.scheduler.end_use(0);
-  CHECK(walk.scheduler.run().position == OffPlanPosition{0, 7, 2});
-  walk.scheduler.begin_step();
-  walk.scheduler.issue_up_to_trainer();
-  walk.scheduler.finish();
-  CHECK(walk.done() == std::vector<std::size_t>{0, 5, 0});
+  rig.scheduler.follow_in_this_step(served, off_plan_position(0, 6, Phase::step));
+  CHECK(rig.scheduler.begin_use().unit == 6);
+  rig.scheduler.end_use(0);
+  CHECK(rig.scheduler.run().position == OffPlanPosition{0, 7, 2});
+  rig.scheduler.begin_step();
+  rig.scheduler.issue_up_to_trainer();
+  rig.scheduler.finish();
+  CHECK(rig.done() == std::vector<std::size_t>{0, 5, 0});
 }
 
-TEST_CASE("uses are done in the order in which they began") {
-  Walk walk(
+TEST_CASE("uses end in the order in which they began") {
+  SchedulerRig rig(
       {op(OpKind::use, Lane::compute, 0), op(OpKind::use, Lane::compute, 1), op(OpKind::clear, Lane::host, 2, {{1}})});
-  walk.scheduler.begin_use();
-  walk.scheduler.begin_use();
-  walk.scheduler.end_use(1);
-  CHECK_FALSE(walk.scheduler.run().ops[1].begun.is_done());
-  walk.scheduler.end_use(0);
-  CHECK(walk.scheduler.run().ops[1].begun.is_done());
-  walk.scheduler.finish();
-  CHECK(walk.done() == std::vector<std::size_t>{2});
+  rig.scheduler.begin_use();
+  rig.scheduler.begin_use();
+  rig.scheduler.end_use(1);
+  CHECK_FALSE(rig.scheduler.run().ops[1].begun.is_done());
+  rig.scheduler.end_use(0);
+  CHECK(rig.scheduler.run().ops[1].begun.is_done());
+  rig.scheduler.finish();
+  CHECK(rig.done() == std::vector<std::size_t>{2});
 }

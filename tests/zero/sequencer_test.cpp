@@ -7,7 +7,7 @@
 
 using namespace ballast;
 
-TEST_CASE("threads go in the order of their tickets") {
+TEST_CASE("threads run in the order of their tickets") {
   Sequencer sequencer;
   std::vector<std::size_t> taken;
   constexpr std::size_t threads = 3, rounds = 200;
@@ -34,7 +34,7 @@ TEST_CASE("threads go in the order of their tickets") {
   CHECK(taken == expected);
 }
 
-TEST_CASE("no thread waits for a ticket that will never be done") {
+TEST_CASE("cancelling ends the wait for a ticket whose turn never comes") {
   Sequencer sequencer;
   sequencer.next_ticket();
   const std::size_t second = sequencer.next_ticket();

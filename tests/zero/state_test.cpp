@@ -78,7 +78,7 @@ void put_in(Training& training, const Taken& taken) {
 
 }  // namespace
 
-TEST_CASE("state that is put into another training goes on there with the same bits") {
+TEST_CASE("state that is copied into another training continues there with the same bits") {
   for (const Placement& placement : placements(2)) {
     INFO(text(placement));
     const TemporaryDirectory directory;
@@ -101,7 +101,7 @@ TEST_CASE("state that is put into another training goes on there with the same b
   }
 }
 
-TEST_CASE("changes that a rank does not agree to leave what is on drives as it was") {
+TEST_CASE("changes that a rank refuses leave the state on drives as it was") {
   const TemporaryDirectory directory;
   const TrainingOptions options{.stage = 3,
                                 .parameters = all_in(Tier::nvme),
@@ -123,7 +123,7 @@ TEST_CASE("changes that a rank does not agree to leave what is on drives as it w
     } catch (const std::runtime_error&) {
       refused = true;
     }
-    if (!refused) throw std::runtime_error("nobody refused");
+    if (!refused) throw std::runtime_error("the change was not refused");
     if (take_out(trainee.training) != before) throw std::runtime_error("other state");
     put_in(trainee.training, before);  // the state can be changed again
     if (take_out(trainee.training) != before) throw std::runtime_error("other state after another change");
@@ -131,7 +131,7 @@ TEST_CASE("changes that a rank does not agree to leave what is on drives as it w
   CHECK(failures == std::vector<std::string>(2));
 }
 
-TEST_CASE("tiles on drives that are not asked for are not read") {
+TEST_CASE("tiles on drives that are not requested are not read") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   const TemporaryDirectory directory;
@@ -155,7 +155,7 @@ TEST_CASE("tiles on drives that are not asked for are not read") {
   CHECK_THROWS(take_out(trainee.training));
 }
 
-TEST_CASE("the norm that is asked for is the step's, also where the trainer left the program's order") {
+TEST_CASE("gradient_norm() returns the step's norm, also in off-plan steps") {
   for (const Placement& placement : placements(2)) {
     for (const std::size_t micro_steps : {1u, 3u}) {  // the program is made for one
       INFO(text(placement) << ", " << micro_steps << " micro-steps");
@@ -181,7 +181,7 @@ TEST_CASE("the norm that is asked for is the step's, also where the trainer left
   }
 }
 
-TEST_CASE("gradients that come after their norm was asked for are refused") {
+TEST_CASE("gradients are refused after a call of gradient_norm()") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 0});
@@ -191,7 +191,7 @@ TEST_CASE("gradients that come after their norm was asked for are refused") {
   CHECK(trainee.training.step().step == 1);
 }
 
-TEST_CASE("gradients that are discarded change nothing") {
+TEST_CASE("discarded gradients change nothing") {
   for (const Placement& placement : placements(2)) {
     INFO(text(placement));
     const TemporaryDirectory directory;
@@ -211,7 +211,7 @@ TEST_CASE("gradients that are discarded change nothing") {
   }
 }
 
-TEST_CASE("whole parameters are where a trainer below stage 3 sees each update") {
+TEST_CASE("full parameters are at the address where a trainer below stage 3 sees each update") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   Trainee trainee(*world, {.stage = 0});
@@ -223,12 +223,12 @@ TEST_CASE("whole parameters are where a trainer below stage 3 sees each update")
   CHECK(lease.parameters().count() == whole.count());
 }
 
-TEST_CASE("a rule that keeps nothing has no state to look at") {
+TEST_CASE("a rule without state has tiles without master and moments") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   const Model model{.units = {{.name = "first", .dtype = DType::fp32, .tensors = {{"w", {300}}}}}};
   Training training(model, *world, {optim::Sgd{}}, {.stage = 0});
-  training.initialise(first_parameters());
+  training.initialise(initial_parameters());
   std::size_t elements = 0;
   training.visit_state([&](const LocalTile& tile) {
     CHECK(tile.memory.master == nullptr);
@@ -267,7 +267,7 @@ std::vector<Placement> placements_in_memory(std::size_t ranks) {
 
 }  // namespace
 
-TEST_CASE("updates that the trainer makes itself are those of a rule, bit for bit") {
+TEST_CASE("custom updates give the bits of the rule that they repeat") {
   for (const Placement& placement : placements_in_memory(2)) {
     INFO(text(placement));
     TrainingOptions options = options_of(placement, {});
@@ -290,7 +290,7 @@ TEST_CASE("updates that the trainer makes itself are those of a rule, bit for bi
   }
 }
 
-TEST_CASE("updates of a trainer's own that fail end the training on all ranks") {
+TEST_CASE("a custom update that fails ends the training on all ranks") {
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Trainee own(world, {.stage = 2, .format = StateFormat::fp32}, {optim::External{}, optim::External{}});
     own.trainer.run(own.training, 0);
@@ -305,7 +305,7 @@ TEST_CASE("updates of a trainer's own that fail end the training on all ranks") 
   CHECK(failures[1] == "nothing works");
 }
 
-TEST_CASE("updates of a trainer's own are refused where they cannot be made") {
+TEST_CASE("custom updates are refused where they are not supported") {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   const std::vector<optim::Rule> external{optim::External{}, optim::External{}};

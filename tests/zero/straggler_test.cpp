@@ -8,7 +8,7 @@
 using namespace ballast;
 using namespace ballast::testing;
 
-TEST_CASE("all ranks know which one is the slowest, however they are grouped") {
+TEST_CASE("all ranks know which one is the slowest, for any mesh") {
   const std::vector<double> own{0.25, 0.5, 1.75, 0.125};
   for (const std::size_t shards : {1u, 2u, 4u}) {
     CAPTURE(shards);
@@ -22,11 +22,11 @@ TEST_CASE("all ranks know which one is the slowest, however they are grouped") {
         "slowest rank 2: 1750.0 ms of its own, the median 500.0 ms, the least 125.0 ms");
 }
 
-TEST_CASE("a step tells what the slowest trainer took for the one before") {
+TEST_CASE("a step reports the slowest trainer's time for the previous step") {
   const std::vector<std::string> failures = failures_of_ranks(2, [](Communicator& ranks) {
     const Model model = odd_model();
     Training training(model, ranks, {optim::AdamW{}, optim::AdamW{}}, {.stage = 2});
-    training.initialise(first_parameters());
+    training.initialise(initial_parameters());
     SyntheticTrainer trainer(model, ranks.rank());
     for (std::size_t step = 0; step < 2; ++step) {
       trainer.run(training, step);

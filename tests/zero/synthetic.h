@@ -35,7 +35,7 @@ inline float noise(std::uint64_t x) {
   return static_cast<float>(static_cast<std::int32_t>(x >> 32)) * 0x1p-31f;
 }
 
-inline ParameterSource first_parameters() {
+inline ParameterSource initial_parameters() {
   return [](std::size_t unit, std::size_t tensor, Range range, const View& to) {
     for (std::size_t i = 0; i < range.count; ++i) {
       set_value(to, i, noise((unit * 1009 + tensor) * 1'000'003 + range.first + i));

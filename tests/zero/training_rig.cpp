@@ -42,9 +42,9 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .stream = stream != nullptr ? stream->handle() : nullptr};
 }
 
-std::vector<Trace> round_of(const Setup& setup, const Model& model, std::size_t step) {
-  if (setup.rounds.empty()) return std::vector<Trace>(setup.micro_steps, plain_order(model));
-  return setup.rounds[step % setup.rounds.size()];
+std::vector<Trace> uses_of_step(const Setup& setup, const Model& model, std::size_t step) {
+  if (setup.uses_by_step.empty()) return std::vector<Trace>(setup.micro_steps, plain_order(model));
+  return setup.uses_by_step[step % setup.uses_by_step.size()];
 }
 
 std::size_t planned_bytes(const Training& training) {
@@ -59,13 +59,13 @@ std::size_t bytes_on_device(const Training& training) {
   return bytes;
 }
 
-void leave_and_return(Training& training, const Stream* stream) {
+void offload_and_reload(Training& training, const Stream* stream) {
   const std::size_t before = bytes_on_device(training);
   { const Lease evaluated = training.forward(0); }
   training.offload();
-  if (bytes_on_device(training) > 0) throw std::logic_error("memory was left on the device");
+  if (bytes_on_device(training) > 0) throw std::logic_error("memory stayed on the device");
   training.reload();
-  if (bytes_on_device(training) != before) throw std::logic_error("the device's memory is another one");
+  if (bytes_on_device(training) != before) throw std::logic_error("other bytes are on the device");
   if (stream != nullptr) stream->synchronize();
 }
 
@@ -89,18 +89,18 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   const Stream* const stream = own_stream ? &*own_stream : nullptr;
   Training training(model, world, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}},
                     options_of(setup, stream));
-  training.start(first_parameters());
+  training.start(initial_parameters());
   SyntheticTrainer trainer(model, world.rank(), stream);
   Outcome outcome{.began_at = training.steps(), .first_planned_bytes = planned_bytes(training)};
   for (std::size_t step = training.steps(); step < setup.steps; ++step) {
     trainer.poison = step == setup.poisoned_step && world.rank() == 0 ? std::numeric_limits<float>::infinity() : 0.0f;
-    const std::vector<Trace> round = round_of(setup, model, step);
-    for (std::size_t micro = 0; micro < round.size(); ++micro) {
-      outcome.seen.push_back(trainer.run(training, round[micro], step * round.size() + micro));
+    const std::vector<Trace> uses = uses_of_step(setup, model, step);
+    for (std::size_t micro = 0; micro < uses.size(); ++micro) {
+      outcome.seen.push_back(trainer.run(training, uses[micro], step * uses.size() + micro));
     }
     const StepResult result = training.step(setup.loss_scale);
     if (world.rank() == 0 && setup.progress >= 0 && ::write(setup.progress, "s", 1) != 1) return outcome;
-    if (setup.leaves) leave_and_return(training, stream);
+    if (setup.offloads) offload_and_reload(training, stream);
     outcome.norms.push_back(result.norm);
     outcome.on_demand.push_back(result.metrics.on_demand);
     outcome.reasons.push_back(result.reason);
@@ -124,36 +124,36 @@ std::vector<Outcome> train(const Setup& setup) {
   Setup placed = setup;
   placed.keeps_run = setup.keeps_run || !setup.directory.empty();
   if (placed.directory.empty()) placed.directory = directory.emplace().path();
-  ThreadGroup everybody(ranks_of(setup), std::chrono::seconds(60));
-  std::vector<Outcome> outcomes(everybody.size());
-  std::vector<std::string> failures(everybody.size());
+  ThreadGroup group(ranks_of(setup), std::chrono::seconds(60));
+  std::vector<Outcome> outcomes(group.size());
+  std::vector<std::string> failures(group.size());
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < everybody.size(); ++rank) {
+  for (std::size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto backend = kernels::cpu_backend({.threads = 1});
-        outcomes[rank] = train_rank(placed, *thread_communicator(everybody, rank, *backend));
+        outcomes[rank] = train_rank(placed, *thread_communicator(group, rank, *backend));
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
-        everybody.abort(failure.what());
+        group.abort(failure.what());
       }
     });
   }
   for (std::thread& thread : threads)
     thread.join();
-  REQUIRE(failures == std::vector<std::string>(everybody.size()));
+  REQUIRE(failures == std::vector<std::string>(group.size()));
   return outcomes;
 }
 
 std::vector<std::string> failures_of_ranks(std::size_t ranks, const std::function<void(Communicator& world)>& train) {
-  ThreadGroup everybody(ranks, std::chrono::seconds(30));
+  ThreadGroup group(ranks, std::chrono::seconds(30));
   std::vector<std::string> failures(ranks);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto backend = kernels::cpu_backend({.threads = 1});
-        train(*thread_communicator(everybody, rank, *backend));
+        train(*thread_communicator(group, rank, *backend));
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
       }

@@ -19,13 +19,12 @@ struct Setup {
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;
-  Trace trace{};  // for which the program is compiled
-  std::vector<std::vector<Trace>>
-      rounds{};                      // by step, again and again: the uses of each micro-step; else all as declared
-  std::size_t poisoned_step = none;  // whose gradients are not finite on rank 0
-  bool gpu = false;                  // all ranks on GPU 0
+  Trace trace{};                                   // for which the program is compiled
+  std::vector<std::vector<Trace>> uses_by_step{};  // repeated: the uses of each micro-step; empty: all as declared
+  std::size_t poisoned_step = none;                // whose gradients are not finite on rank 0
+  bool gpu = false;                                // all ranks on GPU 0
   std::size_t verify = 0;
-  bool leaves = false;                // the device, after each step and some uses that came after it
+  bool offloads = false;              // after each step and some uses that follow it, then reloads
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step
   bool keeps_run = false;             // on drives, in `directory`; otherwise records end with the training
   std::filesystem::path directory{};  // of a run that is kept; empty: a temporary one

@@ -148,12 +148,12 @@ class GlooTransport : public ProcessTransport {
   std::size_t next() { return (rank() + 1) % size(); }
 
   std::byte* slot(std::size_t peer) const { return received_.data() + peer * max_chunk_bytes_; }
-  std::uint64_t slot_of_call() const { return 2 * rounds_; }
-  std::uint64_t slot_of_bytes() const { return 2 * rounds_ + 1; }
+  std::uint64_t slot_of_call() const { return 2 * exchanges_; }
+  std::uint64_t slot_of_bytes() const { return 2 * exchanges_ + 1; }
 
   // Sends this rank's chunk. It requests a peer's bytes only after it has checked that the peer makes the same call.
   void begin(const SentChunk& chunk) {
-    ++rounds_;
+    ++exchanges_;
     call_ = chunk.call;
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;
@@ -252,7 +252,7 @@ class GlooTransport : public ProcessTransport {
   Buffer received_;          // a slot for each rank
   std::vector<Call> calls_;  // of each rank
   Call call_;                // of this rank
-  std::uint64_t rounds_ = 0;
+  std::uint64_t exchanges_ = 0;
   gloo::rendezvous::Context context_;
   std::vector<std::unique_ptr<UnboundBuffer>> parts_;
   std::vector<std::unique_ptr<UnboundBuffer>> call_buffers_;

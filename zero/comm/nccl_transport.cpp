@@ -36,10 +36,10 @@ std::size_t chunk_bytes_of(std::size_t size) {
 // without a timeout.
 class Watch {
  public:
-  Watch(FirstError& error, std::chrono::milliseconds timeout, const GpuStream& place)
+  Watch(FirstError& error, std::chrono::milliseconds timeout, const GpuStream& stream)
       : error_(error),
         timeout_(timeout),
-        stream_(Stream::wrap(place.stream, place.gpu)),
+        stream_(Stream::wrap(stream.stream, stream.gpu)),
         thread_(start_thread("watching an NCCL communicator", [this] { watch(); })) {}
   ~Watch() {
     {
@@ -132,8 +132,8 @@ class Aborter {
 // An NCCL communicator with calls that do not block, so that the first error of the job can end a call that hangs.
 class Nccl {
  public:
-  Nccl(ProcessGroup& group, const GpuStream& place)
-      : error_(group.job().error()), timeout_(group.job().timeout()), watch_(error_, timeout_, place) {
+  Nccl(ProcessGroup& group, const GpuStream& stream)
+      : error_(group.job().error()), timeout_(group.job().timeout()), watch_(error_, timeout_, stream) {
     ncclUniqueId id{};
     if (group.rank() == 0) check(ncclGetUniqueId(&id));
     const std::string mine(id.internal, group.rank() == 0 ? sizeof id.internal : 0);
@@ -141,7 +141,7 @@ class Nccl {
     std::memcpy(id.internal, first.data(), sizeof id.internal);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    const CurrentGpu current(place.gpu);
+    const CurrentGpu current(stream.gpu);
     check(
         ncclCommInitRankConfig(&handle_, static_cast<int>(group.size()), id, static_cast<int>(group.rank()), &config));
     settle();
@@ -211,17 +211,17 @@ class Nccl {
 
 class NcclTransport : public ProcessTransport {
  public:
-  NcclTransport(std::unique_ptr<Transport> host, const ProcessGroup& members, const GpuStream& place,
+  NcclTransport(std::unique_ptr<Transport> host, const ProcessGroup& members, const GpuStream& stream,
                 MemoryAccounts& accounts, MakeTransport make)
       : ProcessTransport(members, std::move(make)),
         host_(std::move(host)),
-        stream_(place.stream),
+        stream_(stream.stream),
         max_chunk_bytes_(chunk_bytes_of(size())),
         received_(allocate(accounts, {.kind = MemoryKind::device,
                                       .bytes = size() * max_chunk_bytes_,
                                       .owner = "nccl, group " + group().name(),
-                                      .gpu = place.gpu})),
-        nccl_(group(), place) {}
+                                      .gpu = stream.gpu})),
+        nccl_(group(), stream) {}
 
   std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const override {
     return where == ChunkMemory::host ? host_->max_chunk_bytes(where, bytes) : max_chunk_bytes_;
@@ -236,19 +236,19 @@ class NcclTransport : public ProcessTransport {
     });
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (!chunk.sends(peer)) continue;
-      receive(peer, {peer == rank() ? chunk.piece(peer).data() : place(peer), chunk.bytes}, 0);
+      receive(peer, {peer == rank() ? chunk.piece(peer).data() : received_from(peer), chunk.bytes}, 0);
     }
   }
 
  private:
-  std::byte* place(std::size_t peer) const { return received_.data() + peer * max_chunk_bytes_; }
+  std::byte* received_from(std::size_t peer) const { return received_.data() + peer * max_chunk_bytes_; }
 
   void send_and_receive(const SentChunk& chunk, std::size_t peer, ncclComm_t handle) const {
     const int other = static_cast<int>(peer);
     if (chunk.sends(rank())) {
       nccl_.check(ncclSend(chunk.piece(peer).data(), chunk.bytes, ncclUint8, other, handle, stream_));
     }
-    if (chunk.sends(peer)) nccl_.check(ncclRecv(place(peer), chunk.bytes, ncclUint8, other, handle, stream_));
+    if (chunk.sends(peer)) nccl_.check(ncclRecv(received_from(peer), chunk.bytes, ncclUint8, other, handle, stream_));
   }
 
   std::unique_ptr<Transport> host_;
@@ -263,8 +263,9 @@ class NcclTransport : public ProcessTransport {
 bool has_nccl() { return true; }
 
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuStream& place, MemoryAccounts& accounts, const MakeTransport& make) {
-  return std::make_unique<NcclTransport>(std::move(host), group, place, accounts, make);
+                                          const GpuStream& stream, MemoryAccounts& accounts,
+                                          const MakeTransport& make) {
+  return std::make_unique<NcclTransport>(std::move(host), group, stream, accounts, make);
 }
 
 }  // namespace ballast

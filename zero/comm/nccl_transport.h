@@ -13,6 +13,6 @@ bool has_nccl();  // whether this build includes NCCL
 // carries chunks in host memory. Ranks that make different calls are not detected. A rank that does not arrive in time
 // is detected; then the communicators of this process are aborted, so that no stream waits for it.
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
-                                          const GpuStream& place, MemoryAccounts& accounts, const MakeTransport& make);
+                                          const GpuStream& stream, MemoryAccounts& accounts, const MakeTransport& make);
 
 }  // namespace ballast

@@ -11,7 +11,7 @@ namespace ballast {
 
 // Makes the transport of a group. All its ranks call it. With a stream, it carries GPU memory.
 using MakeTransport =
-    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, const std::optional<GpuStream>& place)>;
+    std::function<std::unique_ptr<Transport>(const ProcessGroup& group, const std::optional<GpuStream>& stream)>;
 
 class ProcessTransport : public Transport {
  public:
@@ -22,8 +22,9 @@ class ProcessTransport : public Transport {
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
-  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks, const std::optional<GpuStream>& place) override {
-    return make_(group_.part(ranks), place);
+  std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
+                                   const std::optional<GpuStream>& stream) override {
+    return make_(group_.part(ranks), stream);
   }
 
  protected:

@@ -141,7 +141,7 @@ class SharedMemoryTransport : public ProcessTransport {
   SharedLocation location_of(const SentChunk& chunk) const {
     const auto location = pages_->find(chunk.all(size()));
     require(location.has_value(), Code::internal,
-            [] { return Problem{.what = "cannot send a chunk: it is larger than a box"}; });
+            [] { return Problem{.what = "cannot send a chunk: it is larger than a buffer"}; });
     return *location;
   }
 

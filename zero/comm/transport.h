@@ -64,7 +64,7 @@ class Transport {
   // Returns the transport of a group of `ranks`, this rank among them; with a stream, for GPU memory. All ranks call at
   // the same time.
   virtual std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
-                                           const std::optional<GpuStream>& place) = 0;
+                                           const std::optional<GpuStream>& stream) = 0;
 
   // See Communicator.
   virtual void abort(std::string_view reason) = 0;

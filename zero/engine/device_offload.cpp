@@ -4,22 +4,21 @@
 
 namespace ballast {
 
-void DeviceOffload::leave(bool parameters, const AgreeOnMemory& agree) {
+void DeviceOffload::offload(bool parameters, const AgreeOnMemory& agree) {
   const Program& program = parts_.running.program();
   parts_.scheduler.finish();
-  parts_.slots.leave_device(program, parts_.arithmetic.copies(), parameters, agree);
+  parts_.slots.offload(program, parts_.arithmetic.copies(), parameters, agree);
   is_offloaded_ = true;
   parts_.off_plan.forget_step();
   parts_.scheduler.restart_step();
   parts_.scheduler.follow_program(program.ops);
 }
 
-void DeviceOffload::come_back(const AgreeOnMemory& agree) {
+void DeviceOffload::reload(const AgreeOnMemory& agree) {
   require(is_offloaded_, Code::out_of_order, [] {
-    return Problem{.what = "cannot return to the device: the training is there already",
-                   .needed = "leave_device() first"};
+    return Problem{.what = "cannot reload: the training is already on its device", .needed = "offload() first"};
   });
-  parts_.slots.return_to_device(parts_.arithmetic.copies(), agree);
+  parts_.slots.reload(parts_.arithmetic.copies(), agree);
   is_offloaded_ = false;
   parts_.scheduler.run_entry(parts_.running.program().entry, true);
 }

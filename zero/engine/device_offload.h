@@ -21,9 +21,9 @@ class DeviceOffload {
 
   bool is_offloaded() const { return is_offloaded_; }
 
-  // leave() discards uses in forward since the last step: the next step begins anew.
-  void leave(bool parameters, const AgreeOnMemory& agree);
-  void come_back(const AgreeOnMemory& agree);
+  // offload() discards uses in forward since the last step: the next step begins anew.
+  void offload(bool parameters, const AgreeOnMemory& agree);
+  void reload(const AgreeOnMemory& agree);
 
  private:
   Parts parts_;

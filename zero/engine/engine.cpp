@@ -242,10 +242,10 @@ void Engine::offload(bool parameters, const AgreeOnMemory& agree) {
     return Problem{.what = "cannot offload the training: it is in the middle of a step",
                    .needed = "step() after each backward pass, and the end of all leases"};
   });
-  offload_.leave(parameters, agree);
+  offload_.offload(parameters, agree);
 }
 
-void Engine::reload(const AgreeOnMemory& agree) { offload_.come_back(agree); }
+void Engine::reload(const AgreeOnMemory& agree) { offload_.reload(agree); }
 
 void Engine::visit_state(const TileVisitor& look, const TileFilter& which) {
   finish();

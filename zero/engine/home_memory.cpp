@@ -58,7 +58,7 @@ View HomeMemory::full_parameters(std::size_t unit) const {
     return home.unit == unit && home.tile == none && home.range.count == plan.layout().units[unit].elements();
   });
   require(whole != homes.end(), Code::bad_argument, [&] {
-    return Problem{.what = "cannot view whole parameters: they are gathered on demand",
+    return Problem{.what = "cannot view full parameters: they are gathered on demand",
                    .where = "unit " + plan.model().units[unit].name,
                    .needed = "a lease of the unit, or a stage below 3"};
   });

@@ -9,8 +9,8 @@
 namespace ballast {
 
 void OffPlan::serve(const Trace& chain) {
-  leave_program(chain.back());
-  if (sums_again(chain)) {
+  go_off_plan(chain.back());
+  if (needs_second_sum(chain)) {
     change_program(parts_.running.input().trace, true);
     follow({}, chain.back());  // the rest of the old program is gone
   }
@@ -18,12 +18,12 @@ void OffPlan::serve(const Trace& chain) {
 }
 
 void OffPlan::serve_step() {
-  leave_program({none, Phase::step});
+  go_off_plan({none, Phase::step});
   follow(compile_step(parts_.running.input(), so_far_), {none, Phase::step});
 }
 
 // Each list begins when everything before it is over, because it may use any memory. So every lease has to end first.
-void OffPlan::leave_program(const Visit& next) {
+void OffPlan::go_off_plan(const Visit& next) {
   const Op* const open = parts_.scheduler.uses().oldest();
   require(open == nullptr, Code::out_of_order, [&] {
     const std::vector<Unit>& units = parts_.running.plan().model().units;
@@ -47,7 +47,7 @@ void OffPlan::follow(std::vector<Op> ops, const Visit& next) {
 }
 
 // Whether a unit gets gradients again, and the program's slots have room for only one sum of them.
-bool OffPlan::sums_again(const Trace& chain) const {
+bool OffPlan::needs_second_sum(const Trace& chain) const {
   const CompileInput& input = parts_.running.input();
   if (input.extra_sum_slots || input.schedule.update_in_backward || input.placement.reduction != Reduction::each) {
     return false;
@@ -72,7 +72,7 @@ bool OffPlan::has_gradients() const {
 }
 
 void OffPlan::end_step() {
-  is_off_plan_ ? return_to_program() : last_off_plan_.clear();
+  is_off_plan_ ? end_off_plan_step() : last_off_plan_.clear();
   forget_step();
 }
 
@@ -83,7 +83,7 @@ void OffPlan::forget_step() {
 }
 
 // Finishes the off-plan step, and then prepares memory as every step of a program expects it.
-void OffPlan::return_to_program() {
+void OffPlan::end_off_plan_step() {
   Scheduler& scheduler = parts_.scheduler;
   scheduler.finish();
   parts_.counters.count_off_plan_step();

@@ -30,10 +30,10 @@ class OffPlan {
   void forget_step();                 // discards the uses so far
 
  private:
-  void leave_program(const Visit& next);
+  void go_off_plan(const Visit& next);
   void follow(std::vector<Op> ops, const Visit& next);
-  bool sums_again(const Trace& chain) const;
-  void return_to_program();
+  bool needs_second_sum(const Trace& chain) const;
+  void end_off_plan_step();
   Trace repeated_order() const;
   bool change_program(const Trace& trace, bool extra_sum_slots);
 

@@ -136,33 +136,32 @@ void Slots::change_to(const Program& program) {
   register_with_queues(program);
 }
 
-void Slots::leave_device(const Program& program, const ExecContext& context, bool parameters,
-                         const AgreeOnMemory& agree) {
+void Slots::offload(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree) {
   const std::set<std::size_t> kept = slots_of_initial_state(program);
   const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
-  std::vector<std::size_t> leaving;
+  std::vector<std::size_t> offloaded;
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     const bool is_kept_here = on_host(slots_[slot]) && kept.contains(slot);
-    if (slots_[slot].tier == Tier::device && !is_kept_here && !stay.contains(slot)) leaving.push_back(slot);
+    if (slots_[slot].tier == Tier::device && !is_kept_here && !stay.contains(slot)) offloaded.push_back(slot);
   }
   std::vector<Buffer> left(slots_.size());
   agree(failure_of([&] {
-    for (const std::size_t slot : leaving) {
+    for (const std::size_t slot : offloaded) {
       if (!kept.contains(slot)) continue;
       left[slot] = allocate(accounts_, {.bytes = slots_[slot].bytes, .owner = slots_[slot].name});
     }
   }));
-  for (const std::size_t slot : leaving) {
+  for (const std::size_t slot : offloaded) {
     if (left[slot].bytes() > 0) context.copy(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
   }
   context.finish();
-  for (const std::size_t slot : leaving) {
+  for (const std::size_t slot : offloaded) {
     buffers_[slot] = std::move(left[slot]);
   }
-  offloaded_ = std::move(leaving);
+  offloaded_ = std::move(offloaded);
 }
 
-void Slots::return_to_device(const ExecContext& context, const AgreeOnMemory& agree) {
+void Slots::reload(const ExecContext& context, const AgreeOnMemory& agree) {
   std::vector<Buffer> back;
   agree(failure_of([&] {
     for (const std::size_t slot : offloaded_) {

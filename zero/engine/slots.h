@@ -39,8 +39,8 @@ class Slots {
   // Only while nothing uses the slots: frees the device tier's memory, except that of parameters, if those stay. State
   // and parameters are copied to the host and back; everything else returns zeroed. `agree` is called once the new
   // memory is reserved, or with the error if it cannot be; nothing has changed if it throws.
-  void leave_device(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree);
-  void return_to_device(const ExecContext& context, const AgreeOnMemory& agree);
+  void offload(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree);
+  void reload(const ExecContext& context, const AgreeOnMemory& agree);
 
   // Bytes of host memory that become resident when the initial state is written there; none of pinned memory.
   std::size_t unwritten_bytes(const Piece& piece) const;

@@ -22,7 +22,7 @@ struct CompileInput {
 // Its trace, or the order of declaration if it has none.
 Trace trace_of(const CompileInput& input);
 
-// Throws what cannot be compiled, before anything else is done. Checks the model and the placement too.
+// Throws an error if the input cannot be compiled. Checks the model and the placement too.
 void check(const CompileInput& input);
 
 }  // namespace ballast

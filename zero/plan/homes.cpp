@@ -15,7 +15,7 @@ void add_kept_parameters(const CompileInput& input, const StepSlots& all_slots, 
   };
   const Range trained = layout.trained.of_rank(input.rank_in_shard_group);
   const Range frozen = layout.frozen.of_rank(input.rank_in_shard_group);
-  if (all_slots.comes_and_goes(unit)) {
+  if (all_slots.is_gathered_per_use(unit)) {
     add(trained, slots.parameters, 0);
     add(frozen, slots.parameters, trained.count);
   } else {

@@ -10,7 +10,7 @@
 
 namespace ballast {
 
-Range intersection(const Range& a, const Range& b);  // of none: a count of 0
+Range intersection(const Range& a, const Range& b);  // a count of 0 if they do not overlap
 
 // A stretch of a unit that is cut into one shard for each rank.
 struct Section {
@@ -22,7 +22,7 @@ struct Section {
   Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }  // in the unit
 };
 
-// Trained tensors come first, frozen ones after them, so that nothing but parameters is kept for those.
+// Trained tensors come first, frozen ones after them, so that a rank keeps only the parameters of those.
 struct UnitLayout {
   std::vector<std::size_t> tensor_begin;  // multiples of the group size, so that no group has two owners
   Section trained;

@@ -1,4 +1,4 @@
-// What one operation costs on a machine, if nothing holds it up.
+// The cost of one operation on a machine, if it does not wait.
 #pragma once
 
 #include <ballast/planner.h>
@@ -17,7 +17,7 @@ struct SimulationInput {
   bool waits_for_updates = false;  // the trainer begins no step before the updates of the last one are done
 };
 
-std::size_t bytes_moved(const Op& op, const Placement& placement);  // or gone through
+std::size_t bytes_moved(const Op& op, const Placement& placement);  // or processed
 double seconds_of(const Op& op, const SimulationInput& input);
 
 }  // namespace ballast

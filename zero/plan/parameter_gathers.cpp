@@ -16,24 +16,24 @@ ParameterGathers::ParameterGathers(const CompileContext& context, const RecordSt
       gathered_(context.slots.gathered_bytes(), context.uses),
       pieces_(context, gathered_) {}
 
-bool ParameterGathers::bring(std::size_t unit, std::size_t now, std::size_t position) {
-  if (!context_.slots.comes_and_goes(unit) || gathered_.find(unit)) return true;
+bool ParameterGathers::ensure_gathered(std::size_t unit, std::size_t now, std::size_t position) {
+  if (!context_.slots.is_gathered_per_use(unit) || gathered_.find(unit)) return true;
   if (!gathered_.make_room(unit, context_.slots.full_bytes(unit), now, position)) return false;
   gather(unit, context_.trace()[position % context_.trace().size()].phase);
   return true;
 }
 
-void ParameterGathers::bring_chain(std::size_t position) {
+void ParameterGathers::ensure_chain_gathered(std::size_t position) {
   const std::size_t end = context_.uses.end_of_chain(position);
-  const auto bring_all = [&] {
+  const auto gather_all = [&] {
     for (std::size_t i = position; i < end; ++i) {
-      if (!bring(context_.trace()[i].unit, position, i)) return false;
+      if (!ensure_gathered(context_.trace()[i].unit, position, i)) return false;
     }
     return true;
   };
-  if (bring_all()) return;
+  if (gather_all()) return;
   gathered_.clear();
-  require(bring_all(), Code::memory_budget, [&] {
+  require(gather_all(), Code::memory_budget, [&] {
     return Problem{.what = "cannot gather the parameters: the memory for gathered parameters is too small",
                    .where = "unit " + context_.input.model.units[context_.trace()[end - 1].unit].name,
                    .needed = human_bytes(chain_bytes(position)),
@@ -46,7 +46,7 @@ std::size_t ParameterGathers::chain_bytes(std::size_t position) const {
   std::size_t bytes = 0;
   for (std::size_t i = position; i < context_.uses.end_of_chain(position); ++i) {
     const std::size_t unit = context_.trace()[i].unit;
-    if (context_.slots.comes_and_goes(unit)) bytes += context_.slots.full_bytes(unit);
+    if (context_.slots.is_gathered_per_use(unit)) bytes += context_.slots.full_bytes(unit);
   }
   return bytes;
 }
@@ -57,7 +57,7 @@ void ParameterGathers::prefetch(std::size_t micro_step, std::size_t position) {
   const Trace& trace = context_.trace();
   const std::size_t end = micro_step + 1 < in.micro_steps ? 2 * trace.size() : trace.size();
   for (std::size_t i = position + 1; i < std::min(position + 1 + in.schedule.prefetch, end); ++i) {
-    if (!bring(trace[i % trace.size()].unit, position, i)) return;
+    if (!ensure_gathered(trace[i % trace.size()].unit, position, i)) return;
   }
 }
 
@@ -77,7 +77,7 @@ void ParameterGathers::gather(std::size_t unit, Phase phase) {
 
 void ParameterGathers::gather_kept(std::size_t unit) {
   const Section& trained = context_.layout(unit).trained;
-  if (context_.slots.comes_and_goes(unit) || trained.shard == 0 || trained.shards == 1) return;
+  if (context_.slots.is_gathered_per_use(unit) || trained.shard == 0 || trained.shards == 1) return;
   context_.builder.add({.kind = OpKind::gather,
                         .lane = Lane::gather,
                         .unit = unit,

@@ -13,13 +13,13 @@ class ParameterGathers {
 
   const ParameterPieces& pieces() const { return pieces_; }
 
-  // Gathers a unit for its use at `position`, unless it is there. False if the units that are used between `now` and
-  // then leave no room.
-  bool bring(std::size_t unit, std::size_t now, std::size_t position);
+  // Gathers a unit for its use at `position`, unless it is gathered already. Returns false if the units that are used
+  // between `now` and then leave no memory.
+  bool ensure_gathered(std::size_t unit, std::size_t now, std::size_t position);
 
   // Gathers the units that are held together from `position` on, and drops others if necessary. Throws B2004 if they do
   // not fit.
-  void bring_chain(std::size_t position);
+  void ensure_chain_gathered(std::size_t position);
 
   void prefetch(std::size_t micro_step, std::size_t position);
 

@@ -4,7 +4,7 @@ namespace ballast {
 
 Piece ParameterPieces::full(std::size_t unit) const {
   const std::size_t bytes = context_.slots.full_bytes(unit);
-  if (!context_.slots.comes_and_goes(unit)) return {context_.slots.of(unit).parameters, 0, bytes};
+  if (!context_.slots.is_gathered_per_use(unit)) return {context_.slots.of(unit).parameters, 0, bytes};
   return {context_.slots.gathered_slot(), *gathered_.find(unit), bytes};
 }
 
@@ -20,7 +20,7 @@ Piece ParameterPieces::shard(std::size_t unit, const Section& section) const {
 }
 
 Piece ParameterPieces::kept_shard(std::size_t unit, const Section& section) const {
-  if (!context_.slots.comes_and_goes(unit)) return shard(unit, section);
+  if (!context_.slots.is_gathered_per_use(unit)) return shard(unit, section);
   const std::size_t width = context_.width(unit);
   const std::size_t before = section.first == 0 ? 0 : context_.layout(unit).trained.shard;
   return {context_.slots.of(unit).parameters, before * width, section.shard * width};

@@ -77,7 +77,7 @@ struct Op {
   std::vector<Wait> after{};  // in addition to those that its lane's order implies
 };
 
-// The purpose of a slot. Code finds slots by their role; their names are for people.
+// The purpose of a slot. Code finds slots by their role; their names are for display.
 enum class SlotRole : std::uint8_t {
   parameters,       // of a unit: full, or this rank's shard of them
   frozen,           // this rank's shard of a unit's frozen parameters, on the host
@@ -85,7 +85,7 @@ enum class SlotRole : std::uint8_t {
   reduced,          // this rank's shard of a unit's summed gradients, in fp32
   state,            // of a unit's tiles, on the device
   blocks,           // parameters and state of a unit's tiles, on the host
-  gathered,         // full parameters of units that come and go
+  gathered,         // full parameters of units that are gathered on demand
   norm,             // the exact sum of squares of a tier's gradients
   partial,          // gradients that are summed over the shard group, not yet over the replicas
   arriving,         // summed gradients on their way to their tier

@@ -45,7 +45,7 @@ void StepCompiler::begin_step() {
 void StepCompiler::visit(std::size_t micro_step, std::size_t position) {
   const Trace& trace = uses_.trace();
   const Visit& visit = trace[position];
-  if (position == 0 || !trace[position - 1].held) parameters_.bring_chain(position);
+  if (position == 0 || !trace[position - 1].held) parameters_.ensure_chain_gathered(position);
   parameters_.prefetch(micro_step, position);
   gradients_.prepare(position);
   const Piece gradients = visit.phase == Phase::backward ? gradients_.of_use(position) : Piece{};
@@ -112,7 +112,7 @@ void StepCompiler::hoist() {
   const Trace& trace = uses_.trace();
   for (; hoisted_ < std::min(context_.input.schedule.prefetch + 1, trace.size()); ++hoisted_) {
     const std::size_t unit = trace[hoisted_].unit;
-    if (!updated_[unit] || !parameters_.bring(unit, 0, hoisted_)) return;
+    if (!updated_[unit] || !parameters_.ensure_gathered(unit, 0, hoisted_)) return;
   }
 }
 

@@ -26,7 +26,7 @@ StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
   const Placement& placement = input.placement;
   for (std::size_t unit = 0; unit < input.model.units.size(); ++unit) {
     const bool all_here = placement.shards == 1 && residence_[unit].parameters == Tier::device;
-    comes_and_goes_.push_back(!placement.full_parameters && !all_here);
+    is_gathered_per_use_.push_back(!placement.full_parameters && !all_here);
     sums_.push_back(placement.reduction == Reduction::each ? uses.backward_visits(unit) * input.micro_steps : 1);
     add_unit(unit);
     add_tiles(unit);
@@ -52,7 +52,8 @@ void StepSlots::add_unit(std::size_t unit) {
   const std::string which = std::to_string(unit);
   UnitSlots& slots = units_.emplace_back();
   if (residence_[unit].parameters == Tier::device) {
-    const std::size_t elements = comes_and_goes_[unit] ? layout.trained.shard + layout.frozen.shard : layout.elements();
+    const std::size_t elements =
+        is_gathered_per_use_[unit] ? layout.trained.shard + layout.frozen.shard : layout.elements();
     slots.parameters = slots_.add(SlotRole::parameters, Tier::device, elements * width, which);
   } else if (layout.frozen.shard > 0) {  // frozen parameters are in no record, so they stay on the host
     slots.frozen = slots_.add(SlotRole::frozen, Tier::host, layout.frozen.shard * width, which);
@@ -78,10 +79,10 @@ void StepSlots::add_tiles(std::size_t unit) {
 }
 
 void StepSlots::add_gathered(const Uses& uses) {
-  if (std::ranges::none_of(comes_and_goes_, [](bool yes) { return yes; })) return;
+  if (std::ranges::none_of(is_gathered_per_use_, [](bool yes) { return yes; })) return;
   std::vector<std::size_t> unit_bytes;
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    unit_bytes.push_back(comes_and_goes_[unit] ? full_bytes(unit) : 0);
+    unit_bytes.push_back(is_gathered_per_use_[unit] ? full_bytes(unit) : 0);
   }
   const Schedule& schedule = in_.schedule;
   const std::size_t bytes = schedule.gathered_bytes > 0

@@ -44,7 +44,7 @@ class StepSlots {
   const UnitSlots& of(std::size_t unit) const { return units_[unit]; }
 
   // Whether a unit's full parameters are there only from a gather to the end of its use.
-  bool comes_and_goes(std::size_t unit) const { return comes_and_goes_[unit]; }
+  bool is_gathered_per_use(std::size_t unit) const { return is_gathered_per_use_[unit]; }
   std::size_t full_bytes(std::size_t unit) const;
   std::size_t shard_bytes(std::size_t unit) const;  // of reduced gradients, fp32
   std::size_t gathered_slot() const { return gathered_; }
@@ -78,8 +78,8 @@ class StepSlots {
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;
-  std::vector<bool> comes_and_goes_;  // by unit
-  std::vector<std::size_t> sums_;     // by unit: how many reductions make up a step's gradients
+  std::vector<bool> is_gathered_per_use_;  // by unit
+  std::vector<std::size_t> sums_;          // by unit: how many reductions make up a step's gradients
   SlotList slots_;
   std::vector<UnitSlots> units_;
   std::size_t gathered_ = none;

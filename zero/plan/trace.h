@@ -13,7 +13,7 @@ Trace visits_of(const Model& model, std::size_t unit, Phase phase);
 // Forward in the order of declaration, backward in the opposite one.
 Trace declared_order(const Model& model);
 
-// A trace with its questions answered. Positions count visits; those of the next step continue those of this one.
+// Answers questions about a trace. Positions count visits; those of the next step continue those of this one.
 class Uses {
  public:
   Uses(const Trace& trace, std::size_t units);

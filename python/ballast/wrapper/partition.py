@@ -238,7 +238,7 @@ class Partition(ShardedState):
             max_norm=now.max_norm,
             loss_scale=loss_scale if discard else loss_scale / self._factors.agreed(self._taken),
             discard=discard,
-            own_step=None if now.own_step is None else partial(now.own_step, self),
+            custom_step=None if now.own_step is None else partial(now.own_step, self),
         )
 
     def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:

@@ -50,7 +50,7 @@ struct TrainingOptions {
   // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
   Communicator* norm_group = nullptr;
   bool keeps_timeline = false;     // of what ran when
-  std::size_t verify = 0;          // every so many steps a tile's update is made twice: 0: never
+  std::size_t verify = 0;          // every so many steps a tile's update is made twice and compared; 0: never
   int threads = 0;                 // of updates on the CPU; 0: one for each core that this process may use
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
@@ -63,8 +63,8 @@ struct RankOf {
   std::size_t ranks = 1;
 };
 
-// A training before anything is reserved: the program of its step, the memory that it reserves, and how long a step takes. The
-// ranks need not exist. A pure value.
+// A training before anything is reserved: the program of its step, the memory that it reserves, and how long a step takes.
+// The ranks need not exist. A pure value.
 class Plan {
  public:
   // The same arguments as Training's.

@@ -66,7 +66,7 @@ struct Simulation {
   std::array<double, phase_count> exposed{};    // by phase: time that the trainer waited
   std::array<double, lane_count> busy{};        // by lane
   std::array<double, lane_count> critical{};    // by lane: its part of the critical path
-  std::array<std::size_t, lane_count> bytes{};  // by lane: moved, or gone through
+  std::array<std::size_t, lane_count> bytes{};  // by lane: moved or processed
 };
 
 // The question to the planner. What it refers to outlives it.

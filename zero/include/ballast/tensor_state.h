@@ -35,8 +35,8 @@ struct ChunkKind {
 
 ChunkKind kind_of(const TileMemory& tile, bool frozen);
 
-// Between steps. Functions that change state, or read what is on drives, are for all ranks together; see change_state() in
-// training.h for what holds where one fails. The training outlives this.
+// Use it between steps. All ranks call the functions that change state or read it from drives together; change_state() in
+// training.h says what holds if one fails. The training outlives this object.
 class TensorState {
  public:
   using Visitor = std::function<void(const StatePart& part)>;
@@ -54,11 +54,11 @@ class TensorState {
   void visit(const Visitor& visitor);
   void change(const Visitor& visitor, const std::function<void()>& agree);
 
-  // A moment of the elements that this rank has; the others of `into`, which has the tensor's size, stay.
+  // Writes the moment of this rank's elements into `into`, which has the size of the full tensor; its other elements stay.
   void read_moment(std::size_t unit, std::size_t tensor, Moment moment, float* into);
   void write_moments(const MomentSource& source);
 
-  // Masters of written parameters begin again from them.
+  // Sets the masters of written parameters to them.
   void write_parameters(const ParameterWriter& writer);
   // The same, where the caller wrote to full parameters of these tensors.
   void take_full_parameters(const TensorSet& written);

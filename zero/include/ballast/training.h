@@ -29,19 +29,20 @@
 
 namespace ballast {
 
-// Threads: one thread, its rank's trainer, calls it. Order: the trainers of all ranks make the same calls, and use units in the
-// same order; that need not be the order of the plan. A step that leaves it is slower, and has the same bits.
-// Errors: when anything fails on any rank, its peers' communicators are aborted, and every later call throws the first error.
-// State on drives is then that of the last committed step.
-// On a GPU leases are for work in the trainer's stream: their memory is ready, and released, in the order of that stream. Only
-// step() and finish() wait for the GPU.
+// Threads: one thread, its rank's trainer, calls it.
+// Order: the trainers of all ranks make the same calls and use units in the same order, which need not be the order of the
+// plan. A step in another order is slower and has the same bits.
+// Errors: when an operation fails on any rank, the communicators of all ranks are aborted, and every later call throws the
+// first error. State on drives is then that of the last committed step.
+// GPU: leases are for work in the trainer's stream. Their memory is ready, and is released, in the order of that stream.
+// Only step() and finish() wait for the GPU.
 class Training {
  public:
   // Reserves all memory and makes all files. `groups` are the rules of the parameter groups, and of one kind; `world`
   // outlives the training. All ranks construct theirs together.
   Training(Model model, Communicator& world, std::vector<optim::Rule> groups, const TrainingOptions& options = {});
   Training(Training&&) = delete;
-  ~Training();  // waits for what is under way, ignores failures; in the middle of a step it aborts the other ranks
+  ~Training();  // waits for operations in flight, ignores failures; in the middle of a step it aborts the other ranks
 
   // --- Begin: one of the three comes first. Optimizer state begins at zero, or comes from the records of a run.
   bool found() const;  // whether the drives hold a step of this run to resume from
@@ -57,38 +58,38 @@ class Training {
   double gradient_norm(double loss_scale = 1.0);
   std::vector<std::vector<double>> tensor_norms(double loss_scale = 1.0);  // of each tensor, by unit
 
-  // Returns when the step is decided; its updates may still run while the next forward begins. The first uses groups() and
-  // the options' max_norm.
+  // Returns when the step is decided. Its updates may still run while the next forward begins. The first form uses groups()
+  // and the options' max_norm.
   StepResult step(double loss_scale = 1.0);
   StepResult step(const StepOptions& options);
-  // Where updates are made in the backward pass, their options are needed before it; backward() takes groups() if prepare()
-  // was not called. step_prepared() ends such a step.
+  // With Schedule::update_in_backward, prepare() sets the options of the updates before the backward pass; without it they
+  // use groups(). step_prepared() ends such a step.
   void prepare(const StepOptions& options);
   StepResult step_prepared();
-  void finish();  // waits until everything that was begun is done
+  void finish();  // waits until all operations are done
 
-  std::vector<optim::Rule>& groups();  // may be changed between steps: a learning rate, say
+  std::vector<optim::Rule>& groups();  // the caller may change them between steps, such as a learning rate
   std::uint64_t steps() const;         // updates made so far
 
   // --- Between steps, on all ranks together.
-  // Frees the device tier's memory until reload(); no other call is allowed meanwhile. Parameters that are kept full may stay,
-  // else their addresses change. If `agree` throws, nothing has changed.
+  // Frees the device tier's memory until reload(); no other call is allowed meanwhile. With `parameters` false, full
+  // parameters stay on the device; otherwise their addresses change. If `agree` throws, nothing has changed.
   void offload(bool parameters = true, const AgreeOnMemory& agree = throw_own);
   void reload(const AgreeOnMemory& agree = throw_own);
 
-  // Shows the local shard, tile by tile, in host memory. Changed tiles on drives are committed together, as step steps(), once
-  // `agree` has returned; if it throws, they stay as they were. Parameters that are kept full must be changed in the same way
-  // on all ranks. Where a change fails on one rank of a run, none changes it: that one throws its own error, the others B3301.
-  // By tensor instead of by tile: TensorState.
+  // Show the local shard, tile by tile, in host memory. TensorState shows it by tensor. change_state() commits changed tiles
+  // on drives together, as step steps(), once `agree` has returned; if it throws, they stay as they were. All ranks must
+  // change full parameters to the same values. If a change fails on one rank of a run, no rank changes the run: that rank
+  // throws its own error, the others throw B3301.
   void visit_state(
       const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(
       const TileVisitor& change, const std::function<void()>& agree = [] {});
   std::vector<LocalTile> local_tiles() const;  // in the order of visits; without their memory
-  void set_steps(std::uint64_t steps);         // of state that comes from elsewhere
-  View full_parameters(std::size_t unit);      // where they are kept full: the unit's, as it is laid out
-  void parameters_changed();                   // the caller changed full parameters that have no other copy
-  void read_memory(const ConstView& view, std::byte* into) const;  // of the training, a GPU's too, into the host's
+  void set_steps(std::uint64_t steps);         // after loading state from elsewhere
+  View full_parameters(std::size_t unit);      // of a unit that is kept full, as it is laid out
+  void parameters_changed();                   // the caller has written to full parameters that have no other copy
+  void read_memory(const ConstView& view, std::byte* into) const;  // memory of the training, on a GPU too
 
   // --- Facts.
   const Model& model() const;
