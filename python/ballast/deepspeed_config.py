@@ -63,7 +63,7 @@ def import_deepspeed(config: Mapping[str, Any] | str | os.PathLike[str]) -> Impo
     >>> imported.to_do
     ['gradient_clipping is "auto": pass max_grad_norm=... to wrap(); the Trainer\\'s is TrainingArguments.max_grad_norm']
     >>> imported.left_out
-    {'zero_optimization.overlap_comm': 'always so here'}
+    {'zero_optimization.overlap_comm': 'always on in Ballast'}
     """
     return _Importing(config if isinstance(config, Mapping) else _read(Path(config))).run()
 
@@ -140,12 +140,12 @@ class _Importing:
             _refuse(key, found, needed="true or false")
         return bool(found)
 
-    def _number(self, key: str, *, whole_from: int | None = None) -> Any:
+    def _number(self, key: str, *, integer_from: int | None = None) -> Any:
         """Take a number, or None."""
         found = self._take(key)
-        whole = whole_from is None or (isinstance(found, int) and found >= whole_from)
-        if found is not None and not (is_number(found) and whole):
-            _refuse(key, found, needed="a number" if whole_from is None else f"a whole number from {whole_from} on")
+        is_in_range = integer_from is None or (isinstance(found, int) and found >= integer_from)
+        if found is not None and not (is_number(found) and is_in_range):
+            _refuse(key, found, needed="a number" if integer_from is None else f"a whole number from {integer_from} on")
         return found
 
     # --- Options of wrap() ---
@@ -245,7 +245,7 @@ class _Importing:
 
     def _batches(self) -> None:
         keys = ("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps")
-        micro, total, passes = (self._number(key, whole_from=1) for key in keys)
+        micro, total, passes = (self._number(key, integer_from=1) for key in keys)
         if self._auto.intersection(keys):  # the others do not determine it
             if total is not None:
                 self._to_do.append(f"load {total} samples for each step, over all ranks and backward passes")

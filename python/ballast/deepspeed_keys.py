@@ -40,8 +40,8 @@ def below(section: str, rows: Rows) -> Rows:
 
 
 UNKNOWN = Dropped(f"neither DeepSpeed {VERSION} nor Ballast knows this key")
-ALWAYS_ON = Dropped("always so here")
-PLANNED = Dropped("the plan decides it, and knows what is used when")
+ALWAYS_ON = Dropped("always on in Ballast")
+PLANNED = Dropped("the plan decides it, from the order of use")
 GATHERING = feature("the plan decides how parameters are gathered")
 SUMMED_IN_FP32 = "gradients are summed over ranks in fp32, and averaged after that"
 STATE_FORMAT = "wrap(state_format=...) sets the format of masters and optimizer state"
@@ -102,7 +102,7 @@ TOP_LEVEL: Rows = {
     "datastates_ckpt": feature(CHECKPOINTS),
     "torch_autocast": feature("run the forward pass inside of torch.autocast() yourself"),
     "data_types.grad_accum_dtype": Dropped("gradients of several backward passes are summed in fp32"),
-    "data_types.param_dtype": Dropped("bf16.enabled and fp16.enabled say it"),
+    "data_types.param_dtype": Dropped("bf16.enabled and fp16.enabled set it"),
     "data_types.buffer_dtype": Dropped("cast the model's buffers yourself"),
     "data_types.keep_in_fp32_modules": Dropped("cast the model's buffers yourself"),
     "compile": Dropped("call torch.compile() yourself"),
@@ -131,8 +131,8 @@ TOP_LEVEL: Rows = {
 
 ZERO: Rows = {
     "stage": Carried(0),
-    "cpu_offload": Carried(unused="offload_optimizer says it"),  # older names of offload_optimizer and offload_param
-    "cpu_offload_param": Carried(unused="offload_param says it, or the stage is below 3"),
+    "cpu_offload": Carried(unused="offload_optimizer sets it"),  # older names of offload_optimizer and offload_param
+    "cpu_offload_param": Carried(unused="offload_param sets it, or the stage is below 3"),
     "cpu_offload_use_pin_memory": PLANNED,
     "overlap_comm": ALWAYS_ON,
     "contiguous_gradients": ALWAYS_ON,

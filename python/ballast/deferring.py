@@ -20,7 +20,7 @@ def deferred() -> Iterator[None]:
 
     Cast the model, or move it to a GPU, inside the block: `model.to(torch.bfloat16)`.
     """
-    from ballast.wrapper.deferred_init import Pretender, Recorder
+    from ballast.wrapper.deferred_init import FutureDevice, Recorder
 
-    with Recorder(), Pretender():
+    with Recorder(), FutureDevice():
         yield

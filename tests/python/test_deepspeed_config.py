@@ -321,9 +321,9 @@ def test_what_cannot_be_switched_off_is_named():
     zero = {"stage": 2, "overlap_comm": False, "contiguous_gradients": False, "round_robin_gradients": False}
     imported = import_deepspeed({"zero_optimization": zero, "bf16": {"enabled": True, "check_grad_overflow": False}})
     assert imported.left_out == {
-        "bf16.check_grad_overflow": "always so here",
-        "zero_optimization.overlap_comm": "always so here",
-        "zero_optimization.contiguous_gradients": "always so here",
+        "bf16.check_grad_overflow": "always on in Ballast",
+        "zero_optimization.overlap_comm": "always on in Ballast",
+        "zero_optimization.contiguous_gradients": "always on in Ballast",
     }
 
 

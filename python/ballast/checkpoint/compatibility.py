@@ -10,12 +10,12 @@ import torch
 from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
-from ballast.wrapper.unwrap import own_names
+from ballast.wrapper.unwrap import names_in_model
 
 
 def use_model_names(checkpoint: Checkpoint, known: Container[str]) -> None:
     """Rename the tensors of an older checkpoint, whose names include those of wrappers around the model."""
-    names = own_names(checkpoint.tensors.keys(), known)
+    names = names_in_model(checkpoint.tensors.keys(), known)
     checkpoint.tensors = {names[name]: tensor for name, tensor in checkpoint.tensors.items()}
     for group in checkpoint.groups:
         group["parameters"] = [names.get(name, name) for name in group["parameters"]]

@@ -16,7 +16,7 @@ from ballast.checkpoint.manifest import MANIFEST, content_in, folder_in
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.sizes import human_size
-from ballast.wrapper.unwrap import own_names
+from ballast.wrapper.unwrap import names_in_model
 
 log = logging.getLogger("ballast")
 
@@ -99,7 +99,7 @@ def require_same_model(directory: Path, names: Collection[str]) -> None:
     """Refuse to replace a checkpoint that has no tensor of these names: two models would replace each other's
     checkpoints."""
     there = (content_in(directory) or {}).get("tensors", {})
-    if there and not any(own in names for own in own_names(there.keys(), names).values()):
+    if there and not any(own in names for own in names_in_model(there.keys(), names).values()):
         refuse(
             "cannot replace a checkpoint of another model: it has no tensor with a name of this model",
             where=str(directory),

@@ -44,7 +44,7 @@ def parameter_names(model: torch.nn.Module, access: CheckpointAccess) -> dict[in
 
 def require_all_partitioned(access: CheckpointAccess, names: Mapping[int, str]) -> None:
     """Refuse a part of the model where stage 3 shards, or may shard, the rest too. `names` are those of the part."""
-    if access.options.keeps_parameters_whole:
+    if access.options.keeps_full_parameters:
         return
     for number, name in access.names().items():
         if number not in names:
@@ -126,5 +126,5 @@ def entry_of_member(member: Member, partition: Partition, access: CheckpointAcce
 def _steps_of(access: CheckpointAccess, parameter: torch.nn.Parameter, member: Member | None = None) -> int:
     """Return the number of steps that have trained the parameter."""
     if member is None or member.group is None:
-        return int(access.aside.get(id(parameter), {}).get("step", 0))
+        return int(access.frozen_state.get(id(parameter), {}).get("step", 0))
     return access.steps - member.begun_at

@@ -67,7 +67,7 @@ class Loading:
         self._names = parameter_names(model, access)
         self._buffers = buffers_by_name(model)
         with self._agreement.attempt():
-            access.require_put_away("cannot load a checkpoint")
+            access.require_not_gathered("cannot load a checkpoint")
             require_all_partitioned(access, self._names)
             self._checkpoint = manifest.parse(directory, text)
             use_model_names(self._checkpoint, {**self._parameters, **self._buffers})
@@ -86,17 +86,17 @@ class Loading:
         self._agreement.settle()
         set_groups(self._access.optimizer, self._checkpoint.groups)
         custom = CustomState(self._access, self._tensors, self._names)
-        aside, late = (custom.frozen(), {}) if self._access.has_own_step else self._empty_moments()
+        frozen_state, thawed = (custom.frozen(), {}) if self._access.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
         expect_buffers(self._model)
         self._buffers = buffers_by_name(self._model)
-        partition = self._access.begin_from(made, self._checkpoint.step, aside)
-        moments = {} if self._access.has_own_step else {**aside, **late}
+        partition = self._access.begin_from(made, self._checkpoint.step, frozen_state)
+        moments = {} if self._access.has_own_step else {**frozen_state, **thawed}
         self._fill(partition, self._targets(partition, moments) + custom.targets(partition))
         custom.install()
-        if any(self._access.group.all_reduce([len(late)])):
-            partition.write_moments(moments_by_kind(late, self._access))
+        if any(self._access.group.all_reduce([len(thawed)])):
+            partition.write_moments(moments_by_kind(thawed, self._access))
         self._access.skipped = self._checkpoint.skipped
         self._access.finish_loading()
         known = checkpoints_in(self._access, self._directory)
@@ -112,8 +112,8 @@ class Loading:
     def _empty_moments(self) -> tuple[State, State]:
         """Allocate the moments of parameters that were frozen when they were saved, or are frozen now. Return those
         that stay with frozen parameters, and those that return to parameters that are trained now."""
-        aside: State = {}
-        late: State = {}
+        frozen_state: State = {}
+        thawed: State = {}
         for _, parameter in self._access.parameters():
             name = self._names[id(parameter)]
             entry = self._tensors[name]
@@ -123,9 +123,9 @@ class Loading:
             if not kept or (parameter.requires_grad and entry.role == "trained"):
                 continue
             values = {moment: torch.zeros(parameter.shape, dtype=torch.float32) for moment in kept}
-            where = late if parameter.requires_grad else aside
+            where = thawed if parameter.requires_grad else frozen_state
             where[id(parameter)] = {"step": torch.tensor(float(entry.steps)), **values}
-        return aside, late
+        return frozen_state, thawed
 
     def _targets(self, partition: Partition, moments: State) -> list[Target]:
         """Return the targets of the tensors that are not sharded. Each rank fills all of them."""
@@ -183,11 +183,11 @@ def cuts_of(target: Target) -> Iterator[Cut]:
     return cover(target.entry.pieces, target.first, target.count)
 
 
-def moments_by_kind(late: State, access: CheckpointAccess) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+def moments_by_kind(thawed: State, access: CheckpointAccess) -> dict[tuple[int, _core.Moment], torch.Tensor]:
     """Order moments by parameter and kind."""
     return {
         (parameter, kind): values[name]
-        for parameter, values in late.items()
+        for parameter, values in thawed.items()
         for kind, name in access.names_of_moments()
         if name in values
     }

@@ -59,7 +59,7 @@ class Saving:
         self._names = parameter_names(model, access)
         self._agreement = Agreement(self._group, SAVING)
         with self._agreement.attempt():
-            access.require_put_away("cannot save a checkpoint")
+            access.require_not_gathered("cannot save a checkpoint")
             self._partition.require_not_cast()
             require_all_partitioned(access, self._names)
             self._extra = packed(extra)

@@ -43,5 +43,5 @@ def moment_name(parameter: str, moment: str) -> str:
 
 def frozen_state(access: CheckpointAccess) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
     """Return the optimizer state of the parameters that are frozen now."""
-    known = ((parameter, access.aside.get(id(parameter))) for _, parameter in access.parameters())
+    known = ((parameter, access.frozen_state.get(id(parameter))) for _, parameter in access.parameters())
     return [(parameter, values) for parameter, values in known if values]

@@ -147,25 +147,25 @@ class Search:
             for configuration in configurations
             if configuration is not chosen
         ]
-        room = by_tier({tier: size for tier, size in self._has.items() if size > 0})
+        budget = by_tier({tier: size for tier, size in self._has.items() if size > 0})
         forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
-        return f"chosen for {room} of each rank: {'; '.join([chosen.in_words(), forecast, *others])}"
+        return f"chosen for {budget} of each rank: {'; '.join([chosen.in_words(), forecast, *others])}"
 
     def refuse(self, configuration: Configuration) -> NoReturn:
         options = self._options
-        may = ["more free memory" if options.memory is None else "more memory="]
-        if options.stage is not None and options.keeps_parameters_whole:
-            may.append('stage="auto"')
+        remedies = ["more free memory" if options.memory is None else "more memory="]
+        if options.stage is not None and options.keeps_full_parameters:
+            remedies.append('stage="auto"')
         elif options.stage is None and not self._request.has_model:
-            may.append("ballast.wrap(optimizer, model), which lets stage 3 be chosen")
+            remedies.append("ballast.wrap(optimizer, model), which lets stage 3 be chosen")
         if not options.directories:
-            may.append('a drive, with offload="auto:DIRECTORY"')
+            remedies.append('a drive, with offload="auto:DIRECTORY"')
         problem = _core.Problem(
             what=f"cannot begin to train: {'every plan' if options.chooses else 'this plan'} needs more memory than a rank has",
             where=configuration.in_words() + (", which lacks the least" if options.chooses else ""),
             needed=by_tier({tier: configuration.needs[tier] for tier in self._has}),
             available=by_tier(self._has),
-            remedy="Any of these may do: " + "; ".join([*may, "a smaller state_format=", "more ranks"]) + ".",
+            remedy="Any of these may do: " + "; ".join([*remedies, "a smaller state_format=", "more ranks"]) + ".",
         )
         fail("memory_budget", problem)
 

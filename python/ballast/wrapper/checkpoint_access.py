@@ -50,9 +50,9 @@ class CheckpointAccess:
         return self._plans.planner.updates.own_step is not None
 
     @property
-    def aside(self) -> State:
+    def frozen_state(self) -> State:
         """The state of parameters that are frozen now."""
-        return self._plans.state.aside
+        return self._plans.state.frozen_state
 
     @property
     def steps(self) -> int:
@@ -66,19 +66,19 @@ class CheckpointAccess:
     def skipped(self, steps: int) -> None:
         self._history.skipped = steps
 
-    def require_put_away(self, what: str) -> None:
-        self._plans.require_put_away(what)
+    def require_not_gathered(self, what: str) -> None:
+        self._plans.require_not_gathered(what)
 
     def partition_now(self) -> Partition:
         return self._plans.now()
 
     # --- Loading ---
 
-    def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
+    def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:
         """Return a partition that continues after `steps`. The caller writes the state to it, and then calls
         finish_loading(). `made` has the number of steps that have trained each parameter, by its id. All ranks call
         it together."""
-        return self._plans.begin_from(made, steps, aside)
+        return self._plans.begin_from(made, steps, frozen_state)
 
     def finish_loading(self) -> None:
         self._plans.is_half_loaded = False

@@ -33,9 +33,9 @@ def by_first_rank(group: Group, what: str, do: Callable[[], T]) -> T:
     with together.attempt():
         if group.rank == 0:
             mine.append(do())
-    told = pickle.dumps((mine, together.error if isinstance(together.error, Error) else None))
-    [length] = group.all_reduce([len(told) if group.rank == 0 else 0])
-    result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, told, length, 0))
+    answer = pickle.dumps((mine, together.error if isinstance(together.error, Error) else None))
+    [length] = group.all_reduce([len(answer) if group.rank == 0 else 0])
+    result: tuple[list[T], Error | None] = pickle.loads(_broadcast(group, answer, length, 0))
     if result[1] is None:
         together.settle()  # an error of another type is raised on rank 0, and other ranks name it
         return result[0][0]

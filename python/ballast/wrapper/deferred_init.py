@@ -21,7 +21,7 @@ _META = torch.device("meta")
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeferredInput:
     """A deferred tensor at the time of an operation.
 
     It refers to the history of the storage, not to the storage, which owns the history. The garbage collector of torch
@@ -41,7 +41,7 @@ class Seen:
 
 
 @dataclass(eq=False)
-class Given:
+class GivenInput:
     """The values of a tensor that is an input of an operation."""
 
     values: torch.Tensor
@@ -64,9 +64,9 @@ class Operation:
 
     def run(self, being_made: BeingMade) -> Any:
         def with_values(leaf: Any) -> Any:
-            if isinstance(leaf, Given):
+            if isinstance(leaf, GivenInput):
                 return leaf.values
-            return leaf.in_storage(_made(leaf, being_made)) if isinstance(leaf, Seen) else leaf
+            return leaf.in_storage(_made(leaf, being_made)) if isinstance(leaf, DeferredInput) else leaf
 
         args, kwargs = tree_map(with_values, self.args), tree_map(with_values, self.kwargs)
         if self.generator_state is None:
@@ -105,8 +105,8 @@ def history_of(tensor: torch.Tensor) -> History | None:
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
     """Make the values of a deferred tensor now. The bits are those of a tensor that was made at once."""
     with torch.no_grad():
-        seen = _seen(tensor)
-        return seen.in_storage(_made(seen, {}))
+        deferred = _deferred_input(tensor)
+        return deferred.in_storage(_made(deferred, {}))
 
 
 def generator_of(kwargs: dict[str, Any], device: torch.device) -> torch.Generator:
@@ -136,9 +136,9 @@ def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             if operation.generator_state is not None:
                 found.append(operation.generator_state)
             for leaf in tree_leaves((operation.args, operation.kwargs)):
-                if isinstance(leaf, Given):
+                if isinstance(leaf, GivenInput):
                     found.append(leaf.values)
-                elif isinstance(leaf, Seen):
+                elif isinstance(leaf, DeferredInput):
                     visit(leaf.history)
 
     for tensor in tensors:
@@ -164,20 +164,20 @@ class Recorder(TorchDispatchMode):
         return _record(func, args, kwargs, kwargs.get("device") or histories[0].device)
 
 
-class Pretender(TorchFunctionMode):
+class FutureDevice(TorchFunctionMode):
     """Lets deferred tensors report their future device: constructors do not initialize tensors on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _PRETENDED:
+        if func in _DEVICE_PROPERTIES:
             history = history_of(args[0])
             if history is not None:
-                return _PRETENDED[func](history.device)
+                return _DEVICE_PROPERTIES[func](history.device)
         return func(*args, **(kwargs or {}))
 
 
-_PRETENDED: dict[Any, Callable[[torch.device], Any]] = {
+_DEVICE_PROPERTIES: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda device: device,
     torch.Tensor.is_meta.__get__: lambda device: False,
     torch.Tensor.is_cpu.__get__: lambda device: device.type == "cpu",
@@ -217,9 +217,9 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
     """Draw random numbers into memory that is dropped at once."""
     into = {}
     for tensor in written:
-        seen = _seen(tensor)
+        deferred = _deferred_input(tensor)
         memory = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=operation.device)
-        into[id(seen.history)] = (memory.untyped_storage(), seen.writes)
+        into[id(deferred.history)] = (memory.untyped_storage(), deferred.writes)
         del memory
     state, operation.generator_state = operation.generator_state, None  # the generator advances
     operation.run(into)
@@ -228,24 +228,24 @@ def _draw(operation: Operation, written: Sequence[torch.Tensor]) -> None:
     return_freed_memory()
 
 
-def _made(seen: Seen, being_made: BeingMade) -> torch.UntypedStorage:
+def _made(deferred: DeferredInput, being_made: BeingMade) -> torch.UntypedStorage:
     """Make the storage as it was at the time of the operation."""
-    history = seen.history
+    history = deferred.history
     if history is None:
         refuse("cannot make the values of a tensor on the meta device: nothing has recorded how", needed="ballast.deferred()")
     made, writes = being_made.get(id(history), (None, 0))
-    if made is not None and writes == seen.writes:
+    if made is not None and writes == deferred.writes:
         return made
     made = _tensors_in(history.made_by.run(being_made))[history.output].untyped_storage()
-    for number, write in enumerate(history.writes[: seen.writes]):
+    for number, write in enumerate(history.writes[: deferred.writes]):
         write.run({**being_made, id(history): (made, number)})
     return made
 
 
-def _seen(tensor: torch.Tensor) -> Seen:
+def _deferred_input(tensor: torch.Tensor) -> DeferredInput:
     history = history_of(tensor)
     writes = 0 if history is None else len(history.writes)
-    return Seen(history, writes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return DeferredInput(history, writes, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
 
 def _tensors_in(what: Any) -> list[torch.Tensor]:
@@ -266,7 +266,7 @@ def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _remembered(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return _seen(leaf) if _is_on_meta(leaf) else Given(leaf.detach().clone())
+    return _deferred_input(leaf) if _is_on_meta(leaf) else GivenInput(leaf.detach().clone())
 
 
 def _without_values(leaf: Any) -> Any:

@@ -28,7 +28,7 @@ from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.unwrap import named_buffers, named_parameters
 
 
-class Beginner(Protocol):
+class TrainingStarter(Protocol):
     """Begins a training, when a deferred parameter needs it."""
 
     @property
@@ -42,14 +42,14 @@ class Beginner(Protocol):
 class DeferredParameters:
     """The owner of parameters without values: until training begins, and between two plans."""
 
-    def __init__(self, beginner: weakref.ref[Beginner]):
-        self._beginner = beginner
+    def __init__(self, starter: weakref.ref[TrainingStarter]):
+        self._starter = starter
 
-    def _live(self) -> Beginner:
-        beginner = self._beginner()
-        if beginner is None or beginner.is_closed:
+    def _live(self) -> TrainingStarter:
+        starter = self._starter()
+        if starter is None or starter.is_closed:
             refuse("cannot use a parameter: it has no values yet, and its optimizer is gone or closed")
-        return beginner
+        return starter
 
     @property
     def group(self) -> Group:
@@ -57,8 +57,8 @@ class DeferredParameters:
 
     @property
     def is_gone(self) -> bool:
-        beginner = self._beginner()
-        return beginner is None or beginner.is_closed
+        starter = self._starter()
+        return starter is None or starter.is_closed
 
     def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> NoReturn:
         name = self._live().names()[id(parameters[0])]
@@ -136,11 +136,11 @@ def expect_buffers(model: torch.nn.Module) -> None:
                 module._buffers[name] = made.setdefault(id(buffer), memory)
 
 
-def require_expected(model: torch.nn.Module, coming: Iterable[torch.Tensor]) -> None:
-    """Refuse a buffer without values that a checkpoint does not bring. It brings those in `coming`."""
-    brought = {id(buffer) for buffer in coming}
+def require_expected(model: torch.nn.Module, provided: Iterable[torch.Tensor]) -> None:
+    """Refuse a buffer without values that a checkpoint does not bring. It brings those in `provided`."""
+    known = {id(buffer) for buffer in provided}
     for name, buffer in named_buffers(model):
-        if buffer.is_meta and id(buffer) not in brought:
+        if buffer.is_meta and id(buffer) not in known:
             refuse(
                 "cannot load a model with a buffer on the meta device: its values are computed, and not saved",
                 where=name,

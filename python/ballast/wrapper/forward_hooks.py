@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ballast.wrapper.ddp_compat import UnsyncedDataParallel
-from ballast.wrapper.hooks import Known, ModuleHook
+from ballast.wrapper.hooks import ModuleHook, SessionReference
 
 
 class ForwardHooks:
     """Hooks the model, and in stage 3 its modules with parameters of their own: a user may call methods of the model
     instead of the model."""
 
-    def __init__(self, model: torch.nn.Module | None, session: Known, *, of_modules: bool):
+    def __init__(self, model: torch.nn.Module | None, session: SessionReference, *, of_modules: bool):
         self._hooks: list[Any] = []
         self._of_modules: list[Any] = []
         if model is None:
@@ -37,7 +37,7 @@ class ForwardHooks:
             hook.remove()
 
 
-def _before_call(module: torch.nn.Module, session: Known, *, is_inner: bool = False) -> Any:
+def _before_call(module: torch.nn.Module, session: SessionReference, *, is_inner: bool = False) -> Any:
     def called(module: torch.nn.Module) -> None:
         live = session()
         if live is not None:

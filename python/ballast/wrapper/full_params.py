@@ -64,7 +64,7 @@ class FullParameters:
     def require_offloadable(self, parameters: bool) -> None:
         """Do nothing: full parameters can always be offloaded."""
 
-    def require_put_away(self, what: str) -> None:
+    def require_not_gathered(self, what: str) -> None:
         """Do nothing: full parameters are not gathered."""
 
     def offload(self) -> None:

@@ -22,13 +22,13 @@ class GatheredViews:
         self._storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
         self._users = [users_of_storage(storage) for storage in self._storages]  # with these tensors alone
 
-    def warn_of_views(self, said: set[Member]) -> None:
+    def warn_of_views(self, warned: set[Member]) -> None:
         """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
         It is no error, because they may be unused. Each parameter is named once."""
         for member in self._viewed():
-            if member in said:
+            if member in warned:
                 continue
-            said.add(member)
+            warned.add(member)
             log.warning(
                 "a view of parameter %s is still there after its module was released: from now on it shows the values of other "
                 "modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",

@@ -41,7 +41,7 @@ class GradientOrder:
         self._taken = 0
 
     def ended_by(self, unit: int, member: int) -> list[int]:
-        """Return the units that are left to take in the pass that this gradient ends. The gradient is not put aside yet."""
+        """Return the units that are left to take in the pass that this gradient ends. The gradient is not kept yet."""
         if self.passes == 0 or member in self._missing[unit]:
             return []
         rest = self._order[self._taken :]

@@ -30,13 +30,13 @@ class Trainer(Protocol):
     def close(self, *, together: bool) -> None: ...
 
 
-Known = weakref.ref[Trainer]
+SessionReference = weakref.ref[Trainer]
 
 
 class OnGradient:
     """Tells the session that a gradient has come. trainer_of() finds the session of a parameter through it."""
 
-    def __init__(self, session: Known):
+    def __init__(self, session: SessionReference):
         self.session = session
 
     def __call__(self, parameter: torch.nn.Parameter) -> None:
@@ -72,12 +72,12 @@ class Nothing:
         pass
 
 
-def at_exit(session: Known) -> Callable[[], None]:
+def at_exit(session: SessionReference) -> Callable[[], None]:
     """Close the session at exit, while Python is still complete: destructors that use torch later fail."""
     return atexit.register(partial(_close_alone, session))
 
 
-def _close_alone(session: Known) -> None:
+def _close_alone(session: SessionReference) -> None:
     live = session()
     if live is not None:
         begin_exit()

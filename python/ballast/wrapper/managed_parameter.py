@@ -133,7 +133,7 @@ class ManagedParameter:
     def suspend(self, owner: ParameterOwner) -> None:
         """Leave a plan: the migration to the next one has the values, and brings them."""
         self._enter(ParameterState.PENDING)
-        self._put_away(owner, nothing_like(self.parameter, self.parameter.device))
+        self._take_from_torch(owner, nothing_like(self.parameter, self.parameter.device))
 
     def drop(self) -> None:
         """Become DEFERRED without initial values: nothing brings them any more."""
@@ -144,13 +144,13 @@ class ManagedParameter:
     def fill(self, values: torch.Tensor) -> None:
         """Become FULL: torch sees the values in this memory from now on."""
         self._enter(ParameterState.FULL)
-        self._hand_over(values)
+        self._return_to_torch(values)
 
     def shard(self, owner: ParameterOwner, unit: int, nothing: torch.Tensor) -> None:
         """Become SHARDED: each rank keeps its shard. `nothing` has the parameter's shape."""
         self._enter(ParameterState.SHARDED)
         self.unit = unit
-        self._put_away(owner, nothing)
+        self._take_from_torch(owner, nothing)
 
     def gather(self, values: torch.Tensor) -> None:
         """Become GATHERED: torch sees all values until the parameter is resharded."""
@@ -169,7 +169,7 @@ class ManagedParameter:
         is_full = self._state is ParameterState.FULL
         self._enter(ParameterState.OFFLOADED)
         if is_full:  # a sharded one has no memory of torch now
-            self._put_away(owner, nothing_like(self.parameter, self.parameter.device))
+            self._take_from_torch(owner, nothing_like(self.parameter, self.parameter.device))
 
     def reload(self) -> None:
         """Become SHARDED after OFFLOADED, in the same memory."""
@@ -180,7 +180,7 @@ class ManagedParameter:
     def release(self, values: torch.Tensor | None = None) -> None:
         """Become RELEASED: torch has these values in memory of its own, or without `values` those that it sees."""
         self._enter(ParameterState.RELEASED)
-        self._hand_over(values)
+        self._return_to_torch(values)
 
     def lose(self) -> None:
         """Become LOST: the training ends without all of its ranks. The owner refuses each use of the values."""
@@ -190,13 +190,13 @@ class ManagedParameter:
         require_transition(self._state, state)
         self._state = state
 
-    def _put_away(self, owner: ParameterOwner, nothing: torch.Tensor) -> None:
+    def _take_from_torch(self, owner: ParameterOwner, nothing: torch.Tensor) -> None:
         parameter, self.owner, self.initial = self.parameter, owner, Unknown()
         parameter.data = nothing
         setattr(parameter, ATTRIBUTE, self)
         parameter.__class__ = Ungathered
 
-    def _hand_over(self, values: torch.Tensor | None) -> None:
+    def _return_to_torch(self, values: torch.Tensor | None) -> None:
         parameter, self.owner, self.initial = self.parameter, None, Unknown()
         parameter.__class__ = self._kind
         vars(parameter).pop(ATTRIBUTE, None)

@@ -21,7 +21,7 @@ from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.units import Member, gpu_of
 
 # The part of free memory to use. The rest is for activations, CUDA and other uses, whose sizes are not known yet.
-KEPT = 0.75
+USED_FRACTION = 0.75
 BYTES = ("device_bytes", "host_bytes", "nvme_bytes")
 
 
@@ -32,7 +32,7 @@ class AvailableMachine:
     name: str
     ranks: int  # that share the machine, according to the launcher
     device: int | None  # for this rank alone; None: its part of the host
-    held: int  # on the host by torch, for the parameters that are about to be partitioned
+    parameter_bytes: int  # on the host by torch, for the parameters that are about to be partitioned
     free: int  # of the host
     drives: int
     rates: Rates
@@ -41,30 +41,30 @@ class AvailableMachine:
 
 def budget_of_all_ranks(group: Group, options: WrapOptions, members: Sequence[Member]) -> _core.Machine:
     """Return the machine that each rank plans for. All ranks call it together."""
-    offers = from_all_ranks(group, _offered(options, members))
-    machines = [_machine(each, offers) for each in offers]
-    least = machines[group.rank]
+    machines = from_all_ranks(group, _available_machine(options, members))
+    budgets = [_machine(each, machines) for each in machines]
+    least = budgets[group.rank]
     for name in (*BYTES, *RATES):
-        setattr(least, name, min(getattr(each, name) for each in machines))
+        setattr(least, name, min(getattr(each, name) for each in budgets))
     return least
 
 
-def _offered(options: WrapOptions, members: Sequence[Member]) -> AvailableMachine:
+def _available_machine(options: WrapOptions, members: Sequence[Member]) -> AvailableMachine:
     found, gpu = this_machine(), gpu_of(members)
     memory, limits = found["memory"], found["memory"]["cgroup"]
     free = memory["available_bytes"] if limits is None else min(memory["available_bytes"], limits["available_bytes"])
     device = None if options.memory is None else int(options.memory)
     if device is None and gpu is not None:  # torch holds parameters there until all is reserved: they are not free
         return_cached_memory(gpu)
-        device = int(KEPT * torch.cuda.mem_get_info(gpu)[0])
-    held = 0 if gpu is not None else sum(each.parameter.nbytes for each in members if not is_without_values(each.parameter))
+        device = int(USED_FRACTION * torch.cuda.mem_get_info(gpu)[0])
+    on_host = [each.parameter for each in members if gpu is None and not is_without_values(each.parameter)]
     by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return AvailableMachine(
         name=socket.gethostname(),
         ranks=int(local) if local.isdigit() else 1,
         device=device,
-        held=held,
+        parameter_bytes=sum(parameter.nbytes for parameter in on_host),
         free=free,
         drives=sum(by_drive.values()),
         rates=rates_of_cpus(found["cores"]) if gpu is None else _rates_of_gpu(gpu),
@@ -77,12 +77,13 @@ def _rates_of_gpu(gpu: int) -> Rates:
     return rates_of(gpu_like(found.name, found.total_memory), {})
 
 
-def _machine(of: AvailableMachine, offers: Sequence[AvailableMachine]) -> _core.Machine:
-    sharing = max(of.ranks, sum(each.name == of.name for each in offers))
-    host = int(KEPT * of.free) // sharing
-    device = min(host + of.held, of.free) if of.device is None else of.device  # torch's memory is freed piece by piece
+def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _core.Machine:
+    sharing = max(of.ranks, sum(each.name == of.name for each in machines))
+    host = int(USED_FRACTION * of.free) // sharing
+    # Torch's memory is freed piece by piece.
+    device = min(host + of.parameter_bytes, of.free) if of.device is None else of.device
     budget = Budget(device, host, of.drives // sharing)
-    made = machine(budget, of.rates, ranks=len(offers), ranks_of_machine=sharing)
+    made = machine(budget, of.rates, ranks=len(machines), ranks_of_machine=sharing)
     if not of.on_gpu:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True

@@ -17,14 +17,14 @@ from ballast import _core
 from ballast._torch_compat import count_step, leave_uncounted
 from ballast.checks import fail
 from ballast.wrapper.session import Session
-from ballast.wrapper.state import PART, require_own_part, warn_of_own_part
+from ballast.wrapper.state import PART, require_local_shard, warn_of_local_shard
 
 
 class WrappedOptimizer(Optimizer):
     """The methods that `ballast.wrap()` adds to an optimizer. All else comes from its own class."""
 
     _ballast: Session
-    _has_warned_of_part = False  # by state_dict()
+    _has_warned_of_shard = False  # by state_dict()
     state: dict[torch.Tensor, dict[str, Any]]
     _step_supports_amp_scaling = True  # a GradScaler lets step() unscale, and decide whether to skip
 
@@ -86,9 +86,9 @@ class WrappedOptimizer(Optimizer):
         group = self._ballast.group
         if group.size > 1 and self._ballast.options.stage != 0:
             state[PART] = {"rank": group.rank, "ranks": group.size}
-            if state["state"] and not self._has_warned_of_part:
-                self._has_warned_of_part = True
-                warn_of_own_part(group)
+            if state["state"] and not self._has_warned_of_shard:
+                self._has_warned_of_shard = True
+                warn_of_local_shard(group)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class WrappedOptimizer(Optimizer):
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
         self._ballast.plans.require_open("call load_state_dict()")
-        require_own_part(state_dict, self._ballast.group)
+        require_local_shard(state_dict, self._ballast.group)
         hook = self.register_load_state_dict_pre_hook(keep)  # it runs after all others
         state = self.state
         try:

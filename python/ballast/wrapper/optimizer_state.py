@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ballast.wrapper.partition import Partition
-from ballast.wrapper.state import is_what_is_there, read_of
+from ballast.wrapper.state import is_current_state, read_of
 from ballast.wrapper.updates import State, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
 
@@ -15,12 +15,12 @@ class OptimizerState:
         self._wrapped = wrapped
         self._updates = updates
         self.loaded: State | None = None  # for the next partition
-        self.aside: State = {}  # of parameters that are frozen now
+        self.frozen_state: State = {}  # of parameters that are frozen now
         self._unbegun: State | None = None  # state that could not be written to the partition yet
 
-    def is_there(self, state: State) -> bool:
+    def is_current(self, state: State) -> bool:
         """Return whether the state was read from here, so that loading it changes nothing."""
-        return is_what_is_there(state, self._wrapped.optimizer.state)
+        return is_current_state(state, self._wrapped.optimizer.state)
 
     def load(self, state: State) -> None:
         """Keep state for the partition of the next step: full state, or this rank's shard."""
@@ -42,16 +42,16 @@ class OptimizerState:
 
     def take_out(self, partition: Partition) -> State:
         """Return the full state outside the partition's memory, on every rank."""
-        return {**self.aside, **self._updates.take_out(self._wrapped.optimizer, partition)}
+        return {**self.frozen_state, **self._updates.take_out(self._wrapped.optimizer, partition)}
 
     # --- Into a partition ---
 
     def begin(self, partition: Partition, state: State) -> None:
-        """Write the state to the partition. State of parameters that it does not have stays here, in `aside`."""
+        """Write the state to the partition. State of parameters that it does not have stays here, in `frozen_state`."""
         self._unbegun = state
         now = {id(member.parameter) for member in partition.members}
-        self.aside = {key: values for key, values in state.items() if key not in now}
-        self.show(self.aside)
+        self.frozen_state = {key: values for key, values in state.items() if key not in now}
+        self.show(self.frozen_state)
         self._updates.begin(self._wrapped.optimizer, partition, state)
         self._unbegun = None
 
@@ -64,10 +64,10 @@ class OptimizerState:
         """Forget loaded state: a checkpoint brings other state."""
         self.loaded = self._unbegun = None
 
-    def begin_empty(self, partition: Partition, aside: State) -> None:
+    def begin_empty(self, partition: Partition, frozen_state: State) -> None:
         """Begin with zeros, which a checkpoint replaces."""
-        self.aside = aside
-        self.show(aside)
+        self.frozen_state = frozen_state
+        self.show(frozen_state)
         self._updates.begin(self._wrapped.optimizer, partition, {})
 
     def show(self, state: State) -> None:

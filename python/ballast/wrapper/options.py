@@ -68,7 +68,7 @@ class WrapOptions:
         return self.stage is None or self.chooses_tiers
 
     @property
-    def keeps_parameters_whole(self) -> bool:
+    def keeps_full_parameters(self) -> bool:
         """Whether each rank certainly keeps all parameters. A stage that is not chosen yet may become 3."""
         return self.stage is not None and self.stage < 3
 
@@ -112,7 +112,7 @@ def checked(options: WrapOptions) -> WrapOptions:
     _require_count("verify", options.verify, "a number of steps, or 0 for never")
     _require_count("threads", options.threads, "a number of threads, or 0 for one on each core that this process may use")
     require_timeout(options.timeout)
-    if options.update_in_backward and options.keeps_parameters_whole:
+    if options.update_in_backward and options.keeps_full_parameters:
         refuse(
             f"update_in_backward is not possible in stage {options.stage}: torch uses the parameters during the backward pass",
             needed="stage 3",
@@ -194,7 +194,7 @@ def _check_offload(options: WrapOptions) -> None:
 def _check_word(kind: str, word: str, options: WrapOptions) -> None:
     tier, _, path = word.partition(":")
     one_of("tier", tier, TIERS)
-    if kind == "parameters" and tier != "device" and options.keeps_parameters_whole:
+    if kind == "parameters" and tier != "device" and options.keeps_full_parameters:
         refuse(f"cannot keep parameters on {tier}: below stage 3 each rank keeps all of them, on the device", needed="stage 3")
     if tier == "nvme" and not path:
         refuse(f"cannot keep {kind} on a drive: no directory is given", needed='a directory, such as "nvme:/scratch"')

@@ -145,11 +145,11 @@ class ParamGather:
     def require_offloadable(self, parameters: bool) -> None:
         if not parameters:
             refuse(
-                "cannot leave parameters on the device: stage 3 gathers them into memory that goes too",
+                "cannot leave parameters on the device: stage 3 gathers them into memory that is freed too",
                 needed="offload() of all, or a stage below 3",
             )
 
-    def require_put_away(self, what: str) -> None:
+    def require_not_gathered(self, what: str) -> None:
         """Refuse an operation inside a block of gather()."""
         if self.units.full:
             refuse_order(

@@ -112,16 +112,16 @@ class Partition(ShardedState):
         require_stream(self._gpu, self._stream)
         number = self._index[id(parameter)]
         if number in self._taken and not isinstance(parameter.grad, TakenGradient):
-            self._discard_what_was_cleared()
+            self._discard_cleared_gradients()
         place = (self._members[number].unit, self._in_unit[number])
         self._take_all(self._gradient_order.ended_by(*place))
-        self._put_aside(number, parameter)
+        self._keep_gradient(number, parameter)
         if hold:
             self._gradient_order.held()
         else:
             self._take_all(self._gradient_order.arrived(*place))
 
-    def _put_aside(self, number: int, parameter: torch.nn.Parameter) -> None:
+    def _keep_gradient(self, number: int, parameter: torch.nn.Parameter) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
         gradient = parameter.grad
         if not isinstance(gradient, TakenGradient):
@@ -135,7 +135,7 @@ class Partition(ShardedState):
         for unit in units:
             self._residence.release_unit()
             if self._updates_in_backward and not self._may_update:
-                self._residence.require_put_away("cannot update parameters in the backward pass")
+                self._residence.require_not_gathered("cannot update parameters in the backward pass")
                 now = self._inputs_now()
                 self._core.prepare(rules=now.rules, begun_at=now.begun_at)
                 self._may_update = True
@@ -212,8 +212,8 @@ class Partition(ShardedState):
         """Make a step, and return its result; None if no rank has a gradient."""
         require_stream(self._gpu, self._stream)
         if not discard:
-            self._residence.require_put_away("cannot make a step")
-            self._discard_what_was_cleared()
+            self._residence.require_not_gathered("cannot make a step")
+            self._discard_cleared_gradients()
             self._take_assigned()
         if self._agree(count=not discard) == 0:
             self._reset_step()
@@ -269,7 +269,7 @@ class Partition(ShardedState):
             if number not in self._taken and gradient is not None and not isinstance(gradient, TakenGradient):
                 self.arrived(member.parameter)
 
-    def _discard_what_was_cleared(self) -> None:
+    def _discard_cleared_gradients(self) -> None:
         """Discard gradients that were cleared through the model."""
         gradients = {number: self._members[number].parameter.grad for number in self._taken}
         cleared = [number for number, gradient in gradients.items() if not isinstance(gradient, TakenGradient)]
@@ -288,7 +288,7 @@ class Partition(ShardedState):
     def offload(self, parameters: bool) -> None:
         require_stream(self._gpu, self._stream)  # before writes are taken over
         self.require_not_updated("cannot offload the optimizer")
-        self._discard_what_was_cleared()
+        self._discard_cleared_gradients()
         writes = self._residence.writes()
         written, pending = self._group.all_reduce([len(writes), len(self._taken)])
         if written > 0:

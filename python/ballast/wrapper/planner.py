@@ -32,7 +32,7 @@ class Planner:
         self._wrapped = wrapped
         self.ranks = ranks
         self.updates = updates
-        self._asked = self.options = options  # with the chosen stage and tiers, from the first partition on
+        self._requested = self.options = options  # with the chosen stage and tiers, from the first partition on
         self.groups = Groups()
         self.outside: set[int] = set()  # ids of parameters that no module of the model has
 
@@ -43,7 +43,7 @@ class Planner:
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)
         self.options = self._settled(members)
-        units, is_full = self.units(members, self.options.stage), self.options.keeps_parameters_whole
+        units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
         if (model := self._wrapped.model) is not None:
             make_unpartitioned(model, (member.parameter for unit in units for member in unit.members))
         gpu = gpu_of(members)
@@ -73,9 +73,9 @@ class Planner:
 
     def _settled(self, members: list[Member]) -> WrapOptions:
         rule = self.updates.rule(self._wrapped.optimizer.param_groups[0])
-        asked = without_gpu(self._asked) if gpu_of(members) is None else self._asked
+        requested = without_gpu(self._requested) if gpu_of(members) is None else self._requested
         has_model = self._wrapped.model is not None
-        return settled(asked, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
+        return settled(requested, PartitionRequest(self.ranks.of_data, rule, members, has_model, partial(self.units, members)))
 
     def units(self, members: list[Member], stage: int | None) -> list[UnitOfMembers]:
         if stage == 3:

@@ -27,14 +27,14 @@ class Plans:
     """Makes a partition when it is first needed: until then the model can be moved and cast. All ranks call all methods
     together, except close()."""
 
-    def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, waiting: DeferredParameters):
+    def __init__(self, wrapped: Wrapped, planner: Planner, hooks: SessionHooks, deferred: DeferredParameters):
         self.wrapped = wrapped
         self.planner = planner
         self.state = OptimizerState(wrapped, planner.updates)
         self.current: Partition | None = None
         self.of_this_step: Partition | None = None  # the same, after the look-up when a step begins
         self._hooks = hooks
-        self._waiting = waiting  # owns parameters between two partitions
+        self._deferred = deferred  # owns parameters between two partitions
         self._migration = StateMigration()  # shards of a partition that is gone, for the next one
         self._steps_at_close = 0
         self.is_half_loaded, self.is_offloaded, self.is_closed = False, False, False
@@ -57,10 +57,10 @@ class Plans:
     def require_open(self, what: str) -> None:
         preconditions.require_open(what, is_closed=self.is_closed)
 
-    def require_put_away(self, what: str) -> None:
+    def require_not_gathered(self, what: str) -> None:
         preconditions.require_on_device(self.is_offloaded)
         if self.current is not None:
-            self.current.require_put_away(what)
+            self.current.require_not_gathered(what)
 
     def watch(self) -> None:
         """Hook every parameter that can be trained, so that it reports when its gradient has come."""
@@ -91,8 +91,8 @@ class Plans:
                 state = self.state.take_out(self.current)
             self._take_apart(moments)
         try:
-            but_of = {id(each) for _, each in self.wrapped.trained()}
-            state = merged(state or {}, self._migration.take_moments(but_of=but_of))
+            except_for = {id(each) for _, each in self.wrapped.trained()}
+            state = merged(state or {}, self._migration.take_moments(except_for=except_for))
             is_loaded = self.state.loaded is not None
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=is_loaded))
         except BaseException:
@@ -105,7 +105,7 @@ class Plans:
             log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))
         return partition
 
-    def begin_from(self, made: dict[int, int], steps: int, aside: State) -> Partition:
+    def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:
         """Return a partition that continues after `steps`. The caller writes the state to it; until that is complete,
         `is_half_loaded` is set. `made` has the number of steps that have trained each parameter, by its id."""
         self.watch()
@@ -121,12 +121,12 @@ class Plans:
                 self._take_apart([])
             state: State = {key: {"step": count} for key, count in made.items()}
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=False))
-        self.state.begin_empty(partition, aside)
+        self.state.begin_empty(partition, frozen_state)
         return partition
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
-        if self.planner.options.keeps_parameters_whole:
+        if self.planner.options.keeps_full_parameters:
             self._hooks.leave_modules()
         self._migration = StateMigration()
         return self.current
@@ -134,9 +134,9 @@ class Plans:
     def _take_apart(self, moments: list[tuple[_core.Moment, str]]) -> None:
         """End the partition, and keep its shards for the next one: nothing is gathered."""
         assert self.current is not None
-        self.current.require_put_away("cannot train other parameters, or with other state")
+        self.current.require_not_gathered("cannot train other parameters, or with other state")
         self.current.end_step()
-        owner = None if self.planner.options.keeps_parameters_whole else self._waiting
+        owner = None if self.planner.options.keeps_full_parameters else self._deferred
         self._migration = StateMigration(self.current, moments, owner)
         self._drop(gathers=False)
         self._migration.suspend_all()
@@ -164,7 +164,7 @@ class Plans:
 
     def load(self, state: State) -> None:
         """Load full state, or this rank's shard. The next step takes it over when it begins."""
-        if self.state.is_there(state) if state else self.current is None and self.state.loaded is None:
+        if self.state.is_current(state) if state else self.current is None and self.state.loaded is None:
             return
         self.of_this_step = None
         self.state.load(state)
@@ -196,4 +196,4 @@ class Plans:
         elif together or is_alone:
             self._migration.return_to_torch()
         if (model := self.wrapped.model) is not None:
-            drop_pending(model, self._waiting)
+            drop_pending(model, self._deferred)

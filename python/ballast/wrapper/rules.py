@@ -30,7 +30,7 @@ ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
 )
 # The reason why an optimizer needs full parameters, by the name of its class or of a base.
-WHOLE = {
+NEEDS_FULL_PARAMETERS = {
     "LBFGS": "it computes the loss again and again in a step, and its directions depend on all parameters together",
     "Adafactor": "it keeps sums of rows and columns of whole matrices",
     "Muon": "it orthogonalizes whole matrices",
@@ -48,7 +48,7 @@ WHOLE = {
 def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> None:
     """Refuse an optimizer whose own step cannot run on shards of parameters."""
     kind = type(optimizer)
-    reason = next((WHOLE[base.__name__] for base in kind.__mro__ if base.__name__ in WHOLE), "")
+    reason = next((NEEDS_FULL_PARAMETERS[base.__name__] for base in kind.__mro__ if base.__name__ in NEEDS_FULL_PARAMETERS), "")
     what = f"cannot wrap the optimizer {kind.__module__}.{kind.__qualname__}"
     if reason:
         fail(
@@ -62,9 +62,9 @@ def require_elementwise(optimizer: torch.optim.Optimizer, declared: bool) -> Non
         fail(
             "unsupported",
             _core.Problem(
-                what=f"{what}: its step may need whole parameters, and ranks have shards of them",
+                what=f"{what}: its step may need full parameters, and ranks have shards of them",
                 needed="elementwise=True, if its step does the same to each element, whatever the others are",
-                remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a whole "
+                remedy="Its step then runs on this rank's shard of each parameter. Where it takes norms or sums of a full "
                 "parameter, that is wrong: use an optimizer of torch.optim.",
             ),
         )

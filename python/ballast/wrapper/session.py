@@ -41,9 +41,9 @@ class Session:
     ):
         self._wrapped = Wrapped(optimizer, model)
         self._ranks = ranks
-        self._waiting = DeferredParameters(weakref.ref(self))
+        self._deferred = DeferredParameters(weakref.ref(self))
         self._hooks = SessionHooks(weakref.ref(self))
-        self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._waiting)
+        self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._deferred)
         self._history = StepHistory()
         self.checkpoint = CheckpointAccess(self.plans, self._history)
         self._process = os.getpid()
@@ -57,15 +57,15 @@ class Session:
         model = wrapped.required_model if self.stage == 3 else wrapped.model
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_untrained(model, mine, self.stage)
-        defer(model, mine, self.group, self._waiting)
+        defer(model, mine, self.group, self._deferred)
         self.plans.watch()
-        self._hooks.watch_calls(model, of_modules=not self.options.keeps_parameters_whole)
+        self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
         preconditions.begin_with_same_values(self.group, model, mine)
 
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""
         self.close(together=False)
-        defer_again(self._wrapped.model, (each for _, each in self._wrapped.parameters()), self._waiting)
+        defer_again(self._wrapped.model, (each for _, each in self._wrapped.parameters()), self._deferred)
 
     @property
     def group(self) -> Group:
@@ -115,7 +115,7 @@ class Session:
         """Partition the parameters before a module runs, if they are not partitioned yet."""
         plans = self.plans
         begins_step = torch.is_grad_enabled()
-        are_full = self.options.keeps_parameters_whole
+        are_full = self.options.keeps_full_parameters
         if are_full and not begins_step or (are_full or plans.current is None) and not self._wrapped.trained():
             return
         if plans.of_this_step is not None and not plans.of_this_step.has_begun:
@@ -133,7 +133,7 @@ class Session:
 
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:
         """Keep writes inside the block to parameters that are full, or not partitioned yet."""
-        watcher = self.plans.current if self.options.keeps_parameters_whole else None
+        watcher = self.plans.current if self.options.keeps_full_parameters else None
         return keeping_writes(self._wrapped.model, watcher, parameters)
 
     # --- Steps ---
@@ -174,7 +174,7 @@ class Session:
         if os.getpid() != self._process:  # a fork has none of the threads
             return
         if together and self.plans.current is not None:
-            self.plans.current.require_put_away("cannot close the optimizer")
+            self.plans.current.require_not_gathered("cannot close the optimizer")
         self._hooks.remove()
         self.plans.close(together=together)
         self._ranks.leave()

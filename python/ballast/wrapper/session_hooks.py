@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from ballast.wrapper.forward_hooks import ForwardHooks
-from ballast.wrapper.hooks import Known, OnGradient, at_exit
+from ballast.wrapper.hooks import OnGradient, SessionReference, at_exit
 from ballast.wrapper.units import require_known
 
 
 class SessionHooks:
     """Registers the hook at exit at once, and the others when they are needed. remove() removes all of them."""
 
-    def __init__(self, session: Known):
+    def __init__(self, session: SessionReference):
         self._session = session
         self._tell = OnGradient(session)
         self._on_gradient: dict[int, Any] = {}  # by id of the parameter

@@ -39,7 +39,7 @@ class Residence(Protocol):
     def require_not_cast(self) -> None: ...
     def undo_casts(self) -> None: ...  # after a cast of the model was refused
     def require_offloadable(self, parameters: bool) -> None: ...
-    def require_put_away(self, what: str) -> None: ...
+    def require_not_gathered(self, what: str) -> None: ...
     def offload(self) -> None: ...
     def reload(self) -> None: ...
 
@@ -183,9 +183,9 @@ class ShardedState:
         self._residence.release_unit()
         self._core.write_moments(address_of)
 
-    def require_put_away(self, what: str) -> None:
+    def require_not_gathered(self, what: str) -> None:
         """Refuse an operation while parameters are gathered in torch's memory."""
-        self._residence.require_put_away(what)
+        self._residence.require_not_gathered(what)
 
     def require_not_cast(self) -> None:
         """Refuse a model that was cast or moved after training began."""
@@ -196,7 +196,7 @@ class ShardedState:
     def offload(self, parameters: bool) -> None:
         """Free the device's memory, with or without that of the parameters. All ranks call it together."""
         self._residence.require_offloadable(parameters)
-        self.require_put_away("cannot offload the training")
+        self.require_not_gathered("cannot offload the training")
         self._residence.release_unit()
         self._core.offload(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
         if parameters:

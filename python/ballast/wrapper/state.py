@@ -78,7 +78,7 @@ def _only_moves(kwargs: dict[str, Any]) -> bool:
     return kwargs.get("device") is not None and kwargs.get("dtype", torch.float32) == torch.float32
 
 
-def is_what_is_there(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:
+def is_current_state(loaded: Mapping[int, dict[str, Any]], now: Mapping[torch.Tensor, dict[str, Any]]) -> bool:
     """Return whether the loaded state, by id of the parameter, is the current state.
 
     Accelerate loads the optimizer's own state_dict() after it has moved it to the optimizer's device.
@@ -107,7 +107,7 @@ def _now(value: Any) -> Any:
     return value.read_there() if isinstance(value, LazyState) else value
 
 
-def warn_of_own_part(group: Group) -> None:
+def warn_of_local_shard(group: Group) -> None:
     """Warn that a state_dict() holds one rank's shard. The warning names the line that called state_dict()."""
     warnings.warn(
         f"this state_dict() holds only the shard of rank {group.rank} of {group.size}, and rank 0's alone cannot be resumed. "
@@ -117,7 +117,7 @@ def warn_of_own_part(group: Group) -> None:
     )
 
 
-def require_own_part(state_dict: Mapping[str, Any], group: Group) -> None:
+def require_local_shard(state_dict: Mapping[str, Any], group: Group) -> None:
     """Refuse the shard of another rank, and one of another number of ranks."""
     part = state_dict.get(PART)
     if part is None or not state_dict["state"] or part == {"rank": group.rank, "ranks": group.size}:

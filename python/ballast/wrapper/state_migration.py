@@ -130,11 +130,11 @@ class StateMigration:
             self._taken, self._is_lost = {}, False
         self.forget_moments()
 
-    def take_moments(self, *, but_of: Collection[int]) -> State:
-        """Return the full moments of the parameters that are not in `but_of`: they are not trained any more. Keep
+    def take_moments(self, *, except_for: Collection[int]) -> State:
+        """Return the full moments of the parameters that are not in `except_for`: they are not trained any more. Keep
         nothing else of them, except values that only this object has."""
         state: State = {}
-        left = {key: taken for key, taken in self._taken.items() if key not in but_of}
+        left = {key: taken for key, taken in self._taken.items() if key not in except_for}
         for key, taken in left.items():
             state[key] = {name: self._full(taken, kind) for kind, name in self._names.items() if kind in taken.kinds}
         for key, taken in left.items():
@@ -162,7 +162,7 @@ class StateMigration:
             self.suspend_all()
             raise
         try:
-            self._give(partition)
+            self._write_to(partition)
             self.return_to_torch()
         except BaseException:
             self._is_lost = True
@@ -171,7 +171,7 @@ class StateMigration:
             raise
         return partition
 
-    def _give(self, partition: Partition) -> None:
+    def _write_to(self, partition: Partition) -> None:
         members = {id(member.parameter): member for member in partition.all_members if id(member.parameter) in self._taken}
         local = {key: self._cut(self._taken[key], *partition.part(member)) for key, member in members.items()}
 

@@ -32,7 +32,7 @@ class UnitGather:
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
-        self._said: set[Member] = set()  # members whose views were named in a warning
+        self._warned: set[Member] = set()  # members whose views were named in a warning
         self._members = {id(member.parameter): member for unit in units for member in unit.members}
         self._nothing = {
             member: nothing_like(member.parameter, member.parameter.device) for member in self._members.values()
@@ -103,7 +103,7 @@ class UnitGather:
             return
         self.reshard(self.units[self.open_unit].members)
         if self._warns:
-            self.now.warn_of_views(self._said)
+            self.now.warn_of_views(self._warned)
         self._core.release()
         self.open_unit = None
 

@@ -46,12 +46,12 @@ def named_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield unwrapped_name(name), buffer
 
 
-def own_names(saved: Collection[str], known: Container[str]) -> dict[str, str]:
+def names_in_model(saved: Collection[str], known: Container[str]) -> dict[str, str]:
     """Return the model's own name of each saved tensor. They differ if it was saved from inside a wrapper.
 
     The name of a tensor's state begins with the tensor's name.
 
-    >>> own_names(["module.weight", "module._orig_mod.bias: exp_avg", "cells"], {"weight", "bias"})
+    >>> names_in_model(["module.weight", "module._orig_mod.bias: exp_avg", "cells"], {"weight", "bias"})
     {'module.weight': 'weight', 'module._orig_mod.bias: exp_avg': 'bias: exp_avg', 'cells': 'cells'}
     """
     names = {}

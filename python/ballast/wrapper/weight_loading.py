@@ -12,14 +12,14 @@ from ballast.checks import fail, refuse
 from ballast.wrapper.deferred_params import begin_with_file, device_of
 from ballast.wrapper.managed_parameter import by_owner
 from ballast.wrapper.safetensors_reader import Files, StoredTensor, tensors_in
-from ballast.wrapper.unwrap import named_buffers, own_names, unwrapped, unwrapped_name
+from ballast.wrapper.unwrap import named_buffers, names_in_model, unwrapped, unwrapped_name
 
 
 def restore(model: torch.nn.Module, files: Files) -> None:
     found_there = tensors_in(files)
     names = dict(names_of(unwrapped(model)))
     known = [*names, *(name for name, _ in named_buffers(model))]
-    own = own_names(found_there, set(known))
+    own = names_in_model(found_there, set(known))
     stored = {own[name]: each for name, each in found_there.items()}
     require_known(stored, known)
     found = match(names, stored)
