@@ -16,7 +16,7 @@ def run_of(seconds: float, mebibytes: float, losses: list[float]) -> peers_train
     return peers_training.Run(seconds, (mebibytes + 200) * 2**20, mebibytes * 2**20, losses)
 
 
-def test_systems_are_compared_with_systems_that_are_there():
+def test_systems_are_compared_with_known_systems():
     names = [system.name for system in systems.SYSTEMS]
     assert len(set(names)) == len(names)
     for number, system in enumerate(systems.SYSTEMS):

@@ -30,7 +30,7 @@ def test_a_text_that_no_line_has_is_an_error(monkeypatch, capsys):
     assert '"lamb"' in capsys.readouterr().err
 
 
-def test_list_names_what_is_chosen_and_stops(monkeypatch, capsys):
+def test_list_names_the_chosen_cases_and_stops(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         choose(monkeypatch, "--list", "--only", "compact")
     assert ended.value.code == 0

@@ -27,7 +27,7 @@ def test_chosen_cases_come_with_all_that_they_are_compared_with():
     assert names[:-1] == [cases.RESIDENT, cases.STAGE_3, cases.STATE_ON_DRIVE, cases.ALL_ON_DRIVE]
 
 
-def test_what_a_case_would_be_without_a_drive_needs_none_and_is_measured_with_it():
+def test_each_case_on_a_drive_is_measured_with_the_same_case_without_a_drive():
     for case in cases.CASES:
         other = training.without_drive(case)
         assert not other.on_drive
@@ -86,7 +86,7 @@ def test_fio_gets_the_steps_mix_records_and_ranks():
     assert options["direct"] == "1"
 
 
-def test_what_fio_moved_is_reading_and_writing_together():
+def test_the_rate_of_fio_is_reads_and_writes_together():
     report = {"jobs": [{"read": {"bw_bytes": 3000}, "write": {"bw_bytes": 1000}}]}
     assert drive.bytes_per_second("fio: a warning\n" + json.dumps(report)) == 4000
 
@@ -95,7 +95,7 @@ def points(*pairs: tuple[float, float]) -> list[plot.Point]:
     return [plot.Point(str(number), "2 ranks", *pair) for number, pair in enumerate(pairs)]
 
 
-def test_the_front_has_who_is_not_beaten_in_both_from_the_smallest_on():
+def test_the_front_has_the_unbeaten_points_from_the_smallest_on():
     assert [point.name for point in plot.front(points((3, 30), (1, 10), (2, 20)))] == ["1", "2", "0"]
     assert [point.name for point in plot.front(points((3, 30), (1, 40), (2, 20)))] == ["1"]
     assert [point.name for point in plot.front(points((1, 10), (1, 20), (2, 20)))] == ["1"]

@@ -37,14 +37,14 @@ def runs(page: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", [str(page.relative_to(PAGES)) for page in pages() if runs(page)])
-def test_a_page_does_what_it_says(page, environment):
+def test_a_page_runs_and_prints_the_output_that_it_shows(page, environment):
     for module in NEEDS.get(page, ()):
         pytest.importorskip(module, reason=f"{module} is not installed: .ci/bootstrap venv frameworks")
     ended = run(PAGES / page, environment)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_what_does_not_run_is_counted():
+def test_blocks_that_do_not_run_are_counted():
     found = Counter(str(page.relative_to(PAGES)) for page in pages() for block in blocks_of(page) if block.not_run)
     assert dict(found) == NOT_RUN
 
@@ -61,14 +61,14 @@ def test_what_does_not_run_is_counted():
         ("```python\n1 / 0\n", "a block has no end"),
     ],
 )
-def test_what_is_wrong_is_found(text, says, environment, tmp_path):
+def test_a_wrong_page_fails(text, says, environment, tmp_path):
     (tmp_path / "page.md").write_text(text)
     ended = run(tmp_path / "page.md", environment)
     assert ended.returncode == 1
     assert says in ended.stderr
 
 
-def test_what_is_right_passes(environment, tmp_path):
+def test_a_right_page_passes(environment, tmp_path):
     (tmp_path / "page.md").write_text(
         '```python title="one.py"\nprint("a  b")\n```\n\n```console\n$ python one.py\na b\n```\n\n'
         '```python\nimport one\n```\n\n```text title="Output"\n...\n```\n\n'

@@ -27,14 +27,14 @@ def run(capsys):
     return run
 
 
-def test_plan_says_what_fits(run):
+def test_plan_shows_the_plans_that_fit(run):
     code, out, _ = run("plan", "llama-8b", *MACHINE)
     assert code == 0
     assert "memory of one rank" in out and "time for memory" in out
     assert len(re.findall(r"^\* ", out, re.MULTILINE)) == 1
 
 
-def test_plan_says_no(run):
+def test_plan_ends_with_1_where_nothing_fits(run):
     code, out, err = run("plan", "llama-70b", "--ranks", "1", "--gpu", "rtx4090")
     assert (code, out) == (1, "")
     assert "B2" in err and "needed" in err

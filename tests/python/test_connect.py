@@ -84,13 +84,13 @@ def start(tmp_path, environment):
     return start
 
 
-def test_two_processes_meet_through_files(start, tmp_path):
+def test_rendezvous_through_files(start, tmp_path):
     (tmp_path / "store").mkdir()
     for ended in start("file_store", str(tmp_path / "store")):
         assert (ended.returncode, ended.stdout) == (0, f"1 20 {2**41}\n"), ended.stderr
 
 
-def test_two_processes_meet_through_torch(start):
+def test_rendezvous_through_torch(start):
     distributed = pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch").distributed
     probe = distributed.TCPStore("127.0.0.1", 0, 1, True)
     port = probe.port
@@ -99,7 +99,7 @@ def test_two_processes_meet_through_torch(start):
         assert (ended.returncode, ended.stdout) == (0, f"1 20 {2**41}\n"), ended.stderr
 
 
-def test_two_processes_meet_as_a_launcher_says(environment):
+def test_rendezvous_of_a_launcher(environment):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -121,7 +121,7 @@ def test_a_rank_that_fails_ends_the_others_with_its_reason(start, tmp_path):
     assert "ZeroDivisionError: division by zero" in other.stderr
 
 
-def test_one_rank_needs_nobody(monkeypatch):
+def test_one_rank_needs_no_store(monkeypatch):
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     with ballast.connect() as group:
@@ -130,7 +130,7 @@ def test_one_rank_needs_nobody(monkeypatch):
         group.barrier()
 
 
-def test_who_is_told_its_rank_reads_no_environment(monkeypatch):
+def test_a_given_rank_reads_no_environment(monkeypatch):
     monkeypatch.setenv("RANK", "7")  # without WORLD_SIZE
     with ballast.connect(rank=0, size=1) as group:
         assert group.size == 1
@@ -138,7 +138,7 @@ def test_who_is_told_its_rank_reads_no_environment(monkeypatch):
         ballast.connect()
 
 
-def test_a_closed_group_says_so():
+def test_a_closed_group_refuses_calls():
     group = ballast.connect(rank=0, size=1)
     group.close()
     group.close()
@@ -152,12 +152,12 @@ def test_a_block_that_fails_ends_the_group():
 
 
 @pytest.mark.parametrize("given", [{"rank": 0}, {"size": 1}, {"rank": 2, "size": 2}, {"rank": 0, "size": 2}])
-def test_what_cannot_meet_is_refused(given):
+def test_an_impossible_rendezvous_is_refused(given):
     with pytest.raises(ballast.UsageError):
         ballast.connect(**given)
 
 
-def test_an_error_of_the_store_is_the_callers():
+def test_an_error_of_the_store_reaches_the_caller():
     class Broken(FileStore):
         def set(self, key, value):
             raise KeyError(key)
@@ -166,7 +166,7 @@ def test_an_error_of_the_store_is_the_callers():
         ballast.connect(store=Broken("."), rank=0, size=2, timeout=5)
 
 
-def test_ranks_that_do_not_come_are_named(tmp_path):
+def test_missing_ranks_are_named(tmp_path):
     with pytest.raises(ballast.FailureError) as raised:
         ballast.connect(store=FileStore(tmp_path), rank=0, size=2, timeout=0.2)
     assert "1" in str(raised.value)

@@ -85,12 +85,12 @@ def test_a_file_and_a_dictionary_are_the_same(tmp_path):
         (True, {"stage": 1}),
     ],
 )
-def test_stages_and_places(zero, options):
+def test_stages_and_tiers(zero, options):
     imported = import_deepspeed({"zero_optimization": zero, "gradient_clipping": 0})
     assert (imported.options, imported.to_do, imported.left_out) == (options, [], {})
 
 
-def test_parameters_do_not_lie_farther_than_their_state():
+def test_parameters_are_not_on_a_slower_tier_than_their_state():
     zero = {"stage": 3, "offload_param": {"device": "cpu"}}
     imported = import_deepspeed({"zero_optimization": zero})
     assert imported.options["offload"] == {"state": "host", "gradients": "host", "parameters": "host"}
@@ -155,12 +155,12 @@ def test_a_section_that_is_auto_is_as_its_switch(section):
         ({"stage": 3, "cpu_offload": "auto"}, "cpu_offload"),
     ],
 )
-def test_a_stage_or_a_place_that_is_auto_is_refused(zero, key):
+def test_a_stage_or_a_tier_that_is_auto_is_refused(zero, key):
     with pytest.raises(ballast.UsageError, match=f'B1001 cannot import zero_optimization.{key}: it is "auto"'):
         import_deepspeed({"zero_optimization": zero})
 
 
-def test_a_configuration_of_hugging_face_says_all_that_is_open():
+def test_a_configuration_of_hugging_face_lists_all_open_choices():
     params = {"lr": "auto", "betas": "auto", "eps": 1e-6, "weight_decay": "auto"}
     imported = import_deepspeed(
         {
@@ -209,7 +209,7 @@ def test_a_configuration_of_hugging_face_says_all_that_is_open():
         ({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, ["bfloat16.enabled"]),
     ],
 )
-def test_what_is_not_carried_over_is_named(config, left_out):
+def test_dropped_keys_are_named(config, left_out):
     assert list(import_deepspeed(config).left_out) == left_out
 
 
@@ -226,7 +226,7 @@ def test_what_is_not_carried_over_is_named(config, left_out):
     ],
 )
 @pytest.mark.parametrize("value", [False, "auto", {}, 3])
-def test_a_key_that_is_not_known_is_named_whatever_it_says(key, value):
+def test_an_unknown_key_is_named_whatever_its_value(key, value):
     imported = import_deepspeed({**nested(key, value), "bf16": {"enabled": False, **nested(key, value).get("bf16", {})}})
     assert imported.left_out == {key: "neither DeepSpeed 0.19.8 nor Ballast knows this key"}
 
@@ -263,13 +263,13 @@ def test_buffers_stay_as_they_are():
         ({"type": "Lion", "params": {"lr": 0.1}}, "Lion(model.parameters(), lr=0.1, betas=(0.9, 0.999))"),
     ],
 )
-def test_optimizers_have_the_numbers_that_deepspeed_gives_them(optimizer, made):
+def test_optimizers_have_the_values_that_deepspeed_gives_them(optimizer, made):
     imported = import_deepspeed({"optimizer": optimizer})
     assert imported.to_do[0].endswith(made)
     assert imported.left_out == {}
 
 
-def test_what_deepspeeds_optimizers_do_and_torchs_do_not_is_named():
+def test_options_that_torchs_optimizers_lack_are_named():
     imported = import_deepspeed({"optimizer": {"type": "Adam", "params": {"bias_correction": False, "freeze_step": 9}}})
     assert set(imported.left_out) == {"optimizer.params.bias_correction", "optimizer.params.freeze_step"}
 
@@ -289,7 +289,7 @@ def test_what_deepspeeds_optimizers_do_and_torchs_do_not_is_named():
         ({"train_micro_batch_size_per_gpu": 4}, ["load batches of 4 on each rank"]),
     ],
 )
-def test_what_is_not_said_of_batches_follows(batches, said):
+def test_missing_batch_sizes_follow_from_the_others(batches, said):
     assert import_deepspeed(batches).to_do == said
 
 
@@ -308,7 +308,7 @@ def test_fp16_needs_a_scaler(fp16, scaler):
     assert imported.left_out == {}
 
 
-def test_what_a_scaler_does_not_do_is_named():
+def test_options_that_a_scaler_lacks_are_named():
     rest = {"hysteresis": 2, "min_loss_scale": 1, "consecutive_hysteresis": True, "auto_cast": True}
     imported = import_deepspeed({"fp16": {"enabled": True, **rest}})
     assert set(imported.left_out) == {f"fp16.{key}" for key in rest}
@@ -317,7 +317,7 @@ def test_what_a_scaler_does_not_do_is_named():
     assert set(open_yet.left_out) == {"fp16.loss_scale", "fp16.hysteresis"}
 
 
-def test_what_cannot_be_switched_off_is_named():
+def test_features_that_cannot_be_switched_off_are_named():
     zero = {"stage": 2, "overlap_comm": False, "contiguous_gradients": False, "round_robin_gradients": False}
     imported = import_deepspeed({"zero_optimization": zero, "bf16": {"enabled": True, "check_grad_overflow": False}})
     assert imported.left_out == {
@@ -347,7 +347,7 @@ def test_what_cannot_be_switched_off_is_named():
         ("nowhere.json", "nowhere.json"),
     ],
 )
-def test_what_cannot_be_is_refused(config, said):
+def test_impossible_configurations_are_refused(config, said):
     with pytest.raises(ballast.UsageError, match=f"B1001(.|\n)*{said}"):
         import_deepspeed(config)
 

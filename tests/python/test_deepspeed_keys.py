@@ -28,7 +28,7 @@ def source() -> Path | None:
     return Path(installed.origin).parents[1] if installed and installed.origin else None
 
 
-def test_the_list_is_what_deepspeeds_source_says():
+def test_the_list_is_that_of_deepspeeds_source():
     directory = source()
     if directory is None:
         pytest.skip("DeepSpeed's source is not there: .ci/bootstrap venv frameworks")
@@ -36,7 +36,7 @@ def test_the_list_is_what_deepspeeds_source_says():
     assert made == LIST, f"make the list anew: python tests/python/deepspeed_source.py {directory}"
 
 
-def test_all_speak_of_one_version():
+def test_all_files_name_one_version():
     pinned = (ROOT / "benchmarks/peers/requirements.txt").read_text().split()
     assert f"deepspeed=={VERSION}" in pinned and LIST["version"] == VERSION
 
@@ -59,12 +59,12 @@ OF_OPTIMIZERS = [f"optimizer.params.{key}" for key in ("lr", "betas", "eps", "we
 
 
 @pytest.mark.parametrize("key", [key for key, row in KEYS.items() if isinstance(row, Carried) and key not in OF_OPTIMIZERS])
-def test_a_missing_key_means_what_deepspeed_does(key):
+def test_a_missing_key_has_deepspeeds_default(key):
     assert KEYS[key].default == default_of(key)
 
 
 @pytest.mark.parametrize("key", [key for key, row in KEYS.items() if isinstance(row, Dropped) and row.off_by_default])
-def test_what_is_not_reported_when_off_is_off_by_default(key):
+def test_keys_that_are_not_reported_when_off_are_off_by_default(key):
     assert not default_of(f"{key}.enabled" if f"{key}.enabled" in DEFAULTS else key)
 
 

@@ -87,7 +87,7 @@ def test_a_machine_without_shared_memory_is_seen(machine):
         ({"both": 0.2e9}, "note", "speed"),
     ],
 )
-def test_a_drive_that_will_not_do_is_seen(spoil, state, about):
+def test_an_unsuitable_drive_is_seen(spoil, state, about):
     fine = {
         "file_system": "ext4", "free_bytes": 1000 * GIB, "buffered_because": "", "queue": "io_uring",
         "read": 5e9, "write": 3e9, "both": 4e9,
@@ -97,7 +97,7 @@ def test_a_drive_that_will_not_do_is_seen(spoil, state, about):
     assert found[about].state == state and found[about].remedy
 
 
-def test_a_folder_that_is_not_there_is_bad(tmp_path):
+def test_a_missing_folder_is_bad(tmp_path):
     assert only(drives.look_at(str(tmp_path / "nothing"))).state == "bad"
 
 

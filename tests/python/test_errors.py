@@ -70,12 +70,12 @@ def test_errors_of_the_core_are_translated():
 
 
 @pytest.mark.parametrize("size", ["40G", "", "-1GiB", -1, 1.5, True, None])
-def test_what_is_no_size_is_refused(size):
+def test_an_invalid_size_is_refused(size):
     with pytest.raises(ballast.Error):
         ballast.parse_size(size)
 
 
 @pytest.mark.parametrize("rate", ["25GB", 0, -1.0, True])
-def test_what_is_no_rate_is_refused(rate):
+def test_an_invalid_rate_is_refused(rate):
     with pytest.raises(ballast.Error):
         ballast.parse_rate(rate)

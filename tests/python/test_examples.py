@@ -11,7 +11,7 @@ ON_TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node 2".split(
 SMALL = "--layers 2 --width 128 --context 64 --steps 2 --stage 3 --offload host".split()
 
 
-def test_the_added_line_changes_where_things_are_and_no_loss(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_added_line_changes_placement_and_no_loss(environment: dict[str, str], tmp_path: Path) -> None:
     command = [EXAMPLES / "side_by_side.py", "--directory", tmp_path, "--layers", "2", "--width", "128"]
     printed = run_silently(command, environment)
     assert "loss of step 8" in printed

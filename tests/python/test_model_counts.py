@@ -269,7 +269,7 @@ def test_experts_and_attention_are_mentioned_where_their_time_is_not_counted():
         ({"model_type": "bert", "architectures": ["BertModel"], **BERT_BASE, "hidden_size": "big"}, "cannot read"),
     ],
 )
-def test_what_cannot_be_counted_exactly_is_refused(config, said):
+def test_models_that_cannot_be_counted_exactly_are_refused(config, said):
     with pytest.raises(ballast.UsageError) as raised:
         describe({"vocab_size": 100, **config})
     assert said in str(raised.value)

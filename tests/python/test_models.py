@@ -32,7 +32,7 @@ def test_known_models_have_their_published_parameters(name):
     assert describe(name).parameters == PUBLISHED[name]
 
 
-def test_an_architecture_that_is_assumed_is_said():
+def test_an_assumed_architecture_is_reported():
     assert "counted as LlamaForCausalLM" in ballast.plan(LLAMA).text()
     assert "counted as" not in ballast.plan({**LLAMA, "architectures": ["LlamaForCausalLM"]}).text()
 
@@ -45,7 +45,7 @@ def test_a_configuration_is_a_path_a_folder_or_a_dict(tmp_path):
         assert describe(given).unit_names == names
 
 
-def test_tied_words_are_there_once():
+def test_tied_embeddings_are_counted_once():
     tied = describe({**LLAMA, "tie_word_embeddings": True})
     assert describe(LLAMA).parameters - tied.parameters == 100 * 64
     assert tied.model.units[-1].ties[0].unit == 0
@@ -90,12 +90,12 @@ def test_a_list_of_shapes_is_a_unit_each():
 
 
 @pytest.mark.parametrize("shape", ["4x4", (4, -1), (1.5,), 3])
-def test_what_is_no_shape_is_refused(shape):
+def test_an_invalid_shape_is_refused(shape):
     with pytest.raises(ballast.UsageError):
         describe({"w": shape})
 
 
-def test_what_is_no_model_is_refused():
+def test_an_invalid_model_is_refused():
     with pytest.raises(ballast.UsageError):
         describe(3)
 
@@ -117,14 +117,14 @@ class TestModules:
         }
         return nn.ModuleDict(parts)
 
-    def test_blocks_are_units_and_so_is_each_part_beside_them(self):
+    def test_blocks_and_each_part_outside_of_them_are_units(self):
         model = self.gpt()
         described = describe(model)
         assert described.unit_names == ["words", "places", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
         assert described.parameters == sum(p.numel() for p in model.parameters())
         assert described.model.units[0].dtype.name == "fp32"
 
-    def test_tied_weights_are_there_once(self):
+    def test_tied_weights_are_counted_once(self):
         model = self.gpt()
         model["head"].weight = model["words"].weight
         described = describe(model)
@@ -141,7 +141,7 @@ class TestModules:
     def test_a_module_in_one_piece_is_one_unit(self):
         assert describe(self.nn.Linear(3, 4)).unit_names == ["model"]
 
-    def test_parameters_beside_modules_are_a_unit_of_their_own(self):
+    def test_parameters_outside_of_modules_are_a_unit(self):
         model = self.gpt()
         model.scale = self.nn.Parameter(self.nn.Linear(1, 1).weight.detach())
         assert describe(model).unit_names[0] == "own"

@@ -55,7 +55,7 @@ def test_importing_it_does_not_import_torch(environment):
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
-def test_the_extension_links_no_torch_and_shows_nothing_but_its_entrance():
+def test_the_extension_links_no_torch_and_exports_only_its_init_function():
     def readelf(*options: str) -> str:
         return subprocess.run(["readelf", "--wide", *options, _core.__file__], capture_output=True, text=True).stdout
 

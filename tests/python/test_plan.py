@@ -28,7 +28,7 @@ def test_memory_is_to_the_byte():
 
 
 @pytest.mark.parametrize(("resumable", "bytes_of_element"), [(False, 10), (True, 12)])
-def test_drives_hold_parameters_only_where_a_run_goes_on_from_there(resumable, bytes_of_element):
+def test_drives_hold_parameters_only_where_a_run_resumes_from_them(resumable, bytes_of_element):
     plan = ballast.plan(SMALL, ranks=2, stage=3, offload={"state": "nvme"}, resumable=resumable, **MACHINE)
     places, units, head = 2, 2, 4096
     assert plan.memory["nvme"] == {"records": places * units * (head + 512 * 512 // 2 * bytes_of_element)}
@@ -43,7 +43,7 @@ def test_less_memory_never_makes_a_step_faster():
         seconds = plan.seconds
 
 
-def test_state_goes_where_it_is_told():
+def test_state_is_placed_on_the_requested_tier():
     for tier in ("host", "nvme"):
         plan = ballast.plan("llama-8b", ranks=4, stage=3, offload=tier, **MACHINE)
         assert plan.placement["state"] == {tier: 1.0}
@@ -61,7 +61,7 @@ def test_state_goes_where_it_is_told():
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_stage_that_was_asked_for_is_the_one_that_is_said(stage, ranks):
+def test_a_requested_stage_is_the_reported_one(stage, ranks):
     assert ballast.plan(SMALL, ranks=ranks, stage=stage, offload="none").stage == stage
 
 
@@ -74,7 +74,7 @@ def test_the_ranks_of_a_machine_share_it():
     assert apart.assumed["gather"] < eight.assumed["gather"]
 
 
-def test_where_nothing_fits_the_error_says_what_is_short():
+def test_where_nothing_fits_the_error_names_the_missing_memory():
     with pytest.raises(ballast.OutOfMemoryError) as raised:
         ballast.plan("llama-70b", ranks=8, gpu="h100", stage=0, host_memory="2TiB")
     assert raised.value.code == "B2004"
@@ -83,9 +83,9 @@ def test_where_nothing_fits_the_error_says_what_is_short():
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):
         ballast.plan("llama-70b", ranks=8, gpu="h100", offload="host", host_memory="100GiB")
-    for way in (ballast.plan, ballast.front):
+    for function in (ballast.plan, ballast.front):
         with pytest.raises(ballast.OutOfMemoryError, match="activations alone") as raised:
-            way("llama-70b", ranks=8, gpu="h100", tokens=1 << 20)
+            function("llama-70b", ranks=8, gpu="h100", tokens=1 << 20)
         assert raised.value.code == "B2003"
 
 
@@ -133,21 +133,21 @@ def test_a_plan_can_be_printed_and_kept():
     assert "update" in ballast.plan(SMALL, gpu_memory="8GiB").program()
 
 
-def test_what_is_not_counted_is_said():
+def test_uncounted_activations_are_mentioned():
     assert "activations are not counted" in ballast.plan(SMALL).text()
     assert "not counted" not in ballast.plan("gpt2").text()
 
 
-def test_the_front_has_nothing_that_is_beaten():
-    ways = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drives="30TB")
-    assert len(ways) > 1
-    for fast, slow in itertools.pairwise(ways):
+def test_the_front_has_no_plan_that_is_beaten():
+    plans = ballast.front("llama-8b", ranks=4, gpu="a100", host_memory="2TiB", drives="30TB")
+    assert len(plans) > 1
+    for fast, slow in itertools.pairwise(plans):
         assert fast.seconds <= slow.seconds
         assert fast.bytes_in("device") > slow.bytes_in("device")
-    assert all(way.fits for way in ways)
+    assert all(plan.fits for plan in plans)
 
 
-def test_large_tiles_say_nearly_the_same_time():
+def test_large_tiles_predict_nearly_the_same_time():
     request = request_plan("llama-8b", ranks=1, gpu="h200", host_memory="1TiB", drives="10TB")
     assert request.coarse.tile_elements > request.exact.tile_elements
     for placement in request.exact.placements():

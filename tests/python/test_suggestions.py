@@ -43,7 +43,7 @@ def test_suggestions_fit(capsys, asked, expected):
 
 
 @pytest.mark.parametrize("asked", ["llama-405b --ranks 1 --gpu rtx3090", "llama-8b --ranks 8 --gpu a100 --activations 100GiB"])
-def test_where_nothing_that_was_tried_fits_it_says_what_was_tried(capsys, asked):
+def test_where_no_change_fits_the_remedy_lists_the_changes(capsys, asked):
     code, error = plan(capsys, asked.split())
     assert code == 1
     assert not suggestions_in(error)

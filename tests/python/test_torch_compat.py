@@ -163,7 +163,7 @@ def test_trees_are_mapped_and_their_leaves_listed():
 
 
 def test_the_default_store_and_the_active_data_parallel_are_found(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         compat.default_store().set("key", "value")
         assert compat.default_store().get("key") == b"value"

@@ -299,16 +299,16 @@ def python_imports_point_down(tree: Tree):
                 yield modules[module], line, message
 
 
-def _way(graph: dict[str, list[tuple[str, int]]], start: str, end: str) -> list[str]:
+def _path_between(graph: dict[str, list[tuple[str, int]]], start: str, end: str) -> list[str]:
     """Return the shortest path of imports from one module to another, or an empty list."""
-    ways, seen = [[start]], {start}
-    for way in ways:
-        if way[-1] == end:
-            return way
-        for target, _ in graph.get(way[-1], []):
+    paths, seen = [[start]], {start}
+    for path in paths:
+        if path[-1] == end:
+            return path
+        for target, _ in graph.get(path[-1], []):
             if target not in seen:
                 seen.add(target)
-                ways.append([*way, target])
+                paths.append([*path, target])
     return []
 
 
@@ -318,9 +318,10 @@ def python_imports_form_no_circle(tree: Tree):
     graph = _python_graph(tree, modules)
     for module, imports in graph.items():
         for target, line in imports:
-            way = _way(graph, target, module)
-            if way:
-                yield modules[module], line, f"a circle of imports: {' -> '.join(each or 'ballast' for each in [module, *way])}"
+            path = _path_between(graph, target, module)
+            if path:
+                circle = " -> ".join(each or "ballast" for each in [module, *path])
+                yield modules[module], line, f"a circle of imports: {circle}"
 
 
 def _is_private(name: str) -> bool:

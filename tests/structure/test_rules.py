@@ -182,7 +182,7 @@ def test_nothing_is_found_in_a_clean_tree(tmp_path):
 
 
 @pytest.mark.parametrize("name", INNOCENT)
-def test_what_only_looks_like_a_violation_is_let_pass(tmp_path, name):
+def test_code_that_only_looks_like_a_violation_passes(tmp_path, name):
     plant(tmp_path, CLEAN | {name: INNOCENT[name]})
     assert rules.violations(tmp_path) == []
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from python.wrap.support.loops import Tower, mean_square, mlp
 
-WAYS = [{"stage": 0}, {"stage": 1}, {"stage": 2, "offload": "host"}, {"stage": 3}, {"stage": 3, "offload": "host"}]
-every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+CONFIGURATIONS = [{"stage": 0}, {"stage": 1}, {"stage": 2, "offload": "host"}, {"stage": 3}, {"stage": 3, "offload": "host"}]
+every_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 CASTS = {
     "half()": lambda model: model.half(),
     "bfloat16()": lambda model: model.bfloat16(),
@@ -15,12 +15,12 @@ CASTS = {
     "to(meta)": lambda model: model.to("meta"),
 }
 every_cast = pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
-TOLD = r"(cast|moved?)(.|\n)*training (has begun|began)(.|\n)*before ballast.wrap\(\)(.|\n)*close\(\)"
+REFUSAL = r"(cast|moved?)(.|\n)*training (has begun|began)(.|\n)*before ballast.wrap\(\)(.|\n)*close\(\)"
 
 
-def wrapped(way, make=mlp):
+def wrapped(configuration, make=mlp):
     model = make()
-    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **way)
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **configuration)
 
 
 def backward(model):
@@ -39,24 +39,24 @@ def values(model):
         return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@every_way
+@every_configuration
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_is_cast_between_wrap_and_the_first_step(way, dtype):
-    model, optimizer = wrapped(way)
+def test_a_model_is_cast_between_wrap_and_the_first_step(configuration, dtype):
+    model, optimizer = wrapped(configuration)
     model.to(dtype)
     step(model, optimizer)
     assert {parameter.dtype for parameter in values(model)} == {dtype}
 
 
-@every_way
+@every_configuration
 @every_cast
-def test_a_cast_in_the_middle_of_a_step_is_refused_and_changes_nothing(way, cast):
-    (model, optimizer), (other, undisturbed) = wrapped(way), wrapped(way)
+def test_a_cast_in_the_middle_of_a_step_is_refused_and_changes_nothing(configuration, cast):
+    (model, optimizer), (other, undisturbed) = wrapped(configuration), wrapped(configuration)
     for each in (model, other):
         step(each, optimizer if each is model else undisturbed)
         backward(each)
     weight = model[0].weight
-    with pytest.raises(ballast.UsageError, match=TOLD) as refused:
+    with pytest.raises(ballast.UsageError, match=REFUSAL) as refused:
         cast(model)
     assert "DistributedDataParallel" not in str(refused.value)
     model[0].weight = weight  # to("meta") replaces the Parameter
@@ -68,29 +68,29 @@ def test_a_cast_in_the_middle_of_a_step_is_refused_and_changes_nothing(way, cast
     assert all(map(torch.equal, values(model), values(other)))
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way["stage"] == 3], ids=str)
+@pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] == 3], ids=str)
 @every_cast
-def test_a_cast_between_steps_is_refused_where_parameters_are_sharded(way, cast):
-    model, optimizer = wrapped(way, Tower)
+def test_a_cast_between_steps_is_refused_where_parameters_are_sharded(configuration, cast):
+    model, optimizer = wrapped(configuration, Tower)
     step(model, optimizer)
     before = values(model)
-    with pytest.raises(ballast.UsageError, match="B1007.*" + TOLD):
+    with pytest.raises(ballast.UsageError, match="B1007.*" + REFUSAL):
         cast(model)
     assert all(map(torch.equal, before, values(model)))
     step(model, optimizer)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way["stage"] < 3], ids=str)
+@pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] < 3], ids=str)
 @pytest.mark.parametrize("name", ["half()", "double()"])
-def test_training_does_not_go_on_with_a_model_that_was_cast(way, name, tmp_path):
-    model, optimizer = wrapped(way)
+def test_training_does_not_continue_with_a_model_that_was_cast(configuration, name, tmp_path):
+    model, optimizer = wrapped(configuration)
     step(model, optimizer)
     CASTS[name](model)
     with torch.no_grad():
         model(torch.ones(20, dtype=model[0].weight.dtype))  # an evaluation is allowed
     backward(model)
     for call in (optimizer.step, lambda: ballast.save(tmp_path, model, optimizer)):
-        with pytest.raises(ballast.UsageError, match="B1005.*" + TOLD) as refused:
+        with pytest.raises(ballast.UsageError, match="B1005.*" + REFUSAL) as refused:
             call()
         assert "from torch.float32" in str(refused.value) and "parameter 0.weight" in str(refused.value)
     optimizer.zero_grad()
@@ -108,18 +108,18 @@ def test_a_parameter_that_gets_another_shape_is_refused():
         optimizer.step()
 
 
-@every_way
+@every_configuration
 @pytest.mark.parametrize("in_a_step", [True, False])
-def test_a_closed_optimizer_makes_way_for_a_cast(way, in_a_step):
-    model, optimizer = wrapped(way)
+def test_a_model_can_be_cast_after_close(configuration, in_a_step):
+    model, optimizer = wrapped(configuration)
     step(model, optimizer)
-    if way["stage"] < 3:
+    if configuration["stage"] < 3:
         model.half()
     if in_a_step:
         backward(model)
     optimizer.close()
     model.half()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **way)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **configuration)
     step(model, optimizer)
     assert {parameter.dtype for parameter in values(model)} == {torch.float16}
 
@@ -138,7 +138,7 @@ def test_a_model_that_is_offloaded_cannot_be_cast(stage):
     model, optimizer = wrapped({"stage": stage})
     step(model, optimizer)
     optimizer.offload()
-    with pytest.raises(ballast.UsageError, match=TOLD):
+    with pytest.raises(ballast.UsageError, match=REFUSAL):
         model.half()
     optimizer.reload()
     step(model, optimizer)

@@ -9,7 +9,7 @@ import torch
 from ballast.checkpoint import manifest
 from python.wrap.support import saved, stopped
 from python.wrap.support.ranks import run_ranks
-from python.wrap.support.saved import Training, numbers_in, same
+from python.wrap.support.saved import Training, same, values_in
 
 RANKS = (1, 2, 3)
 BF16 = {"dtype": torch.bfloat16}
@@ -28,14 +28,15 @@ def everywhere(path, **options):
     ]
 
 
-def saved_on(ranks, path, ways):
+def saved_on(ranks, path, configurations):
     folder = path / f"by-{ranks}"
-    return run_ranks(ranks, saved.train_and_save, str(folder), ways)[0]
+    return run_ranks(ranks, saved.train_and_save, str(folder), configurations)[0]
 
 
-def pairs_for(to, ways):
-    """Return (saving ranks, saving configuration, loading configuration). Each `to` takes half of the combinations."""
-    return [(by, way, (way + by + to) % ways) for by in RANKS for way in range(ways) if (by + way + to) % 2 == 0]
+def pairs_for(to, count):
+    """Return (saving ranks, saving configuration, loading configuration), where a configuration is its index. Each `to` takes
+    half of the combinations."""
+    return [(by, one, (one + by + to) % count) for by in RANKS for one in range(count) if (by + one + to) % 2 == 0]
 
 
 @pytest.mark.parametrize(
@@ -44,66 +45,71 @@ def pairs_for(to, ways):
     ids=["fp32", "bf16 in split", "bf16 in compact"],
 )
 def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(kind, tmp_path):
-    ways = everywhere(tmp_path, **kind)
-    parameters = {ranks: saved_on(ranks, tmp_path, ways) for ranks in RANKS}
-    there = {(by, way): numbers_in(tmp_path / f"by-{by}" / str(way)) for by in RANKS for way in range(len(ways))}
+    configurations = everywhere(tmp_path, **kind)
+    parameters = {ranks: saved_on(ranks, tmp_path, configurations) for ranks in RANKS}
+    there = {
+        (by, one): values_in(tmp_path / f"by-{by}" / str(one)) for by in RANKS for one in range(len(configurations))
+    }
     for to in RANKS:
-        pairs = pairs_for(to, len(ways))
+        pairs = pairs_for(to, len(configurations))
         paths = [
-            (str(tmp_path / f"by-{by}" / str(way)), str(tmp_path / f"to-{to}" / f"{by}-{way}"), ways[other])
-            for by, way, other in pairs
+            (str(tmp_path / f"by-{by}" / str(one)), str(tmp_path / f"to-{to}" / f"{by}-{one}"), configurations[other])
+            for by, one, other in pairs
         ]
         answers = run_ranks(to, saved.load_and_save, paths)
         losses_of = {}
-        for number, (by, way, other) in enumerate(pairs):
+        for number, (by, one, other) in enumerate(pairs):
             for rank, (everything, steps, extra, losses) in enumerate(answer[number] for answer in answers):
-                assert same(everything, parameters[by][way]), (by, way, to, other)
+                assert same(everything, parameters[by][one]), (by, one, to, other)
                 assert (steps, extra) == (4, {"rank": rank % by})
                 losses_of.setdefault((by, rank), []).append(losses)
-            assert same(numbers_in(paths[number][1]), there[by, way]), (by, way, to, other)
+            assert same(values_in(paths[number][1]), there[by, one]), (by, one, to, other)
         if kind.get("state_format") not in ("bf16", "compact"):  # their random rounding depends on units, and so on the stage
             assert all(all(losses == each[0] for losses in each) for each in losses_of.values())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_training_goes_on_as_if_it_had_not_stopped(ranks, tmp_path):
+def test_a_resumed_training_continues_as_if_it_had_not_stopped(ranks, tmp_path):
     for kind in ({}, BF16, {**BF16, "state_format": "bf16"}, {**BF16, "state_format": "compact"}):
-        ways = everywhere(tmp_path, **kind)
-        for losses, again in run_ranks(ranks, saved.interrupted, str(tmp_path / str(kind)), ways):
+        configurations = everywhere(tmp_path, **kind)
+        for losses, again in run_ranks(ranks, saved.interrupted, str(tmp_path / str(kind)), configurations):
             assert losses == again
 
 
 @pytest.mark.parametrize("optimizer, kind", [("NAdam", {}), ("RAdam", BF16)], ids=["fp32", "bf16"])
-def test_state_of_an_optimizers_own_step_is_cut_for_other_ranks_too(optimizer, kind, tmp_path):
-    ways = [{**way, "optimizer": optimizer} for way in everywhere(tmp_path, **kind) if "nvme" not in str(way)]
-    parameters = {ranks: saved_on(ranks, tmp_path, ways) for ranks in RANKS}
-    there = {(by, way): numbers_in(tmp_path / f"by-{by}" / str(way)) for by in RANKS for way in range(len(ways))}
+def test_state_of_an_optimizers_own_step_is_resharded(optimizer, kind, tmp_path):
+    off_drives = [each for each in everywhere(tmp_path, **kind) if "nvme" not in str(each)]
+    configurations = [{**each, "optimizer": optimizer} for each in off_drives]
+    parameters = {ranks: saved_on(ranks, tmp_path, configurations) for ranks in RANKS}
+    there = {
+        (by, one): values_in(tmp_path / f"by-{by}" / str(one)) for by in RANKS for one in range(len(configurations))
+    }
     assert any(name.endswith(": exp_avg") for name in there[1, 0])
     for to in RANKS:
-        pairs = pairs_for(to, len(ways))
+        pairs = pairs_for(to, len(configurations))
         paths = [
-            (str(tmp_path / f"by-{by}" / str(way)), str(tmp_path / f"to-{to}" / f"{by}-{way}"), ways[other])
-            for by, way, other in pairs
+            (str(tmp_path / f"by-{by}" / str(one)), str(tmp_path / f"to-{to}" / f"{by}-{one}"), configurations[other])
+            for by, one, other in pairs
         ]
         answers = run_ranks(to, saved.load_and_save, paths)
-        for number, (by, way, other) in enumerate(pairs):
+        for number, (by, one, other) in enumerate(pairs):
             for everything, steps, _, _ in (answer[number] for answer in answers):
-                assert same(everything, parameters[by][way]), (by, way, to, other)
+                assert same(everything, parameters[by][one]), (by, one, to, other)
                 assert steps == 4
-            assert same(numbers_in(paths[number][1]), there[by, way]), (by, way, to, other)
-    for losses, again in run_ranks(2, saved.interrupted, str(tmp_path / "interrupted"), ways):
+            assert same(values_in(paths[number][1]), there[by, one]), (by, one, to, other)
+    for losses, again in run_ranks(2, saved.interrupted, str(tmp_path / "interrupted"), configurations):
         assert losses == again
 
 
 @pytest.mark.parametrize("to", ["fp32", "split", "bf16", "compact"])
 @pytest.mark.parametrize("by", ["fp32", "split", "bf16", "compact"])
-def test_another_state_format_keeps_what_it_can(by, to, tmp_path):
+def test_another_state_format_rounds_the_state(by, to, tmp_path):
     [parameters] = saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2, "state_format": by}])
     [(everything, *_)] = saved.load_and_save(
         0, [(f"{tmp_path}/0", f"{tmp_path}/1", {**BF16, "stage": 3, "state_format": to})]
     )
     assert same(parameters, everything)
-    before, after = numbers_in(tmp_path / "0"), numbers_in(tmp_path / "1")
+    before, after = values_in(tmp_path / "0"), values_in(tmp_path / "1")
     assert before.keys() == after.keys()
     assert same(before, after) == (to in (by, "split", "fp32"))
     for name in before:
@@ -114,11 +120,11 @@ def test_another_state_format_keeps_what_it_can(by, to, tmp_path):
 def test_a_model_of_another_number_format_gets_the_masters(tmp_path):
     saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2}])
     saved.load_and_save(0, [(f"{tmp_path}/0", f"{tmp_path}/1", {"stage": 3})])
-    before, after = numbers_in(tmp_path / "0"), numbers_in(tmp_path / "1")
+    before, after = values_in(tmp_path / "0"), values_in(tmp_path / "1")
     assert all(torch.equal(before[name].float(), after[name].float()) for name in before)
 
 
-def test_what_is_loaded_has_the_groups_the_steps_and_the_frozen_state_of_before(tmp_path):
+def test_loading_restores_groups_steps_and_frozen_state(tmp_path):
     saved.train_and_save(0, str(tmp_path), [{"stage": 2}])
     training = Training({"stage": 3})
     training.model.blocks[3].requires_grad_(False)
@@ -215,7 +221,7 @@ def test_tensors_that_were_saved_from_a_gpu_are_read_without_it(tmp_path, monkey
     assert seeds.device.type == "cpu" and torch.equal(seeds, torch.arange(3))
 
 
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
+def test_impossible_saves_are_refused_before_anything_is_written(tmp_path):
     training = Training({"stage": 2})
     with pytest.raises(ballast.UsageError, match="B1001(.|\n)*weights_only"):
         ballast.save(tmp_path, training.model, training.optimizer, extra={"way": Broken})
@@ -239,8 +245,8 @@ def test_state_that_cannot_be_saved_is_refused_with_its_name(value, tmp_path):
     ballast.save(tmp_path, training.model, training.optimizer)
 
 
-def test_a_rank_whose_state_cannot_be_saved_does_not_let_others_wait(tmp_path):
-    first, second = run_ranks(2, saved.one_rank_keeps_what_cannot_be_saved, str(tmp_path))
+def test_a_rank_whose_state_cannot_be_saved_fails_on_all_ranks(tmp_path):
+    first, second = run_ranks(2, saved.one_rank_has_state_that_cannot_be_saved, str(tmp_path))
     assert "B3301" in first and "rank 1" in first
     assert "B1001" in second and "NoneType" in second
 
@@ -255,7 +261,7 @@ def test_nothing_is_saved_between_updates_in_backward_and_their_step(tmp_path):
     ballast.save(tmp_path, training.model, training.optimizer)
 
 
-def test_nothing_is_gathered_to_save_or_to_load(tmp_path, monkeypatch):
+def test_saving_and_loading_gather_nothing(tmp_path, monkeypatch):
     training = Training({"stage": 3})
     training.train(0, 2)
     before = training.everything()
@@ -286,7 +292,7 @@ def test_a_rank_that_cannot_write_is_named_and_the_checkpoint_before_stays(tmp_p
     assert first[2] and second[2]  # the training is unaffected
 
 
-def test_a_rank_that_cannot_read_is_named_and_none_goes_on_alone(tmp_path):
+def test_a_rank_that_cannot_read_is_named_and_no_rank_continues_alone(tmp_path):
     said = run_ranks(2, saved.one_rank_reads_a_flipped_bit, str(tmp_path))
     assert any("B3202" in text for text in said)
     assert all(text.startswith(("B3202", "B3301")) for text in said)
@@ -321,7 +327,7 @@ def test_a_process_that_is_stopped_leaves_the_old_checkpoint_or_the_new_one(tmp_
         assert gained == sorted(gained)  # from one moment on, the new checkpoint is in place
 
 
-def test_a_run_that_is_kept_on_drives_goes_on_from_what_was_loaded(tmp_path):
+def test_a_run_on_drives_resumes_from_the_loaded_checkpoint(tmp_path):
     kept = {"stage": 3, "offload": {kind: f"nvme:{tmp_path}" for kind in ("parameters", "state")}, "run": "mine"}
     one = Training({"stage": 2})
     one.train(0, 3)

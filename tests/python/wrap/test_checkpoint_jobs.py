@@ -9,16 +9,16 @@ from ballast import checks
 from ballast.checkpoint import manifest
 from ballast.commands import main
 from python.wrap.support import jobs
-from python.wrap.support.jobs import load, once, replace, said_of, save, training
+from python.wrap.support.jobs import error_of, load, once, replace, save, training
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.saved import same
 
 
 @pytest.mark.parametrize("moment", jobs.MOMENTS)
-def test_a_job_that_saves_while_another_does_is_refused_and_both_go_on(moment, tmp_path):
+def test_a_job_that_saves_while_another_does_is_refused_and_both_continue(moment, tmp_path):
     one, other, said = training(1), training(2), []
     place, after = jobs.MOMENTS[moment]
-    with once(place, lambda: said.append(said_of(lambda: save(tmp_path, other))), after):
+    with once(place, lambda: said.append(error_of(lambda: save(tmp_path, other))), after):
         save(tmp_path, one)
     load(tmp_path, again := training())
     assert same(again.everything(), one.everything())
@@ -28,13 +28,13 @@ def test_a_job_that_saves_while_another_does_is_refused_and_both_go_on(moment, t
     assert same(again.everything(), other.everything())
 
 
-def test_a_lock_goes_with_its_process(tmp_path):
-    [(first, child, second, step)] = run_ranks(1, jobs.beside_a_job_that_is_killed, str(tmp_path / "here"))
+def test_a_lock_ends_with_its_process(tmp_path):
+    [(first, child, second, step)] = run_ranks(1, jobs.while_another_job_is_killed, str(tmp_path / "here"))
     assert "B2204" in first and f"in use by process {child} on " in first and "since 20" in first
     assert (second, step) == ("", 2)
 
 
-def test_all_ranks_say_who_has_the_directory(tmp_path):
+def test_all_ranks_name_the_holder_of_the_directory(tmp_path):
     for first, holder, second, is_same in run_ranks(2, jobs.while_the_directory_is_locked, str(tmp_path)):
         assert "B2204" in first and f"in use by process {holder} on " in first and str(tmp_path) in first
         assert second == "" and is_same
@@ -45,14 +45,14 @@ def test_a_link_to_the_directory_is_the_directory(tmp_path):
     (tmp_path / "link").symlink_to("here")
     one, other = training(1), training(1)
     lock = ballast._core.DirectoryLock(directory=str(tmp_path / "here"))
-    assert "B2204" in said_of(lambda: save(tmp_path / "link", one))
+    assert "B2204" in error_of(lambda: save(tmp_path / "link", one))
     lock.release()
     save(tmp_path / "link", one)
     save(tmp_path / "here", other)
-    assert "another job has saved" in said_of(lambda: save(tmp_path / "here", one))
+    assert "another job has saved" in error_of(lambda: save(tmp_path / "here", one))
 
 
-def test_two_histories_do_not_take_turns(tmp_path):
+def test_two_histories_do_not_alternate_in_a_directory(tmp_path):
     """An old job still runs next to its replacement. A job only replaces a checkpoint that it has saved or loaded."""
     old = training(2)
     save(tmp_path, old)
@@ -62,26 +62,26 @@ def test_two_histories_do_not_take_turns(tmp_path):
     save(tmp_path, old)
     new.train(2, 2)
     expected = new.everything()
-    said = said_of(lambda: save(tmp_path, new))
+    said = error_of(lambda: save(tmp_path, new))
     assert "B2204" in said and "another job has saved step 3" in said and "load it" in said
     assert same(new.everything(), expected) and manifest.read(tmp_path).step == 3
     save(tmp_path / "elsewhere", new)
     load(tmp_path, new)
     new.train(3, 1)
     save(tmp_path, new)
-    assert "another job has saved step 4" in said_of(lambda: save(tmp_path, old))
+    assert "another job has saved step 4" in error_of(lambda: save(tmp_path, old))
     shutil.rmtree(tmp_path)
     save(tmp_path, old)
 
 
 @pytest.mark.parametrize("fails", ["require_space", "CheckpointDirectory.remove_stale"])
-def test_a_saving_that_failed_is_no_other_job(fails, tmp_path, monkeypatch):
+def test_a_failed_save_is_not_taken_for_another_job(fails, tmp_path, monkeypatch):
     """A save that fails, before or after it replaces the manifest, does not prevent the next save of the same job."""
     save(tmp_path, training(1))
     mine = training(2)
     with monkeypatch.context() as there:
         there.setattr(f"ballast.checkpoint.saving.{fails}", lambda *args: checks.fail("drive_full", problem()))
-        assert "B2202" in said_of(lambda: save(tmp_path, mine))
+        assert "B2202" in error_of(lambda: save(tmp_path, mine))
     mine.train(2, 1)
     save(tmp_path, mine)
     assert manifest.read(tmp_path).step == 3
@@ -96,7 +96,7 @@ def no_locks(**options):
 
 
 @pytest.mark.parametrize("moment", jobs.MOMENTS)
-def test_without_locks_it_is_said_and_still_none_removes_what_is_not_its_own(moment, tmp_path, monkeypatch, caplog):
+def test_without_locks_a_warning_appears_and_no_job_removes_files_of_another(moment, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ballast._core.DirectoryLock", no_locks)
     old, one, other = training(1), training(2), training(3)
     save(tmp_path, old)
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_is_always_replaced_is_given_up(read, two, monkeypatch
         read(here)
 
 
-def test_loads_beside_a_job_that_saves_all_the_time(tmp_path, record_property):
-    [loads] = run_ranks(1, jobs.reads_beside_a_job_that_saves, str(tmp_path))
+def test_loads_succeed_while_another_job_saves(tmp_path, record_property):
+    [loads] = run_ranks(1, jobs.reads_while_another_job_saves, str(tmp_path))
     record_property("loads", loads)
     assert loads > 0

@@ -48,7 +48,7 @@ def test_a_part_of_a_model_is_refused_where_the_rest_of_it_is_partitioned_too(tm
 
 @pytest.mark.parametrize("kind", [Tower, Tall])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_model_without_memory_gets_its_numbers_from_a_checkpoint(stage, kind, tmp_path):
+def test_a_meta_model_gets_its_values_from_a_checkpoint(stage, kind, tmp_path):
     """A model on the meta device gets its parameters and its buffers, such as a running mean, from a checkpoint."""
     one = Training({"stage": 2}, kind())
     one.train(0, 2)
@@ -61,7 +61,7 @@ def test_a_model_without_memory_gets_its_numbers_from_a_checkpoint(stage, kind, 
     assert one.train(2, 2) == other.train(2, 2)
 
 
-def test_buffers_without_memory_that_modules_share_are_shared_afterwards(tmp_path):
+def test_shared_meta_buffers_are_shared_after_loading(tmp_path):
     one = Training({"stage": 2}, Tall())
     one.model.register_buffer("mean", one.model.norm.running_mean)
     one.train(0, 1)
@@ -75,7 +75,7 @@ def test_buffers_without_memory_that_modules_share_are_shared_afterwards(tmp_pat
     assert torch.equal(model.mean, one.model.mean)
 
 
-def test_a_buffer_without_memory_that_is_not_saved_is_named_before_anything_is_changed(tmp_path):
+def test_a_meta_buffer_that_is_not_saved_is_named_before_any_change(tmp_path):
     one = Training({"stage": 2})
     one.optimizer.param_groups[0]["lr"] = 0.5
     ballast.save(tmp_path, one.model, one.optimizer)
@@ -108,10 +108,10 @@ def test_names_are_the_same_in_data_parallelism_and_without(stage, tmp_path):
     assert same(dict(alone.state_dict()), expected)
 
 
-@pytest.mark.parametrize("way", [{}, {"optimizer": "NAdam"}], ids=["rule", "own step"])
+@pytest.mark.parametrize("configuration", [{}, {"optimizer": "NAdam"}], ids=["rule", "own step"])
 @pytest.mark.parametrize("stage", [2, 3])
-def test_names_are_the_same_compiled_and_not(stage, way, tmp_path):
-    one, other = Training({"stage": stage, **way}), Training({"stage": stage, **way})
+def test_names_are_the_same_compiled_and_not(stage, configuration, tmp_path):
+    one, other = Training({"stage": stage, **configuration}), Training({"stage": stage, **configuration})
     one.train(0, 2)
     expected = one.everything()
     around = compiled(one.model)
@@ -133,14 +133,14 @@ def test_names_are_the_same_compiled_and_not(stage, way, tmp_path):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.everything().values(), expected.values()))
 
 
-def test_an_error_names_a_parameter_as_it_is_called_without_what_is_around_it(tmp_path):
+def test_an_error_names_a_parameter_without_the_names_of_wrappers(tmp_path):
     model = compiled(Tower())
     model.position.data = model.position.data.double()
     with pytest.raises(ballast.UsageError, match="float64(.|\n)*parameter position"):
         ballast.wrap(torch.optim.AdamW(model.parameters()), model)
 
 
-class Around(torch.nn.Module):
+class DataParallelStandIn(torch.nn.Module):
     """Stands in for DistributedDataParallel, which begins all names with `module.`."""
 
     def __init__(self, model):
@@ -148,18 +148,19 @@ class Around(torch.nn.Module):
         self.module = model
 
 
-@pytest.mark.parametrize("way", [{}, {"optimizer": "NAdam"}], ids=["rule", "own step"])
-def test_a_checkpoint_with_the_names_of_what_was_around_the_model_is_still_read(way, tmp_path):
-    one, other = Training({"stage": 2, **way}), Training({"stage": 3, **way}, saved.other_parameters(saved.Buffered()))
+@pytest.mark.parametrize("configuration", [{}, {"optimizer": "NAdam"}], ids=["rule", "own step"])
+def test_a_checkpoint_with_the_names_of_a_wrapper_is_read(configuration, tmp_path):
+    one = Training({"stage": 2, **configuration})
+    other = Training({"stage": 3, **configuration}, saved.other_parameters(saved.Buffered()))
     for training in (one, other):
         training.train(0, 1)
         training.model.blocks[3].requires_grad_(False)  # its moments are saved under names of their own
     one.train(1, 1)
-    ballast.save(tmp_path, Around(one.model), one.optimizer)
+    ballast.save(tmp_path, DataParallelStandIn(one.model), one.optimizer)
     assert "module.blocks.3.up.weight: exp_avg" in manifest.read(tmp_path).tensors
     ballast.load_checkpoint(tmp_path, other.model, other.optimizer)
     assert same(other.everything(), one.everything())
-    ballast.load_checkpoint(tmp_path, Around(one.model), one.optimizer)
+    ballast.load_checkpoint(tmp_path, DataParallelStandIn(one.model), one.optimizer)
     for training in (one, other):
         training.model.blocks[3].requires_grad_(True)
     assert one.train(2, 2) == other.train(2, 2)
@@ -180,8 +181,8 @@ def test_a_checkpoint_of_another_model_is_not_replaced(tmp_path):
     assert "unused.weight" not in manifest.read(tmp_path).tensors
 
 
-def test_a_checkpoint_with_the_names_of_what_was_around_the_model_is_replaced(tmp_path):
+def test_a_checkpoint_with_the_names_of_a_wrapper_is_replaced(tmp_path):
     training = Training({"stage": 2})
-    ballast.save(tmp_path, Around(training.model), training.optimizer)
+    ballast.save(tmp_path, DataParallelStandIn(training.model), training.optimizer)
     ballast.save(tmp_path, training.model, training.optimizer)
     assert "position" in manifest.read(tmp_path).tensors

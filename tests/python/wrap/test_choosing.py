@@ -38,12 +38,12 @@ def test_with_plenty_of_memory_everything_is_on_the_device(caplog, tmp_path):
 def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
     drive = f"auto:{tmp_path}"
     by_hand = [{"stage": 2}, {"stage": 3}, {"stage": 3, "offload": {"state": f"nvme:{tmp_path}"}}]
-    [answers, _] = run_ranks(2, bodies.chooses, [{**way, "tile": TILE} for way in by_hand])
-    whole, shared, on_drive = (kept[0] for _, kept, *_ in answers)
-    assert whole > shared > on_drive
+    [answers, _] = run_ranks(2, bodies.chooses, [{**configuration, "tile": TILE} for configuration in by_hand])
+    device_only, shared, on_drive = (kept[0] for _, kept, *_ in answers)
+    assert device_only > shared > on_drive
     auto = {"stage": "auto", "offload": drive, "tile": TILE}
-    ways = [{**auto, "memory": memory} for memory in (1 << 30, shared, (shared + on_drive) // 2, (1 << 30, shared))]
-    answers, others = run_ranks(2, bodies.chooses, ways)
+    configurations = [{**auto, "memory": memory} for memory in (1 << 30, shared, (shared + on_drive) // 2, (1 << 30, shared))]
+    answers, others = run_ranks(2, bodies.chooses, configurations)
     plenty, less, least, poorest = (chosen for chosen, *_ in answers)
     assert [chosen for chosen, *_ in others] == [plenty, less, least, poorest]
     assert plenty["stage"] < 3
@@ -51,15 +51,15 @@ def test_with_less_memory_ranks_share_more_and_then_use_the_drive(tmp_path):
     assert less["stage"] == 3
     assert 0 < least["offload"]["state"][f"nvme:{tmp_path}"] <= 1
     assert poorest == less  # the rank with the least memory decides for all
-    for way, (_, kept, needs, *_) in zip(ways, answers):
-        memory = way["memory"] if isinstance(way["memory"], int) else min(way["memory"])
+    for configuration, (_, kept, needs, *_) in zip(configurations, answers):
+        memory = configuration["memory"] if isinstance(configuration["memory"], int) else min(configuration["memory"])
         assert kept == needs
         assert kept[0] <= memory
 
 
-def test_what_is_chosen_trains_to_the_bits_of_the_same_by_hand(tmp_path):
-    way = {"stage": 3, "offload": f"auto:{tmp_path}", "tile": TILE, "memory": 3 << 20}
-    chosen = loop.run(**way)
+def test_a_chosen_plan_trains_to_the_bits_of_the_same_plan_by_hand(tmp_path):
+    configuration = {"stage": 3, "offload": f"auto:{tmp_path}", "tile": TILE, "memory": 3 << 20}
+    chosen = loop.run(**configuration)
     found = chosen.optimizer._ballast.options
     assert found.offload["state"].keys() == {"device", f"nvme:{tmp_path}"}
     by_hand = loop.run(stage=found.stage, offload=found.offload, tile=TILE)
@@ -69,7 +69,7 @@ def test_what_is_chosen_trains_to_the_bits_of_the_same_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_the_forecast_is_what_is_reserved_to_the_byte(stage, tmp_path):
+def test_the_forecast_is_the_reserved_memory_to_the_byte(stage, tmp_path):
     drive = f"nvme:{tmp_path}"
     places = [None, "host", drive, {"state": {"device": 0.5, drive: 0.5}}]
     places += [{"parameters": drive, "state": drive, "gradients": "host"}] if stage == 3 else []
@@ -85,7 +85,7 @@ def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
     assert bodies.kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)
 
 
-def test_what_is_forecast_below_stage_3_is_a_backward_pass_and_a_step():
+def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
     run = loop.run(stage=2)
     session = run.optimizer._ballast
     search = bodies.search_of(session)
@@ -94,12 +94,12 @@ def test_what_is_forecast_below_stage_3_is_a_backward_pass_and_a_step():
     assert "use backward" in program and "use forward" not in program
 
 
-@pytest.mark.parametrize("way", [{"stage": 2}, {"stage": 3, "update_in_backward": True}], ids=str)
-def test_memory_holds_a_training_that_was_asked_for_and_not_a_byte_less(way):
-    needed = bodies.kept_by(loop.run(**way).optimizer)[0]
-    loop.run(**way, memory=needed)
-    with pytest.raises(ballast.OutOfMemoryError, match=f"B2004(.|\n)*stage {way['stage']}") as raised:
-        loop.run(**way, memory=needed - 1)
+@pytest.mark.parametrize("configuration", [{"stage": 2}, {"stage": 3, "update_in_backward": True}], ids=str)
+def test_a_requested_training_fits_its_memory_and_not_a_byte_less(configuration):
+    needed = bodies.kept_by(loop.run(**configuration).optimizer)[0]
+    loop.run(**configuration, memory=needed)
+    with pytest.raises(ballast.OutOfMemoryError, match=f"B2004(.|\n)*stage {configuration['stage']}") as raised:
+        loop.run(**configuration, memory=needed - 1)
     assert "device" in raised.value.needed and "device" in raised.value.available
     assert "more memory=" in raised.value.remedy
 
@@ -148,7 +148,7 @@ def test_a_layer_that_is_thawed_and_does_not_fit_takes_no_state_with_it(stage):
     assert optimizer.steps == 4
 
 
-def test_without_a_model_parameters_stay_whole():
+def test_without_a_model_parameters_stay_full():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters()), stage="auto")
     optimizer.memory()
@@ -166,7 +166,7 @@ def test_without_a_model_parameters_stay_whole():
         ({"offload": {"parameters": "device", "state": "host"}}, None),
     ],
 )
-def test_what_needs_stage_3_leaves_no_choice(options, stage):
+def test_options_that_need_stage_3_choose_it(options, stage):
     model = mlp()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage="auto", **options)
     assert optimizer._ballast.options.stage == stage
@@ -175,27 +175,27 @@ def test_what_needs_stage_3_leaves_no_choice(options, stage):
 def test_state_is_spread_over_tiers(tmp_path):
     run = loop.run(stage=3, tile=TILE, offload={"state": {"device": 0.25, f"nvme:{tmp_path}": 0.75}})
     plain, away = loop.run(stage=3, tile=TILE), loop.run(stage=3, tile=TILE, offload={"state": f"nvme:{tmp_path}"})
-    near, far = (bodies.kept_by(each.optimizer)[1] for each in (run, away))
+    near, far = (bodies.kept_by(each.optimizer)[1] for each in (run, on_drive))
     assert 0.6 * far < near < 0.9 * far
     with ballast.gather(run.model), ballast.gather(plain.model):
         check_equal(run, plain)
         check_close(run, plain)
 
 
-def test_ranks_of_a_machine_share_what_it_has():
+def test_ranks_of_a_machine_share_its_memory():
     rates = rates_of_cpus(2)
-    offers = [
-        AvailableMachine("one", 1, None, held=50, free=2000, drives=600, rates=rates, on_gpu=False),
-        AvailableMachine("one", 1, 200, held=0, free=2000, drives=600, rates=rates, on_gpu=False),
+    machines = [
+        AvailableMachine("one", 1, None, parameter_bytes=50, free=2000, drives=600, rates=rates, on_gpu=False),
+        AvailableMachine("one", 1, 200, parameter_bytes=0, free=2000, drives=600, rates=rates, on_gpu=False),
         # The launcher runs four ranks on this machine.
-        AvailableMachine("other", 4, 300, held=0, free=2000, drives=800, rates=rates, on_gpu=True),
+        AvailableMachine("other", 4, 300, parameter_bytes=0, free=2000, drives=800, rates=rates, on_gpu=True),
     ]
-    machines = [_machine(each, offers) for each in offers]
-    assert [each.device_bytes for each in machines] == [800, 200, 300]
-    assert _machine(replace(offers[0], held=1500), offers).device_bytes == 2000  # all is requested at once
-    assert [each.host_bytes for each in machines] == [750, 750, 375]
-    assert [each.nvme_bytes for each in machines] == [300, 300, 200]
-    assert [each.host_is_device for each in machines] == [True, True, False]
+    budgets = [_machine(each, machines) for each in machines]
+    assert [each.device_bytes for each in budgets] == [800, 200, 300]
+    assert _machine(replace(machines[0], parameter_bytes=1500), machines).device_bytes == 2000  # all is requested at once
+    assert [each.host_bytes for each in budgets] == [750, 750, 375]
+    assert [each.nvme_bytes for each in budgets] == [300, 300, 200]
+    assert [each.host_is_device for each in budgets] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,12 @@ def test_ranks_of_a_machine_share_what_it_has():
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_at_once(options, said):
+def test_impossible_requests_are_refused_at_once(options, said):
     with pytest.raises(ballast.UsageError, match=said):
         ballast.wrap(torch.optim.AdamW(mlp().parameters()), **options)
 
 
 @pytest.mark.parametrize("options", [{"stage": "auto"}, {"memory": "1GiB"}, {"offload": "auto"}], ids=str)
-def test_what_an_own_step_keeps_is_not_known_beforehand(options):
+def test_memory_of_an_own_step_is_not_known_beforehand(options):
     with pytest.raises(ballast.UsageError, match="is not known beforehand"):
         ballast.wrap(torch.optim.RMSprop(mlp().parameters()), **options)

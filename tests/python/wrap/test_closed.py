@@ -5,7 +5,7 @@ import pytest
 import torch
 from python.wrap.support.loops import Tower, mean_square, mlp
 
-WAYS = [
+CONFIGURATIONS = [
     {"stage": 0},
     {"stage": 1},
     {"stage": 2, "offload": "host"},
@@ -13,7 +13,7 @@ WAYS = [
     {"stage": 3, "offload": "nvme"},
     {"stage": 3, "update_in_backward": True},
 ]
-every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+every_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 
 
 def take_step(model, optimizer):
@@ -22,11 +22,11 @@ def take_step(model, optimizer):
     optimizer.zero_grad()
 
 
-def closed(way, folder, steps=2, make=torch.optim.AdamW):
-    if way.get("offload") == "nvme":
-        way = {**way, "offload": f"nvme:{folder}"}
+def closed(configuration, folder, steps=2, make=torch.optim.AdamW):
+    if configuration.get("offload") == "nvme":
+        configuration = {**configuration, "offload": f"nvme:{folder}"}
     model = Tower()
-    optimizer = ballast.wrap(make(model.parameters(), lr=1e-2), model, **way)
+    optimizer = ballast.wrap(make(model.parameters(), lr=1e-2), model, **configuration)
     for _ in range(steps):
         take_step(model, optimizer)
     optimizer.close()
@@ -54,9 +54,9 @@ def calls(model, optimizer, folder):
     }
 
 
-@every_way
-def test_what_needs_the_state_is_refused_after_close(way, tmp_path):
-    model, optimizer = closed(way, tmp_path)
+@every_configuration
+def test_calls_that_need_the_state_are_refused_after_close(configuration, tmp_path):
+    model, optimizer = closed(configuration, tmp_path)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for name, call in calls(model, optimizer, tmp_path).items():
         with pytest.raises(ballast.UsageError, match="B1007(.|\n)*closed(.|\n)*new optimizer") as refused:
@@ -67,9 +67,9 @@ def test_what_needs_the_state_is_refused_after_close(way, tmp_path):
     assert all(map(torch.equal, before, model.parameters()))
 
 
-@every_way
-def test_what_changes_nothing_is_harmless_after_close(way, tmp_path):
-    model, optimizer = closed(way, tmp_path)
+@every_configuration
+def test_calls_that_change_nothing_are_harmless_after_close(configuration, tmp_path):
+    model, optimizer = closed(configuration, tmp_path)
     assert optimizer.metrics()["step"] == 2.0
     assert optimizer.steps == 2
     mean_square(model, torch.ones(20)).backward()
@@ -82,7 +82,7 @@ def test_what_changes_nothing_is_harmless_after_close(way, tmp_path):
     ballast.export(model, tmp_path / "model.safetensors")
 
 
-def test_a_state_dict_from_before_is_still_what_it_was():
+def test_a_state_dict_from_before_close_keeps_its_values():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=2)
     take_step(model, optimizer)
@@ -101,12 +101,12 @@ def test_an_optimizer_is_closed_before_it_has_trained():
         optimizer.step()
 
 
-@every_way
-def test_a_new_optimizer_takes_over_from_one_that_is_closed(way, tmp_path):
-    model, old = closed(way, tmp_path)
+@every_configuration
+def test_a_new_optimizer_takes_over_from_one_that_is_closed(configuration, tmp_path):
+    model, old = closed(configuration, tmp_path)
     plain = torch.optim.AdamW(model.parameters(), lr=1e-2)
     take_step(model, plain)
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=way["stage"])
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=configuration["stage"])
     take_step(model, optimizer)
     assert (old.steps, optimizer.steps) == (2, 1)
     with pytest.raises(ballast.UsageError, match="B1007 cannot call step.* closed"):

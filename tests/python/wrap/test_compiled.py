@@ -13,10 +13,10 @@ def by_torch():
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, stage):
-    for trained in run_ranks(2, compiled.train_in_all_ways, stage):
-        for way, (losses, graphs) in zip(compiled.WAYS, trained):
-            assert losses == pytest.approx(by_torch, rel=1e-4), way
-            assert graphs > 0, way
+    for trained in run_ranks(2, compiled.train_in_all_configurations, stage):
+        for configuration, (losses, graphs) in zip(compiled.CONFIGURATIONS, trained):
+            assert losses == pytest.approx(by_torch, rel=1e-4), configuration
+            assert graphs > 0, configuration
 
 
 def test_the_library_is_not_compiled_with_it():

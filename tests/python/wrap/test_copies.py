@@ -35,7 +35,7 @@ def test_a_copy_is_trained_by_an_optimizer_of_its_own(stage):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_a_model_is_pickled_whole(stage):
+def test_a_model_below_stage_3_is_pickled_with_its_values(stage):
     model, optimizer = copies.begun(stage)
     read = pickle.loads(pickle.dumps(model))
     assert torch.equal(read(torch.ones(20)), model(torch.ones(20)))
@@ -43,7 +43,7 @@ def test_a_model_is_pickled_whole(stage):
     assert torch.equal(read(torch.ones(20)), model(torch.ones(20)))
 
 
-def test_a_model_whose_parameters_are_partitioned_is_not_pickled():
+def test_a_model_in_stage_3_is_not_pickled():
     model, _ = copies.begun(3)
     with pytest.raises(ballast.UsageError, match="pickle(.|\n)*state_dict"), ballast.gather(model):
         pickle.dumps(model)

@@ -12,7 +12,7 @@ from python.wrap.support.loops import Loop, Tower, check_equal
 from python.wrap.support.ranks import run_ranks
 
 
-def in_both_ways(make, seed=1):
+def at_once_and_deferred(make, seed=1):
     """Make a model at once and deferred. Return both, each with the next random number."""
     torch.manual_seed(seed)
     plain, after_plain = make(), torch.rand(1)
@@ -23,8 +23,8 @@ def in_both_ways(make, seed=1):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_every_way_of_initialising_gives_the_same_bits(stage):
-    plain, after_plain, ours, after_ours = in_both_ways(Zoo)
+def test_every_initialization_gives_the_same_bits(stage):
+    plain, after_plain, ours, after_ours = at_once_and_deferred(Zoo)
     assert torch.equal(after_plain, after_ours)
     large = [name for name, parameter in ours.named_parameters() if parameter.is_meta]
     assert len(large) > 15 and "own" in large and "orthogonal.weight" in large
@@ -44,7 +44,7 @@ def deferred_tower():
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_training_goes_as_that_of_a_plain_model(stage):
+def test_a_deferred_model_trains_as_a_plain_one(stage):
     """A deferred model with frozen, tied and unused parameters trains to the bits of a plain one."""
     plain = Loop(make_model=lambda: Tower(width=48), micro_steps=2).run(stage=stage)
     ours = Loop(make_model=deferred_tower, micro_steps=2).run(stage=stage)
@@ -52,20 +52,20 @@ def test_training_goes_as_that_of_a_plain_model(stage):
         check_equal(plain, ours)
 
 
-def test_all_ranks_make_what_rank_0_would():
-    plain, _, _, _ = in_both_ways(Tall, seed=0)
+def test_all_ranks_make_the_values_of_rank_0():
+    plain, _, _, _ = at_once_and_deferred(Tall, seed=0)
     for stages in run_ranks(2, constructing.constructs_with_its_own_seed):
         for made in stages:
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain.parameters(), made))
 
 
-def test_ranks_that_construct_differently_are_told():
+def test_ranks_that_construct_different_models_are_refused():
     for said in run_ranks(2, constructing.constructs_differently):
         assert "different ways" in said
 
 
-def test_a_parameter_that_is_used_too_early_names_the_way_to_it():
-    _, _, ours, _ = in_both_ways(Tall)
+def test_using_a_parameter_before_training_is_refused_with_a_remedy():
+    _, _, ours, _ = at_once_and_deferred(Tall)
     weight = ours.blocks[0].weight
     optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters()), ours, stage=3)
     assert weight is ours.blocks[0].weight
@@ -79,7 +79,7 @@ def test_a_parameter_that_is_used_too_early_names_the_way_to_it():
 
 @pytest.mark.parametrize("close", [True, False])
 def test_the_next_optimizer_takes_over_a_model_that_was_never_trained(close):
-    plain, _, ours, _ = in_both_ways(Tall)
+    plain, _, ours, _ = at_once_and_deferred(Tall)
     optimizer = ballast.wrap(torch.optim.AdamW(ours.parameters()), ours, stage=3)
     if close:
         optimizer.close()
@@ -93,7 +93,7 @@ def test_the_next_optimizer_takes_over_a_model_that_was_never_trained(close):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_what_nobody_has_numbers_for_is_named(stage):
+def test_parameters_without_values_are_named(stage):
     with torch.device("meta"):
         model = Tall()
     with pytest.raises(ballast.UsageError, match="without a model"):
@@ -106,7 +106,7 @@ def test_what_nobody_has_numbers_for_is_named(stage):
         optimizer.memory()
 
 
-def test_a_run_goes_on_without_any_numbers(tmp_path):
+def test_a_run_resumes_without_initial_values(tmp_path):
     options = {"offload": f"nvme:{tmp_path}", "run": "mine"}
 
     def train(model, steps):
@@ -120,13 +120,13 @@ def test_a_run_goes_on_without_any_numbers(tmp_path):
         return model
 
     torch.manual_seed(0)
-    whole = Loop(make_model=lambda: without_norm(Tall())).run(stage=3)
+    uninterrupted = Loop(make_model=lambda: without_norm(Tall())).run(stage=3)
     torch.manual_seed(0)
     train(without_norm(Tall()), 3)
     with torch.device("meta"):
         model = without_norm(Tall())
     resumed = train(model, 6)
-    assert resumed.losses == whole.losses[3:]
+    assert resumed.losses == uninterrupted.losses[3:]
 
 
 def test_histories_outlive_a_garbage_collection():

@@ -55,7 +55,7 @@ def test_groups_are_read_at_each_step():
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad_clears_what_was_computed(set_to_none):
+def test_zero_grad_clears_computed_gradients(set_to_none):
     plain, ours = mlp(), mlp()
     optimizers = [torch.optim.AdamW(plain.parameters(), lr=1e-2), wrapped(ours)[1]]
     for model, optimizer in zip((plain, ours), optimizers):
@@ -178,7 +178,7 @@ def test_a_step_without_gradients_does_nothing():
 
 
 @pytest.mark.parametrize("offload", [None, "nvme"])
-def test_parameters_come_later_freeze_and_thaw(offload, tmp_path):
+def test_parameters_are_added_later_freeze_and_thaw(offload, tmp_path):
     where = f"nvme:{tmp_path}" if offload else None
     results = []
     for wrap in (False, True):

@@ -63,21 +63,21 @@ sys.modules.clear()
 
 
 @pytest.mark.parametrize("with_dill", [True, False])
-def test_whoever_holds_an_optimizer_at_exit_nothing_is_said(with_dill, environment, tmp_path):
+def test_exit_is_silent_whatever_holds_an_optimizer(with_dill, environment, tmp_path):
     folder = folder_with_dill() if with_dill else folder_without_dill(tmp_path)
     program = tmp_path / "program.py"
     program.write_text(f'{TRAINING}assert bool(sys.modules.get("dill")) is {with_dill}\n{HOLDERS}')
     run_silently([program], environment, folder)
 
 
-def test_nothing_is_said_at_exit_where_no_module_can_be_found_any_more(environment, tmp_path):
+def test_exit_is_silent_after_sys_modules_is_cleared(environment, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(TRAINING + SYS_MODULES_ARE_CLEARED)
     run_silently([program], environment)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_an_exception_that_ends_the_program_in_a_step_is_all_that_is_said(stage, environment, tmp_path):
+def test_an_exception_in_a_step_is_the_only_output(stage, environment, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         f"{TRAINING}kept = trained(stage={stage})\nkept.zero_grad()\n"

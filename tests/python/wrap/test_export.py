@@ -23,7 +23,7 @@ def expected_of(model):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize("most", [None, "2KiB"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_exported_is_read_by_others(stage, most, dtype, tmp_path):
+def test_safetensors_reads_an_export(stage, most, dtype, tmp_path):
     training = saved.Training({"stage": stage, "dtype": dtype})
     training.train(0, 2)
     ballast.export(training.model, tmp_path / "model.safetensors", max_shard_size=most)
@@ -64,7 +64,7 @@ def test_each_part_of_a_model_is_exported_by_the_ranks_that_have_it(stage, tmp_p
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_rank_that_cannot_write_leaves_the_file_that_was_there(stage, tmp_path):
-    first, second = run_ranks(2, bodies.exports_without_room, str(tmp_path / "model.safetensors"), stage)
+    first, second = run_ranks(2, bodies.exports_to_a_full_drive, str(tmp_path / "model.safetensors"), stage)
     assert "B3201" in first and "B3301" in second
     assert os.listdir(tmp_path) == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == b"before"
@@ -86,7 +86,7 @@ def test_one_unit_is_gathered_at_a_time(tmp_path, monkeypatch):
     assert most == 1
 
 
-def test_a_model_that_has_no_numbers_yet_begins_for_its_export(tmp_path):
+def test_exporting_a_deferred_model_makes_its_values(tmp_path):
     with ballast.deferred():
         model = Tower()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
@@ -151,7 +151,7 @@ def test_files_of_two_exports_are_never_read_as_one_model(stops_at, tmp_path, mo
     assert len({float(each.detach().flatten()[0]) for each in model.parameters()}) == 1
 
 
-def test_whatever_format_is_exported_can_be_loaded(tmp_path):
+def test_every_exported_format_can_be_loaded(tmp_path):
     one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     for name, dtype in DTYPES.items():
         one.register_buffer(name, torch.tensor([1.0, 0.0]).to(getattr(torch, dtype)))
@@ -162,7 +162,7 @@ def test_whatever_format_is_exported_can_be_loaded(tmp_path):
         assert torch.equal(value.double(), one.state_dict()[name].double()), name
 
 
-def test_what_files_cannot_hold_is_refused(tmp_path):
+def test_tensors_that_files_cannot_hold_are_refused(tmp_path):
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ballast.UsageError, match="B1001(.|\n)*.safetensors"):
         ballast.export(model, tmp_path / "model.bin")

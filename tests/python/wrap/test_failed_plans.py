@@ -93,7 +93,7 @@ def test_state_that_does_not_fit_is_refused_until_other_state_is_loaded():
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_what_is_loaded_after_a_failure_is_trained_with_the_state_so_far(stage, monkeypatch, tmp_path):
+def test_values_loaded_after_a_failure_are_trained_with_the_previous_state(stage, monkeypatch, tmp_path):
     other, unneeded = evaluated()
     with torch.no_grad(), ballast.gather(other):
         other[0].weight.fill_(0.25)
@@ -116,7 +116,7 @@ def test_what_is_loaded_after_a_failure_is_trained_with_the_state_so_far(stage, 
         assert torch.equal(ours[0].weight, torch.full((24, 20), 0.25))
 
 
-def test_a_checkpoint_that_could_not_be_loaded_leaves_what_there_was(monkeypatch, tmp_path):
+def test_a_failed_load_keeps_the_parameters(monkeypatch, tmp_path):
     model, optimizer = evaluated()
     ballast.save(tmp_path, model, optimizer)
     with ballast.gather(model):
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_could_not_be_loaded_leaves_what_there_was(monkeypatch
     assert all(map(torch.equal, model.parameters(), before))
 
 
-def test_numbers_that_never_came_are_not_trained_with(tmp_path):
+def test_missing_values_are_not_trained_with(tmp_path):
     ballast.save(tmp_path, *evaluated())
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(20, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5))
@@ -147,7 +147,7 @@ def test_numbers_that_never_came_are_not_trained_with(tmp_path):
 
 
 @pytest.mark.parametrize("lost_in", [(Partition, "change_shards"), (StateMigration, "return_to_torch")])
-def test_numbers_that_were_lost_on_the_way_to_a_plan_are_not_trained_with(lost_in, monkeypatch, tmp_path):
+def test_lost_values_are_not_trained_with(lost_in, monkeypatch, tmp_path):
     model, optimizer = evaluated()
     ballast.save(tmp_path, model, optimizer)
     freeze_a_layer(model, optimizer)
@@ -164,7 +164,7 @@ def test_numbers_that_were_lost_on_the_way_to_a_plan_are_not_trained_with(lost_i
     assert same(model, unfailing)
 
 
-def test_an_evaluation_by_inference_leaves_what_can_be_trained(monkeypatch):
+def test_an_evaluation_in_inference_mode_leaves_trainable_parameters(monkeypatch):
     model, optimizer = evaluated()
     freeze_a_layer(model, optimizer)
     fail(monkeypatch, model)

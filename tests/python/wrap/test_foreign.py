@@ -69,8 +69,8 @@ def as_universal_of_stage_3(folder, run, in_state=True, in_group=0):
     own = {"state": state, "param_groups": groups}
     with object_of("deepspeed_is_not_here", "LossScaler") as scaler:
         scaler.scale = 1.0
-        whole = {"loss_scaler": scaler, "optimizer_state_dict": own, "param_groups": groups}
-        torch.save(whole, folder / "zero" / "optimizer_state.pt")
+        checkpoint = {"loss_scaler": scaler, "optimizer_state_dict": own, "param_groups": groups}
+        torch.save(checkpoint, folder / "zero" / "optimizer_state.pt")
         torch.save({"param_shapes": [shapes], "rng": scaler}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")
 
 
@@ -91,7 +91,7 @@ def refused(folder, said, model=None):
 
 @pytest.mark.parametrize("writes", [as_distributed, as_universal, as_universal_of_stage_3])
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_training_of_torch_goes_on(writes, stage, tmp_path):
+def test_a_training_of_torch_is_resumed(writes, stage, tmp_path):
     run, _ = trained_by_torch()
     # Torch has no state for unused parameters, while Ballast has a state of zeros.
     run.model.unused.requires_grad_(False)
@@ -118,7 +118,7 @@ def test_a_training_of_torch_goes_on(writes, stage, tmp_path):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_model_without_memory_gets_its_numbers_from_another_program(stage, tmp_path):
+def test_a_meta_model_gets_its_values_from_another_program(stage, tmp_path):
     """A model on the meta device gets its parameters and its buffers, such as a running mean, from torch's checkpoint."""
     run = Loop(make_model=Tall, steps=2).run()
     as_distributed(tmp_path, run)
@@ -130,7 +130,7 @@ def test_a_model_without_memory_gets_its_numbers_from_another_program(stage, tmp
         assert saved.same(model.state_dict(), run.model.state_dict())
 
 
-def test_objects_that_deepspeed_keeps_beside_a_parameter_are_passed_over(tmp_path):
+def test_objects_that_deepspeed_saves_with_a_parameter_are_ignored(tmp_path):
     run, _ = trained_by_torch()
     as_universal(tmp_path, run)
     path = tmp_path / "zero" / "position" / "fp32.pt"
@@ -142,7 +142,7 @@ def test_objects_that_deepspeed_keeps_beside_a_parameter_are_passed_over(tmp_pat
     assert torch.equal(model.position, run.model.position)
 
 
-def test_what_ranks_of_fsdp2_have_saved_is_read(tmp_path):
+def test_a_checkpoint_of_fsdp2_ranks_is_read(tmp_path):
     expected, _ = run_ranks(2, saved.saves_with_fsdp2, str(tmp_path))
     model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
@@ -151,16 +151,16 @@ def test_what_ranks_of_fsdp2_have_saved_is_read(tmp_path):
     assert all(torch.clone(optimizer.state[each]["exp_avg_sq"]).any() for each in model.parameters())
 
 
-def test_ranks_take_their_parts(tmp_path):
+def test_ranks_load_their_shards(tmp_path):
     run, _ = trained_by_torch()
     run.model.unused.requires_grad_(False)
     as_distributed(tmp_path, run)
-    for everything in run_ranks(2, saved.adopts, str(tmp_path)):
+    for everything in run_ranks(2, saved.loads_foreign, str(tmp_path)):
         expected = run.model.state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in everything.items())
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_tensors_are_named(tmp_path):
     run, _ = trained_by_torch()
     as_universal(tmp_path, run)
     (tmp_path / "zero" / "position" / "exp_avg.pt").unlink()
@@ -233,15 +233,15 @@ def test_shapes_of_stage_3_are_in_the_files_of_the_ranks(tmp_path):
 def test_two_models_in_a_checkpoint_are_refused(tmp_path):
     run, _ = trained_by_torch()
     model, optimizer = get_state_dict(run.model, run.optimizer)
-    whole = {"model": model, "optim": optimizer, "ema": {"module": {name: 2 * each for name, each in model.items()}}}
-    dcp.save(whole, checkpoint_id=tmp_path / "two", no_dist=True)
+    checkpoint = {"model": model, "optim": optimizer, "ema": {"module": {name: 2 * each for name, each in model.items()}}}
+    dcp.save(checkpoint, checkpoint_id=tmp_path / "two", no_dist=True)
     refused(tmp_path / "two", r"choose parameters(.|\n)*these names 2 times(.|\n)*ema.module.\*, model.\*")
-    del whole["ema"]["module"]["position"]
-    dcp.save(whole, checkpoint_id=tmp_path / "part", no_dist=True)
+    del checkpoint["ema"]["module"]["position"]
+    dcp.save(checkpoint, checkpoint_id=tmp_path / "part", no_dist=True)
     model, optimizer = fresh()
     ballast.load_checkpoint(tmp_path / "part", model, optimizer)
     assert torch.equal(model.last.weight, run.model.last.weight)
-    dcp.save({"one": whole["optim"], **whole, "ema": {}}, checkpoint_id=tmp_path / "states", no_dist=True)
+    dcp.save({"one": checkpoint["optim"], **checkpoint, "ema": {}}, checkpoint_id=tmp_path / "states", no_dist=True)
     refused(tmp_path / "states", r"choose optimizer's state(.|\n)*these names 2 times(.|\n)*one.\*, optim.\*")
 
 
@@ -263,12 +263,12 @@ def test_an_average_inside_of_the_model_is_its_own(tmp_path):
 
 def test_state_by_number_is_refused(tmp_path):
     run, _ = trained_by_torch()
-    whole = {"model": run.model.state_dict(), "optim": run.optimizer.state_dict()}
-    dcp.save(whole, checkpoint_id=tmp_path, no_dist=True)
+    checkpoint = {"model": run.model.state_dict(), "optim": run.optimizer.state_dict()}
+    dcp.save(checkpoint, checkpoint_id=tmp_path, no_dist=True)
     refused(tmp_path, r"by number(.|\n)*optim.state.\d+(.|\n)*get_state_dict\(model, optimizer\)")
 
 
-def test_the_universal_one_beside_is_named(tmp_path):
+def test_a_universal_checkpoint_in_the_same_directory_is_named(tmp_path):
     (tmp_path / "step7").mkdir()
     (tmp_path / "step7" / "mp_rank_00_model_states.pt").touch()
     (tmp_path / "latest").write_text("step7")
@@ -290,7 +290,7 @@ def test_the_universal_one_beside_is_named(tmp_path):
         (["model.safetensors"], r"ballast.load\("),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_way(files, said, tmp_path):
+def test_unreadable_checkpoints_are_refused_with_a_remedy(files, said, tmp_path):
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("step7")
@@ -300,7 +300,7 @@ def test_what_cannot_be_read_is_refused_with_the_way(files, said, tmp_path):
         ballast.load_checkpoint(tmp_path, model, optimizer)
 
 
-def test_a_directory_of_nothing_is_refused(tmp_path):
+def test_an_empty_directory_is_refused(tmp_path):
     model = Tower()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
     with pytest.raises(ballast.Error, match="B3201(.|\n)*checkpoint.json"):

@@ -20,8 +20,8 @@ def check_close(one, other):
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
 def test_accelerate_trains_as_before(mixed_precision, tmp_path):
     _, _, plain = frameworks.accelerated(None, mixed_precision=mixed_precision)
-    for way in ({"stage": 2}, {"stage": 2, "offload": f"nvme:{tmp_path}", "run": "mine"}):
-        _, prepared, run = frameworks.accelerated(way, mixed_precision=mixed_precision)
+    for configuration in ({"stage": 2}, {"stage": 2, "offload": f"nvme:{tmp_path}", "run": "mine"}):
+        _, prepared, run = frameworks.accelerated(configuration, mixed_precision=mixed_precision)
         assert type(prepared).__name__ == "AcceleratedOptimizer"
         assert prepared.optimizer is run.optimizer
         assert run.optimizer.steps == 4
@@ -29,15 +29,15 @@ def test_accelerate_trains_as_before(mixed_precision, tmp_path):
 
 
 def test_accelerate_on_two_ranks_trains_as_its_data_parallelism_does():
-    ways = [None, {"stage": 0}, {"stage": 2}, {"stage": 3, "offload": "host"}]
-    for plain, first, *others in run_ranks(2, frameworks.accelerated_ranks, ways):
+    configurations = [None, {"stage": 0}, {"stage": 2}, {"stage": 3, "offload": "host"}]
+    for plain, first, *others in run_ranks(2, frameworks.accelerated_ranks, configurations):
         check_close(plain, first)
         for other in others:
             assert other[0] == first[0]
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
 
 
-def test_accelerate_saves_a_training_and_goes_on(tmp_path):
+def test_accelerate_saves_a_training_and_resumes(tmp_path):
     accelerator, _, run = frameworks.accelerated({"stage": 2})
     accelerator.save_state(str(tmp_path))
     batch = torch.ones(20)
@@ -51,7 +51,7 @@ def test_accelerate_saves_a_training_and_goes_on(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(*after))
 
 
-def test_accelerate_on_two_ranks_is_told_that_its_checkpoint_cannot_be_resumed(tmp_path):
+def test_accelerate_on_two_ranks_warns_that_its_checkpoint_cannot_be_resumed(tmp_path):
     for before, saving in run_ranks(2, frameworks.saves_with_accelerate, str(tmp_path)):
         assert before == []
         assert [CANNOT_RESUME in line for line in saving] == [True]
@@ -74,19 +74,19 @@ def test_accelerates_own_gradient_scaling():
     assert scaler.get_scale() == 512.0
 
 
-def test_trainer_trains_as_before_and_goes_on_from_its_own_checkpoint(tmp_path):
+def test_trainer_trains_as_before_and_resumes_from_its_own_checkpoint(tmp_path):
     pytest.importorskip("transformers", reason=f"transformers {WHY}")
     plain = frameworks.trainer_of(None, tmp_path / "plain")
     plain.train()
-    for way in ({"stage": 2}, {"stage": 3}):
-        folder = tmp_path / str(way["stage"])
-        whole = frameworks.trainer_of(way, folder)
-        whole.train()
-        check_close(frameworks.outcome(plain), frameworks.outcome(whole))
-        resumed = frameworks.trainer_of(way, folder)
+    for configuration in ({"stage": 2}, {"stage": 3}):
+        folder = tmp_path / str(configuration["stage"])
+        uninterrupted = frameworks.trainer_of(configuration, folder)
+        uninterrupted.train()
+        check_close(frameworks.outcome(plain), frameworks.outcome(uninterrupted))
+        resumed = frameworks.trainer_of(configuration, folder)
         resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-        assert whole.optimizer.optimizer.steps == resumed.optimizer.optimizer.steps == 4
-        for mine, theirs in zip(frameworks.outcome(whole)[1], frameworks.outcome(resumed)[1]):
+        assert uninterrupted.optimizer.optimizer.steps == resumed.optimizer.optimizer.steps == 4
+        for mine, theirs in zip(frameworks.outcome(uninterrupted)[1], frameworks.outcome(resumed)[1]):
             assert torch.equal(mine, theirs)
 
 
@@ -103,7 +103,7 @@ def test_trainer_on_two_ranks(tmp_path):
 def test_peft_merges_adapters_as_before(tmp_path):
     pytest.importorskip("peft", reason=f"peft {WHY}")
     on_drives = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}
-    ways = [None, {"stage": 2}, {"stage": 3}, {"stage": 3, "offload": on_drives}]
-    plain, *others = frameworks.merged_adapters_of_ranks(0, ways)
-    for way in (*others, *run_ranks(2, frameworks.merged_adapters_of_ranks, ways[1:])[0]):
-        check_close(plain, way)
+    configurations = [None, {"stage": 2}, {"stage": 3}, {"stage": 3, "offload": on_drives}]
+    plain, *others = frameworks.merged_adapters_of_ranks(0, configurations)
+    for other in (*others, *run_ranks(2, frameworks.merged_adapters_of_ranks, configurations[1:])[0]):
+        check_close(plain, other)

@@ -88,7 +88,7 @@ def test_ranks_train_it_as_one_does():
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_what_is_frozen_after_an_evaluation_with_gradients_stays_as_it_is(stage):
+def test_parameters_frozen_after_an_evaluation_with_gradients_keep_their_values(stage):
     model, optimizer = evaluated(stage=stage)
     model(torch.ones(20))
     with ballast.gather(model):

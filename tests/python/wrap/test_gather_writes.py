@@ -28,27 +28,27 @@ def options_of(folder):
 
 
 def check_same_bits(results):
-    first, *others = [tensors for ways in results for tensors in ways.values()]
+    first, *others = [tensors for by_write in results for tensors in by_write.values()]
     for other in others:
         assert len(other) == len(first)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(other, first))
 
 
 @pytest.mark.parametrize("kept", FORMATS)
-def test_every_way_of_writing_is_kept_at_every_stage_and_tier(kept, tmp_path):
+def test_every_kind_of_write_is_kept_at_every_stage_and_tier(kept, tmp_path):
     dtype, options = options_of(tmp_path)[kept]
     check_same_bits(writing.trained_on_each_rank(0, dtype, options))
 
 
 @pytest.mark.parametrize("kept", FORMATS)
-def test_every_way_of_writing_is_kept_on_two_ranks(kept, tmp_path):
+def test_every_kind_of_write_is_kept_on_two_ranks(kept, tmp_path):
     dtype, options = options_of(tmp_path)[kept]
     for results in run_ranks(2, writing.trained_on_each_rank, dtype, options):
         check_same_bits(results)
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_a_write_leaves_alone_what_other_parameters_were_rounded_from(stage):
+def test_a_write_does_not_change_masters_of_other_parameters(stage):
     """A write to a parameter does not change the masters of others, even in the same tile."""
     undisturbed, disturbed = (writing.rounded_from(stage, write) for write in (None, writing.in_place_of_data))
     assert torch.equal(undisturbed, disturbed)
@@ -108,14 +108,14 @@ def test_values_that_differ_when_training_begins_are_refused(stage, gathers):
         assert "parameter 0.weight; rank 1 differs from rank 0" in error
 
 
-def test_an_exception_inside_of_gather_is_what_its_rank_raises():
+def test_an_exception_inside_of_gather_is_raised_on_its_rank():
     first, second = run_ranks(2, writing.raises_on_rank_1_only)
     assert "B3301 cannot keep writes of a block of ballast.gather(): " in first and "rank 1" in first
     assert second == "ValueError: mine"
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_what_one_rank_cannot_keep_is_refused_on_all_of_them(stage):
+def test_writes_that_one_rank_cannot_keep_are_refused_on_all(stage):
     first, second = run_ranks(2, writing.casts_on_rank_1_only, stage)
     assert "B3301 keeping what was written to parameters failed on other ranks" in first
     assert "torch.float64" in second and "parameter 0.weight" in second
@@ -140,7 +140,7 @@ def test_a_new_parameter_in_its_place_is_refused_and_loses_nothing(stage, assign
     assert longer.losses == Loop(steps=4).run(stage=stage).losses[steps:]
 
 
-def test_a_checksum_on_a_device_tells_what_a_write_may_change():
+def test_a_checksum_on_a_device_detects_every_write():
     values = torch.randn(3000, generator=torch.Generator().manual_seed(0)).to(BF16)
     changed = [values.clone() for _ in range(4)]
     changed[0][:2].neg_()

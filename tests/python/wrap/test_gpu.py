@@ -19,22 +19,22 @@ def a_gpu():
 
 
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=a_gpu())])
-WAYS = [
+CONFIGURATIONS = [
     {"stage": 2},
     {"stage": 2, "offload": "host"},
     {"stage": 3},
     {"stage": 3, "offload": "host"},
     {"stage": 3, "update_in_backward": True},
 ]
-every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+every_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 
 
 class Training:
-    def __init__(self, device: str, **way):
+    def __init__(self, device: str, **configuration):
         torch.manual_seed(0)
         self.model = Tower().to(device)
         plain = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.optimizer = ballast.wrap(plain, self.model, **way) if way else plain
+        self.optimizer = ballast.wrap(plain, self.model, **configuration) if configuration else plain
         self.batch = torch.linspace(-1, 1, 20, device=device)
 
     def step(self) -> float:
@@ -46,27 +46,27 @@ class Training:
 
 
 @on_devices
-@every_way
-def test_trainings_follow_torch(device, way):
-    mine, theirs = Training(device, **way), Training(device)
+@every_configuration
+def test_trainings_follow_torch(device, configuration):
+    mine, theirs = Training(device, **configuration), Training(device)
     for _ in range(5):
         assert mine.step() == pytest.approx(theirs.step(), rel=1e-4)
 
 
 @on_devices
-@every_way
-def test_a_training_that_leaves_its_device_goes_on_with_the_same_bits(device, way):
-    stays, leaves = Training(device, **way), Training(device, **way)
+@every_configuration
+def test_an_offloaded_training_continues_with_the_same_bits(device, configuration):
+    plain, offloaded = Training(device, **configuration), Training(device, **configuration)
     for _ in range(3):
-        assert stays.step() == leaves.step()
-        leaves.optimizer.offload()
-        leaves.optimizer.reload()
+        assert plain.step() == offloaded.step()
+        offloaded.optimizer.offload()
+        offloaded.optimizer.reload()
 
 
 @on_devices
-@pytest.mark.parametrize("way", [each for each in WAYS if each["stage"] < 3], ids=str)
-def test_what_is_written_to_parameters_between_steps_is_what_is_trained(device, way):
-    mine, theirs = Training(device, **way), Training(device)
+@pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] < 3], ids=str)
+def test_values_written_to_parameters_between_steps_are_trained(device, configuration):
+    mine, theirs = Training(device, **configuration), Training(device)
     for _ in range(3):
         for training in (mine, theirs):
             with torch.no_grad():
@@ -76,14 +76,14 @@ def test_what_is_written_to_parameters_between_steps_is_what_is_trained(device, 
 
 
 @on_devices
-@every_way
-def test_gradients_are_clipped_and_checkpoints_go_on(device, way, tmp_path):
-    if "update_in_backward" in way:
+@every_configuration
+def test_gradients_are_clipped_and_checkpoints_resume(device, configuration, tmp_path):
+    if "update_in_backward" in configuration:
         pytest.skip("nothing can be clipped")
-    first = Training(device, **way)
+    first = Training(device, **configuration)
     first.step()
     ballast.save(tmp_path, first.model, first.optimizer)
-    again = Training(device, **way)
+    again = Training(device, **configuration)
     ballast.load_checkpoint(tmp_path, again.model, again.optimizer)
     for training in (first, again):
         training.model(training.batch).sum().backward()
@@ -148,16 +148,16 @@ def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
 
 
 # Below stage 3 these read full parameters, which are ordinary tensors: a caller in another stream has to wait itself.
-WHOLE = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather")
+ON_FULL_PARAMETERS = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather")
 
 
 @on_devices
-@every_way
-def test_what_is_done_in_another_stream_is_refused_and_changes_nothing(device, way, in_another_stream, tmp_path):
-    training, undisturbed = Training(device, **way), Training(device, **way)
+@every_configuration
+def test_operations_in_another_stream_are_refused_and_change_nothing(device, configuration, in_another_stream, tmp_path):
+    training, undisturbed = Training(device, **configuration), Training(device, **configuration)
     assert training.step() == undisturbed.step()
     for name, use in uses_of(training, tmp_path).items():
-        if way["stage"] < 3 and name in WHOLE:
+        if configuration["stage"] < 3 and name in ON_FULL_PARAMETERS:
             continue
         with in_another_stream(), pytest.raises(ballast.UsageError, match="B1007(.|\n)*another CUDA stream"):
             use()
@@ -175,12 +175,12 @@ def test_what_is_done_in_another_stream_is_refused_and_changes_nothing(device, w
 
 
 @on_devices
-@every_way
+@every_configuration
 @pytest.mark.parametrize("when", ["between steps", "in a step", "away"])
-def test_a_training_ends_in_whatever_stream(device, way, when, in_another_stream):
-    training, undisturbed = Training(device, **way), Training(device, **way)
+def test_a_training_ends_in_any_stream(device, configuration, when, in_another_stream):
+    training, undisturbed = Training(device, **configuration), Training(device, **configuration)
     assert training.step() == undisturbed.step()
-    if when == "in a step" and not way.get("update_in_backward"):
+    if when == "in a step" and not configuration.get("update_in_backward"):
         training.model(training.batch).sum().backward()
     if when == "away":
         training.optimizer.offload()

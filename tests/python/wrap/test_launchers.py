@@ -29,34 +29,34 @@ def ends(ended: subprocess.CompletedProcess) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(environment):
+def uninterrupted(environment):
     """Return the final step and digest of an uninterrupted training."""
     seen = ends(run(torchrun(2), environment))
     assert len(seen) == 1
     return seen
 
 
-def test_launchers_start_the_same_training(environment, whole):
-    assert ends(run(torchrun(2), environment, "--with-torch")) == whole
-    assert ends(run(torchrun(2), environment, "--second")) == whole
-    assert ends(run([*mpirun(2), sys.executable], environment)) == whole
+def test_launchers_start_the_same_training(environment, uninterrupted):
+    assert ends(run(torchrun(2), environment, "--with-torch")) == uninterrupted
+    assert ends(run(torchrun(2), environment, "--second")) == uninterrupted
+    assert ends(run([*mpirun(2), sys.executable], environment)) == uninterrupted
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"{', '.join(missing())} not installed: .ci/bootstrap launchers")
-def test_slurm_starts_the_same_training(environment, whole, tmp_path):
+def test_slurm_starts_the_same_training(environment, uninterrupted, tmp_path):
     with slurm(tmp_path) as found:
-        assert ends(run(["srun", "-n", "2", "--overcommit", sys.executable], {**environment, **found})) == whole
+        assert ends(run(["srun", "-n", "2", "--overcommit", sys.executable], {**environment, **found})) == uninterrupted
 
 
-def test_a_rank_that_is_told_to_end_leaves_with_all_others_and_the_same_command_goes_on(environment, whole, tmp_path):
+def test_a_rank_that_is_told_to_end_ends_all_and_the_same_command_resumes(environment, uninterrupted, tmp_path):
     (left,) = ends(run(torchrun(2), environment, "--drive", str(tmp_path), "--stop", "3"))
     assert left.startswith("after step 4")
-    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == whole
+    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == uninterrupted
 
 
-def test_a_killed_rank_ends_the_others_and_the_same_command_goes_on(environment, whole, tmp_path):
+def test_a_killed_rank_ends_the_others_and_the_same_command_resumes(environment, uninterrupted, tmp_path):
     killed = run(torchrun(2), environment, "--drive", str(tmp_path), "--die", "3")
     assert killed.returncode != 0
     assert "ended after" not in killed.stdout
     assert "B3301 rank 1" in killed.stderr
-    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == whole
+    assert ends(run(torchrun(2), environment, "--drive", str(tmp_path))) == uninterrupted

@@ -35,9 +35,9 @@ class Programs:
         folder = self._folder / str(self._jobs)
         folder.mkdir()
         port = free_port()
-        meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "BALLAST_PORT": port, **(environment or {})}
+        rendezvous = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "BALLAST_PORT": port, **(environment or {})}
         job = {"script": str(SUPPORT / script), "arguments": [str(each) for each in arguments], "ranks": ranks}
-        job |= {"environment": meeting, "leaver": leaver, "folder": str(folder)}
+        job |= {"environment": rendezvous, "leaver": leaver, "folder": str(folder)}
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
         statuses = json.loads(self._answer(folder))
@@ -73,7 +73,7 @@ def programs(environment, tmp_path_factory):
 
 
 # Maps how a rank leaves to its exit status and to the error of the others.
-WAYS = {
+OUTCOMES = {
     "raise": (1, "left: ValueError: this batch is bad"),
     "exit": (1, "left: it ended with exit code 1 after 3 steps"),
     "exit with text": (1, "left: it ended with exit code 1 after 3 steps"),
@@ -95,7 +95,7 @@ RANKS = [(1, 2, 1, "waiting"), (3, 2, 0, "later"), (3, 3, 2, "waiting"), (1, 3, 
 
 
 @pytest.mark.parametrize(("stage", "ranks", "leaver", "moment"), RANKS)
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", OUTCOMES)
 def test_a_rank_that_leaves_ends_the_others_at_once(how, stage, ranks, leaver, moment, programs):
     check(programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver), how, leaver)
 
@@ -103,22 +103,22 @@ def test_a_rank_that_leaves_ends_the_others_at_once(how, stage, ranks, leaver, m
 @needs_root
 @pytest.mark.parametrize(("stage", "ranks", "leaver", "moment"), [(1, 3, 0, "waiting"), (3, 2, 1, "later")])
 @pytest.mark.parametrize("how", ["raise", "exit", "kill", "end", "delete"])
-def test_so_it_is_through_gloo(how, stage, ranks, leaver, moment, programs):
-    nobody = {"NOBODY": "1"}
-    check(programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver, environment=nobody), how, leaver)
+def test_a_rank_that_leaves_ends_the_others_through_gloo(how, stage, ranks, leaver, moment, programs):
+    user = {"AS_OTHER_USER": "1"}
+    check(programs.run("leaves.py", how, stage, leaver, moment, ranks=ranks, leaver=leaver, environment=user), how, leaver)
 
 
-@pytest.mark.parametrize("nobody", [False, pytest.param(True, marks=needs_root)])
+@pytest.mark.parametrize("as_other_user", [False, pytest.param(True, marks=needs_root)])
 @pytest.mark.parametrize("how", ["all end", "global all end"])
 @pytest.mark.parametrize(("stage", "leaver"), [(1, 0), (3, 1), (1, 2)])
-def test_ranks_that_end_one_after_the_other_when_all_is_done_say_nothing(stage, leaver, how, nobody, programs):
-    environment = {"NOBODY": "1"} if nobody else {}
+def test_ranks_that_end_one_after_the_other_after_training_print_nothing(stage, leaver, how, as_other_user, programs):
+    environment = {"AS_OTHER_USER": "1"} if as_other_user else {}
     ended = programs.run("leaves.py", how, stage, leaver, "", ranks=3, leaver=leaver, environment=environment)
     assert ended == [(0, "")] * 3
 
 
 def check(ended, how, leaver):
-    status, words = WAYS[how]
+    status, words = OUTCOMES[how]
     assert ended[leaver][0] == status, ended[leaver]
     others = [rank for rank in range(len(ended)) if rank != leaver]
     for rank in others:

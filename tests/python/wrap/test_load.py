@@ -83,7 +83,7 @@ def test_frozen_and_tied_parameters_are_loaded(tmp_path):
             check_loaded(plain, ours)
 
 
-def test_inside_of_gather_parameters_are_loaded_as_anybody_else_would(tmp_path):
+def test_parameters_are_loaded_inside_of_gather(tmp_path):
     plain = trained()
     save(tmp_path / "one.safetensors", plain.state_dict())
     ours = constructed("deferred")
@@ -96,18 +96,18 @@ def test_inside_of_gather_parameters_are_loaded_as_anybody_else_would(tmp_path):
 
 
 @pytest.mark.parametrize("files", ["directory", "index", "pattern", "list"])
-def test_files_are_named_in_several_ways(files, tmp_path):
+def test_files_are_named_in_several_forms(files, tmp_path):
     plain = trained()
     save_in_parts(tmp_path, plain.state_dict(), 2)
     save(tmp_path / "unrelated.bin", {"other": torch.ones(3)})
-    ways = {
+    forms = {
         "directory": tmp_path,
         "index": str(tmp_path / "model.safetensors.index.json"),
         "pattern": str(tmp_path / "model-*.safetensors"),
         "list": sorted(tmp_path.glob("*.safetensors")),
     }
     ours = constructed("at once")
-    ballast.load(ours, ways[files])
+    ballast.load(ours, forms[files])
     check_loaded(plain, ours)
 
 
@@ -121,7 +121,7 @@ def refusal(tmp_path, tensors, kind=ballast.UsageError):
     return str(refused.value)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_changed(tmp_path):
+def test_files_that_do_not_fit_are_refused_before_anything_is_changed(tmp_path):
     fits = trained().state_dict()
     said = refusal(tmp_path, {f"model.{name}": value for name, value in fits.items()})
     assert "model.blocks.0.bias" in said and "nearest names are: blocks.0.bias" in said
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(tmp_path):
     assert "B1002" in said and "torch.float32" in said and "torch.bfloat16" in said
 
 
-def test_files_that_are_none_are_refused(tmp_path):
+def test_invalid_files_are_refused(tmp_path):
     model, file = constructed("at once"), tmp_path / "one.safetensors"
     with pytest.raises(ballast.UsageError, match="no file matches"):
         ballast.load(model, tmp_path / "*.safetensors")
@@ -153,9 +153,9 @@ def test_files_that_are_none_are_refused(tmp_path):
     save(tmp_path / "two.safetensors", {"first.bias": torch.ones(48)})
     with pytest.raises(ballast.UsageError, match='"first.bias": it is in more than one file'):
         ballast.load(model, tmp_path)
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    with pytest.raises(ballast.UsageError, match=rf"cut off(.|\n)*{len(whole)} bytes(.|\n)*{len(whole) - 1} bytes"):
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(ballast.UsageError, match=rf"cut off(.|\n)*{len(content)} bytes(.|\n)*{len(content) - 1} bytes"):
         ballast.load(model, file)
 
 

@@ -3,15 +3,15 @@
 import ballast
 import pytest
 import torch
-from python.wrap.support import away
+from python.wrap.support import offloading
 from python.wrap.support.loops import Loop, Tower
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.resident import resident
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_trainings_that_leave_their_device_give_the_same_bits(ranks, tmp_path):
-    ways = [
+def test_offloaded_and_reloaded_trainings_give_the_same_bits(ranks, tmp_path):
+    configurations = [
         {"stage": 0},
         {"stage": 2},
         {"stage": 2, "offload": "host"},
@@ -19,19 +19,19 @@ def test_trainings_that_leave_their_device_give_the_same_bits(ranks, tmp_path):
         {"stage": 3, "offload": {"parameters": "host", "state": f"nvme:{tmp_path}"}},
         {"stage": 3, "update_in_backward": True},
     ]
-    for of_ways in run_ranks(ranks, away.leaves_and_stays, ways):
-        for stays, leaves in of_ways:
-            assert stays[0] == leaves[0]
-            assert all(torch.equal(mine, theirs) for mine, theirs in zip(stays[1], leaves[1]))
+    for trained in run_ranks(ranks, offloading.with_and_without_offload, configurations):
+        for plain, offloaded in trained:
+            assert plain[0] == offloaded[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain[1], offloaded[1]))
 
 
-def test_an_optimizer_with_a_step_of_its_own_goes_and_comes_too():
+def test_an_optimizer_with_its_own_step_is_offloaded_and_reloaded():
     loop = Loop(make_model=Tower, make_optimizer=torch.optim.NAdam, steps=3)
-    stays, leaves = (away.train_and_leave(loop, leaves, stage=2) for leaves in (False, True))
-    assert stays[0] == leaves[0]
+    plain, offloaded = (offloading.train_and_offload(loop, offloads, stage=2) for offloads in (False, True))
+    assert plain[0] == offloaded[0]
 
 
-def test_memory_that_is_no_state_goes_while_the_training_is_away():
+def test_offload_frees_memory_of_gradients_too():
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(16)))
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=3)
     for _ in range(2):
@@ -52,7 +52,7 @@ def trained(**options) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_whoever_uses_what_has_left_is_told_what_to_do(stage, tmp_path):
+def test_using_an_offloaded_training_is_refused_with_a_remedy(stage, tmp_path):
     model, optimizer = trained(stage=stage)
     weight = next(model.parameters())
     checkpoint = tmp_path / "checkpoint"
@@ -81,7 +81,7 @@ def test_whoever_uses_what_has_left_is_told_what_to_do(stage, tmp_path):
         optimizer.reload()
 
 
-def test_parameters_that_stay_can_be_used():
+def test_parameters_that_are_not_offloaded_can_be_used():
     model, optimizer = trained(stage=2)
     with torch.no_grad():
         before = model(torch.ones(20))
@@ -94,18 +94,18 @@ def test_parameters_that_stay_can_be_used():
     optimizer.step()
 
 
-def test_memory_that_parameters_are_gathered_into_cannot_stay():
+def test_offload_without_parameters_is_refused_in_stage_3():
     _, optimizer = trained(stage=3)
     with pytest.raises(ballast.UsageError, match="B1001(.|\n)*stage 3"):
         optimizer.offload(parameters=False)
 
 
-def test_nobody_leaves_in_the_middle_of_a_step():
-    for said in run_ranks(2, away.one_rank_is_in_the_middle_of_a_step):
+def test_offload_is_refused_in_the_middle_of_a_step():
+    for said in run_ranks(2, offloading.one_rank_is_in_the_middle_of_a_step):
         assert "B1007 cannot offload the optimizer between a backward pass and its step" in said
 
 
-def test_what_is_written_to_parameters_before_is_there_after():
+def test_writes_before_offload_are_kept_after_reload():
     model, optimizer = trained(stage=2, offload="host")
     with torch.no_grad():
         model[0].weight.fill_(0.5) if isinstance(model, torch.nn.Sequential) else next(model.parameters()).fill_(0.5)
@@ -118,7 +118,7 @@ def test_what_is_written_to_parameters_before_is_there_after():
     assert type(next(model.parameters())) is torch.nn.Parameter
 
 
-def test_what_is_written_after_the_backward_pass_is_not_lost_by_a_refusal():
+def test_writes_after_the_backward_pass_survive_a_refused_offload():
     model, optimizer = trained(stage=2, offload="host")
     model(torch.ones(20)).sum().backward()
     weight = next(model.parameters())
@@ -130,7 +130,7 @@ def test_what_is_written_after_the_backward_pass_is_not_lost_by_a_refusal():
     assert torch.all((weight - 0.5).abs() < 0.05)
 
 
-def test_nobody_leaves_while_parameters_are_gathered():
+def test_offload_is_refused_while_parameters_are_gathered():
     model, optimizer = trained(stage=3)
     with ballast.gather(model):
         with pytest.raises(ballast.UsageError, match="B1007(.|\n)*outside of"):
@@ -139,7 +139,7 @@ def test_nobody_leaves_while_parameters_are_gathered():
     optimizer.reload()
 
 
-def test_parameters_whose_optimizer_goes_while_it_is_away_come_back_on_one_rank():
+def test_deleting_an_offloaded_optimizer_restores_parameters_on_one_rank():
     model, optimizer = trained(stage=3)
     with ballast.gather(model):
         before = [parameter.detach().clone() for parameter in model.parameters()]

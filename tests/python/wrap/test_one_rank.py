@@ -29,11 +29,11 @@ def test_each_rule_trains_as_torch_does(kind, options):
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_accumulation_and_clipping_are_torchs(micro_steps, clip, autocast):
     loop = Loop(micro_steps=micro_steps, clip=clip, autocast=autocast)
-    whole = loop.run(stage=2)
-    check_close(loop.run(), whole, 2e-4 if autocast else 1e-6)
+    full = loop.run(stage=2)
+    check_close(loop.run(), full, 2e-4 if autocast else 1e-6)
     partitioned = loop.run(stage=3)
     with ballast.gather(partitioned.model):
-        check_equal(whole, partitioned)
+        check_equal(full, partitioned)
 
 
 def test_clipping_by_the_option_or_by_a_call_is_the_same():
@@ -74,7 +74,7 @@ def test_bfloat16_parameters_keep_what_rounding_would_lose(state_format):
     assert math.isclose(ours.losses[-1], exact.losses[-1], rel_tol=0.03)
 
 
-def test_parameters_that_are_written_to_go_on_from_there(tmp_path):
+def test_training_continues_from_written_parameters(tmp_path):
     for offload in (None, "host", f"nvme:{tmp_path}"):
         plain, ours = Loop(steps=2).run(), Loop(steps=2).run(stage=2, offload=offload)
         with torch.no_grad():
@@ -86,7 +86,7 @@ def test_parameters_that_are_written_to_go_on_from_there(tmp_path):
 
 
 @pytest.mark.parametrize("state_format", ["fp32", "split"])
-def test_parameters_in_bfloat16_that_are_written_to_go_on_from_there(state_format):
+def test_training_continues_from_written_bfloat16_parameters(state_format):
     run = in_bfloat16(steps=2, optimizer_options={"lr": 0.0}).run(stage=2, state_format=state_format)
     with torch.no_grad():
         run.model[0].weight.fill_(0.5)
@@ -115,7 +115,7 @@ def test_parameters_are_saved_each_by_itself(tmp_path):
     assert [storage.nbytes() for storage in storages] == [4 * count for count in (20 * 24, 24, 24 * 5, 5)]
 
 
-def test_numbers_that_are_not_finite_skip_the_step():
+def test_gradients_that_are_not_finite_skip_the_step():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()))
     before = [parameter.clone() for parameter in model.parameters()]

@@ -42,7 +42,7 @@ def load(model, optimizer):
 
 
 @pytest.mark.parametrize("change", [freeze_a_layer, load])
-def test_what_was_before_is_gone_when_another_plan_is_made(change):
+def test_the_previous_plan_is_freed_when_another_is_made(change):
     model, optimizer = evaluated()
     before = weakref.ref(optimizer._ballast.plans.current)
     change(model, optimizer)
@@ -64,7 +64,7 @@ def test_a_run_with_a_name_keeps_its_plan(tmp_path):
 
 
 @pytest.mark.parametrize("change", [freeze_a_layer, lambda model, optimizer: optimizer.close()], ids=["freeze", "close"])
-def test_what_is_gathered_cannot_be_planned_anew(change):
+def test_gathered_parameters_cannot_be_planned_anew(change):
     model, optimizer = evaluated()
     with ballast.gather(model):
         before = [each.detach().clone() for each in model.parameters()]
@@ -111,7 +111,7 @@ def test_a_model_that_is_never_called(stage):
     assert method_losses(stage) == pytest.approx(method_losses(None), rel=1e-5)
 
 
-def test_a_backward_pass_of_before_says_what_is_wrong():
+def test_a_backward_pass_of_a_previous_plan_is_refused():
     model = Tower()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     loss = model(torch.ones(2, 20)).sum()

@@ -16,8 +16,8 @@ def test_two_halves_of_a_model_train_as_the_whole_with_one_norm(stage, by_option
 
 def test_passes_without_a_reduction_are_reduced_with_the_last_one():
     each, last, none, one = ({}, 4, 0), ({"stage": 0}, 4, 3), ({"stage": 2}, 4, 4), ({}, 1, 0)
-    ways = [each, last, none, ({"stage": 2, "offload": "host"}, 4, 3), one]
-    for trained in run_ranks(2, parallel.passes_reduced_together, ways):
+    configurations = [each, last, none, ({"stage": 2, "offload": "host"}, 4, 3), one]
+    for trained in run_ranks(2, parallel.passes_reduced_together, configurations):
         (losses, parameters), bytes_each = trained[0]
         first, others = trained[1], trained[2:-1]
         _, bytes_of_one = trained[-1]

@@ -18,7 +18,7 @@ def test_every_state_has_its_transitions():
 
 
 @pytest.mark.parametrize(("before", "after"), MISSING, ids=lambda state: state.name)
-def test_a_transition_that_there_is_not_names_both_states(before, after):
+def test_an_impossible_transition_names_both_states(before, after):
     with pytest.raises(ballast.Error, match=f"B1999 cannot change a parameter from {before.name} to {after.name}"):
         require_transition(before, after)
 
@@ -28,7 +28,7 @@ def test_staying_in_a_state_is_always_possible():
         require_transition(state, state)
 
 
-def test_a_managed_parameter_refuses_what_its_state_does_not_allow():
+def test_a_managed_parameter_refuses_impossible_transitions():
     parameter = torch.nn.Parameter(torch.ones(3))
     full = ManagedParameter(parameter, ParameterState.FULL)
     with pytest.raises(ballast.Error, match="B1999 (.|\n)*from FULL to GATHERED"):
@@ -90,7 +90,7 @@ def test_the_states_below_stage_3():
     assert states(model) == {None}
 
 
-def test_what_is_lost_and_what_is_pending():
+def test_lost_and_pending_parameters():
     parameter = torch.nn.Parameter(torch.ones(3))
     sharded = ManagedParameter(parameter, ParameterState.SHARDED)
     sharded.lose()

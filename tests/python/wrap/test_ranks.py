@@ -32,9 +32,9 @@ def check_close(one, other, tolerance=1e-6):
     ],
 )
 def test_all_stages_and_tiers_train_as_ddp_does_and_with_the_same_bits(ranks, training, tolerance, tmp_path):
-    ways = [{"stage": stage} for stage in (0, 1, 2, 3)]
-    ways += [{"stage": stage, "offload": where} for stage in (0, 2) for where in ("host", f"nvme:{tmp_path}")]
-    for (losses, parameters), first, *others in run_ranks(ranks, bodies.in_every_way, training, ways):
+    configurations = [{"stage": stage} for stage in (0, 1, 2, 3)]
+    configurations += [{"stage": stage, "offload": where} for stage in (0, 2) for where in ("host", f"nvme:{tmp_path}")]
+    for (losses, parameters), first, *others in run_ranks(ranks, bodies.in_every_configuration, training, configurations):
         check_close([torch.tensor(first[0])], [torch.tensor(losses)], tolerance)
         check_close(first[1], parameters, tolerance)
         for other in others:
@@ -51,23 +51,24 @@ def test_freezing_and_beginning_again_gives_the_same_bits_at_all_stages(training
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RAdam])
-def test_another_plan_keeps_what_parameters_were_rounded_from(kind):
-    ways = [{"stage": stage} for stage in range(4)]
+def test_another_plan_keeps_the_masters(kind):
+    configurations = [{"stage": stage} for stage in range(4)]
     if kind is torch.optim.AdamW:
-        ways += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact")]
-    for undisturbed, disturbed in run_ranks(2, plans.others_freeze, kind, ways)[0]:
+        configurations += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact")]
+    for undisturbed, disturbed in run_ranks(2, plans.others_freeze, kind, configurations)[0]:
         assert (undisturbed != 1.0).any()
         assert torch.equal(undisturbed, disturbed)
 
 
-def test_ranks_begin_with_the_first_ones_parameters():
-    one, other = run_ranks(2, bodies.different_beginnings)
+def test_ranks_begin_with_the_parameters_of_rank_0():
+    one, other = run_ranks(2, bodies.different_initial_values)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other))
 
 
 def test_parameters_that_are_used_on_some_ranks_only():
-    ways = [{"stage": 0}, {"stage": 2}, {"stage": 3, "units": ("Routed",)}]  # in stage 3 all ranks gather the same units
-    for expected, *all_ours in run_ranks(2, bodies.routed, ways):
+    # In stage 3 all ranks gather the same units.
+    configurations = [{"stage": 0}, {"stage": 2}, {"stage": 3, "units": ("Routed",)}]
+    for expected, *all_ours in run_ranks(2, bodies.routed, configurations):
         for ours in all_ours:
             check_close(ours, expected)
 
@@ -77,7 +78,7 @@ def test_a_rank_without_a_batch_adds_zeros():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other))
 
 
-def test_a_state_dict_holds_a_ranks_part_and_goes_on_from_there():
+def test_a_state_dict_holds_a_ranks_shard_and_resumes():
     answers = run_ranks(2, bodies.saved_state)
     kept = [sum(values["exp_avg"].numel() for values in state.values()) for state, _, _ in answers]
     assert all(0 < count < 20 * 24 + 24 + 24 * 5 + 5 for count in kept)
@@ -86,19 +87,19 @@ def test_a_state_dict_holds_a_ranks_part_and_goes_on_from_there():
         assert losses == loaded_losses
 
 
-def test_state_that_is_taken_out_of_what_ranks_share_is_refused():
+def test_removing_a_part_of_sharded_state_is_refused():
     for said in run_ranks(2, plans.loses_some_state):
         assert "B1001" in said and "parameter 2.weight" in said and "optimizer.state.clear()" in said
 
 
 def test_a_state_dict_of_another_rank_is_refused():
-    for rank, said in enumerate(run_ranks(2, bodies.loads_what_the_other_has_saved)):
+    for rank, said in enumerate(run_ranks(2, bodies.loads_state_of_another_rank)):
         assert f"rank {rank} of 2 cannot load the state_dict() of rank {1 - rank} of 2" in said
         assert REMEDY in said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_state_dict_of_one_rank_of_several_says_once_what_it_cannot_do(ranks, tmp_path):
+def test_a_state_dict_of_one_of_several_ranks_warns_once(ranks, tmp_path):
     for rank, answers in enumerate(run_ranks(ranks, bodies.warnings_of_state_dicts, str(tmp_path), [0, 1, 2, 3])):
         for stage, (harmless, told) in enumerate(answers):
             assert harmless == []
@@ -118,8 +119,8 @@ def test_distributed_data_parallel_reduces_gradients_again_after_close():
     assert len(one) == 4 and all(map(torch.equal, one, other))
 
 
-def test_a_process_group_limits_who_shares():
-    answers = run_ranks(4, bodies.beside_tensor_parallelism, 2)
+def test_a_process_group_limits_which_ranks_share():
+    answers = run_ranks(4, bodies.with_tensor_parallelism, 2)
     assert answers[0] == answers[2] != answers[1] == answers[3]
     assert all(norm == pytest.approx(15.0) for norm, _ in answers)  # the norm of 100 elements, each the mean of 1 and 2
 
@@ -142,11 +143,11 @@ def test_a_rank_that_ends_by_an_error_ends_the_others_with_its_name(stage, envir
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "BALLAST_PORT": str(port)}
+    rendezvous = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "BALLAST_PORT": str(port)}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", DIES.format(stage=stage)],
-            env={**environment, **meeting, "RANK": str(rank)},
+            env={**environment, **rendezvous, "RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -157,15 +158,15 @@ def test_a_rank_that_ends_by_an_error_ends_the_others_with_its_name(stage, envir
     assert "B3301 rank 1" in first
 
 
-def test_ranks_that_train_different_models_are_told():
-    failures = run_ranks(2, bodies.different_uses)
+def test_ranks_that_train_different_models_are_refused():
+    failures = run_ranks(2, bodies.different_models)
     assert all(failure.startswith("B") for failure in failures), failures
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_step_that_has_begun_ends_where_state_is_loaded_or_the_optimizer_closed(ranks, stage):
-    expected = run_ranks(ranks, bodies.in_every_way, {"steps": 4}, [{"stage": 0}])
+    expected = run_ranks(ranks, bodies.in_every_configuration, {"steps": 4}, [{"stage": 0}])
     for (losses, parameters), (_, (right, right_parameters)) in zip(
         run_ranks(ranks, bodies.begins_a_step_and_loads, stage), expected
     ):

@@ -38,13 +38,13 @@ def test_ray_train_starts_the_same_training(ray_here, tmp_path):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    way = {"stage": 3}
+    configuration = {"stage": 3}
     trainer = TorchTrainer(
         frameworks.ray_worker,
-        train_loop_config={"way": way, "folder": str(tmp_path)},
+        train_loop_config={"configuration": configuration, "folder": str(tmp_path)},
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
         run_config=RunConfig(storage_path=str(tmp_path)),
     )
     trainer.fit()
     trained = [json.loads((tmp_path / f"rank {rank}").read_text()) for rank in range(2)]
-    assert trained == run_ranks(2, frameworks.trained, way)
+    assert trained == run_ranks(2, frameworks.trained, configuration)

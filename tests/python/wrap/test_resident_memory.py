@@ -57,7 +57,7 @@ def test_no_rank_holds_all_state_when_a_layer_freezes():
                 assert growth < bound
 
 
-def what_freed_memory_leaves(rank: int) -> tuple[bool, int]:
+def heap_after_free(rank: int) -> tuple[bool, int]:
     """Return whether a large block is a part of the heap, and by how many bytes the heap shrinks when it is freed."""
     c = ctypes.CDLL(None)
     for function in (c.malloc, c.sbrk):
@@ -71,4 +71,4 @@ def what_freed_memory_leaves(rank: int) -> tuple[bool, int]:
 
 def test_pages_of_gradients_are_used_again():
     """Large blocks stay in the heap. Else the kernel would clear new pages, one by one, for the next gradients."""
-    assert run_ranks(1, what_freed_memory_leaves) == [(True, 0)]
+    assert run_ranks(1, heap_after_free) == [(True, 0)]

@@ -37,7 +37,7 @@ def test_other_frozen_layers_are_another_training(tmp_path, stage):
     assert train(frozen(Layers(), "one"), 0, 3, **options)[0] == 2
 
 
-def test_another_stage_or_format_is_called_that(tmp_path):
+def test_another_stage_or_format_is_named(tmp_path):
     train(Layers(), 0, 1, **kept_in(tmp_path))
     with pytest.raises(ballast.UsageError, match="it has stage 3, but this training has a stage below 3"):
         train(Layers(), 0, 2, **kept_in(tmp_path, stage=2))
@@ -45,7 +45,7 @@ def test_another_stage_or_format_is_called_that(tmp_path):
         train(Layers(), 0, 2, tile=128, **kept_in(tmp_path))
 
 
-def test_a_start_says_what_it_resumes(tmp_path, caplog):
+def test_a_start_logs_the_run_that_it_resumes(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="ballast")
     train(Layers(), 0, 2, **kept_in(tmp_path))
     assert 'begins run "mine"' in caplog.text

@@ -14,11 +14,11 @@ from python.wrap.support.ranks import run_ranks
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
 @pytest.mark.parametrize("micro_steps", [1, 2])
-def test_one_rank_trains_a_model_with_everything_in_it(checkpointing, micro_steps):
+def test_one_rank_trains_a_tower_as_below_stage_3(checkpointing, micro_steps):
     loop = Loop(make_model=partial(Tower, checkpointing), micro_steps=micro_steps, clip=0.5)
-    plain, whole, ours = loop.run(), loop.run(stage=2), loop.run(stage=3)
+    plain, full, ours = loop.run(), loop.run(stage=2), loop.run(stage=3)
     with ballast.gather(ours.model):
-        check_equal(whole, ours)
+        check_equal(full, ours)
         # Torch leaves unused parameters alone, while Ballast updates them with gradients of zero.
         torch.nn.init.zeros_(plain.model.unused.weight), torch.nn.init.zeros_(ours.model.unused.weight)
         torch.nn.init.zeros_(plain.model.unused.bias), torch.nn.init.zeros_(ours.model.unused.bias)
@@ -33,13 +33,13 @@ def test_ranks_and_tiers_give_the_same_bits(ranks, checkpointing, tmp_path):
         {"stage": 3, "offload": "host"},
         {"stage": 3, "offload": {"parameters": f"nvme:{tmp_path}", "gradients": "host", "state": f"nvme:{tmp_path}"}},
     ]
-    for whole, *others in run_ranks(ranks, bodies.towers, checkpointing, [{"stage": 2}, *everywhere]):
+    for full, *others in run_ranks(ranks, bodies.towers, checkpointing, [{"stage": 2}, *everywhere]):
         for other in others:
-            assert other[0] == whole[0]
-            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], whole[1]))
+            assert other[0] == full[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], full[1]))
 
 
-def test_a_parameter_that_is_touched_names_the_way_to_it():
+def test_using_a_sharded_parameter_is_refused_with_a_remedy():
     run = Loop(make_model=Tower, steps=1).run(stage=3)
     weight = run.model.blocks[0].up.weight
     assert weight.shape == (32, 16)
@@ -53,7 +53,7 @@ def test_a_parameter_that_is_touched_names_the_way_to_it():
         run.model.state_dict()
 
 
-def test_what_is_written_while_gathered_is_kept_on_all_ranks():
+def test_writes_while_gathered_are_kept_on_all_ranks():
     for changed, losses in run_ranks(2, bodies.changes_while_gathered):
         assert changed == [0.5, 3.0]
         assert losses[0] == losses[1]
@@ -78,7 +78,7 @@ def test_evaluation_between_steps_changes_nothing():
     assert losses == quiet.losses
 
 
-def test_what_is_interrupted_from_the_keyboard_leaves_nothing_behind():
+def test_an_interrupt_from_the_keyboard_leaves_nothing_behind():
     """An interrupt leaves nothing behind, although torch then calls no hooks of the modules that were running."""
     loop = Loop(make_model=Tower)
     quiet, ours = loop.run(stage=3), Tower()
@@ -127,7 +127,7 @@ def test_a_model_is_needed():
         ballast.wrap(torch.optim.AdamW(Tower().parameters()), stage=3)
 
 
-def test_an_optimizer_that_is_deleted_leaves_whole_parameters():
+def test_an_optimizer_that_is_deleted_leaves_full_parameters():
     run = Loop(make_model=Tower, steps=2).run(stage=3)
     with ballast.gather(run.model):
         expected = run.parameters
@@ -155,7 +155,7 @@ print(type(model.weight).__name__)
 """
 
 
-def test_memory_is_given_back_before_python_ends(environment):
+def test_memory_is_released_before_python_ends(environment):
     """Parameters are restored before Python ends, as destructors that use torch later can crash."""
     said = subprocess.run([sys.executable, "-c", EXITS], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["Ungathered", "Parameter"]

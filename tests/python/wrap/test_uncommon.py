@@ -58,7 +58,7 @@ def test_a_model_is_used_by_a_method_and_never_called(stage):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_view_that_outlives_its_numbers_is_told_of(caplog, late):
+def test_a_view_that_outlives_gathered_values_is_reported(caplog, late):
     model = uncommon.LooksTwice(late)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_a_view_that_outlives_its_numbers_is_told_of(caplog, late):
         (3, "first in blocks.2.down.weight (unit blocks.2)"),
     ],
 )
-def test_who_was_not_finite_first_is_called_by_names_of_the_model(caplog, stage, said):
+def test_the_first_gradient_that_is_not_finite_is_named(caplog, stage, said):
     model = Tower()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
     model(torch.ones(20)).sum().backward()
@@ -91,7 +91,7 @@ def test_who_was_not_finite_first_is_called_by_names_of_the_model(caplog, stage,
     assert said in caplog.text
 
 
-def test_a_parameter_that_is_printed_says_where_its_numbers_are():
+def test_a_printed_parameter_says_where_its_values_are():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3)
     model(torch.ones(20)).sum().backward()
@@ -181,13 +181,13 @@ def test_steps_of_a_loaded_state_are_known_before_the_next_one(stage):
         {"max_grad_norm": "1"},
     ],
 )
-def test_what_an_option_cannot_be_is_refused_by_name(option):
+def test_impossible_values_of_options_are_refused_by_name(option):
     [(name, value)] = option.items()
     with pytest.raises(ballast.UsageError, match=f"B1001 {name}={value!r} is not possible"):
         ballast.wrap(torch.optim.AdamW(mlp().parameters()), **option)
 
 
-def test_numbers_of_numpys_are_numbers():
+def test_numbers_of_numpy_are_accepted():
     model = mlp()
     options = {"threads": numpy.int64(1), "max_grad_norm": numpy.float32(1), "verify": numpy.int64(2)}
     options |= {"timeout": numpy.int64(60)}
@@ -203,7 +203,7 @@ def test_a_class_of_modules_is_named_without_a_list():
     optimizer.step()
 
 
-def test_momentum_that_comes_after_wrap_is_refused():
+def test_momentum_that_is_set_after_wrap_is_refused():
     model = mlp()
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     optimizer.param_groups[0]["momentum"] = 0.9
@@ -213,7 +213,7 @@ def test_momentum_that_comes_after_wrap_is_refused():
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_what_a_wrapped_optimizer_trains_is_not_wrapped_again(stage):
+def test_parameters_of_a_wrapped_optimizer_are_not_wrapped_again(stage):
     model = mlp()
     first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
     with pytest.raises(ballast.UsageError, match="another wrapped optimizer trains"):
@@ -223,7 +223,7 @@ def test_what_a_wrapped_optimizer_trains_is_not_wrapped_again(stage):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_an_optimizer_that_nobody_has_any_more_is_not_in_the_way(stage):
+def test_an_unreachable_optimizer_does_not_block_the_next_one(stage):
     """The next wrap() collects an optimizer in a cycle, in the middle of a step, as when a notebook's cell is run again."""
     model = mlp()
     first = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=stage)
@@ -250,7 +250,7 @@ def test_two_optimizers_share_a_model_below_stage_3():
     second.step()
 
 
-def test_frozen_numbers_that_cannot_be_partitioned_are_named():
+def test_frozen_parameters_that_cannot_be_partitioned_are_named():
     model = mlp()
     model[0].bias = torch.nn.Parameter(torch.zeros(24, dtype=torch.float64), requires_grad=False)
     optimizer = ballast.wrap(torch.optim.AdamW([model[2].weight]), model, stage=3)
@@ -272,14 +272,14 @@ def test_a_rank_without_a_batch_clips_as_the_others():
         assert stage_2[0] == norms and all(map(torch.equal, parameters, stage_2[1]))
 
 
-def test_ranks_that_clip_by_different_factors_are_told_what_to_do():
+def test_ranks_that_clip_by_different_factors_are_refused_with_a_remedy():
     for said in run_ranks(2, uncommon.clips_parts_of_a_model):
         assert "different factors" in said and "optimizer.clip_grad_norm_(max_norm)" in said
 
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_frozen_parameters_and_buffers_begin_as_rank_0_has_them(stage):
-    ranks = run_ranks(2, uncommon.begins_with_numbers_of_its_own, stage)
+    ranks = run_ranks(2, uncommon.begins_with_its_own_values, stage)
     assert not torch.equal(ranks[0]["first"]["0.weight"], ranks[1]["first"]["0.weight"])
     for rank in ranks:
         for name, values in rank["now"].items():

@@ -19,22 +19,22 @@ def in_metadata(folder, pickled):
 
 def inside_of_metadata(folder, pickled):
     """Plant the pickle in the data of torch's planner, which may be any object."""
-    whole = pickle.dumps(Metadata({}, planner_data="HERE"), 2)
+    metadata = pickle.dumps(Metadata({}, planner_data="HERE"), 2)
     place = b"X\x04\x00\x00\x00HERE"
-    assert place in whole
+    assert place in metadata
     body = pickled[2:-1] if pickled.startswith(b"\x80") else pickled[:-1]
-    return in_metadata(folder, whole.replace(place, body))
+    return in_metadata(folder, metadata.replace(place, body))
 
 
 def in_a_piece(folder, pickled):
     """Plant the pickle in a file in which .metadata locates a tensor."""
     content = as_torch_saves(pickled)
     (folder / "piece.distcp").write_bytes(content)
-    whole = pickle.loads((folder / ".metadata").read_bytes())
-    for index in whole.storage_data:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for index in metadata.storage_data:
         if index.fqn == "model.position":
-            whole.storage_data[index] = _StorageInfo("piece.distcp", 0, len(content))
-    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+            metadata.storage_data[index] = _StorageInfo("piece.distcp", 0, len(content))
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     return "piece.distcp"
 
 
@@ -76,7 +76,7 @@ def require_refused(folder, file, gadget, sentinel, training):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_file_of_others_that_would_run_code_is_refused(reader, run, tmp_path, sentinel):
+def test_a_foreign_file_that_would_run_code_is_refused(reader, run, tmp_path, sentinel):
     writes, plant = READERS[reader]
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -99,7 +99,7 @@ def test_an_extra_that_would_run_code_is_refused(tmp_path, sentinel, monkeypatch
     assert mine.train(1, 1)
 
 
-def test_what_deepspeed_keeps_of_its_own_runs_nothing(run, tmp_path, sentinel):
+def test_objects_of_deepspeed_run_nothing(run, tmp_path, sentinel):
     """Unknown objects in DeepSpeed's files are skipped and run no code. Missing values are reported."""
     state = "zero/optimizer_state.pt"
     as_universal_of_stage_3(tmp_path, run)
@@ -116,7 +116,7 @@ def test_what_deepspeed_keeps_of_its_own_runs_nothing(run, tmp_path, sentinel):
 
 
 @pytest.mark.parametrize("gadget", GADGETS)
-def test_the_gadgets_run_where_they_may(gadget, sentinel):
+def test_the_gadgets_run_in_a_trusting_reader(gadget, sentinel):
     """Each pickle runs its code under a trusting reader, so that the tests above are valid."""
 
     class Trusting(pickle.Unpickler):
@@ -129,7 +129,7 @@ def test_the_gadgets_run_where_they_may(gadget, sentinel):
     assert sentinel.exists()
 
 
-def test_a_damaged_file_of_others_is_named(run, tmp_path):
+def test_a_damaged_foreign_file_is_named(run, tmp_path):
     as_distributed(tmp_path, run)
     training = fresh()
     [pieces] = tmp_path.glob("*.distcp")

@@ -13,14 +13,14 @@ IN_BACKWARD = {"stage": 3, "update_in_backward": True}
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("checkpointing", ["none", "not reentrant"])
 def test_all_tiers_give_the_bits_of_updates_at_the_step(ranks, checkpointing, tmp_path):
-    ways = [
+    configurations = [
         {"stage": 2},
         IN_BACKWARD,
         {**IN_BACKWARD, "offload": "host"},
         {**IN_BACKWARD, "offload": f"nvme:{tmp_path}"},
         {**IN_BACKWARD, "offload": {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}},
     ]
-    for at_the_step, *others in run_ranks(ranks, bodies.towers, checkpointing, ways, 1, None):
+    for at_the_step, *others in run_ranks(ranks, bodies.towers, checkpointing, configurations, 1, None):
         for other in others:
             assert other[0] == at_the_step[0]
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], at_the_step[1]))
@@ -64,7 +64,7 @@ def test_gradients_cannot_be_discarded():
         optimizer.zero_grad()
 
 
-def test_norms_come_too_late():
+def test_norms_are_refused():
     model, optimizer = begun()
     with pytest.raises(ballast.UsageError, match="before it is known"):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -79,7 +79,7 @@ def test_losses_cannot_be_scaled():
         optimizer.step()
 
 
-def test_gradients_that_are_not_finite_are_said(caplog):
+def test_gradients_that_are_not_finite_are_reported(caplog):
     run = Loop(make_model=Tower, steps=1).run(**IN_BACKWARD)
     (run.model(torch.ones(20)).sum() * float("inf")).backward()
     run.optimizer.step()
@@ -87,13 +87,13 @@ def test_gradients_that_are_not_finite_are_said(caplog):
 
 
 @pytest.mark.parametrize("other", [{"stage": 2}, {"max_grad_norm": 1.0}])
-def test_what_does_not_go_with_it_is_refused(other):
+def test_incompatible_options_are_refused(other):
     model = Tower()
     with pytest.raises(ballast.UsageError, match="update_in_backward"):
         ballast.wrap(torch.optim.AdamW(model.parameters()), model, **{**IN_BACKWARD, **other})
 
 
-def test_it_can_be_left_out_again():
+def test_one_rank_trains_as_with_updates_at_the_step():
     loop = Loop(make_model=Tower)
     ours, plain = loop.run(**IN_BACKWARD), loop.run(stage=3)
     with ballast.gather(ours.model), ballast.gather(plain.model):

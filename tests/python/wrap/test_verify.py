@@ -48,7 +48,7 @@ def test_a_parameter_that_its_owner_writes_to_is_no_fault():
             model.weight.mul_(0.5)
 
 
-def test_what_cannot_be_verified_is_refused():
+def test_trainings_that_cannot_be_verified_are_refused():
     for wrong in (-1, True, 0.5, "2"):
         with pytest.raises(ballast.UsageError, match="B1001 verify="):
             one_unit(verify=wrong)

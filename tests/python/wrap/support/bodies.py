@@ -15,8 +15,8 @@ import ballast
 import torch
 import torch.distributed as dist
 from ballast.wrapper import autotune
+from python.wrap.support.custom_optimizers import UserOptimizer, train_on_batches_of_all_ranks
 from python.wrap.support.loops import Loop, Tower, mean_square, mlp
-from python.wrap.support.own_steps import Leaning, of_all_ranks
 
 Trained = tuple[list[float], list[torch.Tensor]]
 
@@ -25,20 +25,20 @@ def loop_of(rank: int, **changes: Any) -> Loop:
     return Loop(rank=rank, ranks=dist.get_world_size(), **changes)
 
 
-def in_every_way(rank: int, training: dict[str, Any], ways: list[dict[str, Any]]) -> list[Trained]:
+def in_every_configuration(rank: int, training: dict[str, Any], configurations: list[dict[str, Any]]) -> list[Trained]:
     """Train with torch's DistributedDataParallel first, then in each configuration."""
     loop = loop_of(rank, **training)
     model = torch.nn.parallel.DistributedDataParallel(loop.make_model())
     run = loop.train(model, loop.make_optimizer(model.parameters(), **loop.optimizer_options))
     trained = [(run.losses, run.parameters)]
-    for options in ways:
+    for options in configurations:
         run = loop.run(**options)
         with ballast.gather(run.model):
             trained.append((run.losses, run.parameters))
     return trained
 
 
-def different_beginnings(rank: int) -> list[torch.Tensor]:
+def different_initial_values(rank: int) -> list[torch.Tensor]:
     torch.manual_seed(rank)
     model = torch.nn.Linear(20, 5)
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2))
@@ -62,13 +62,13 @@ class Routed(torch.nn.Module):
         return result
 
 
-def routed(rank: int, ways: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
+def routed(rank: int, configurations: list[dict[str, Any]]) -> list[list[torch.Tensor]]:
     """Train with torch's DistributedDataParallel first, then in each configuration."""
     loop = loop_of(rank, make_model=Routed, micro_steps=2, optimizer_options={"lr": 1e-2, "weight_decay": 0.0})
     ddp = torch.nn.parallel.DistributedDataParallel(Routed(), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.0)
     trained = [loop.train(ddp, optimizer).parameters]
-    for options in ways:
+    for options in configurations:
         run = loop.run(**options)
         with ballast.gather(run.model):
             trained.append(run.parameters)
@@ -102,7 +102,7 @@ def saved_state(rank: int) -> tuple[dict[str, Any], list[float], list[float]]:
     return state, on, longer.train(model, optimizer, 3).losses
 
 
-def beside_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
+def with_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
     """Train halves of a layer: each half is held by ranks with different data, in a process group of its own."""
     halves = dist.get_world_size() // ranks_of_data
     groups = [dist.new_group([half + halves * i for i in range(ranks_of_data)]) for half in range(halves)]
@@ -115,7 +115,7 @@ def beside_tensor_parallelism(rank: int, ranks_of_data: int) -> list[float]:
     return [optimizer.metrics()["grad_norm"], float(weight.sum())]
 
 
-def different_uses(rank: int) -> str:
+def different_models(rank: int) -> str:
     """Return the error that a rank gets when ranks train different parameters."""
     model = mlp() if rank == 0 else mlp(30)
     try:
@@ -128,10 +128,10 @@ def different_uses(rank: int) -> str:
 
 
 def towers(
-    rank: int, checkpointing: str, ways: list[dict[str, Any]], micro_steps: int = 2, clip: float | None = 0.5
+    rank: int, checkpointing: str, configurations: list[dict[str, Any]], micro_steps: int = 2, clip: float | None = 0.5
 ) -> list[Trained]:
     trained = []
-    for options in ways:
+    for options in configurations:
         loop = loop_of(rank, make_model=partial(Tower, checkpointing), micro_steps=micro_steps, clip=clip)
         run = loop.run(**options)
         with ballast.gather(run.model):
@@ -178,17 +178,19 @@ def deletes_its_optimizer(rank: int, folder: str) -> tuple[int, int, str]:
     return before, open_files(), ""
 
 
-def own_steps(rank: int, kind: Any, options: dict[str, Any], ways: list[dict[str, Any]]) -> tuple[Trained, list[Trained]]:
+def custom_optimizers(
+    rank: int, kind: Any, options: dict[str, Any], configurations: list[dict[str, Any]]
+) -> tuple[Trained, list[Trained]]:
     """Return the run of one process with all ranks' batches, and the runs of this rank in each configuration."""
     loop = loop_of(rank, make_optimizer=kind, optimizer_options=options, micro_steps=2, clip=0.05)
-    plain = of_all_ranks(loop)
-    runs = [loop.run(**way) for way in ways]
+    plain = train_on_batches_of_all_ranks(loop)
+    runs = [loop.run(**configuration) for configuration in configurations]
     for run in runs:
         run.optimizer.close()
     return (plain.losses, plain.parameters), [(run.losses, run.parameters) for run in runs]
 
 
-def saved_own_state(rank: int, stage: int) -> tuple[dict[str, Any], list[float], list[float]]:
+def saved_state_of_custom_optimizer(rank: int, stage: int) -> tuple[dict[str, Any], list[float], list[float]]:
     """Return this rank's state after three steps, the losses of three more, and those of another training that loads it."""
     loop = loop_of(rank, make_optimizer=torch.optim.RMSprop, steps=3)
     run = loop.run(stage=stage)
@@ -231,7 +233,7 @@ def own_step_of_changing_parameters(rank: int, stage: int | None) -> list[torch.
 def own_step_fails(rank: int) -> list[str]:
     """Return the errors of two steps. The optimizer's own step fails on rank 1."""
 
-    class Failing(Leaning):
+    class Failing(UserOptimizer):
         def step(self, closure: Any = None) -> None:
             if rank == 1:
                 raise ZeroDivisionError("no more batches")
@@ -266,7 +268,7 @@ def inside_of_ddp(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor], st
     return ours, expected, ""
 
 
-def loads_what_the_other_has_saved(rank: int) -> str:
+def loads_state_of_another_rank(rank: int) -> str:
     run = loop_of(rank, steps=2).run(stage=2)
     saved = run.optimizer.state_dict()
     run.optimizer.load_state_dict(saved)
@@ -307,7 +309,7 @@ def exports(rank: int, path: str, stage: int) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in run.model.state_dict().items() if name != "head.weight"}
 
 
-def exports_without_room(rank: int, path: str, stage: int) -> str:
+def exports_to_a_full_drive(rank: int, path: str, stage: int) -> str:
     """Return the error of an export in which rank 0 cannot write."""
     run = loop_of(rank, make_model=Tower, steps=1).run(stage=stage)
     if rank == 0:
@@ -326,12 +328,12 @@ def kept_by(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     return int(numbers["memory_bytes/device"] + numbers["memory_bytes/host"]), int(numbers["memory_bytes/nvme"])
 
 
-def chooses(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def chooses(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return for each request the chosen plan, its bytes, the forecast and the results. "memory" may have a value per rank."""
     answers = []
-    for way in ways:
-        memory = way.get("memory")
-        options = {**way, "memory": memory[rank]} if isinstance(memory, tuple) else way
+    for configuration in configurations:
+        memory = configuration.get("memory")
+        options = {**configuration, "memory": memory[rank]} if isinstance(memory, tuple) else configuration
         run = loop_of(rank, make_model=partial(Tower, width=128), steps=3).run(**options)
         session = run.optimizer._ballast
         found = session.options

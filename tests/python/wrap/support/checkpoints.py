@@ -11,7 +11,7 @@ from safetensors import TensorSpec, serialize_file
 
 
 def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    full = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     entries = {
         name: TensorSpec(
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -19,7 +19,7 @@ def save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             data_ptr=tensor.data_ptr(),
             data_len=tensor.nbytes,
         )
-        for name, tensor in whole.items()
+        for name, tensor in full.items()
     }
     serialize_file(entries, str(path), {"format": "pt"})
 

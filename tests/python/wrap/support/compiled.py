@@ -5,24 +5,24 @@ import torch
 from python.wrap.support.loops import Tower, mean_square
 from torch._dynamo.utils import counters
 
-WAYS = ("before", "after", "blocks before", "blocks after")  # what is compiled, and when relative to wrap()
+CONFIGURATIONS = ("before", "after", "blocks before", "blocks after")  # what is compiled, and when relative to wrap()
 
 
-def train_in_all_ways(rank: int, stage: int) -> list[tuple[list[float], int]]:
-    return [train(rank, stage, way) for way in WAYS]
+def train_in_all_configurations(rank: int, stage: int) -> list[tuple[list[float], int]]:
+    return [train(rank, stage, configuration) for configuration in CONFIGURATIONS]
 
 
-def train(rank: int, stage: int | None, way: str) -> tuple[list[float], int]:
+def train(rank: int, stage: int | None, configuration: str) -> tuple[list[float], int]:
     """Return the losses and the number of graphs. Without a stage, torch alone trains on all ranks' batches."""
     torch._dynamo.reset()
     counters.clear()
     model = Tower()
-    called = compiled(model, way) if way.endswith("before") else model
+    called = compiled(model, configuration) if configuration.endswith("before") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if stage is not None:
         optimizer = ballast.wrap(optimizer, model, stage=stage)
-    if way.endswith("after"):
-        called = compiled(model, way)
+    if configuration.endswith("after"):
+        called = compiled(model, configuration)
     losses = []
     for step in range(4):
         batch = torch.randn(8, 20, generator=torch.Generator().manual_seed(step))
@@ -37,8 +37,8 @@ def train(rank: int, stage: int | None, way: str) -> tuple[list[float], int]:
     return losses, counters["stats"]["unique_graphs"]
 
 
-def compiled(model: Tower, way: str) -> torch.nn.Module:
-    if way.startswith("blocks"):
+def compiled(model: Tower, configuration: str) -> torch.nn.Module:
+    if configuration.startswith("blocks"):
         for block in model.blocks:
             block.compile(backend="aot_eager")
         return model

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from python.wrap.support.loops import Loop, Run, mean_square, mlp
 
-Way = dict[str, Any] | None  # None: the plain optimizer
+Configuration = dict[str, Any] | None  # None: the plain optimizer
 
 
 def as_launched(rank: int) -> None:
@@ -23,7 +23,7 @@ def as_launched(rank: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
 
 
-def accelerated(way: Way, *, mixed_precision: str = "no", steps: int = 4) -> tuple[Any, Any, Run]:
+def accelerated(configuration: Configuration, *, mixed_precision: str = "no", steps: int = 4) -> tuple[Any, Any, Run]:
     """Train with two micro-batches a step, clipping and a schedule. Return the accelerator, its optimizer, and the run."""
     import accelerate
 
@@ -33,8 +33,8 @@ def accelerated(way: Way, *, mixed_precision: str = "no", steps: int = 4) -> tup
     loader = torch.utils.data.DataLoader(batches, batch_size=4)
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if way is not None:
-        optimizer = ballast.wrap(optimizer, model, **way)
+    if configuration is not None:
+        optimizer = ballast.wrap(optimizer, model, **configuration)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
     prepared = accelerator.prepare(model, optimizer, loader, scheduler)
     losses = accelerated_steps(accelerator, *prepared)
@@ -56,11 +56,11 @@ def accelerated_steps(accelerator: Any, model: Any, optimizer: Any, loader: Any,
     return losses
 
 
-def accelerated_ranks(rank: int, ways: list[Way]) -> list[tuple[list[float], list[torch.Tensor]]]:
+def accelerated_ranks(rank: int, configurations: list[Configuration]) -> list[tuple[list[float], list[torch.Tensor]]]:
     as_launched(rank)
     trained = []
-    for way in ways:
-        _, _, run = accelerated(way)
+    for configuration in configurations:
+        _, _, run = accelerated(configuration)
         with ballast.gather(run.model):
             trained.append((run.losses, run.parameters))
     return trained
@@ -76,7 +76,7 @@ def tiny_model() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
+def trainer_of(configuration: Configuration, folder: Path, *, steps: int = 4) -> Any:
     """Return a Trainer with two micro-batches a step, clipping, and a checkpoint every two steps."""
     import transformers
 
@@ -90,8 +90,8 @@ def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
     words = torch.randint(64, (64, 8), generator=torch.Generator().manual_seed(0)).tolist()
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if way is not None:
-        optimizer = ballast.wrap(optimizer, model, **way)
+    if configuration is not None:
+        optimizer = ballast.wrap(optimizer, model, **configuration)
     arguments = transformers.TrainingArguments(
         str(folder),
         use_cpu=True,
@@ -109,7 +109,7 @@ def trainer_of(way: Way, folder: Path, *, steps: int = 4) -> Any:
     return GatheringTrainer(model, arguments, train_dataset=rows, optimizers=(optimizer, scheduler))
 
 
-def told_of(save: Callable[[], Any]) -> list[str]:
+def warnings_of(save: Callable[[], Any]) -> list[str]:
     """Return Ballast's warnings during a call."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -121,13 +121,13 @@ def saves_with_accelerate(rank: int, folder: str) -> tuple[list[str], list[str]]
     """Return the warnings of a training before and while it saves its state."""
     as_launched(rank)
     made: list[Any] = []
-    before = told_of(lambda: made.extend(accelerated({"stage": 2})))
-    return before, told_of(lambda: made[0].save_state(folder))
+    before = warnings_of(lambda: made.extend(accelerated({"stage": 2})))
+    return before, warnings_of(lambda: made[0].save_state(folder))
 
 
 def saves_with_trainer(rank: int, folder: str) -> list[str]:
     as_launched(rank)
-    return told_of(trainer_of({"stage": 2}, Path(folder)).train)
+    return warnings_of(trainer_of({"stage": 2}, Path(folder)).train)
 
 
 def outcome(trainer: Any) -> tuple[list[float], list[torch.Tensor]]:
@@ -136,18 +136,18 @@ def outcome(trainer: Any) -> tuple[list[float], list[torch.Tensor]]:
         return logged, [parameter.detach().clone() for parameter in trainer.model.parameters()]
 
 
-def trainer_ranks(rank: int, folder: str, ways: list[Way]) -> list[tuple[list[float], list[torch.Tensor]]]:
+def trainer_ranks(rank: int, folder: str, configurations: list[Configuration]) -> list[tuple[list[float], list[torch.Tensor]]]:
     as_launched(rank)
     outcomes = []
-    for number, way in enumerate(ways):
-        trainer = trainer_of(way, Path(folder) / str(number))
+    for number, configuration in enumerate(configurations):
+        trainer = trainer_of(configuration, Path(folder) / str(number))
         trainer.train()
         outcomes.append(outcome(trainer))
     return outcomes
 
 
-def trained(rank: int, way: dict[str, Any]) -> dict[str, float]:
-    run = Loop(rank=rank, ranks=dist.get_world_size()).run(**way)
+def trained(rank: int, configuration: dict[str, Any]) -> dict[str, float]:
+    run = Loop(rank=rank, ranks=dist.get_world_size()).run(**configuration)
     with ballast.gather(run.model):
         return {"loss": run.losses[-1], "sum": sum(float(each.double().sum()) for each in run.parameters)}
 
@@ -155,18 +155,18 @@ def trained(rank: int, way: dict[str, Any]) -> dict[str, float]:
 def ray_worker(training: dict[str, Any]) -> None:
     """Train and write the result to a file. Ray has already called torch.distributed.init_process_group()."""
     rank = dist.get_rank()
-    (Path(training["folder"]) / f"rank {rank}").write_text(json.dumps(trained(rank, training["way"])))
+    (Path(training["folder"]) / f"rank {rank}").write_text(json.dumps(trained(rank, training["configuration"])))
 
 
-def merged_adapters(way: Way) -> tuple[list[float], list[torch.Tensor]]:
+def merged_adapters(configuration: Configuration) -> tuple[list[float], list[torch.Tensor]]:
     """Return the losses of three LoRA steps and of the merged model, and the merged model's parameters."""
     import peft
 
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     model = peft.get_peft_model(tiny_model(), config)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
-    if way is not None:
-        optimizer = ballast.wrap(optimizer, model, **way)
+    if configuration is not None:
+        optimizer = ballast.wrap(optimizer, model, **configuration)
     words = torch.arange(16).view(2, 8)
     losses = []
     for _ in range(3):
@@ -183,5 +183,5 @@ def merged_adapters(way: Way) -> tuple[list[float], list[torch.Tensor]]:
         return losses, [parameter.detach().clone() for parameter in merged.parameters()]
 
 
-def merged_adapters_of_ranks(_: int, ways: list[Way]) -> list[tuple[list[float], list[torch.Tensor]]]:
-    return [merged_adapters(way) for way in ways]
+def merged_adapters_of_ranks(_: int, configurations: list[Configuration]) -> list[tuple[list[float], list[torch.Tensor]]]:
+    return [merged_adapters(configuration) for configuration in configurations]

@@ -40,7 +40,7 @@ def load(directory: str | Path, made: Training) -> None:
     ballast.load_checkpoint(directory, made.model, made.optimizer)
 
 
-def said_of(do: Callable[[], Any]) -> str:
+def error_of(do: Callable[[], Any]) -> str:
     """Return the error of a call, or an empty string if it succeeds."""
     try:
         do()
@@ -82,7 +82,7 @@ def folder_in(directory: Path) -> str:
 # --- Functions that ranks run ---
 
 
-def beside_a_job_that_is_killed(rank: int, folder: str) -> tuple[str, int, str, int]:
+def while_another_job_is_killed(rank: int, folder: str) -> tuple[str, int, str, int]:
     """Return the error of a save while another process saves, that process, the error of a save after it is killed, and the
     step of the checkpoint at the end."""
     mine = training(2)
@@ -103,10 +103,10 @@ def beside_a_job_that_is_killed(rank: int, folder: str) -> tuple[str, int, str, 
         finally:
             os._exit(1)
     os.read(arrived, 1)
-    first = said_of(lambda: save(folder, mine))
+    first = error_of(lambda: save(folder, mine))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    second = said_of(lambda: save(folder, mine))
+    second = error_of(lambda: save(folder, mine))
     return first, child, second, manifest.read(folder).step
 
 
@@ -120,12 +120,12 @@ def while_the_directory_is_locked(rank: int, folder: str) -> tuple[str, int, str
     group.barrier()  # rank 0 unlocks the directory after the others have returned
     lock = ballast._core.DirectoryLock(directory=folder) if rank == 1 else None
     [holder] = group.all_reduce([os.getpid() * (rank == 1)])
-    first = said_of(lambda: save(folder, mine))
+    first = error_of(lambda: save(folder, mine))
     if lock is not None:
         lock.release()
     group.barrier()
     is_same = mine.train(1, 2) == other.train(1, 2)
-    return first, holder, said_of(lambda: save(folder, mine)), is_same
+    return first, holder, error_of(lambda: save(folder, mine)), is_same
 
 
 def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tuple[int, bool]:
@@ -140,7 +140,7 @@ def while_it_is_replaced(rank: int, folder: str, moment: str, after: bool) -> tu
     return mine.optimizer.steps, same(mine.everything(), expected.everything())
 
 
-def reads_beside_a_job_that_saves(rank: int, folder: str) -> int:
+def reads_while_another_job_saves(rank: int, folder: str) -> int:
     """Return how often this process loads until another one has saved 24 times. Each load has to succeed."""
 
     def other() -> None:

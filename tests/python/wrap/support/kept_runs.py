@@ -67,17 +67,17 @@ def resumed_in_another_order(rank: int, folder: str) -> tuple[str, int]:
 def stopped_between_commits(rank: int, folder: str) -> list[int]:
     """Return the step from which each start of a run resumes. One start ends after rank 0 has committed step 3 and before
     rank 1 has. The next one trains on other data, and ends after rank 1 has committed and before rank 0 has."""
-    kept, away = Path(folder, "kept"), Path(folder, "away")
+    kept, copies = Path(folder, "kept"), Path(folder, "copies")
     kept.mkdir(exist_ok=True)
     own = directory_of(kept, rank)
     began = [train(Layers(), rank, 2, **kept_in(kept))[0]]
-    replace(away / f"2-{rank}", own)
+    replace(copies / f"2-{rank}", own)
     began.append(train(Layers(), rank, 3, **kept_in(kept))[0])
-    replace(away / f"3-{rank}", own)
+    replace(copies / f"3-{rank}", own)
     if rank == 1:
-        replace(own, away / "2-1")
+        replace(own, copies / "2-1")
     began.append(train(Layers(), rank, 3, data=1, **kept_in(kept))[0])
     if rank == 0:
-        replace(own, away / "3-0")
+        replace(own, copies / "3-0")
     began.append(train(Layers(), rank, 3, data=2, **kept_in(kept))[0])
     return began

@@ -31,16 +31,16 @@ class CopyToParts(torch.autograd.Function):
 class SumOfParts(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, part: torch.Tensor, parts: Any) -> torch.Tensor:
-        whole = part.clone()
-        dist.all_reduce(whole, group=parts)
-        return whole
+        total = part.clone()
+        dist.all_reduce(total, group=parts)
+        return total
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         return gradient, None
 
 
-class Whole(torch.nn.Module):
+class FullModel(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -54,18 +54,18 @@ class Whole(torch.nn.Module):
 
 
 class Half(torch.nn.Module):
-    """Half of the inner features of Whole. The layers before and after them are replicated on both ranks."""
+    """Half of the inner features of FullModel. The layers before and after them are replicated on both ranks."""
 
     def __init__(self, half: int, parts: Any):
         super().__init__()
-        whole, self.parts = Whole(), parts
+        full, self.parts = FullModel(), parts
         own = slice(12 * half, 12 * half + 12)
-        self.norm, self.up, self.down = whole.norm, torch.nn.Linear(20, 12), torch.nn.Linear(12, 5, bias=False)
-        self.bias = torch.nn.Parameter(whole.down.bias.detach().clone())
+        self.norm, self.up, self.down = full.norm, torch.nn.Linear(20, 12), torch.nn.Linear(12, 5, bias=False)
+        self.bias = torch.nn.Parameter(full.down.bias.detach().clone())
         with torch.no_grad():
-            self.up.weight.copy_(whole.up.weight[own])
-            self.up.bias.copy_(whole.up.bias[own])
-            self.down.weight.copy_(whole.down.weight[:, own])
+            self.up.weight.copy_(full.up.weight[own])
+            self.up.bias.copy_(full.up.bias[own])
+            self.down.weight.copy_(full.down.weight[:, own])
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         inner = torch.tanh(self.up(CopyToParts.apply(self.norm(batch), self.parts)))
@@ -89,8 +89,8 @@ def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[floa
     half, place = rank % 2, rank // 2
     data = [dist.new_group([0, 2]), dist.new_group([1, 3])][half]
     parts = [dist.new_group([0, 1]), dist.new_group([2, 3])][place]
-    whole, model = Whole(), Half(half, parts)
-    plain = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    full, model = FullModel(), Half(half, parts)
+    plain = torch.optim.AdamW(full.parameters(), lr=1e-2)
     optimizer = ballast.wrap(
         torch.optim.AdamW(model.parameters(), lr=1e-2),
         model,
@@ -102,8 +102,8 @@ def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[floa
     )
     expected, norms = [], []
     for step in range(5):
-        mean_square(whole, batch_of(step, None)).backward()
-        expected.append(float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05)))
+        mean_square(full, batch_of(step, None)).backward()
+        expected.append(float(torch.nn.utils.clip_grad_norm_(full.parameters(), 0.05)))
         plain.step()
         plain.zero_grad()
         mean_square(model, batch_of(step, place)).backward()
@@ -112,7 +112,7 @@ def halves_of_a_model(rank: int, stage: int, by_option: bool) -> tuple[list[floa
         optimizer.zero_grad()
         norms.append(optimizer.metrics()["grad_norm"] if norm is None else float(norm))
     own = slice(12 * half, 12 * half + 12)
-    same = [*whole.norm.parameters(), whole.up.weight[own], whole.up.bias[own], whole.down.weight[:, own], whole.down.bias]
+    same = [*full.norm.parameters(), full.up.weight[own], full.up.bias[own], full.down.weight[:, own], full.down.bias]
     with ballast.gather(model), torch.no_grad():
         mine = [*model.norm.parameters(), *model.up.parameters(), model.down.weight, model.bias]
         apart = max(float((one - other).abs().max()) for one, other in zip(mine, same))
@@ -159,9 +159,9 @@ class Uneven(torch.nn.Module):
         return result + self.sometimes(inner) if self.calls % 2 else result
 
 
-def passes_reduced_together(rank: int, ways: list[tuple[dict[str, Any], int, int]]) -> list[tuple[Trained, float]]:
+def passes_reduced_together(rank: int, configurations: list[tuple[dict[str, Any], int, int]]) -> list[tuple[Trained, float]]:
     """Train with each triple of options, micro-batches a step, and how many of those are in no_sync()."""
-    return [_reduced_together(rank, *way) for way in ways]
+    return [_reduced_together(rank, *configuration) for configuration in configurations]
 
 
 def _reduced_together(rank: int, options: dict[str, Any], micro_steps: int, alone: int) -> tuple[Trained, float]:

@@ -31,10 +31,10 @@ def freeze_a_layer(model, optimizer):
     model[0].requires_grad_(False)
 
 
-def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
+def freezes(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
     """Freeze a layer after two steps, and thaw it two steps later."""
     trained = []
-    for options in ways:
+    for options in configurations:
         loop, model = loop_of(rank, steps=6), mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         optimizer = ballast.wrap(optimizer, model, **options)
@@ -49,10 +49,10 @@ def freezes(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
     return trained
 
 
-def begins_again(rank: int, ways: list[dict[str, Any]]) -> list[Trained]:
+def begins_again(rank: int, configurations: list[dict[str, Any]]) -> list[Trained]:
     """Clear the optimizer's state after two steps."""
     trained = []
-    for options in ways:
+    for options in configurations:
         loop, model = loop_of(rank, steps=2), mlp()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         optimizer = ballast.wrap(optimizer, model, **options)
@@ -77,7 +77,7 @@ def loses_some_state(rank: int) -> str:
     return "nothing"
 
 
-def others_freeze(rank: int, kind: Any, ways: list[dict[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def others_freeze(rank: int, kind: Any, configurations: list[dict[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Train a bf16 layer whose updates are smaller than the spacing of its values: alone, and while another layer repeatedly
     freezes and thaws."""
 
@@ -97,4 +97,4 @@ def others_freeze(rank: int, kind: Any, ways: list[dict[str, Any]]) -> list[tupl
         with ballast.gather(model):
             return model[0].weight.detach().clone()
 
-    return [(trained(False, options), trained(True, options)) for options in ways]
+    return [(trained(False, options), trained(True, options)) for options in configurations]

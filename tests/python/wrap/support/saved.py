@@ -16,8 +16,8 @@ from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
 from python.wrap.support.loops import Loop, Tower
 
-Way = Mapping[str, Any]  # options of wrap(), and "dtype"
-Numbers = dict[str, torch.Tensor]
+Configuration = Mapping[str, Any]  # options of wrap(), and "dtype"
+Values = dict[str, torch.Tensor]
 STEPS = 4
 
 
@@ -48,8 +48,8 @@ def groups_of(model: torch.nn.Module) -> list[dict[str, Any]]:
 class Training:
     """A training loop with a wrapped optimizer of two parameter groups."""
 
-    def __init__(self, way: Way, model: torch.nn.Module | None = None):
-        options = dict(way)
+    def __init__(self, configuration: Configuration, model: torch.nn.Module | None = None):
+        options = dict(configuration)
         kind = getattr(torch.optim, options.pop("optimizer", "AdamW"))
         self.model = (Buffered() if model is None else model).to(options.pop("dtype", torch.float32))
         plain = kind(groups_of(self.model), lr=1.0)
@@ -61,17 +61,17 @@ class Training:
         self.loop.steps = first + steps
         return self.loop.train(self.model, self.optimizer, first).losses
 
-    def everything(self) -> Numbers:
+    def everything(self) -> Values:
         """Return the full parameters and the buffers, as in torch's state_dict()."""
         with ballast.gather(self.model):
             return {name: value.clone() for name, value in self.model.state_dict().items()}
 
 
-def train_and_save(rank: int, folder: str, ways: list[Way]) -> list[Numbers]:
+def train_and_save(rank: int, folder: str, configurations: list[Configuration]) -> list[Values]:
     """Train two steps, then two more with frozen parameters that have state, and with a changed learning rate. Then save."""
     seen = []
-    for number, way in enumerate(ways):
-        training = Training(way)
+    for number, configuration in enumerate(configurations):
+        training = Training(configuration)
         training.train(0, 2)
         training.model.blocks[3].requires_grad_(False)
         training.optimizer.param_groups[1]["lr"] = 1e-3
@@ -81,12 +81,12 @@ def train_and_save(rank: int, folder: str, ways: list[Way]) -> list[Numbers]:
     return seen
 
 
-def load_and_save(rank: int, pairs: list[tuple[str, str, Way]]) -> list[tuple[Numbers, int, Any, list[float]]]:
+def load_and_save(rank: int, pairs: list[tuple[str, str, Configuration]]) -> list[tuple[Values, int, Any, list[float]]]:
     """Load each checkpoint with the given options, save it in another directory, thaw a block and train two more steps."""
     seen = []
-    for source, target, way in pairs:
+    for source, target, configuration in pairs:
         torch.manual_seed(1)  # other parameters than those that were saved
-        training = Training(way, other_parameters(Buffered()))
+        training = Training(configuration, other_parameters(Buffered()))
         training.model.blocks[3].requires_grad_(False)
         extra = ballast.load_checkpoint(source, training.model, training.optimizer)
         everything, steps = training.everything(), training.optimizer.steps
@@ -97,7 +97,7 @@ def load_and_save(rank: int, pairs: list[tuple[str, str, Way]]) -> list[tuple[Nu
     return seen
 
 
-def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Numbers:
+def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Values:
     """Train and save a DDP module around the model, as Accelerate and Trainer do."""
     training = Training({"stage": stage})
     around = torch.nn.parallel.DistributedDataParallel(training.model)
@@ -108,15 +108,15 @@ def saves_in_data_parallelism(rank: int, folder: str, stage: int) -> Numbers:
     return training.everything()
 
 
-def interrupted(rank: int, folder: str, ways: list[Way]) -> tuple[list[list[float]], list[list[float]]]:
+def interrupted(rank: int, folder: str, configurations: list[Configuration]) -> tuple[list[list[float]], list[list[float]]]:
     """Return the losses after a save, of the training that continues and of another one that loads the checkpoint."""
     straight, again = [], []
-    for number, way in enumerate(ways):
-        one = Training(way)
+    for number, configuration in enumerate(configurations):
+        one = Training(configuration)
         one.train(0, 2)
         ballast.save(f"{folder}/{number}", one.model, one.optimizer)
         straight.append(one.train(2, 3))
-        other = Training(way, other_parameters(Buffered()))
+        other = Training(configuration, other_parameters(Buffered()))
         ballast.load_checkpoint(f"{folder}/{number}", other.model, other.optimizer)
         again.append(other.train(2, 3))
     return straight, again
@@ -140,7 +140,7 @@ def one_rank_cannot_write(rank: int, folder: str) -> tuple[str, int, bool]:
     return said, manifest.read(folder).step, training.train(2, 1) == other.train(2, 1)
 
 
-def one_rank_keeps_what_cannot_be_saved(rank: int, folder: str) -> str:
+def one_rank_has_state_that_cannot_be_saved(rank: int, folder: str) -> str:
     training = Training({"stage": 2, "optimizer": "NAdam", "timeout": 30})
     training.train(0, 1)
     if rank == 1:
@@ -177,35 +177,35 @@ def other_parameters(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def numbers_in(directory: str | Path) -> Numbers:
+def values_in(directory: str | Path) -> Values:
     """Return all values in a checkpoint: masters and moments in fp32, others in their own dtype."""
     checkpoint = manifest.read(directory)
-    numbers: Numbers = {}
+    values: Values = {}
     for name, entry in checkpoint.tensors.items():
         target: Target
         if entry.role == "trained":
             moments = {kind: torch.zeros(entry.shape) for kind in checkpoint.moments}
-            numbers[name] = torch.zeros(entry.shape)
-            numbers.update((f"{name}/{kind}", moment) for kind, moment in moments.items())
-            target = TrainedTensor(name, entry, numbers[name], moments)
+            values[name] = torch.zeros(entry.shape)
+            values.update((f"{name}/{kind}", moment) for kind, moment in moments.items())
+            target = TrainedTensor(name, entry, values[name], moments)
         else:
-            numbers[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
-            target = PlainTensor(name, entry, numbers[name])
+            values[name] = torch.zeros(entry.shape, dtype=getattr(torch, entry.dtype))
+            target = PlainTensor(name, entry, values[name])
         stream = Stream(manifest.data_files(directory, checkpoint), entry.pieces)
         target.begin()
         for cut in cover(entry.pieces, 0, entry.elements):
             target.take(stream.go_to(cut.piece, name), cut)
         target.finish()
-    return numbers
+    return values
 
 
-def same(one: Numbers, other: Numbers) -> bool:
+def same(one: Values, other: Values) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
     )
 
 
-def adopts(rank: int, folder: str) -> Numbers:
+def loads_foreign(rank: int, folder: str) -> Values:
     """Load a checkpoint of another program in stage 3."""
     model = other_parameters(Tower())
     model.unused.requires_grad_(False)
@@ -215,7 +215,7 @@ def adopts(rank: int, folder: str) -> Numbers:
         return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def saves_with_fsdp2(rank: int, folder: str) -> Numbers:
+def saves_with_fsdp2(rank: int, folder: str) -> Values:
     """Train with FSDP2 and save each rank's shards with torch.distributed.checkpoint."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict

@@ -71,7 +71,7 @@ def save_next(folder: str, moment: int | None, stop: Callable[[], None]) -> None
     sys.setprofile(None)
     if moment is not None:
         there = {"ballast.lock", "checkpoint.json", manifest.read(folder).folder}
-        assert set(os.listdir(folder)) == there, "what stopped savings left is gone"
+        assert set(os.listdir(folder)) == there, "files of stopped saves are left"
 
 
 def named() -> torch.nn.Module:

@@ -86,7 +86,7 @@ def clips_parts_of_a_model(rank: int) -> str:
     return ""
 
 
-def begins_with_numbers_of_its_own(rank: int, stage: int) -> dict[str, Any]:
+def begins_with_its_own_values(rank: int, stage: int) -> dict[str, Any]:
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
     model[1].running_mean.normal_()

@@ -1,4 +1,4 @@
-"""Ways of writing to parameters inside ballast.gather(), in trainings of all stages and tiers."""
+"""Writes to parameters inside ballast.gather(), in trainings of all stages and tiers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def loaded(model: torch.nn.Module, name: str) -> None:
     model.load_state_dict({name: of(model, name).detach() * 2}, strict=False)
 
 
-WAYS: list[Write] = [
+WRITES: list[Write] = [
     in_place,
     in_place_of_data,
     copied_to_data,
@@ -104,9 +104,9 @@ def trained(write: Write, dtype: torch.dtype, options: dict[str, Any]) -> list[t
 
 
 def trained_on_each_rank(
-    rank: int, dtype: torch.dtype, ways: list[dict[str, Any]]
+    rank: int, dtype: torch.dtype, configurations: list[dict[str, Any]]
 ) -> list[dict[str, list[torch.Tensor]]]:
-    return [{write.__name__: trained(write, dtype, options) for write in WAYS} for options in ways]
+    return [{write.__name__: trained(write, dtype, options) for write in WRITES} for options in configurations]
 
 
 def writes_on_rank_1_only(rank: int, stage: int, by_data: bool) -> str:

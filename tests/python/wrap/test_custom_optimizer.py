@@ -9,13 +9,13 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import bodies
+from python.wrap.support.custom_optimizers import KINDS, UserOptimizer
 from python.wrap.support.loops import Loop, check_close, mlp
-from python.wrap.support.own_steps import KINDS, Leaning
 from python.wrap.support.ranks import run_ranks
 from python.wrap.test_one_rank import in_bfloat16
 
 STAGES = [{"stage": stage} for stage in (0, 1, 2, 3)]
-WAYS = STAGES + [
+CONFIGURATIONS = STAGES + [
     {"stage": 0, "offload": "host"},
     {"stage": 2, "offload": {"state": "host"}},
     {"stage": 3, "offload": "host"},
@@ -37,22 +37,22 @@ def parameters_of(run):
         return run.parameters
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 @pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
-def test_one_rank_trains_as_torch_does(kind, options, way):
+def test_one_rank_trains_as_torch_does(kind, options, configuration):
     loop = loop_of(kind, optimizer_options=options, micro_steps=2, clip=0.05)
-    run = loop.run(**way)
+    run = loop.run(**configuration)
     run.optimizer.close()
     check_close(loop.run(), run, 1e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    ("kind", "options"), [*KINDS, (Leaning, {})], ids=lambda value: getattr(value, "__name__", "")
+    ("kind", "options"), [*KINDS, (UserOptimizer, {})], ids=lambda value: getattr(value, "__name__", "")
 )
 def test_ranks_train_as_one_process_does_with_all_batches(kind, options, ranks):
-    ways = [{**way, "elementwise": kind is Leaning} for way in WAYS]
-    answers = run_ranks(ranks, bodies.own_steps, kind, options, ways)
+    configurations = [{**configuration, "elementwise": kind is UserOptimizer} for configuration in CONFIGURATIONS]
+    answers = run_ranks(ranks, bodies.custom_optimizers, kind, options, configurations)
     for (losses, parameters), first, *others in ((plain, *runs) for plain, runs in answers):
         torch.testing.assert_close(torch.tensor(first[0]), torch.tensor(losses), atol=1e-6, rtol=1e-6)
         for mine, theirs in zip(first[1], parameters, strict=True):
@@ -63,10 +63,10 @@ def test_ranks_train_as_one_process_does_with_all_batches(kind, options, ranks):
 
 
 def test_a_step_of_the_users_own_keeps_its_counts_and_sees_its_groups():
-    loop = loop_of(Leaning)
+    loop = loop_of(UserOptimizer)
     plain, ours = loop.run(), loop.run(stage=2, elementwise=True)
     check_close(plain, ours, 1e-6)
-    assert isinstance(ours.optimizer, Leaning)
+    assert isinstance(ours.optimizer, UserOptimizer)
     assert ours.optimizer.calls == ours.optimizer.param_groups[0]["calls"] == loop.steps
     ours.optimizer.param_groups[0]["lr"] = 0.0
     before = ours.parameters
@@ -76,7 +76,7 @@ def test_a_step_of_the_users_own_keeps_its_counts_and_sees_its_groups():
     assert [id(each) for each in ours.optimizer.param_groups[0]["params"]] == [id(p) for p in ours.model.parameters()]
 
 
-def test_hooks_run_once_with_whole_parameters():
+def test_hooks_run_once_with_full_parameters():
     model, optimizer = wrapped()
     seen = []
     hook = lambda *_: seen.append([tuple(each.shape) for each in optimizer.param_groups[0]["params"]])
@@ -108,8 +108,8 @@ def test_gradient_scalers_skip_and_scale_also_where_the_step_would_do_it_itself(
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_numbers_that_are_not_finite_skip_the_step():
-    model, optimizer = wrapped(Leaning, elementwise=True)
+def test_gradients_that_are_not_finite_skip_the_step():
+    model, optimizer = wrapped(UserOptimizer, elementwise=True)
     before = [parameter.clone() for parameter in model.parameters()]
     (model(torch.ones(20)).sum() * float("inf")).backward()
     optimizer.step()
@@ -127,7 +127,7 @@ def test_bfloat16_parameters_keep_what_rounding_would_lose(offload):
 
 
 @pytest.mark.parametrize("offload", [None, "host"])
-def test_parameters_that_are_written_to_go_on_from_there(offload):
+def test_training_continues_from_written_parameters(offload):
     loop = loop_of(steps=2)
     plain, ours = loop.run(), loop.run(stage=2, offload=offload)
     with torch.no_grad():
@@ -152,8 +152,8 @@ def test_state_is_torchs():
 
 def test_a_state_dict_goes_to_the_plain_optimizer_and_back():
     saved = []
-    for way in ({}, {"stage": 2}):
-        run = loop_of(torch.optim.NAdam, steps=3).run(**way)
+    for configuration in ({}, {"stage": 2}):
+        run = loop_of(torch.optim.NAdam, steps=3).run(**configuration)
         saved.append((run, copy.deepcopy(run.model.state_dict()), copy.deepcopy(run.optimizer.state_dict())))
     longer = loop_of(torch.optim.NAdam, steps=6)
     expected = longer.train(saved[0][0].model, saved[0][0].optimizer, 3)
@@ -185,7 +185,7 @@ def test_a_state_dict_that_was_loaded_is_there_before_the_next_step(kind):
             assert all(torch.equal(state[number][name] * 1, value) for name, value in values.items())
 
 
-def test_an_optimizer_that_has_trained_goes_on_wrapped():
+def test_an_optimizer_that_has_trained_continues_when_wrapped():
     run, longer = loop_of(steps=3).run(), loop_of(steps=6)
     ours, plain = longer.train(run.model, ballast.wrap(run.optimizer), 3), longer.run()
     plain.losses = plain.losses[3:]
@@ -193,8 +193,8 @@ def test_an_optimizer_that_has_trained_goes_on_wrapped():
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_state_dict_holds_a_ranks_part_and_goes_on_from_there(stage):
-    answers = run_ranks(2, bodies.saved_own_state, stage)
+def test_a_state_dict_holds_a_ranks_shard_and_resumes(stage):
+    answers = run_ranks(2, bodies.saved_state_of_custom_optimizer, stage)
     kept = [sum(values["square_avg"].numel() for values in state.values()) for state, _, _ in answers]
     assert all(0 < count < 20 * 24 + 24 + 24 * 5 + 5 for count in kept)
     assert sum(kept) == 20 * 24 + 24 + 24 * 5 + 5
@@ -203,7 +203,7 @@ def test_a_state_dict_holds_a_ranks_part_and_goes_on_from_there(stage):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_parameters_come_later_freeze_and_thaw(stage):
+def test_parameters_are_added_later_freeze_and_thaw(stage):
     expected = run_ranks(2, bodies.own_step_of_changing_parameters, None)
     for ours, plain in zip(run_ranks(2, bodies.own_step_of_changing_parameters, stage), expected):
         for mine, theirs in zip(ours, plain):
@@ -211,7 +211,7 @@ def test_parameters_come_later_freeze_and_thaw(stage):
 
 
 def test_steps_are_counted_where_the_state_does_not_count_them():
-    model, optimizer = wrapped(Leaning, elementwise=True)
+    model, optimizer = wrapped(UserOptimizer, elementwise=True)
     for step in range(4):
         if step == 2:
             model[0].requires_grad_(False)
@@ -274,11 +274,11 @@ def weights():
 
 
 @pytest.mark.parametrize("elementwise", [True, False])
-def test_optimizers_that_need_whole_parameters_are_refused_with_the_reason(elementwise):
+def test_optimizers_that_need_full_parameters_are_refused_with_the_reason(elementwise):
     class MyMuon(torch.optim.Muon):
         pass
 
-    class Shampoo(Leaning):
+    class Shampoo(UserOptimizer):
         pass
 
     for kind, reason in [
@@ -299,7 +299,7 @@ def test_unknown_optimizers_have_to_be_declared():
     class Mine(torch.optim.AdamW):
         pass
 
-    for kind in (Leaning, Mine):
+    for kind in (UserOptimizer, Mine):
         said = refusal(kind(weights()))
         assert "B1005" in said
         assert kind.__name__ in said
@@ -307,7 +307,7 @@ def test_unknown_optimizers_have_to_be_declared():
         ballast.wrap(kind(weights()), elementwise=True)
 
 
-def test_what_an_own_step_cannot_have_is_refused(tmp_path):
+def test_options_that_an_own_step_cannot_have_are_refused(tmp_path):
     for options, word in [
         ({"offload": f"nvme:{tmp_path}"}, "cannot keep state on a drive"),
         ({"state_format": "bf16"}, "state_format='bf16'"),

@@ -22,7 +22,7 @@ KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 ]
 
 
-class Leaning(torch.optim.Optimizer):
+class UserOptimizer(torch.optim.Optimizer):
     """A user's own optimizer. It counts its steps in the group and in an attribute, but not in its state."""
 
     def __init__(self, params: Any, lr: float = 1e-2):
@@ -42,7 +42,7 @@ class Leaning(torch.optim.Optimizer):
                 parameter.sub_(mean / (1 + mean.abs()), alpha=group["lr"] / group["calls"])
 
 
-def of_all_ranks(loop: Loop) -> Run:
+def train_on_batches_of_all_ranks(loop: Loop) -> Run:
     """Train in one process, with a plain optimizer, on the batches of all ranks."""
     model = loop.make_model()
     optimizer = loop.make_optimizer(model.parameters(), **loop.optimizer_options)

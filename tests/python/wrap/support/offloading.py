@@ -11,14 +11,14 @@ from python.wrap.support.bodies import Trained, loop_of
 from python.wrap.support.loops import Loop, Tower
 
 
-def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:
-    """Train, and evaluate after each step. If `leaves` is set, also offload and reload after each step."""
+def train_and_offload(loop: Loop, offloads: bool, **options: Any) -> Trained:
+    """Train, and evaluate after each step. If `offloads` is set, also offload and reload after each step."""
     evaluated: list[float] = []
 
     def after_step(model: torch.nn.Module, optimizer: Any) -> None:
         with torch.no_grad():
             evaluated.append(loop.loss(model, loop.batch(100)).item())
-        if leaves:
+        if offloads:
             optimizer.offload()
             optimizer.reload()
 
@@ -27,9 +27,9 @@ def train_and_leave(loop: Loop, leaves: bool, **options: Any) -> Trained:
         return run.losses + evaluated, run.parameters
 
 
-def leaves_and_stays(rank: int, ways: list[dict[str, Any]]) -> list[tuple[Trained, Trained]]:
+def with_and_without_offload(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Trained, Trained]]:
     loop = loop_of(rank, make_model=Tower, steps=3)
-    return [(train_and_leave(loop, False, **options), train_and_leave(loop, True, **options)) for options in ways]
+    return [(train_and_offload(loop, False, **options), train_and_offload(loop, True, **options)) for options in configurations]
 
 
 def one_rank_is_in_the_middle_of_a_step(rank: int) -> str:
