@@ -127,7 +127,7 @@ def test_operators_reach_dispatch_under_these_names():
     } <= set(seen)
 
 
-def test_the_schema_of_an_operator_says_what_it_writes_to():
+def test_the_schema_of_an_operator_names_the_arguments_that_it_writes_to():
     add = torch.ops.aten.add_.Tensor
     assert compat.writes_to_arguments(add) and not compat.writes_to_arguments(torch.ops.aten.add.Tensor)
     written = [each.name for each in compat.arguments_of(add) if each.alias_info is not None and each.alias_info.is_write]

@@ -41,7 +41,7 @@ def test_the_examples_in_the_help_work(run, verb, checkpoint, tmp_path, monkeypa
             json.loads(out)
 
 
-def test_inspect_says_what_there_is(run, checkpoint):
+def test_inspect_lists_the_content(run, checkpoint):
     _, out, _ = run("inspect", str(checkpoint), "--tensors")
     assert re.search(r"^step +4, written by Ballast .* on 1 rank$", out, re.MULTILINE)
     assert re.search(r"^optimizer +AdamW; moments: exp_avg, exp_avg_sq$", out, re.MULTILINE)
@@ -50,7 +50,7 @@ def test_inspect_says_what_there_is(run, checkpoint):
     assert re.search(r"^calls  int64 \[\], buffer", out, re.MULTILINE)
 
 
-def test_inspect_shows_what_an_optimizers_own_step_keeps(run, tmp_path):
+def test_inspect_shows_the_state_of_an_optimizers_own_step(run, tmp_path):
     saved.train_and_save(0, str(tmp_path), [{"stage": 2, "optimizer": "NAdam"}])
     _, out, _ = run("inspect", str(tmp_path / "0"))
     assert re.search(r"^optimizer +NAdam; state of its own step: exp_avg, exp_avg_sq, mu_product, step$", out, re.MULTILINE)

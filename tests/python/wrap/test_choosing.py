@@ -63,7 +63,7 @@ def test_a_chosen_plan_trains_to_the_bits_of_the_same_plan_by_hand(tmp_path):
     found = chosen.optimizer._ballast.options
     assert found.offload["state"].keys() == {"device", f"nvme:{tmp_path}"}
     by_hand = loop.run(stage=found.stage, offload=found.offload, tile=TILE)
-    assert bodies.kept_by(by_hand.optimizer) == bodies.kept_by(chosen.optimizer)
+    assert bodies.bytes_kept_by(by_hand.optimizer) == bodies.bytes_kept_by(chosen.optimizer)
     with ballast.gather(chosen.model), ballast.gather(by_hand.model):
         check_equal(chosen, by_hand)
 
@@ -82,7 +82,7 @@ def test_the_forecast_is_the_reserved_memory_to_the_byte(stage, tmp_path):
 @pytest.mark.parametrize("state_format", ["split", "compact"])
 def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
     run = Loop(make_model=adapted, make_optimizer=only_trained, steps=1).run(stage=stage, state_format=state_format)
-    assert bodies.kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)
+    assert bodies.bytes_kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)
 
 
 def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
@@ -96,7 +96,7 @@ def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
 
 @pytest.mark.parametrize("configuration", [{"stage": 2}, {"stage": 3, "update_in_backward": True}], ids=str)
 def test_a_requested_training_fits_its_memory_and_not_a_byte_less(configuration):
-    needed = bodies.kept_by(loop.run(**configuration).optimizer)[0]
+    needed = bodies.bytes_kept_by(loop.run(**configuration).optimizer)[0]
     loop.run(**configuration, memory=needed)
     with pytest.raises(ballast.OutOfMemoryError, match=f"B2004(.|\n)*stage {configuration['stage']}") as raised:
         loop.run(**configuration, memory=needed - 1)
@@ -133,7 +133,7 @@ def test_a_layer_that_is_thawed_and_does_not_fit_takes_no_state_with_it(stage):
         few.train(model, optimizer)
         return few, model, optimizer
 
-    needed = bodies.kept_by(trained(None)[2])[0]
+    needed = bodies.bytes_kept_by(trained(None)[2])[0]
     few, model, optimizer = trained(needed)
     model[0].requires_grad_(True)
     with pytest.raises(ballast.OutOfMemoryError):
@@ -174,8 +174,8 @@ def test_options_that_need_stage_3_choose_it(options, stage):
 
 def test_state_is_spread_over_tiers(tmp_path):
     run = loop.run(stage=3, tile=TILE, offload={"state": {"device": 0.25, f"nvme:{tmp_path}": 0.75}})
-    plain, away = loop.run(stage=3, tile=TILE), loop.run(stage=3, tile=TILE, offload={"state": f"nvme:{tmp_path}"})
-    near, far = (bodies.kept_by(each.optimizer)[1] for each in (run, on_drive))
+    plain, on_drive = loop.run(stage=3, tile=TILE), loop.run(stage=3, tile=TILE, offload={"state": f"nvme:{tmp_path}"})
+    near, far = (bodies.bytes_kept_by(each.optimizer)[1] for each in (run, on_drive))
     assert 0.6 * far < near < 0.9 * far
     with ballast.gather(run.model), ballast.gather(plain.model):
         check_equal(run, plain)

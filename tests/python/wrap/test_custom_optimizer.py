@@ -119,7 +119,7 @@ def test_gradients_that_are_not_finite_skip_the_step():
 
 
 @pytest.mark.parametrize("offload", [None, "host"])
-def test_bfloat16_parameters_keep_what_rounding_would_lose(offload):
+def test_bfloat16_parameters_keep_updates_that_rounding_would_lose(offload):
     options = {"lr": 1e-5}  # bfloat16 alone would round the updates away
     small = in_bfloat16(make_optimizer=torch.optim.RMSprop, optimizer_options=options, steps=100)
     exact = Loop(make_optimizer=torch.optim.RMSprop, optimizer_options=options, make_model=lambda: mlp(64), steps=100)

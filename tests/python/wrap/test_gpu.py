@@ -176,13 +176,13 @@ def test_operations_in_another_stream_are_refused_and_change_nothing(device, con
 
 @on_devices
 @every_configuration
-@pytest.mark.parametrize("when", ["between steps", "in a step", "away"])
+@pytest.mark.parametrize("when", ["between steps", "in a step", "offloaded"])
 def test_a_training_ends_in_any_stream(device, configuration, when, in_another_stream):
     training, undisturbed = Training(device, **configuration), Training(device, **configuration)
     assert training.step() == undisturbed.step()
     if when == "in a step" and not configuration.get("update_in_backward"):
         training.model(training.batch).sum().backward()
-    if when == "away":
+    if when == "offloaded":
         training.optimizer.offload()
     with in_another_stream():
         training.optimizer.close()

@@ -66,7 +66,7 @@ def in_bfloat16(**changes):
 
 
 @pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact"])
-def test_bfloat16_parameters_keep_what_rounding_would_lose(state_format):
+def test_bfloat16_parameters_keep_updates_that_rounding_would_lose(state_format):
     options = {"lr": 1e-4}  # bfloat16 alone would round the updates away
     small = in_bfloat16(optimizer_options=options, steps=100)
     exact = Loop(optimizer_options=options, make_model=lambda: mlp(64), steps=100).run()

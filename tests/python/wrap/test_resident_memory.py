@@ -50,9 +50,9 @@ def test_no_rank_holds_all_state_when_a_layer_freezes():
     """A rank's shard has three values for each of an eighth of the elements. Gathered moments would add two values for each
     element. In stage 3 gathered parameters would exceed the bound too, even where freed gradients leave room for a part of
     them. With many ranks and small layers, the memory that a rank may take is far below these bounds."""
-    numbers = LAYERS * NARROW * NARROW * torch.float32.itemsize
+    layer_bytes = LAYERS * NARROW * NARROW * torch.float32.itemsize
     for dtype in (torch.float32, torch.bfloat16):
-        for stage, bound in ((2, 2 * numbers), (3, numbers * 3 // 4)):
+        for stage, bound in ((2, 2 * layer_bytes), (3, layer_bytes * 3 // 4)):
             for growth in run_ranks(8, growth_of_the_peak_when_a_layer_freezes, stage, dtype):
                 assert growth < bound
 

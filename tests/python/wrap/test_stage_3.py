@@ -138,7 +138,7 @@ def test_an_optimizer_that_is_deleted_leaves_full_parameters():
     model(torch.ones(20)).sum().backward()
 
 
-def test_a_rank_that_deletes_its_optimizer_alone_keeps_no_files_and_says_what_is_missing(tmp_path):
+def test_a_rank_that_deletes_its_optimizer_alone_keeps_no_files_and_gets_a_remedy(tmp_path):
     for before, after, said in run_ranks(2, bodies.deletes_its_optimizer, str(tmp_path)):
         assert before > 0
         assert after == 0

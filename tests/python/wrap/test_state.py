@@ -99,7 +99,7 @@ def test_a_parameter_takes_the_place_and_the_state_of_another(stage):
     def grow(model, optimizer):
         old, group = model[2].weight, optimizer.param_groups[0]
         state = optimizer.state.pop(old)
-        more = lambda numbers: torch.cat([numbers, torch.zeros(3, 24)])
+        more = lambda values: torch.cat([values, torch.zeros(3, 24)])
         with ballast.gather(model):
             grown = torch.nn.Parameter(more(old.detach()))
         model[2].weight = grown

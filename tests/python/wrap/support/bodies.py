@@ -322,10 +322,10 @@ def exports_to_a_full_drive(rank: int, path: str, stage: int) -> str:
     return ""
 
 
-def kept_by(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+def bytes_kept_by(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """Return the bytes that the optimizer keeps in memory and on the drive."""
-    numbers = optimizer.metrics()
-    return int(numbers["memory_bytes/device"] + numbers["memory_bytes/host"]), int(numbers["memory_bytes/nvme"])
+    metrics = optimizer.metrics()
+    return int(metrics["memory_bytes/device"] + metrics["memory_bytes/host"]), int(metrics["memory_bytes/nvme"])
 
 
 def chooses(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -337,7 +337,7 @@ def chooses(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Any, 
         run = loop_of(rank, make_model=partial(Tower, width=128), steps=3).run(**options)
         session = run.optimizer._ballast
         found = session.options
-        kept, needs = kept_by(run.optimizer), forecast_of(session)
+        kept, needs = bytes_kept_by(run.optimizer), forecast_of(session)
         with ballast.gather(run.model):
             answers.append(({"stage": found.stage, "offload": found.offload}, kept, needs, run.losses, run.parameters))
         run.optimizer.close()
