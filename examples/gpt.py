@@ -1,4 +1,4 @@
-"""Train a small GPT in plain PyTorch on the text of this project, byte by byte. Ballast is one line of it.
+"""Train a small byte-level GPT in plain PyTorch on the text of this project. One line of it adds Ballast.
 
 python gpt.py                                                    plain PyTorch, one process
 torchrun --nproc-per-node 2 gpt.py                               two ranks, DistributedDataParallel

@@ -1,8 +1,8 @@
-"""Train gpt.py twice on the same ranks: in plain PyTorch, then with the one added line. ./quickstart calls it.
+"""Run gpt.py twice on the same ranks, in plain PyTorch and with the one added line, and compare the trainings.
 
 It shows both loss curves, tokens a second, and what a rank keeps in memory and on the drive. It trains in fp32, where both
 compute the same, and exits with 1 if the losses differ by more than the order of sums explains. It passes other options on to
-gpt.py.
+gpt.py. ./quickstart calls it.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Measure all_gather and reduce_scatter vs. copying the same number of bytes, and vs. torch's Gloo process group.
+"""Compare all_gather and reduce_scatter with a copy of the same number of bytes, and with torch's Gloo process group.
 
-The same processes run each in turn: Ballast, a memcpy in every process at once, torch. The size is that of the whole array,
+The same processes run each in turn: Ballast, a memcpy in every process at once, torch. The size is that of the full array,
 which an all_gather writes and a reduce_scatter reads on each rank. "In place" means that it is in memory that the ranks share.
 The time is that of the slowest rank.
 """
@@ -54,27 +54,27 @@ CASES = [
 def subjects(case: Case, library: Library, ours: Communicator) -> dict[str, Callable]:
     """Return the functions to time, all on the same memory, after a check that both sides compute the same up to rounding."""
     elements = case.mebibytes * MIB // case.dtype.itemsize // case.ranks * case.ranks
-    whole, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
+    full, copy = torch.randn(elements).to(case.dtype), torch.empty(elements, dtype=case.dtype)
     part = torch.randn(elements // case.ranks).to(case.dtype)
     into = torch.zeros(elements // case.ranks)
     if case.path == IN_PLACE:
-        whole = ours.shared(whole)
+        full = ours.shared(full)
     if case.collective == "all_gather":
-        run_ours = lambda: ours.all_gather(part, whole)
-        run_theirs = lambda: dist.all_gather_single(whole, part)
+        run_ours = lambda: ours.all_gather(part, full)
+        run_theirs = lambda: dist.all_gather_single(full, part)
     else:
-        run_ours = lambda: ours.reduce_scatter(whole, into)
-        run_theirs = lambda: dist.reduce_scatter_single(part, whole)
-    check(case, run_ours, run_theirs, whole, part, into)
-    return {"ballast": run_ours, "memcpy": lambda: library.copy(copy, whole), "torch gloo": run_theirs}
+        run_ours = lambda: ours.reduce_scatter(full, into)
+        run_theirs = lambda: dist.reduce_scatter_single(part, full)
+    check(case, run_ours, run_theirs, full, part, into)
+    return {"ballast": run_ours, "memcpy": lambda: library.copy(copy, full), "torch gloo": run_theirs}
 
 
-def check(case: Case, run_ours: Callable, run_theirs: Callable, whole, part, into) -> None:
+def check(case: Case, run_ours: Callable, run_theirs: Callable, full, part, into) -> None:
     run_ours()
     if case.collective == "all_gather":
-        mine = whole.clone()
+        mine = full.clone()
         run_theirs()
-        torch.testing.assert_close(mine, whole, rtol=0, atol=0)
+        torch.testing.assert_close(mine, full, rtol=0, atol=0)
     else:
         run_theirs()
         torch.testing.assert_close(into.to(case.dtype), part, rtol=2**-5, atol=2**-5)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what the state formats cost in training: loss curves of a small transformer, vs. format fp32.
+"""Compare the loss curves of a small transformer in each state format with those in format fp32.
 
     build/venv/bin/python benchmarks/formats/loss_curves.py
 

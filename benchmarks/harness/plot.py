@@ -1,4 +1,4 @@
-"""Memory against throughput: a labelled point for each configuration, and the front of those that none beats in both.
+"""Plot memory against throughput: a labelled point for each configuration, and the front of the unbeaten ones.
 
 It reads the file that a suite has written with --details: each line is a Row. Each model has a panel of its own.
 """

@@ -1,5 +1,5 @@
-"""DeepSpeed's async_io, used as its optimizer swapper uses it: a file for each tensor; the reads of a tile's tensors are
-started and waited for, then its writes. Prints the seconds of the second pass as JSON."""
+"""Measure DeepSpeed's async_io, used as its optimizer swapper uses it. Each tensor has a file. The reads of a tile's tensors
+start together, and its writes start when the reads have ended. The output is the seconds of the second pass, as JSON."""
 
 import argparse
 import json

@@ -1,8 +1,8 @@
-"""Train one GPT in plain torch on CPU ranks with Ballast and its peers: tokens a second, and memory of a rank.
+"""Train one GPT of plain torch on CPU ranks with Ballast and with its peers, and compare their speed and memory.
 
 Every system trains in turn, round after round, each time in fresh processes. A line's value is tokens a second, or a
-rank's peak MiB without what importing torch takes; its ratio is how many times faster, or smaller, it is than the system it is
-compared with. All should reach the same losses: the suite names a peer that does not, and fails if Ballast does not.
+rank's peak MiB without the memory of importing torch. Its ratio is how many times faster, or smaller, it is than the system
+that it is compared with. All should reach the same losses: the suite names a peer that does not, and fails if Ballast does not.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
     seconds: float  # of a step, on the slowest rank
     resident_bytes: float  # at the peak, of the largest rank
-    beyond_torch_bytes: float  # the same, without what was resident after torch was imported
+    net_bytes: float  # the same, without the memory that is resident after torch is imported
     losses: list[float]  # of each step, the mean of all ranks
 
 
@@ -73,7 +73,7 @@ def summary(ranks: list[dict]) -> Run:
     return Run(
         seconds=max(statistics.fmean(rank["seconds"]) for rank in ranks),
         resident_bytes=max(rank["peak_bytes"] for rank in ranks),
-        beyond_torch_bytes=max(rank["peak_bytes"] - rank["imported_bytes"] for rank in ranks),
+        net_bytes=max(rank["peak_bytes"] - rank["imported_bytes"] for rank in ranks),
         losses=[statistics.fmean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
     )
 
@@ -93,7 +93,7 @@ class Measure(NamedTuple):
 def records(case: Case, runs: Runs) -> list[dict]:
     """Return a line of speed for each opponent, and a line of memory for each opponent that trains."""
     speed = Measure("", "tok/s", lambda run: run.seconds, lambda seconds: case.workload.tokens / seconds)
-    memory = Measure(", memory", "MiB", lambda run: run.beyond_torch_bytes, lambda count: count / MEBIBYTE)
+    memory = Measure(", memory", "MiB", lambda run: run.net_bytes, lambda count: count / MEBIBYTE)
     rivals = [other for other in case.opponents if other.system.trains]
     return [
         *(record(speed, case, other, runs) for other in case.opponents or [case]),
@@ -108,7 +108,7 @@ def record(measure: Measure, case: Case, other: Case, runs: Runs) -> dict:
     return {"suite": "peers-training", "case": case.name + measure.suffix, "unit": measure.unit, **fields, **compared}
 
 
-def apart(losses: list[float], others: list[float]) -> float:
+def largest_difference(losses: list[float], others: list[float]) -> float:
     """Return the largest difference, or infinity where a loss is not finite."""
     differences = [abs(loss - other) for loss, other in zip(losses, others, strict=True)]
     return max(differences) if all(map(math.isfinite, differences)) else math.inf
@@ -132,17 +132,17 @@ def details(case: Case, runs: Runs) -> dict:
         "speed_ratio": times_faster(ours, reference),
         "limit_ratio": times_faster(ours, limit),
         "resident_bytes": median(ours, "resident_bytes"),
-        "plotted": "resident at the peak, without what importing torch takes",
-        "plotted_bytes": median(ours, "beyond_torch_bytes"),
-        "memory_ratio": median(ours, "beyond_torch_bytes") / median(reference, "beyond_torch_bytes"),
+        "plotted": "resident at the peak, without the memory of importing torch",
+        "plotted_bytes": median(ours, "net_bytes"),
+        "memory_ratio": median(ours, "net_bytes") / median(reference, "net_bytes"),
         "losses": ours[0].losses,
-        "losses_apart": max(apart(run.losses, other.losses) for run, other in zip(ours, reference, strict=True)),
+        "losses_apart": max(largest_difference(run.losses, other.losses) for run, other in zip(ours, reference, strict=True)),
         "tolerance": TOLERANCES[case.workload.dtype],
     }
 
 
 def table(rows: list[dict]) -> str:
-    text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; net: without what importing torch takes\n"
+    text = f"\n{LEGEND}\nMiB: resident at the peak, of the largest rank; net: without the memory of importing torch\n"
     text += f"vs. limit: relative to {ALONE}; vs. DDP: relative to DDP\n"
     text += f"loss: of the last step; diff: the largest difference of a step's loss from {DDP}'s\n"
     for model in dict.fromkeys(row["model"] for row in rows):
@@ -158,7 +158,7 @@ def table(rows: list[dict]) -> str:
     return text
 
 
-def strayed(rows: list[dict]) -> list[dict]:
+def with_other_losses(rows: list[dict]) -> list[dict]:
     """Return the rows of systems whose losses differ from DDP's by more than the tolerance."""
     return [row for row in rows if row["losses_apart"] > row["tolerance"]]
 
@@ -188,12 +188,12 @@ def main() -> None:
     print(table(rows), file=sys.stderr)
     rows = [row for row in rows if row["trains"]]
     plotting.keep(rows, options)
-    others = strayed(rows)
+    others = with_other_losses(rows)
     for row in others:
-        apart_by = f"its losses differ by {row['losses_apart']:.3f} from {DDP}'s; {row['tolerance']} is allowed"
-        print(f"{row['case']}, {row['model']}: trained something else: {apart_by}", file=sys.stderr)
+        difference = f"its losses differ by {row['losses_apart']:.3f} from {DDP}'s; {row['tolerance']} is allowed"
+        print(f"{row['case']}, {row['model']}: {difference}", file=sys.stderr)
     if any(row["group"] == OURS for row in others):
-        sys.exit("peers-training: Ballast trained something else")
+        sys.exit("peers-training: Ballast's losses differ from DDP's")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure AdamW vs. its peers in one process, in turn, on the same number of elements with the same threads.
+"""Compare AdamW with its peers in one process, on the same number of elements with the same threads.
 
 Write one line of JSON for each case, as every suite does. The value is seconds for 1e9 elements; the ratio is how many
 times faster Ballast is.

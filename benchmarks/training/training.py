@@ -1,4 +1,4 @@
-"""Measure memory and throughput: one GPT, all stages and tiers, each run in turn with the configuration it is compared with.
+"""Measure the memory and throughput of one GPT in all stages and tiers, in turn with the configurations to compare with.
 
 Every configuration trains in turn, round after round; its ranks are processes. A line's value is tokens a second, its
 ratio is of the seconds of a step. The table at the end adds memory, the time that the trainer waited, and the forecast of
@@ -175,7 +175,7 @@ def drive_details(case: Case, runs: dict[str, list[Run]]) -> dict:
 
 def table(rows: list[dict]) -> str:
     text = "\nMiB of a rank: reserved in each tier, with activations; resident: of the process. "
-    text += "forecast: relative to the measured step. exposed: what the trainer waited in forward + backward + step\n"
+    text += "forecast: relative to the measured step. exposed: how long the trainer waited in forward + backward + step\n"
     text += f"{'configuration':<52}{'tok/s':>7}{'forecast':>9}{'exposed ms':>15}"
     text += f"{'device':>8}{'host':>7}{'drive':>7}{'resident':>9}\n"
     mebibytes = lambda count: f"{count / 2**20:.0f}"
@@ -192,7 +192,7 @@ def floor_table(rows: list[dict]) -> str:
     rows = [row for row in rows if "drive" in row]
     if not rows:
         return ""
-    text = "seconds of a step, and the shortest that it can be (floor). fio: the time in which fio moves the step's bytes, in\n"
+    text = "seconds of a step, and the least possible (floor). fio: the time in which fio moves the step's bytes, in\n"
     text += "records of the same size with as many in flight. overlap: the part of a step without a drive during which the\n"
     text += "drive can work: updates come after the backward pass (or in it) and before the next forward. overlapped: the\n"
     text += "step if the drive could work during all of it\n"
@@ -226,7 +226,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=2, help="sequences of a rank in a step")
-    parser.add_argument("--steps", type=int, default=6, help="of a run; the first one is not counted")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a run; the first one is not counted")
     parser.add_argument("--rounds", type=int, default=5)
     plotting.add_options(parser)
     suite.add_choice(parser)

@@ -1,4 +1,4 @@
-"""Train a small GPT twice on two ranks: in memory, then with its state on the drive, and show that the results are equal.
+"""Train a small GPT on two ranks, first in memory and then with its state on the drive, and compare the results.
 
 The first run keeps everything in the memory of each rank (stage 0). The second run partitions it over the ranks and keeps the
 optimizer state on the drive (stage 3). Both must reach the same losses, norms and parameters, bit for bit; otherwise the exit

@@ -69,7 +69,7 @@ def test_a_system_that_trains_something_else_is_found():
     runs = {LIMIT: [run_of(1.0, 100, [9.0, 9.0])], DDP: [run_of(1.0, 400, [4.0, 3.0])], OURS: [run_of(1.0, 400, [4.0, 3.01])]}
     near = peers_training.details(OURS, runs)
     assert near["losses_apart"] == pytest.approx(0.01)
-    assert peers_training.strayed([near]) == []
+    assert peers_training.with_other_losses([near]) == []
     for wrong in ([4.0, 3.5], [4.0, float("nan")]):
         far = peers_training.details(OURS, {**runs, OURS: [run_of(1.0, 400, wrong)]})
-        assert len(peers_training.strayed([near, far])) == 1
+        assert len(peers_training.with_other_losses([near, far])) == 1

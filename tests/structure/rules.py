@@ -98,7 +98,7 @@ def has_keywords(path: str, function: source.Function) -> bool:
 def nothing_else_is_at_the_top(tree: Tree):
     for name in tree.top:
         if name not in house.TOP and name not in {layer.split("/")[0] for layer in house.LAYERS}:
-            yield name, 1, "belongs into one of the folders, or into TOP in house.py"
+            yield name, 1, "belongs in one of the folders, or in TOP of house.py"
 
 
 @rule("layering")
@@ -106,7 +106,7 @@ def includes_point_down(tree: Tree):
     for path, text in tree.code():
         layer = layer_of(path)
         if layer is None:
-            yield path, 1, "this folder has no place in the layers of tests/structure/house.py"
+            yield path, 1, "this folder is in no layer of tests/structure/house.py"
             continue
         for include in source.includes(text):
             target = layer_of(file_of(include, tree))
@@ -183,7 +183,7 @@ def vendor_headers_have_one_home(tree: Tree):
                 if not lives_in(path, vendor.home):
                     yield path, include.line, f"{vendor.name} may be included by {' or '.join(vendor.home)} only"
                 elif vendor.one_file and home not in (None, path):
-                    yield path, include.line, f"{vendor.name} has its one home already: {home}"
+                    yield path, include.line, f"{vendor.name} may be included by one file only: {home} includes it already"
                 else:
                     home = path
 
@@ -290,7 +290,7 @@ def python_imports_point_down(tree: Tree):
     for module, imports in _python_graph(tree, modules).items():
         layer = _python_layer(module)
         if layer is None:
-            yield modules[module], 1, "this module has no place in PYTHON_LAYERS of tests/structure/house.py"
+            yield modules[module], 1, "this module is in no layer of PYTHON_LAYERS in tests/structure/house.py"
             continue
         for target, line in imports:
             above = _python_layer(target)
