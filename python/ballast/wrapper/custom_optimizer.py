@@ -89,7 +89,7 @@ class CustomUpdates:
                 state[id(member.parameter)] = values
         return state
 
-    def leave(self) -> None:
+    def forget_partition(self) -> None:
         self._parts = {}
 
     def offload(self, optimizer: torch.optim.Optimizer) -> None:

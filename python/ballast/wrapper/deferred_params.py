@@ -92,7 +92,7 @@ def suspend(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
     (managed(parameter) or ManagedParameter(parameter, ParameterState.PENDING)).suspend(owner)
 
 
-def lose(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
+def suspend_and_drop(parameter: torch.nn.Parameter, owner: DeferredParameters) -> None:
     """Take a parameter out of its plan, and lose its values."""
     suspend(parameter, owner)
     drop(parameter)

@@ -25,14 +25,14 @@ class ForwardHooks:
             inner = [module for module in model.modules() if module is not model and _has_own_parameters(module)]
             self._of_modules = [_before_call(module, session, is_inner=True) for module in inner]
 
-    def leave_modules(self) -> None:
+    def remove_from_modules(self) -> None:
         """Remove the hooks of the modules, and keep those of the model."""
         for hook in self._of_modules:
             hook.remove()
         self._of_modules = []
 
     def remove(self) -> None:
-        self.leave_modules()
+        self.remove_from_modules()
         for hook in self._hooks:
             hook.remove()
 

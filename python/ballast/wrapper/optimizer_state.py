@@ -77,8 +77,8 @@ class OptimizerState:
             if id(parameter) in state:
                 optimizer.state[parameter] = state[id(parameter)]
 
-    def leave(self) -> None:
+    def forget_partition(self) -> None:
         """Forget the partition, which ends: entries of optimizer.state would read from it and keep it alive."""
-        self._updates.leave()
+        self._updates.forget_partition()
         if (optimizer := self._wrapped.optimizer_if_alive) is not None:
             optimizer.state.clear()

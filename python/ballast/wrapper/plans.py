@@ -127,7 +127,7 @@ class Plans:
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
         if self.planner.options.keeps_full_parameters:
-            self._hooks.leave_modules()
+            self._hooks.remove_from_modules()
         self._migration = StateMigration()
         return self.current
 
@@ -145,7 +145,7 @@ class Plans:
         assert self.current is not None
         self.current.release(together or self.planner.ranks.of_data.size == 1, gathers)
         self.current = self.of_this_step = None
-        self.state.leave()
+        self.state.forget_partition()
 
     # --- Reports ---
 

@@ -34,10 +34,10 @@ class SessionHooks:
         """Hook calls of the model, or of its modules too."""
         self._calls = ForwardHooks(model, self._session, of_modules=of_modules)
 
-    def leave_modules(self) -> None:
+    def remove_from_modules(self) -> None:
         """Remove the hooks of modules inside the model."""
         if self._calls is not None:
-            self._calls.leave_modules()
+            self._calls.remove_from_modules()
 
     def remove(self) -> None:
         atexit.unregister(self._at_exit)

@@ -11,7 +11,7 @@ import torch
 from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper.collectives import sum_in_fp32
-from ballast.wrapper.deferred_params import DeferredParameters, is_pending, lose, suspend
+from ballast.wrapper.deferred_params import DeferredParameters, is_pending, suspend, suspend_and_drop
 from ballast.wrapper.managed_parameter import is_without_values, managed
 from ballast.wrapper.memory import return_freed_memory
 from ballast.wrapper.partition import Partition
@@ -167,7 +167,7 @@ class StateMigration:
         except BaseException:
             self._is_lost = True
             partition.release(together=False)
-            self._lose([member.parameter for member in partition.all_members])
+            self._drop_values([member.parameter for member in partition.all_members])
             raise
         return partition
 
@@ -192,11 +192,11 @@ class StateMigration:
         return_freed_memory()  # small and large blocks in turn leave holes in the heap
         return Shard(first, count, values)
 
-    def _lose(self, partitioned: list[torch.nn.Parameter]) -> None:
+    def _drop_values(self, partitioned: list[torch.nn.Parameter]) -> None:
         if self._owner is not None:
             left = [taken.parameter for taken in self._taken.values() if is_without_values(taken.parameter)]
             for parameter in partitioned + left:
-                lose(parameter, self._owner)
+                suspend_and_drop(parameter, self._owner)
 
     def return_to_torch(self) -> None:
         """Return the rest of the parameters to torch's memory, if they are not there already."""

@@ -43,7 +43,7 @@ class Updates(Protocol):
     def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
         """Return the full state outside the library's memory, on every rank."""
 
-    def leave(self) -> None:
+    def forget_partition(self) -> None:
         """Forget the partition's memory, which is about to be freed."""
 
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
@@ -95,7 +95,7 @@ class RuleUpdates:
     def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
         return {id(member.parameter): {"step": steps_of(kept, member)} for member in kept.members}
 
-    def leave(self) -> None:
+    def forget_partition(self) -> None:
         pass
 
     def offload(self, optimizer: torch.optim.Optimizer) -> None:
