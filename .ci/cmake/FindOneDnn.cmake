@@ -1,4 +1,4 @@
-# OneDnn::onednn, the library oneDNN: the CMake files of Debian's package ask for OpenCL, which nobody needs here.
+# OneDnn::onednn, the library oneDNN: the CMake files of Debian's package require OpenCL, which Ballast does not need.
 find_path(ONEDNN_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
 find_library(ONEDNN_LIBRARY dnnl)
 mark_as_advanced(ONEDNN_INCLUDE_DIR ONEDNN_LIBRARY)

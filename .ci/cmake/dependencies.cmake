@@ -1,4 +1,4 @@
-# ballast_find(NAME [REQUIRED] [QUIET]): find_package(), which who uses an installed Ballast has to do again.
+# ballast_find(NAME [REQUIRED] [QUIET]): find_package(), which the installed ballastConfig.cmake repeats.
 
 macro(ballast_find name)
   find_package(${name} ${ARGN})

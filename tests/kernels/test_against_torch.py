@@ -59,7 +59,7 @@ def parameters():
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("gradient_dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_thousand_steps_stay_beside_torch(case, gradient_dtype):
+def test_a_thousand_steps_stay_close_to_torch(case, gradient_dtype):
     rule, options = CASES[case]
     ours, theirs = parameters(), parameters()
     theirs.requires_grad_()

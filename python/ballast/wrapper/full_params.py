@@ -87,8 +87,8 @@ class FullParameters:
                 each.lose()
             return
         for each, place in zip(self._managed, self._places):
-            values = each.parameter.data
-            each.release(values.clone() if values.data_ptr() == place.data_ptr() else None)
+            is_ours = not each.is_collected and each.parameter.data.data_ptr() == place.data_ptr()
+            each.release(each.parameter.data.clone() if is_ours else None)
 
     # --- Writes of the user ---
 
@@ -111,7 +111,7 @@ class FullParameters:
         self._watched |= {number: Snapshot(self._members[number].parameter) for number in numbers}
 
     def _watch_anew(self) -> None:
-        """Watch only the parameters of blocks that have not ended, beginning with their values of now."""
+        """Watch only the parameters of blocks that have not ended, beginning with their current values."""
         self._watched = {}
         self._watch(number for number, blocks in self._open.items() if blocks > 0)
 

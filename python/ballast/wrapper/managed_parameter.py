@@ -101,6 +101,12 @@ class ManagedParameter:
         return parameter
 
     @property
+    def is_collected(self) -> bool:
+        """Whether Python's collector is deleting the parameter. If a model and its optimizer refer to each other, it deletes
+        them together, and the optimizer closes after the weak references to the parameters have ended."""
+        return self._parameter() is None
+
+    @property
     def is_without_values(self) -> bool:
         """Whether a training owns the parameter, and has no values of it yet."""
         return self.owner is not None and self._state in (ParameterState.DEFERRED, ParameterState.PENDING)
@@ -161,8 +167,9 @@ class ManagedParameter:
     def reshard(self, nothing: torch.Tensor) -> None:
         """Become SHARDED again."""
         self._enter(ParameterState.SHARDED)
-        self.parameter.data = nothing
-        self.parameter.__class__ = Ungathered
+        if not self.is_collected:
+            self.parameter.data = nothing
+            self.parameter.__class__ = Ungathered
 
     def offload(self, owner: ParameterOwner) -> None:
         """Become OFFLOADED: the values are off the device, and this owner refuses their use."""
@@ -180,7 +187,8 @@ class ManagedParameter:
     def release(self, values: torch.Tensor | None = None) -> None:
         """Become RELEASED: torch has these values in memory of its own, or without `values` those that it sees."""
         self._enter(ParameterState.RELEASED)
-        self._return_to_torch(values)
+        if not self.is_collected:
+            self._return_to_torch(values)
 
     def lose(self) -> None:
         """Become LOST: the training ends without all of its ranks. The owner refuses each use of the values."""

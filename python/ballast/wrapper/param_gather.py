@@ -167,7 +167,7 @@ class ParamGather:
     def release(self, together: bool, gathers: bool) -> None:
         for hook in self._hooks:
             hook.remove()
-        if together and gathers:
+        if together and gathers and not self.units.are_collected():
             self.units.release_values()
         self._saved.end_all_calls()
         self.units.end(is_gone=not together)

@@ -144,6 +144,10 @@ class UnitGather:
             if each.state is ParameterState.OFFLOADED:
                 each.reload()
 
+    def are_collected(self) -> bool:
+        """Return whether Python's collector is deleting the parameters: then no caller can use their values."""
+        return all(each.is_collected for each in self._managed.values())
+
     def release_values(self) -> None:
         """Give all values to torch. All ranks do this together."""
         for number in range(len(self.units)):
