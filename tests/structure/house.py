@@ -74,8 +74,8 @@ PYTHON_LAYERS = {
         "wrapper.full_params",
     ],
     "partition": [
-        *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.sharded_state", "wrapper.partition"),
-        *("wrapper.updates", "wrapper.custom_optimizer", "wrapper.state_migration"),
+        *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
+        *("wrapper.partition", "wrapper.updates", "wrapper.custom_optimizer", "wrapper.state_migration"),
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.rules import Rule
+from ballast.wrapper.same_options import require_same
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.units import UnitOfMembers, backward_order
 
@@ -34,6 +36,7 @@ CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
 class StepInputs:
     """The inputs of a step."""
 
+    described: Callable[[], dict[str, str]]  # the options of the parameter groups, which are the same on all ranks
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
@@ -188,12 +191,16 @@ class Partition(ShardedState):
         if self._passes is not None:
             return self._passes
         ranks, rank = self._group.size, self._group.rank
-        words = [0] * (2 * ranks)
+        words = [0] * (3 * ranks)
         words[rank] = self._gradient_order.passes
         writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
         words[ranks + rank] = len(writes)
+        options = self._inputs_now().described() if count and ranks > 1 else {}
+        words[2 * ranks + rank] = zlib.crc32(str(options).encode())
         words = self._group.all_reduce(words)
-        if any(words[ranks:]):
+        if len({*words[2 * ranks :]}) > 1:
+            require_same(self._group, options)
+        if any(words[ranks : 2 * ranks]):
             self._accept_writes(writes)
         self._passes = max(words[:ranks])
         completed = self._gradient_order.completed

@@ -19,6 +19,7 @@ from ballast.wrapper.options import WrapOptions, without_gpu
 from ballast.wrapper.param_gather import ParamGather
 from ballast.wrapper.partition import Partition, StepInputs
 from ballast.wrapper.process_groups import ProcessGroups
+from ballast.wrapper.same_options import described, described_groups, require_same
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
 from ballast.wrapper.updates import State, Updates, steps_in
@@ -39,6 +40,7 @@ class Planner:
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
         `steps_before`."""
+        require_same(self.ranks.of_data, described(self._wrapped.optimizer, self._requested))
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)
@@ -86,11 +88,15 @@ class Planner:
         """Return the inputs of the next step, from the optimizer's groups as they are now."""
         groups = self._wrapped.optimizer.param_groups
         return StepInputs(
+            described=self._described_groups,
             rules=[self.updates.rule(groups[place]) for place in self.groups.places],
             begun_at=self.groups.begun_at,
             max_norm=self.options.max_norm,
             own_step=None if self.updates.own_step is None else self._custom_step,
         )
+
+    def _described_groups(self) -> dict[str, str]:
+        return described_groups(self._wrapped.optimizer)  # looked up at each call: a reference would keep it alive
 
     def _custom_step(self, kept: ShardedState, tiles: Sequence[_core.TileToUpdate], factor: float) -> None:
         assert self.updates.own_step is not None

@@ -4,7 +4,7 @@ it began."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -14,6 +14,18 @@ from ballast.wrapper.collectives import broadcast_initial_values
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.unwrap import named_parameters
+
+
+def require_parameters_of(model: torch.nn.Module | None, mine: Collection[torch.Tensor]) -> None:
+    """Refuse an optimizer of another model: it would never get a gradient."""
+    if model is None:
+        return
+    known = {id(each) for _, each in named_parameters(model)}
+    if not any(id(each) in known for each in mine):
+        refuse(
+            f"cannot wrap the optimizer: none of its {len(mine)} parameters is in the model",
+            needed="an optimizer that was made from model.parameters() of this model",
+        )
 
 
 def require_untrained(model: torch.nn.Module | None, mine: Iterable[torch.Tensor], stage: int | None) -> None:

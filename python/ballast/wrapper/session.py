@@ -56,6 +56,7 @@ class Session:
         wrapped = self._wrapped
         model = wrapped.required_model if self.stage == 3 else wrapped.model
         mine = [each for _, each in wrapped.parameters()]
+        preconditions.require_parameters_of(model, mine)
         preconditions.require_untrained(model, mine, self.stage)
         defer(model, mine, self.group, self._deferred)
         self.plans.watch()

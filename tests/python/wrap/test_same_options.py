@@ -1,0 +1,51 @@
+"""Tests that ranks with different options are refused, and that options of a rank's own are allowed."""
+
+import ballast
+import pytest
+import torch
+from python.wrap.support.loops import mlp
+from python.wrap.support.options import schedules_its_own_lr, trains_with
+from python.wrap.support.ranks import run_ranks
+
+DIFFERENT = {
+    "lr of parameter group 0": ({}, {"group": {"lr": 2e-2}}),
+    "betas of parameter group 0": ({}, {"group": {"lr": 1e-2, "betas": (0.8, 0.999)}}),
+    "optimizer": ({}, {"make": torch.optim.Adam}),
+    "max_grad_norm": ({"max_grad_norm": 1.0}, {}),
+    "state_format": ({"state_format": "bf16"}, {"state_format": "fp32"}),
+    "stage": ({"stage": 1}, {"stage": 2}),
+    "offload": ({"stage": 3}, {"stage": 3, "offload": "host"}),
+    "tile": ({"tile": 128}, {"tile": 256}),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_with_different_options_are_refused_before_the_first_step(name):
+    for message, steps in run_ranks(2, trains_with, list(DIFFERENT[name])):
+        assert message.startswith(f"B1001 cannot train: rank 1 has another {name} than rank 0"), message
+        assert steps == 0
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_learning_rate_that_differs_in_a_later_step_is_refused_before_its_update(stage):
+    for message, steps in run_ranks(2, schedules_its_own_lr, stage):
+        assert "rank 1 has another lr of parameter group 0 than rank 0" in message
+        assert "0.02 on rank 1, and 0.003" in message
+        assert steps == 2
+
+
+def test_a_rank_may_have_its_own_threads_timeline_and_directory(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    own = [
+        {"stage": 3, "offload": {"state": f"nvme:{tmp_path / 'a'}"}, "threads": 1, "timeline": True},
+        {"stage": 3, "offload": {"state": f"nvme:{tmp_path / 'b'}"}, "threads": 2},
+    ]
+    assert run_ranks(2, trains_with, own) == [("", 1), ("", 1)]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_optimizer_of_another_model_is_refused(stage):
+    other = mlp()
+    with pytest.raises(ballast.UsageError, match="none of its 4 parameters is in the model"):
+        ballast.wrap(torch.optim.AdamW(other.parameters()), mlp(), stage=stage)
