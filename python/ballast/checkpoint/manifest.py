@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, NoReturn
 
 from ballast import _core
 from ballast.checkpoint.pieces import Piece, in_order
-from ballast.checks import fail
+from ballast.checks import fail, refuse
 from ballast.errors import Error
 
 VERSION = 1
 MANIFEST = "checkpoint.json"
+RUN_FOLDER = re.compile(r"(.+)-rank-\d+")  # of wrap(run=...)
 READS = 5  # attempts to read a checkpoint that other jobs replace meanwhile
 
 PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
@@ -160,8 +162,34 @@ def read(directory: str | Path) -> Checkpoint:
 
 
 def read_text(directory: Path) -> bytes:
-    """Return the manifest as it is now."""
-    return read_bytes(directory / MANIFEST)
+    """Return the manifest as it is now. Raise B1001 where there is no checkpoint."""
+    try:
+        return (directory / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        _refuse_without_checkpoint(directory)
+    except OSError as error:
+        _fail_unreadable(directory / MANIFEST, error)
+
+
+def runs_in(directory: Path) -> list[str]:
+    """Return the names of the runs whose state is in this directory; offload/FORMAT.md describes it."""
+    found = [RUN_FOLDER.fullmatch(path.parent.name) for path in directory.glob("*-rank-*/state.records")]
+    return sorted({match[1] for match in found if match})
+
+
+def _refuse_without_checkpoint(directory: Path) -> NoReturn:
+    own = RUN_FOLDER.fullmatch(directory.absolute().name) if (directory / "state.records").exists() else None
+    of_runs = directory.absolute().parent if own else directory
+    runs = [own[1]] if own else runs_in(directory)
+    remedy = "" if directory.is_dir() else "Check the path: there is no such directory."
+    if runs:
+        remedy = f'The run resumes with wrap(..., offload="nvme:{of_runs}", run="{runs[0]}").'
+    refuse(
+        f"cannot load a checkpoint: there is none in {directory}",
+        needed=f"a directory of ballast.save(), which holds a {MANIFEST}",
+        available=f"a run: {', '.join(runs)}" if runs else "",
+        remedy=remedy,
+    )
 
 
 def content_in(directory: Path) -> Mapping[str, Any] | None:
@@ -229,7 +257,11 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
+        _fail_unreadable(path, error)
+
+
+def _fail_unreadable(path: Path, error: OSError) -> NoReturn:
+    fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
 
 
 def data_files(directory: str | Path, checkpoint: Checkpoint) -> list[str]:

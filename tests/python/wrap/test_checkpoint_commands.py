@@ -78,4 +78,10 @@ def test_verify_names_everything_that_is_wrong(run, checkpoint):
     assert any("B3201" in line for line in run("verify", str(checkpoint), "--json")[1].splitlines())
     (checkpoint / "checkpoint.json").unlink()
     code, out, err = run("verify", str(checkpoint))
-    assert (code, out) == (1, "") and "checkpoint.json" in err
+    assert (code, out) == (2, "") and "checkpoint.json" in err
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+def test_a_directory_that_does_not_exist_is_a_usage_error(run, verb):
+    code, out, err = run(verb, "nosuch")
+    assert (code, out) == (2, "") and "B1001 cannot load a checkpoint: there is none in nosuch" in err

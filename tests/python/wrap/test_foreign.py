@@ -303,5 +303,22 @@ def test_unreadable_checkpoints_are_refused_with_a_remedy(files, said, tmp_path)
 def test_an_empty_directory_is_refused(tmp_path):
     model = Tower()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
-    with pytest.raises(ballast.Error, match="B3201(.|\n)*checkpoint.json"):
+    with pytest.raises(ballast.UsageError, match="B1001 cannot load a checkpoint: there is none in (.|\n)*checkpoint.json"):
         ballast.load_checkpoint(tmp_path, model, optimizer)
+    with pytest.raises(ballast.UsageError, match="B1001(.|\n)*there is no such directory"):
+        ballast.load_checkpoint(tmp_path / "nosuch", model, optimizer)
+
+
+def test_the_directory_of_a_run_is_refused_with_the_call_that_resumes_it(tmp_path):
+    model = Tower()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = ballast.wrap(optimizer, model, offload={"state": f"nvme:{tmp_path}"}, run="mine")
+    assert optimizer.steps == 0
+    optimizer.close()
+    for directory in (tmp_path, tmp_path / "mine-rank-0"):
+        another = Tower()
+        its_optimizer = ballast.wrap(torch.optim.AdamW(another.parameters(), lr=1e-2), another)
+        with pytest.raises(ballast.UsageError, match="B1001 cannot load a checkpoint: there is none in") as refused:
+            ballast.load_checkpoint(directory, another, its_optimizer)
+        assert refused.value.available == "a run: mine"
+        assert f'offload="nvme:{tmp_path}", run="mine"' in refused.value.remedy
