@@ -65,6 +65,9 @@ class Plan:
         """Return the plan as text."""
         return "\n".join([*self._head(), "", *self._memory_lines(), "", *self._time_lines()])
 
+    def __str__(self) -> str:
+        return self.text()
+
     def where(self) -> str:
         """Return the placement in a few words, such as "stage 3, state on the host"."""
         return in_words(self.stage, self.placement, device="the GPU")

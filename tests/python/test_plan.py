@@ -130,6 +130,7 @@ def test_a_plan_can_be_printed_and_kept():
     assert json.loads(json.dumps(plan.to_dict()))["seconds"] == plan.seconds
     for word in ("llama-8b", "8.03 billion", "stage", "reduced", "tokens/s", "assumed"):
         assert word in plan.text()
+    assert str(plan) == plan.text()
     assert "update" in ballast.plan(SMALL, gpu_memory="8GiB").program()
 
 
