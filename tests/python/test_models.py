@@ -159,3 +159,9 @@ class TestModules:
 def test_all_known_models_can_be_planned():
     for name in KNOWN:
         assert ballast.plan(name, ranks=64, gpu="h200", host_memory="2TiB").fits
+
+
+def test_an_unknown_name_is_refused_with_what_else_a_model_can_be():
+    with pytest.raises(ballast.UsageError, match='B1001 there is no known model "llama-7b"') as refused:
+        ballast.plan("llama-7b")
+    assert refused.value.needed == f"one of {', '.join(KNOWN)}, or the path of a model's config.json"

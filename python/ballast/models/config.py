@@ -22,7 +22,7 @@ def read_config(location: str) -> Mapping[str, Any]:
     path = path / "config.json" if path.is_dir() else path
     if not path.exists():
         if "/" not in location and not location.endswith(".json"):
-            one_of("known model", location, KNOWN)
+            one_of("known model", location, KNOWN, or_else="the path of a model's config.json")
         refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
     try:
         config = json.loads(path.read_text())
