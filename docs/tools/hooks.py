@@ -1,4 +1,6 @@
-"""Hooks of MkDocs: a line `<!-- generate: NAME ... -->` of a page is replaced by text that reference.py generates."""
+"""Hooks of MkDocs: a line `<!-- generate: NAME ... -->` of a page is replaced by text that reference.py generates.
+
+A line after it that begins with `*In the repository:` is for readers of the Markdown file, and is replaced too."""
 
 import re
 import sys
@@ -7,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import reference  # noqa: E402
 
-MARKER = re.compile(r"^<!-- generate: (\w[\w-]*)((?: [\w./-]+)*) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- generate: (\w[\w-]*)((?: [\w./-]+)*) -->(?:\n\*In the repository: .+)?$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
