@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,22 @@ class Plan:
     def __str__(self) -> str:
         return self.text()
 
+    def wrap_call(self) -> str:
+        """Return the call that trains with this plan, where a drive's directory is to be filled in.
+
+        >>> import ballast
+        >>> ballast.plan("gpt2", offload={"state": "host"}, stage=2, host_memory="64GiB").wrap_call()
+        'ballast.wrap(optimizer, model, stage=2, offload={"state": "host"})'
+        """
+        offload = {kind: _in_wrap(tiers) for kind, tiers in self.placement.items() if tiers.get("device") != 1}
+        options = [f"stage={self.stage}"]
+        options += [f"offload={json.dumps(offload)}"] if offload else []
+        options += [f'state_format="{self.format}"'] if self.format != "split" else []
+        if self._question is not None:
+            options += ["update_in_backward=True"] if self._question.schedule.update_in_backward else []
+            options += ['run="NAME"'] if self._question.full_records else []
+        return f"ballast.wrap(optimizer, model, {', '.join(options)})"
+
     def where(self) -> str:
         """Return the placement in a few words, such as "stage 3, state on the host"."""
         return in_words(self.stage, self.placement, device="the GPU")
@@ -98,7 +115,18 @@ class Plan:
             f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s per GPU; GB/s per rank:",
             f"          {rates}",
         ]
+        lines += [f"train     {self.wrap_call()}"] if self.fits else []
         return lines + [f"note      {note}" for note in self.notes]
+
+
+def _in_wrap(tiers: Mapping[str, float]) -> str | dict[str, float]:
+    """The tiers of one kind as wrap() takes them: the fractions add up to 1 after they are rounded."""
+    words = {tier if tier != "nvme" else "nvme:DIRECTORY": round(part, 4) for tier, part in tiers.items()}
+    if len(words) == 1:
+        return next(iter(words))
+    last = list(words)[-1]
+    words[last] = round(1 - sum(part for word, part in words.items() if word != last), 4)
+    return words
 
 
 def _seconds(seconds: float) -> str:
