@@ -70,19 +70,22 @@ class Plan:
         return self.text()
 
     def wrap_call(self) -> str:
-        """Return the call that trains with this plan, where a drive's directory is to be filled in.
+        """Return the call that trains with this plan; fill in DIRECTORY and NAME. It is empty where only a C++ trainer can:
+        torch's parameters cannot be updated in the backward pass below stage 3.
 
         >>> import ballast
         >>> ballast.plan("gpt2", offload={"state": "host"}, stage=2, host_memory="64GiB").wrap_call()
         'ballast.wrap(optimizer, model, stage=2, offload={"state": "host"})'
         """
+        in_backward = self._question is not None and self._question.schedule.update_in_backward
+        if in_backward and self.stage < 3:
+            return ""
         offload = {kind: _in_wrap(tiers) for kind, tiers in self.placement.items() if tiers.get("device") != 1}
         options = [f"stage={self.stage}"]
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.format}"'] if self.format != "split" else []
-        if self._question is not None:
-            options += ["update_in_backward=True"] if self._question.schedule.update_in_backward else []
-            options += ['run="NAME"'] if self._question.full_records else []
+        options += ["update_in_backward=True"] if in_backward else []
+        options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
         return f"ballast.wrap(optimizer, model, {', '.join(options)})"
 
     def where(self) -> str:
@@ -115,12 +118,13 @@ class Plan:
             f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s per GPU; GB/s per rank:",
             f"          {rates}",
         ]
-        lines += [f"train     {self.wrap_call()}"] if self.fits else []
+        call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
+        lines += [f"train     {call}"] if self.fits else []
         return lines + [f"note      {note}" for note in self.notes]
 
 
 def _in_wrap(tiers: Mapping[str, float]) -> str | dict[str, float]:
-    """The tiers of one kind as wrap() takes them: the fractions add up to 1 after they are rounded."""
+    """Return the tiers of one kind in the form of wrap(). The fractions add up to 1 after they are rounded."""
     words = {tier if tier != "nvme" else "nvme:DIRECTORY": round(part, 4) for tier, part in tiers.items()}
     if len(words) == 1:
         return next(iter(words))

@@ -5,11 +5,42 @@ import json
 
 import ballast
 import pytest
+import torch
 from ballast.plan_request import request_plan
 
 GIB = 1 << 30
 MACHINE = {"gpu": "h100", "host_memory": "2TiB", "drives": "30TB"}
 SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stage": 2},
+        {"stage": 3, "offload": "nvme"},
+        {"stage": 3, "clipping": False},
+        {"stage": 3, "offload": {"state": {"host": 1 / 3, "nvme": 2 / 3}}},
+        {"stage": 3, "offload": "nvme", "resumable": True},
+        {"stage": 1, "format": "compact", "offload": {"state": "host"}},
+    ],
+    ids=str,
+)
+def test_wrap_accepts_the_call_that_a_plan_prints(options, tmp_path):
+    plan = ballast.plan(SMALL, **MACHINE, **options)
+    model = torch.nn.Linear(4, 4)
+    names = {"ballast": ballast, "model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    optimizer = eval(plan.wrap_call().replace("DIRECTORY", str(tmp_path)), names)
+    assert f"train     {plan.wrap_call()}" in str(plan)
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    assert optimizer.steps == 1
+    optimizer.close()
+
+
+def test_a_plan_that_only_a_cpp_trainer_can_follow_prints_no_call():
+    plan = ballast.plan(SMALL, **MACHINE, stage=2, clipping=False)
+    assert plan.wrap_call() == ""
+    assert "train     in C++" in str(plan)
 
 
 @pytest.mark.parametrize("ranks", [8, 1024])

@@ -26,7 +26,7 @@ class StepCounters {
   void wait(StepRun& run, Phase phase, Lane lane, const std::function<void()>& wait);
 
   Metrics totals() const;                              // since the engine was made; without what others count
-  Metrics end_step(const Metrics& totals);             // what was added since the last call
+  Metrics end_step(const Metrics& totals);             // the difference to the totals of the last call
   double own_seconds() const { return own_seconds_; }  // of the trainer in the last step, without its waits
 
  private:

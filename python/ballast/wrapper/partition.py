@@ -36,7 +36,7 @@ CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
 class StepInputs:
     """The inputs of a step."""
 
-    described: Callable[[], dict[str, str]]  # the options of the parameter groups, which are the same on all ranks
+    described: Callable[[], dict[str, str]]  # the options of the parameter groups as they are now, the same on all ranks
     rules: list[Rule]  # by group
     begun_at: list[int]  # by group: steps before its first one
     max_norm: float
@@ -195,7 +195,7 @@ class Partition(ShardedState):
         words[rank] = self._gradient_order.passes
         writes = self._residence.writes() if count else {}  # a step that is discarded uses no parameters
         words[ranks + rank] = len(writes)
-        options = self._inputs_now().described() if count and ranks > 1 else {}
+        options = self._first_inputs.described() if count and ranks > 1 else {}
         words[2 * ranks + rank] = zlib.crc32(str(options).encode())
         words = self._group.all_reduce(words)
         if len({*words[2 * ranks :]}) > 1:
