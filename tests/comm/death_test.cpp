@@ -9,6 +9,7 @@
 #include "kernels/runtime/buffer.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
+#include "zero/comm/gloo_transport.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -18,25 +19,7 @@ namespace {
 
 constexpr std::size_t count = 300000;
 
-// Writes to `started` when all ranks are at work, and then works until something fails.
-void work_for_ever(Communicator& ranks, int started) {
-  const Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
-  MemoryAccounts accounts;
-  const Buffer memory = allocate(accounts, {.bytes = ranks.size() * mine.view().bytes(),
-                                            .owner = "all",
-                                            .allocator = ranks.shared_memory()});  // null: private memory
-  const View all = memory.view(DType::bf16);
-  Values part(DType::fp32, count);
-  const auto other = ranks.split(0);
-  ranks.barrier();
-  if (ranks.rank() == 0 && ::write(started, "!", 1) != 1) return;
-  while (true) {
-    ranks.all_gather(mine.view(), all);
-    other->reduce_scatter(all, part.view());
-  }
-}
-
-// A pipe on which the processes report that they are at work.
+// A pipe on which processes wait for a report of one of them.
 class Start {
  public:
   Start() { expect(::pipe(ends_) == 0, "no pipe"); }
@@ -47,7 +30,7 @@ class Start {
   Start(const Start&) = delete;
   Start& operator=(const Start&) = delete;
 
-  int end() const { return ends_[1]; }
+  void report() const { expect(::write(ends_[1], "!", 1) == 1, "cannot write to a pipe"); }
   void wait() const {
     char byte = 0;
     expect(::read(ends_[0], &byte, 1) == 1, "the processes did not start");
@@ -56,6 +39,24 @@ class Start {
  private:
   int ends_[2];
 };
+
+// Reports when all ranks are at work, and then works until something fails.
+void work_for_ever(Communicator& ranks, const Start& start) {
+  const Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
+  MemoryAccounts accounts;
+  const Buffer memory = allocate(accounts, {.bytes = ranks.size() * mine.view().bytes(),
+                                            .owner = "all",
+                                            .allocator = ranks.shared_memory()});  // null: private memory
+  const View all = memory.view(DType::bf16);
+  Values part(DType::fp32, count);
+  const auto other = ranks.split(0);
+  ranks.barrier();
+  if (ranks.rank() == 0) start.report();
+  while (true) {
+    ranks.all_gather(mine.view(), all);
+    other->reduce_scatter(all, part.view());
+  }
+}
 
 std::size_t names_of_shared_memory() {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/dev/shm"), {}));
@@ -67,9 +68,8 @@ Failures failures_after_signal(const ProcessKind& kind, std::size_t victim, int 
   constexpr std::size_t size = 4;
   const ProcessGroupRig rig(size, kind.transport, timeout);
   const Start start;
-  Processes processes(size, [&](std::size_t rank) {
-    rig.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start.end()); });
-  });
+  Processes processes(
+      size, [&](std::size_t rank) { rig.as_rank(rank, [&](Communicator& ranks) { work_for_ever(ranks, start); }); });
   start.wait();
   std::mt19937 random(static_cast<unsigned>(victim));
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
@@ -110,4 +110,27 @@ TEST_CASE("when a rank is stopped, every other rank ends after the timeout and n
       }
     }
   }
+}
+
+// Rank 0's process has the hub, so no rank learns why the connection to the killed one was lost.
+TEST_CASE("when rank 0 is stopped, a lost connection to another rank names rank 0") {
+  if (!has_gloo()) return;  // ranks in shared memory have no connections to each other
+  constexpr std::size_t size = 3;
+  const ProcessGroupRig rig(size, HostTransport::gloo, patient);
+  const Start start;
+  const Start signals_sent;
+  Processes processes(size, [&](std::size_t rank) {
+    rig.as_rank(rank, [&](Communicator& ranks) {
+      ranks.barrier();
+      if (rank == 0) start.report();
+      signals_sent.wait();
+      ranks.barrier();
+    });
+  });
+  start.wait();
+  processes.send(0, SIGSTOP);
+  processes.send(2, SIGKILL);
+  CHECK(processes.failure(2) == "signal 9");
+  signals_sent.report();
+  CHECK_THAT(processes.failure(1), Contains("B330") && Contains("rank 0 (") && Contains("did not arrive"));
 }

@@ -16,6 +16,7 @@ constexpr auto retry_interval = std::chrono::milliseconds(20);
 constexpr auto verdict_time = std::chrono::seconds(3);   // if the hub sends nothing by then, rank 0 is the late rank
 constexpr auto delivery_time = std::chrono::seconds(2);  // the hub's verdict arrives after the timeout
 constexpr auto reason_time = std::chrono::seconds(2);    // for the reason of a lost connection
+constexpr auto answer_time = std::chrono::seconds(5);    // a hub that has not answered by then gives no reasons either
 constexpr auto poll_interval = std::chrono::milliseconds(5);
 constexpr std::size_t max_reason_bytes = 4096;  // bytes of a reason: an exception's text may be as long as a batch
 
@@ -135,8 +136,8 @@ std::string Control::get(const std::string& key) {
   send({.kind = Message::Kind::get, .key = key});
   std::unique_lock lock(mutex_);
   const Deadline deadline(error_, options_.timeout);
-  const auto is_answered = [&] { return values_.contains(key) || hub_is_gone_; };
-  deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, is_answered); },
+  const auto has_ended = [&] { return values_.contains(key) || hub_is_gone_; };
+  deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, has_ended); },
                 [&] { deadline.fail_late("the rank that sets " + key); });
   if (values_.contains(key)) return values_[key];
   lock.unlock();
@@ -197,13 +198,24 @@ void Control::fail_after_leave(std::size_t rank) {
   ballast::fail(Code::peer_failed, {.what = error_.reason()});
 }
 
+// The hub answers the question after every reason that it has sent. So silence means that rank 0 has stopped, and that
+// the lost connection is a consequence.
 void Control::wait_for_reason(std::size_t rank) {
-  const auto end = Clock::now() + reason_time;
-  do {
+  const std::string question = fmt::format("does rank 0 answer rank {}?", options_.self.rank);
+  set(question, {});
+  send({.kind = Message::Kind::get, .key = question});
+  const auto begin = Clock::now();
+  while (Clock::now() < begin + reason_time || !is_answered(question)) {
     error_.check();
     if (has_left(rank)) fail_after_leave(rank);
+    if (Clock::now() >= begin + answer_time) error_.set(late(text(members_.front()), answer_time));
     std::this_thread::sleep_for(poll_interval);
-  } while (Clock::now() < end);
+  }
+}
+
+bool Control::is_answered(const std::string& question) {
+  const std::lock_guard lock(mutex_);
+  return values_.contains(question) || hub_is_gone_;
 }
 
 }  // namespace ballast

@@ -52,13 +52,14 @@ class Control : public KeyValueStore {
   bool has_left(std::size_t rank);
   bool hub_is_gone();
   [[noreturn]] void fail_after_leave(std::size_t rank);  // ends the job with B3301: this rank needs one that has left
-  // Waits for the reason of a lost connection, which arrives after the loss. Throws B3301 if the job has failed or the
-  // rank has left; returns if no reason arrives in time.
+  // Waits for the reason of a lost connection, which arrives after the loss. Throws B3301 if the job has failed, the
+  // rank has left, or rank 0 does not answer; returns if no reason arrives in time.
   void wait_for_reason(std::size_t rank);
 
  private:
   std::string described_hub() const;
   bool join_job();
+  bool is_answered(const std::string& question);
   void listen();
   void take(const Message& message);
   bool send(const Message& message);
