@@ -19,12 +19,12 @@ __global__ void __launch_bounds__(threads_per_chunk)
 
 void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into) {
   const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
-  launch(cuda, "launching the beginning of a sum", all.chunks_end, begin_sum_kernel, from, into, all);
+  launch<begin_sum_kernel>(cuda, "launching the beginning of a sum", all.chunks_end, from, into, all);
 }
 
 void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into) {
   const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
-  launch(cuda, "launching an accumulation", all.chunks_end, accumulate_kernel, from, scale, into, all);
+  launch<accumulate_kernel>(cuda, "launching an accumulation", all.chunks_end, from, scale, into, all);
 }
 
 }  // namespace ballast::kernels

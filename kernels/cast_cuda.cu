@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(threads_per_chunk) cast_kernel(const __grid_co
 
 template <std::size_t capacity>
 void launch_casts(const Cuda& cuda, const CastTable<capacity>& table) {
-  launch(cuda, "launching casts", chunks(table.stretches), cast_kernel<capacity>, table);
+  launch<cast_kernel<capacity>>(cuda, "launching casts", chunks(table.stretches), table);
 }
 
 }  // namespace

@@ -12,14 +12,22 @@ namespace ballast::kernels {
 
 unsigned blocks_for(const Cuda& cuda, std::size_t chunks);
 
+// Kernels register themselves before main(), so that all can be loaded before work of NCCL may wait for them.
+bool register_kernel(const void* kernel);
+
+template <auto kernel>
+inline const bool is_registered = register_kernel(reinterpret_cast<const void*>(kernel));
+
 // Does nothing if there are no chunks.
-template <class... Arguments>
-void launch(const Cuda& cuda, std::string_view what, std::size_t chunks, void (*kernel)(Arguments...),
-            const std::type_identity_t<Arguments>&... arguments) {
-  if (chunks > 0) {
+template <auto kernel, class... Arguments>
+void launch(const Cuda& cuda, std::string_view what, std::size_t chunks, const Arguments&... arguments) {
+  if (chunks > 0 && is_registered<kernel>) {
     const CurrentGpu current(cuda.gpu);
-    kernel<<<blocks_for(cuda, chunks), threads_per_chunk, 0, cuda.stream>>>(arguments...);
-    check_cuda(cudaGetLastError(), what);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3{blocks_for(cuda, chunks), 1, 1};
+    config.blockDim = dim3{threads_per_chunk, 1, 1};
+    config.stream = cuda.stream;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), what);
   }
 }
 

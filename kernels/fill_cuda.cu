@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(threads_per_chunk) fill_kernel(Numbers to, Str
 
 void fill(const Cuda& cuda, const Numbers& to, float value) {
   const Stretch all = whole_array(to.count, is_octet_aligned(to));
-  launch(cuda, "launching a fill", all.chunks_end, fill_kernel, to, all, fill_octet(value, to.dtype));
+  launch<fill_kernel>(cuda, "launching a fill", all.chunks_end, to, all, fill_octet(value, to.dtype));
 }
 
 }  // namespace ballast::kernels

@@ -38,12 +38,12 @@ bool aligned_codes(Byte* codes) {
 
 void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding) {
   const Stretch all = whole_array(from.count, is_octet_aligned(from) && aligned_codes(to.codes));
-  launch(cuda, "launching a quantization", all.chunks_end, quantize_kernel, from, to, rounding, all);
+  launch<quantize_kernel>(cuda, "launching a quantization", all.chunks_end, from, to, rounding, all);
 }
 
 void dequantize(const Cuda& cuda, const ConstQuantizedPiece& from, const Numbers& to) {
   const Stretch all = whole_array(to.count, is_octet_aligned(to) && aligned_codes(from.codes));
-  launch(cuda, "launching a dequantization", all.chunks_end, dequantize_kernel, from, to, all);
+  launch<dequantize_kernel>(cuda, "launching a dequantization", all.chunks_end, from, to, all);
 }
 
 }  // namespace ballast::kernels

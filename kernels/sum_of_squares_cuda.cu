@@ -21,7 +21,7 @@ __device__ double squares_of_group(const float* group) {
 // Each group of threads has its own exact sum, to which its first thread adds. At the end all these sums are added to
 // the result as integers, so their order does not matter.
 __global__ void __launch_bounds__(threads_per_chunk) sum_kernel(ConstNumbers values, Stretch all, ExactSum* into) {
-  __shared__ alignas(16) float numbers[groups_per_chunk * group_stride];
+  alignas(16) __shared__ float numbers[groups_per_chunk * group_stride];
   __shared__ std::int64_t words[groups_per_chunk][exact_sum_words];
   const unsigned group = threadIdx.x / threads_per_group;
   const unsigned lane = threadIdx.x % threads_per_group;
@@ -67,8 +67,8 @@ __global__ void carry_kernel(ExactSum* sum) {
 void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into) {
   const Stretch all = whole_array(values.count, is_octet_aligned(values));
   if (all.chunks_end > 0) {
-    launch(cuda, "launching a sum of squares", all.chunks_end, sum_kernel, values, all, into);
-    launch(cuda, "launching the carries of a sum", 1, carry_kernel, into);
+    launch<sum_kernel>(cuda, "launching a sum of squares", all.chunks_end, values, all, into);
+    launch<carry_kernel>(cuda, "launching the carries of a sum", 1, into);
   }
 }
 

@@ -18,14 +18,14 @@ __global__ void __launch_bounds__(threads_per_chunk) update_kernel(const __grid_
 
 template <class Rule>
 void launch_update(const Cuda& cuda, const UpdateTable<Rule>& table) {
-  const auto with = [&](auto kernel) {
-    launch(cuda, "launching an optimizer step", chunks(table.runs), kernel, table);
+  const auto with = [&]<StateFormat format> {
+    launch<update_kernel<Rule, format>>(cuda, "launching an optimizer step", chunks(table.runs), table);
   };
   switch (table.tile.format) {
-    case StateFormat::fp32: return with(update_kernel<Rule, StateFormat::fp32>);
-    case StateFormat::split: return with(update_kernel<Rule, StateFormat::split>);
-    case StateFormat::bf16: return with(update_kernel<Rule, StateFormat::bf16>);
-    case StateFormat::compact: return with(update_kernel<Rule, StateFormat::compact>);
+    case StateFormat::fp32: return with.template operator()<StateFormat::fp32>();
+    case StateFormat::split: return with.template operator()<StateFormat::split>();
+    case StateFormat::bf16: return with.template operator()<StateFormat::bf16>();
+    case StateFormat::compact: return with.template operator()<StateFormat::compact>();
   }
 }
 

@@ -239,57 +239,55 @@ __global__ void cross_entropy_kernel(Text text, const float* logits, float* loss
 }  // namespace
 
 void begin_rows(const Cuda& cuda, const ConstNumbers& bias, const Numbers& to, bool add) {
-  if (bias.count > 0) launch(cuda, "launching biases", blocks_of(to.count), begin_rows_kernel, bias, to, add);
+  if (bias.count > 0) launch<begin_rows_kernel>(cuda, "launching biases", blocks_of(to.count), bias, to, add);
 }
 
 void add_rows(const Cuda& cuda, const ConstNumbers& rows, const Numbers& into) {
-  launch(cuda, "launching sums of rows", (into.count + columns - 1) / columns, add_rows_kernel, rows, into);
+  launch<add_rows_kernel>(cuda, "launching sums of rows", (into.count + columns - 1) / columns, rows, into);
 }
 
 void gelu(const Cuda& cuda, const ConstNumbers& x, const Numbers& to) {
-  launch(cuda, "launching gelu", blocks_of(to.count), gelu_kernel, x, to);
+  launch<gelu_kernel>(cuda, "launching gelu", blocks_of(to.count), x, to);
 }
 
 void gelu_backward(const Cuda& cuda, const ConstNumbers& x, const Numbers& gradient) {
-  launch(cuda, "launching gelu's slopes", blocks_of(gradient.count), gelu_backward_kernel, x, gradient);
+  launch<gelu_backward_kernel>(cuda, "launching gelu's slopes", blocks_of(gradient.count), x, gradient);
 }
 
 void layer_norm(const Cuda& cuda, const Norm& norm, const Numbers& to) {
-  launch(cuda, "launching moments", norm.x.count / norm.weight.count, moments_kernel, norm);
-  launch(cuda, "launching a norm", blocks_of(to.count), normalise_kernel, norm, to);
+  launch<moments_kernel>(cuda, "launching moments", norm.x.count / norm.weight.count, norm);
+  launch<normalise_kernel>(cuda, "launching a norm", blocks_of(to.count), norm, to);
 }
 
 void layer_norm_backward(const Cuda& cuda, const Norm& norm, const ConstNumbers& gradient, const NormGradients& into) {
   const std::size_t width = norm.weight.count, blocks = (width + columns - 1) / columns;
-  launch(cuda, "launching moments", norm.x.count / width, moments_kernel, norm);
-  launch(cuda, "launching a norm's slopes", norm.x.count / width, normalise_backward_kernel, norm, gradient, into.x);
-  launch(cuda, "launching a norm's weight", blocks, norm_weight_kernel, norm, gradient, into.weight);
-  launch(cuda, "launching a norm's bias", blocks, add_rows_kernel, gradient, into.bias);
+  launch<moments_kernel>(cuda, "launching moments", norm.x.count / width, norm);
+  launch<normalise_backward_kernel>(cuda, "launching a norm's slopes", norm.x.count / width, norm, gradient, into.x);
+  launch<norm_weight_kernel>(cuda, "launching a norm's weight", blocks, norm, gradient, into.weight);
+  launch<add_rows_kernel>(cuda, "launching a norm's bias", blocks, gradient, into.bias);
 }
 
 void causal_softmax(const Cuda& cuda, const Scores& scores, const Numbers& weights) {
-  launch(cuda, "launching softmaxes", scores.heads * scores.context, causal_softmax_kernel, scores, weights);
+  launch<causal_softmax_kernel>(cuda, "launching softmaxes", scores.heads * scores.context, scores, weights);
 }
 
 void causal_softmax_backward(const Cuda& cuda, const Scores& softmax, const float* slopes, const Numbers& weights) {
-  launch(cuda, "launching softmaxes' slopes", softmax.heads * softmax.context, causal_softmax_backward_kernel, softmax,
-         slopes, weights);
+  launch<causal_softmax_backward_kernel>(cuda, "launching softmaxes' slopes", softmax.heads * softmax.context, softmax, slopes, weights);
 }
 
 void embed(const Cuda& cuda, const Text& text, const ConstNumbers& tokens, const ConstNumbers& positions,
            const Numbers& to) {
-  launch(cuda, "launching an embedding", blocks_of(to.count), embed_kernel, text, tokens, positions, to);
+  launch<embed_kernel>(cuda, "launching an embedding", blocks_of(to.count), text, tokens, positions, to);
 }
 
 void embed_backward(const Cuda& cuda, const Text& text, const ConstNumbers& gradient, const Numbers& tokens,
                     const Numbers& positions) {
-  launch(cuda, "launching a table's slopes", blocks_of(tokens.count), embed_tokens_kernel, text, gradient, tokens);
-  launch(cuda, "launching a table's slopes", blocks_of(positions.count), embed_positions_kernel, text, gradient,
-         positions);
+  launch<embed_tokens_kernel>(cuda, "launching a table's slopes", blocks_of(tokens.count), text, gradient, tokens);
+  launch<embed_positions_kernel>(cuda, "launching a table's slopes", blocks_of(positions.count), text, gradient, positions);
 }
 
 void cross_entropy(const Cuda& cuda, const Text& text, const float* logits, float* losses, const Numbers& gradient) {
-  launch(cuda, "launching cross entropies", text.count, cross_entropy_kernel, text, logits, losses, gradient);
+  launch<cross_entropy_kernel>(cuda, "launching cross entropies", text.count, text, logits, losses, gradient);
 }
 
 }  // namespace ballast::gpt::cuda

@@ -1,0 +1,120 @@
+// The emulated cuBLAS: products of matrices, on the stream's thread.
+#include <cublas_v2.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "tests/emulated_cuda/calls.h"
+#include "tests/emulated_cuda/devices.h"
+#include "tests/emulated_cuda/memory_access.h"
+
+struct cublasContext {
+  int gpu = 0;
+  cudaStream_t stream = nullptr;
+};
+
+namespace {
+
+struct Matrix {  // by columns
+  void* data;
+  cudaDataType type;
+  std::ptrdiff_t stride;
+  bool transposed = false;
+
+  std::ptrdiff_t place(std::ptrdiff_t row, std::ptrdiff_t column) const {
+    return transposed ? row * stride + column : column * stride + row;
+  }
+  float get(std::ptrdiff_t row, std::ptrdiff_t column) const {
+    const std::ptrdiff_t at = place(row, column);
+    if (type == CUDA_R_32F) return static_cast<const float*>(data)[at];
+    return std::bit_cast<float>(std::uint32_t{static_cast<const std::uint16_t*>(data)[at]} << 16);
+  }
+  void set(std::ptrdiff_t row, std::ptrdiff_t column, float value) const {
+    const std::ptrdiff_t at = place(row, column);
+    if (type == CUDA_R_32F) {
+      static_cast<float*>(data)[at] = value;
+      return;
+    }
+    const auto bits = std::bit_cast<std::uint32_t>(value);  // rounds to nearest, ties to even
+    static_cast<std::uint16_t*>(data)[at] = static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+  }
+  Matrix moved(std::ptrdiff_t elements) const {
+    const std::ptrdiff_t width = type == CUDA_R_32F ? 4 : 2;
+    return {static_cast<std::byte*>(data) + elements * width, type, stride, transposed};
+  }
+};
+
+struct Sizes {
+  std::ptrdiff_t rows, columns, inner;
+};
+
+void multiply(const Sizes& sizes, const Matrix& a, const Matrix& b, const Matrix& to, float begin) {
+  for (std::ptrdiff_t column = 0; column < sizes.columns; ++column) {
+    for (std::ptrdiff_t row = 0; row < sizes.rows; ++row) {
+      float sum = 0;
+      for (std::ptrdiff_t i = 0; i < sizes.inner; ++i) {
+        sum += a.get(row, i) * b.get(i, column);
+      }
+      to.set(row, column, begin == 0 ? sum : begin * to.get(row, column) + sum);
+    }
+  }
+}
+
+cublasStatus_t begin(const char* name, emulated::Context context) {
+  return emulated::end_call(emulated::begin_call(name, context)) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                                : CUBLAS_STATUS_NOT_INITIALIZED;
+}
+
+}  // namespace
+
+cublasStatus_t cublasCreate(cublasHandle_t* handle) {
+  const cublasStatus_t status = begin("cublasCreate", emulated::Context::on_current);
+  if (status == CUBLAS_STATUS_SUCCESS) *handle = new cublasContext{.gpu = emulated::current_gpu()};
+  return status;
+}
+
+cublasStatus_t cublasDestroy(cublasHandle_t handle) {
+  const cublasStatus_t status = begin("cublasDestroy", emulated::Context::on_current);
+  delete handle;
+  return status;
+}
+
+cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream) {
+  handle->stream = stream;
+  return begin("cublasSetStream", emulated::Context::none);
+}
+
+cublasStatus_t cublasGetVersion(cublasHandle_t, int* version) {
+  *version = 130100;
+  return begin("cublasGetVersion", emulated::Context::none);
+}
+
+const char* cublasGetStatusString(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_SUCCESS ? "success" : "the library was not initialized";
+}
+
+cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation_t a_operation,
+                                          cublasOperation_t b_operation, int rows, int columns, int inner,
+                                          const void* alpha, const void* a, cudaDataType a_type, int a_stride,
+                                          long long a_step, const void* b, cudaDataType b_type, int b_stride,
+                                          long long b_step, const void* beta, void* c, cudaDataType c_type,
+                                          int c_stride, long long c_step, int batch, cublasComputeType_t,
+                                          cublasGemmAlgo_t) {
+  const cublasStatus_t status = begin("cublasGemmStridedBatchedEx", emulated::Context::on_current);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (handle->gpu != emulated::current_gpu() || *static_cast<const float*>(alpha) != 1.0f)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  const Matrix first{const_cast<void*>(a), a_type, a_stride, a_operation == CUBLAS_OP_T};
+  const Matrix second{const_cast<void*>(b), b_type, b_stride, b_operation == CUBLAS_OP_T};
+  const Matrix to{c, c_type, c_stride};
+  const float begin_with = *static_cast<const float*>(beta);
+  emulated::stream_of(handle->stream).queue.add([=] {
+    const emulated::MemoryAccess access{a, b, c};
+    if (emulated::context_has_failed()) return;
+    for (int i = 0; i < batch; ++i) {
+      multiply({rows, columns, inner}, first.moved(i * a_step), second.moved(i * b_step), to.moved(i * c_step),
+               begin_with);
+    }
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}

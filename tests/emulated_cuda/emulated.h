@@ -1,0 +1,52 @@
+// What tests ask of the emulation, and change in it.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/emulated_cuda/include/cuda_runtime_api.h"
+
+namespace emulated {
+
+constexpr int max_gpus = 8;
+constexpr std::size_t context_bytes = std::size_t{500} << 20;  // that a context takes of its GPU's memory
+
+// The GPUs of this process. Call it before the first call of CUDA.
+struct Machine {
+  int gpus = 4;
+  std::size_t memory_bytes = std::size_t{8} << 30;  // of each
+};
+void set_machine(const Machine& machine);
+
+// What exists now. After a test it is what it was before.
+struct Live {
+  std::size_t device_bytes = 0;
+  std::size_t streams = 0;
+  std::size_t events = 0;
+  std::size_t pinned_ranges = 0;
+  std::size_t communicators = 0;
+  std::size_t profiler_ranges = 0;
+  friend bool operator==(const Live&, const Live&) = default;
+};
+Live live();
+
+std::vector<int> gpus_with_context();  // of this process
+void allow_context_only_on(int gpu);   // from now on, another one ends the process
+
+// The calls since the last reset, by name. Kernels count as "kernel", and work of NCCL as "NCCL kernel".
+using Counts = std::map<std::string, std::size_t>;
+Counts counts();
+void reset_counts();
+
+// Lets the call with this number fail, counted from now on, and all later ones if the error is of the kind that ends a
+// context. Errors of NCCL's calls are ncclSystemError.
+void fail_call(std::size_t number, cudaError_t error);
+void fail_no_call();
+std::size_t calls_since_fault_was_set();
+
+// Pages of host memory that were not populated when they were pinned: the driver would have done it, on one thread.
+std::size_t pages_populated_by_pinning();
+
+}  // namespace emulated

@@ -1,0 +1,144 @@
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "tests/emulated_cuda/calls.h"
+#include "tests/emulated_cuda/devices.h"
+#include "tests/emulated_cuda/live.h"
+#include "tests/emulated_cuda/rules.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Record {
+  std::promise<Clock::time_point> promise{};
+  std::shared_future<Clock::time_point> time = promise.get_future().share();
+  emulated::NcclClock nccl{};
+
+  bool is_done() const { return time.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+};
+
+}  // namespace
+
+struct CUevent_st {
+  int gpu = 0;
+  bool timed = false;
+  std::mutex mutex{};  // guards the record
+  std::shared_ptr<Record> record{};
+
+  std::shared_ptr<Record> newest() {
+    const std::lock_guard lock(mutex);
+    return record;
+  }
+};
+
+namespace emulated {
+namespace {
+
+std::mutex mutex;  // guards the set
+std::set<CUevent_st*> events;
+
+CUevent_st& event_of(cudaEvent_t handle) {
+  const std::lock_guard lock(mutex);
+  if (!events.contains(handle)) broken("events live while they are used", "a call names one that was destroyed");
+  return *handle;
+}
+
+}  // namespace
+
+std::size_t live_events() {
+  const std::lock_guard lock(mutex);
+  return events.size();
+}
+
+}  // namespace emulated
+
+using emulated::call;
+using emulated::Context;
+using emulated::event_of;
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return call("cudaEventCreateWithFlags", Context::on_current, [&] {
+    *event = new CUevent_st{.gpu = emulated::current_gpu(), .timed = (flags & cudaEventDisableTiming) == 0};
+    const std::lock_guard lock(emulated::mutex);
+    emulated::events.insert(*event);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return emulated::releasing_call("cudaEventDestroy", [&] {
+    {
+      const std::lock_guard lock(emulated::mutex);
+      if (emulated::events.erase(event) == 0) return cudaErrorInvalidResourceHandle;
+    }
+    delete event;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return call("cudaEventRecord", Context::on_current, [&] {
+    CUstream_st& queue = emulated::stream_of(stream);
+    CUevent_st& recorded = event_of(event);
+    if (recorded.gpu != queue.gpu) return cudaErrorInvalidResourceHandle;
+    auto record = std::make_shared<Record>();
+    {
+      const std::lock_guard lock(queue.mutex);
+      record->nccl = queue.clock;
+    }
+    queue.queue.add([record] { record->promise.set_value(Clock::now()); });
+    const std::lock_guard lock(recorded.mutex);
+    recorded.record = std::move(record);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return call("cudaStreamWaitEvent", Context::on_current, [&] {
+    const std::shared_ptr<Record> record = event_of(event).newest();
+    if (record == nullptr) return cudaSuccess;
+    CUstream_st& queue = emulated::stream_of(stream);
+    {
+      const std::lock_guard lock(queue.mutex);
+      emulated::advance(queue.clock, record->nccl);
+    }
+    queue.queue.add([record] { record->time.wait(); });
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return call("cudaEventSynchronize", Context::on_current, [&] {
+    if (const std::shared_ptr<Record> record = event_of(event).newest()) {
+      record->time.wait();
+      emulated::is_known_to_host(record->nccl);
+    }
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return call("cudaEventQuery", Context::on_current, [&] {
+    const std::shared_ptr<Record> record = event_of(event).newest();
+    if (record != nullptr && !record->is_done()) return cudaErrorNotReady;
+    if (record != nullptr) emulated::is_known_to_host(record->nccl);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  return call("cudaEventElapsedTime", Context::on_current, [&] {
+    CUevent_st &first = event_of(start), &last = event_of(end);
+    const std::shared_ptr<Record> began = first.newest(), ended = last.newest();
+    if (!first.timed || !last.timed || first.gpu != last.gpu || began == nullptr || ended == nullptr) {
+      return cudaErrorInvalidResourceHandle;
+    }
+    if (!began->is_done() || !ended->is_done()) return cudaErrorNotReady;
+    *milliseconds = std::chrono::duration<float, std::milli>(ended->time.get() - began->time.get()).count();
+    return cudaSuccess;
+  });
+}

@@ -1,0 +1,63 @@
+// What nvcc adds to C++, for kernels that a host compiler compiles: each .cu file is compiled with this header before it.
+#pragma once
+
+#include <math.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <tuple>
+
+#include "cuda_runtime_api.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static thread_local  // the threads of a block share a thread of the host
+
+struct uint3 {
+  unsigned x, y, z;
+};
+extern constinit thread_local uint3 threadIdx;
+extern constinit thread_local uint3 blockIdx;
+extern constinit thread_local dim3 blockDim;
+extern constinit thread_local dim3 gridDim;
+
+namespace emulated {
+
+// Returns the value of a thread of the same warp, when all threads of `mask` have called.
+std::uint64_t exchange_in_warp(unsigned mask, std::uint64_t mine, unsigned source_lane);
+unsigned lane_of_this_thread();
+
+using Thread = std::function<void()>;
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const Thread& thread);
+
+}  // namespace emulated
+
+void __syncthreads();
+void __syncwarp(unsigned mask = 0xffffffffu);
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned distance) {
+  static_assert(sizeof value <= sizeof(std::uint64_t));
+  std::uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  word = emulated::exchange_in_warp(mask, word, emulated::lane_of_this_thread() ^ distance);
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+unsigned long long atomicAdd(unsigned long long* at, unsigned long long value);
+unsigned long long atomicMin(unsigned long long* at, unsigned long long value);
+
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+
+// Copies the arguments at the call, as CUDA does.
+template <class... Expected, class... Actual>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Expected...), Actual&&... arguments) {
+  const std::tuple<std::decay_t<Expected>...> copies(std::forward<Actual>(arguments)...);
+  return emulated::launch(*config, reinterpret_cast<const void*>(kernel),
+                          [kernel, copies] { std::apply(kernel, copies); });
+}

@@ -1,0 +1,63 @@
+// A communicator of the emulated NCCL: sockets to every peer, in this process or another one.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/runtime/descriptor.h"
+#include "tests/emulated_cuda/include/nccl.h"
+
+namespace emulated {
+
+struct NcclOp {
+  enum class Kind { send, receive, all_gather };
+  Kind kind;
+  const void* from = nullptr;
+  void* to = nullptr;
+  std::size_t bytes = 0;
+  int peer = 0;
+};
+
+class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
+ public:
+  NcclCommunicator(const std::string& id, int rank, int size, int gpu);
+
+  int gpu() const { return gpu_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  ncclResult_t connect_all();                              // waits for all ranks
+  ncclResult_t issue(std::vector<NcclOp> ops, cudaStream_t stream);  // waits for peers that it has not exchanged with
+  void abort();                                            // ends all that waits for peers
+  void finish();                                           // waits for the work that was issued
+
+ private:
+  struct Peer {
+    ballast::Descriptor control;
+    ballast::Descriptor data;
+    bool has_met = false;
+  };
+
+  ncclResult_t accept_higher_ranks(int listener);
+  ncclResult_t connect_to(int peer);
+  ncclResult_t meet_peers_of(const std::vector<NcclOp>& ops);
+  void run_kernel(const std::vector<NcclOp>& ops);
+  void exchange(const std::vector<NcclOp>& ops);
+
+  std::string id_;
+  int rank_;
+  int size_;
+  int gpu_;
+  std::vector<Peer> peers_;
+  std::atomic<bool> aborted_ = false;
+  std::mutex mutex_;  // guards the count
+  std::condition_variable ended_;
+  std::size_t under_way_ = 0;
+};
+
+}  // namespace emulated

@@ -1,0 +1,17 @@
+// Host memory that is pinned.
+#pragma once
+
+#include <cstddef>
+
+#include "tests/emulated_cuda/include/cuda_runtime_api.h"
+
+namespace emulated {
+
+bool is_pinned(const void* address, std::size_t bytes);
+std::size_t live_pinned_ranges();
+
+// Copies under way, which must end before their memory is unpinned.
+void begin_copy(const void* address);
+void end_copy(const void* address);
+
+}  // namespace emulated

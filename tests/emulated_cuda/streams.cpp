@@ -1,0 +1,184 @@
+#include "tests/emulated_cuda/streams.h"
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tests/emulated_cuda/calls.h"
+#include "tests/emulated_cuda/devices.h"
+#include "tests/emulated_cuda/rules.h"
+
+namespace emulated {
+namespace {
+
+std::mutex mutex;  // guards the variables below
+std::map<cudaStream_t, std::shared_ptr<CUstream_st>> streams;
+std::vector<std::shared_ptr<CUstream_st>> destroyed;  // those whose work may not have ended
+NcclClock host_clock{};
+
+// Destroys what has ended since the last call.
+void end_destroyed_streams() {
+  std::vector<std::shared_ptr<CUstream_st>> ended;
+  const std::lock_guard lock(mutex);
+  for (auto& stream : destroyed) {
+    if (stream->queue.is_idle()) ended.push_back(std::move(stream));
+  }
+  std::erase(destroyed, nullptr);
+}
+
+std::vector<std::shared_ptr<CUstream_st>> all_of(int gpu) {
+  std::vector<std::shared_ptr<CUstream_st>> all;
+  const std::lock_guard lock(mutex);
+  for (const auto& [handle, stream] : streams) {
+    if (stream->gpu == gpu) all.push_back(stream);
+  }
+  for (const auto& stream : destroyed) {
+    if (stream->gpu == gpu) all.push_back(stream);
+  }
+  return all;
+}
+
+void wait_for(CUstream_st& stream) {
+  NcclClock clock{};
+  {
+    const std::lock_guard lock(stream.mutex);
+    clock = stream.clock;
+  }
+  stream.queue.wait();
+  is_known_to_host(clock);
+}
+
+}  // namespace
+
+Queue::Queue() : random_(static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(this) / 64)) {
+  thread_ = std::thread([this] { run(); });
+}
+
+Queue::~Queue() {
+  end();
+  thread_.join();
+}
+
+void Queue::add(Work work) {
+  {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    ++added_;
+  }
+  changed_.notify_all();
+}
+
+bool Queue::is_idle() {
+  const std::lock_guard lock(mutex_);
+  return done_ == added_;
+}
+
+void Queue::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this, last = added_] { return done_ >= last; });
+}
+
+void Queue::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Queue::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return ending_ || !work_.empty(); });
+    if (work_.empty()) return;
+    {
+      const Work work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      be_late();
+      work();
+    }
+    lock.lock();
+    ++done_;
+    changed_.notify_all();
+  }
+}
+
+void Queue::be_late() {
+  if (random_() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 100));
+}
+
+CUstream_st& stream_of(cudaStream_t handle) {
+  if (handle == nullptr) return device(current_gpu()).null_stream;
+  const std::lock_guard lock(mutex);
+  if (!streams.contains(handle)) broken("streams live while they are used", "a call names one that was destroyed");
+  return *handle;
+}
+
+void wait_for_all_streams_of(int gpu) {
+  wait_for(device(gpu).null_stream);
+  for (const auto& stream : all_of(gpu)) {
+    wait_for(*stream);
+  }
+  end_destroyed_streams();
+}
+
+void is_known_to_host(const NcclClock& clock) {
+  const std::lock_guard lock(mutex);
+  advance(host_clock, clock);
+}
+
+NcclClock known_to_host() {
+  const std::lock_guard lock(mutex);
+  return host_clock;
+}
+
+std::size_t live_streams() {
+  const std::lock_guard lock(mutex);
+  return streams.size();
+}
+
+}  // namespace emulated
+
+using emulated::call;
+using emulated::Context;
+using emulated::stream_of;
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return call("cudaStreamCreateWithFlags", Context::on_current, [&] {
+    if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;  // the others are not emulated
+    emulated::end_destroyed_streams();
+    auto made = std::make_shared<CUstream_st>(emulated::current_gpu());
+    *stream = made.get();
+    const std::lock_guard lock(emulated::mutex);
+    emulated::streams[*stream] = std::move(made);
+    return cudaSuccess;
+  });
+}
+
+// The stream's work goes on.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return emulated::releasing_call("cudaStreamDestroy", [&] {
+    const std::lock_guard lock(emulated::mutex);
+    const auto found = emulated::streams.find(stream);
+    if (found == emulated::streams.end()) return cudaErrorInvalidResourceHandle;
+    stream->queue.end();
+    emulated::destroyed.push_back(std::move(found->second));
+    emulated::streams.erase(found);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return call("cudaStreamSynchronize", Context::on_current, [&] {
+    emulated::wait_for(stream_of(stream));
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return call("cudaStreamQuery", Context::on_current, [&] {
+    return stream_of(stream).queue.is_idle() ? cudaSuccess : cudaErrorNotReady;
+  });
+}
