@@ -3,8 +3,8 @@
 
 namespace ballast {
 
-// Selects a GPU while the object lives, and restores the previous one. It calls CUDA only if another GPU is current,
-// because the selection takes memory on a GPU. Used by one thread.
+// Selects a GPU while the object lives, and restores the previous one if this process uses it. CUDA makes a context when
+// a GPU is selected, which takes half a gigabyte of its memory, and a new thread's current GPU is 0. Used by one thread.
 class CurrentGpu {
  public:
   explicit CurrentGpu(int gpu);
@@ -14,7 +14,7 @@ class CurrentGpu {
 
  private:
   int former_ = 0;
-  bool changed_ = false;
+  bool restores_ = false;
 };
 
 }  // namespace ballast

@@ -1,9 +1,11 @@
 // The CUDA backend, and the only place that allocates GPU memory or pins host memory.
 #include "kernels/runtime/device.h"
 
+#include <cuda.h>
 #include <fmt/format.h>
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "kernels/runtime/cuda_check.h"
@@ -18,14 +20,32 @@ void cuda_failed(cudaError_t status, std::string_view what, Site site) {
        {.what = fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status))}, site);
 }
 
+namespace {
+
+// Returns whether this process has a context on the GPU. CUDA's runtime cannot tell; its driver can.
+bool has_context(int gpu) {
+  static const auto state = [] {
+    void* function = nullptr;
+    check_cuda(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault),
+               "finding a function of the CUDA driver");
+    return reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(function);
+  }();
+  unsigned flags = 0;
+  int is_active = 0;
+  return state(gpu, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
+}
+
+}  // namespace
+
 CurrentGpu::CurrentGpu(int gpu) {
   check_cuda(cudaGetDevice(&former_), "reading the current GPU");
-  changed_ = former_ != gpu;
-  if (changed_) check_cuda(cudaSetDevice(gpu), "choosing a GPU");
+  if (former_ == gpu) return;
+  restores_ = has_context(former_);
+  check_cuda(cudaSetDevice(gpu), "choosing a GPU");
 }
 
 CurrentGpu::~CurrentGpu() {
-  if (changed_) cudaSetDevice(former_);
+  if (restores_) cudaSetDevice(former_);
 }
 
 namespace device {
@@ -133,12 +153,13 @@ std::string pin(std::byte* memory, std::size_t bytes, int gpu) {
 }
 
 void unpin(std::byte* memory, int gpu) noexcept {
-  int former = 0;
-  ignore(cudaGetDevice(&former));
-  ignore(cudaSetDevice(gpu));
+  std::optional<CurrentGpu> current;
+  try {
+    current.emplace(gpu);
+  } catch (const Error&) {  // the GPU failed: nothing is being copied any more
+  }
   ignore(cudaDeviceSynchronize());  // else a pending copy would write to freed memory
   ignore(cudaHostUnregister(memory));
-  ignore(cudaSetDevice(former));
 }
 
 StreamHandle create_stream(int gpu) {

@@ -30,7 +30,7 @@ inline void check_gpu_trains_as_cpu(Sweep& sweep, std::size_t ranks, const Setup
             placement.gradients.fractions(), placement.state.fractions());
     Setup setup = with;
     setup.placement = placement;
-    setup.gpu = true;
+    setup.gpu = 0;  // of all ranks
     const std::vector<Outcome> outcomes = train(setup);
     check_same(expected, outcomes);
     if (with.uses_by_step.empty() && !with.offloads) check_as_planned(outcomes);

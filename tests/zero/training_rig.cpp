@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
-#include <optional>
 #include <thread>
 
 #include "tests/temporary_directory.h"
@@ -85,7 +84,7 @@ void count_moves(const Training& training, std::size_t steps, Outcome& outcome) 
 Outcome train_rank(const Setup& setup, Communicator& world) {
   const Model model = odd_model(setup.model_times);
   std::optional<Stream> own_stream;
-  if (setup.gpu) own_stream.emplace();
+  if (setup.gpu) own_stream.emplace(*setup.gpu);
   const Stream* const stream = own_stream ? &*own_stream : nullptr;
   Training training(model, world, {optim::AdamW{.lr = 0.02}, optim::AdamW{.lr = 0.01, .weight_decay = 0.0}},
                     options_of(setup, stream));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "tests/plan/plan_rig.h"
 #include "tests/zero/synthetic.h"
@@ -22,7 +23,7 @@ struct Setup {
   Trace trace{};                                   // for which the program is compiled
   std::vector<std::vector<Trace>> uses_by_step{};  // repeated: the uses of each micro-step; empty: all as declared
   std::size_t poisoned_step = none;                // whose gradients are not finite on rank 0
-  bool gpu = false;                                // all ranks on GPU 0
+  std::optional<int> gpu{};                        // the GPU's number
   std::size_t verify = 0;
   bool offloads = false;              // after each step and some uses that follow it, then reloads
   int progress = -1;                  // a pipe: rank 0 writes a byte after each step

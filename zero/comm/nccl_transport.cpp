@@ -71,6 +71,7 @@ class Watch {
 
   void watch() {
     try {
+      device::choose_gpu(stream_.gpu());
       if (is_late()) error_.set(late(some_rank, timeout_));
     } catch (const Error& failure) {  // the GPU failed
       error_.set(failure.what());
@@ -106,7 +107,7 @@ class Watch {
 // for want of threads.
 class Aborter {
  public:
-  Aborter() : thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
+  explicit Aborter(int gpu) : gpu_(gpu), thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
   ~Aborter() {
     if (!is_given_) given_.set_value(nullptr);
     thread_.join();
@@ -121,9 +122,13 @@ class Aborter {
 
  private:
   void run() {
-    if (ncclComm_t handle = given_.get_future().get(); handle != nullptr) ncclCommAbort(handle);
+    ncclComm_t handle = given_.get_future().get();
+    if (handle == nullptr) return;
+    device::choose_gpu(gpu_);
+    ncclCommAbort(handle);
   }
 
+  int gpu_;
   std::promise<ncclComm_t> given_;
   bool is_given_ = false;
   std::thread thread_;
@@ -133,7 +138,10 @@ class Aborter {
 class Nccl {
  public:
   Nccl(ProcessGroup& group, const GpuStream& stream)
-      : error_(group.job().error()), timeout_(group.job().timeout()), watch_(error_, timeout_, stream) {
+      : error_(group.job().error()),
+        timeout_(group.job().timeout()),
+        aborter_(stream.gpu),
+        watch_(error_, timeout_, stream) {
     ncclUniqueId id{};
     if (group.rank() == 0) check(ncclGetUniqueId(&id));
     const std::string mine(id.internal, group.rank() == 0 ? sizeof id.internal : 0);

@@ -5,8 +5,9 @@ namespace ballast {
 LaneThreads::LaneThreads(const GpuLanes* gpu) {
   for (std::size_t i = 0; i < lane_count; ++i) {
     const Lane lane = static_cast<Lane>(i);
-    if (lane != Lane::compute) threads_[i] = std::make_unique<LaneThread>();
-    if (gpu != nullptr && works_on_device(lane)) {
+    if (lane == Lane::compute) continue;
+    threads_[i] = std::make_unique<LaneThread>();
+    if (gpu != nullptr) {  // also for lanes of the host: they wait for events, which CUDA does on the current GPU
       threads_[i]->add([number = gpu->gpu()] { device::choose_gpu(number); }).wait();
     }
   }
