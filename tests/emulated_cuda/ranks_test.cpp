@@ -66,11 +66,9 @@ TEST_CASE("three ranks with a GPU each prefetch, update in the backward pass and
 }
 
 TEST_CASE("four ranks with a GPU each shard in pairs, and reduce between the pairs") {
-  Placement pairs = placement_of_stage(3, 2);
-  pairs.replicas = 2;
-  Setup setup{.placement = placement_of_stage(0, 4), .micro_steps = 2};
+  Setup setup{.placement = placement_of_stage(3, 2), .micro_steps = 2};
+  setup.placement.replicas = 2;
   const std::vector<Outcome> expected = train(setup);
-  setup.placement = pairs;
   const TemporaryDirectory folder;
   check_ranks_as_processes(with_directory(setup, folder), expected);
 }

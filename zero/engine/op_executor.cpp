@@ -34,18 +34,25 @@ void OpExecutor::run(const IssuedOp& issued) const {
   if (context.stream() == nullptr) parts_.counters.count(op, start, std::chrono::steady_clock::now());
 }
 
-// Exchanges between GPUs must begin in the program's order on all ranks. If ranks begin two of them in different
-// orders, both may wait for each other, because they may be unable to run at once.
+// Exchanges between GPUs must run in the program's order on all ranks. If ranks run two of them in different orders, both
+// may wait for each other, because they may be unable to run at once. So they are issued in that order, and each waits
+// on the GPU for the one before it, which another stream may have.
 void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) const {
   OpStatus& status = issued.status;
   const ProfilerRange range(label(issued.op, parts_.plan.model()));
-  if (issued.ticket != none) parts_.sequencer.await(issued.ticket);
+  if (issued.ticket != none) {
+    parts_.sequencer.await(issued.ticket);
+    stream.wait_for(*parts_.last_exchange);
+  }
   if (!status.on_gpu) status.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
   status.on_gpu->counted = false;
   status.on_gpu->begin.record(stream);
   execute(issued.op, status, issued.run);
   status.on_gpu->end.record(stream);
-  if (issued.ticket != none) parts_.sequencer.done();
+  if (issued.ticket != none) {
+    parts_.last_exchange->record(stream);
+    parts_.sequencer.done();
+  }
 }
 
 // A skipped step changes nothing, but reads its records, because the next step expects them in memory as after any

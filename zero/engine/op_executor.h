@@ -23,6 +23,7 @@ class OpExecutor {
     StepCounters& counters;
     FirstFailure& failure;
     Sequencer& sequencer;
+    const Event* last_exchange;  // between GPUs; null without one
     const RecordLane* records = nullptr;  // null: no operation reads or writes records
     CorruptionCheck* check = nullptr;     // makes the updates, if there is one
   };
