@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(threads_per_chunk)
 
 void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_t first_index, std::uint64_t* first) {
   const Stretch all = whole_array(values.count, is_octet_aligned(values));
-  launch<search_kernel>(cuda, "launching a search for NaN and infinity", all.chunks_end, values, all, first_index, first);
+  launch<search_kernel>(cuda, "launching a search for NaN and infinity", all.chunks_end, values, all, first_index,
+                        first);
 }
 
 }  // namespace ballast::kernels

@@ -272,7 +272,8 @@ void causal_softmax(const Cuda& cuda, const Scores& scores, const Numbers& weigh
 }
 
 void causal_softmax_backward(const Cuda& cuda, const Scores& softmax, const float* slopes, const Numbers& weights) {
-  launch<causal_softmax_backward_kernel>(cuda, "launching softmaxes' slopes", softmax.heads * softmax.context, softmax, slopes, weights);
+  launch<causal_softmax_backward_kernel>(cuda, "launching softmaxes' slopes", softmax.heads * softmax.context, softmax,
+                                         slopes, weights);
 }
 
 void embed(const Cuda& cuda, const Text& text, const ConstNumbers& tokens, const ConstNumbers& positions,
@@ -283,7 +284,8 @@ void embed(const Cuda& cuda, const Text& text, const ConstNumbers& tokens, const
 void embed_backward(const Cuda& cuda, const Text& text, const ConstNumbers& gradient, const Numbers& tokens,
                     const Numbers& positions) {
   launch<embed_tokens_kernel>(cuda, "launching a table's slopes", blocks_of(tokens.count), text, gradient, tokens);
-  launch<embed_positions_kernel>(cuda, "launching a table's slopes", blocks_of(positions.count), text, gradient, positions);
+  launch<embed_positions_kernel>(cuda, "launching a table's slopes", blocks_of(positions.count), text, gradient,
+                                 positions);
 }
 
 void cross_entropy(const Cuda& cuda, const Text& text, const float* logits, float* losses, const Numbers& gradient) {

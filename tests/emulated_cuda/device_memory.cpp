@@ -22,8 +22,7 @@ std::size_t with_gap(std::size_t bytes) { return pages(bytes) + gap; }
 }  // namespace
 
 DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
-  void* const memory =
-      ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) broken("a machine with 64 GiB of addresses", "mmap failed");
   begin_ = static_cast<std::byte*>(memory);
 }

@@ -17,8 +17,8 @@ namespace {
 
 std::mutex mutex;  // guards the variables below
 Machine machine;
-int allowed_gpu = -1;   // -1: all
-pid_t owner = 0;        // the process that has contexts
+int allowed_gpu = -1;  // -1: all
+pid_t owner = 0;       // the process that has contexts
 std::array<std::unique_ptr<Device>, max_gpus> devices;
 
 }  // namespace
@@ -44,8 +44,8 @@ cudaError_t use_context(int gpu, const char* call) {
   if (made != nullptr) return owner == ::getpid() ? cudaSuccess : cudaErrorInitializationError;  // CUDA ends at a fork
   if (allowed_gpu >= 0 && gpu != allowed_gpu) {
     broken("a context only on the rank's own GPU", std::string(call) + " made one on GPU " + std::to_string(gpu) +
-                                                      ", but this process works on GPU " +
-                                                      std::to_string(allowed_gpu));
+                                                       ", but this process works on GPU " +
+                                                       std::to_string(allowed_gpu));
   }
   if (owner != 0 && owner != ::getpid()) return cudaErrorInitializationError;
   owner = ::getpid();

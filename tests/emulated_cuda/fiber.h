@@ -11,7 +11,7 @@ namespace emulated {
 
 class Fiber {
  public:
-  Fiber();                                    // the thread of the host that makes it
+  Fiber();                                     // the thread of the host that makes it
   explicit Fiber(std::function<void()> body);  // which never returns
   ~Fiber();
   Fiber(const Fiber&) = delete;

@@ -31,10 +31,10 @@ class NcclCommunicator : public std::enable_shared_from_this<NcclCommunicator> {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  ncclResult_t connect_all();                              // waits for all ranks
+  ncclResult_t connect_all();                                        // waits for all ranks
   ncclResult_t issue(std::vector<NcclOp> ops, cudaStream_t stream);  // waits for peers that it has not exchanged with
-  void abort();                                            // ends all that waits for peers
-  void finish();                                           // waits for the work that was issued
+  void abort();                                                      // ends all that waits for peers
+  void finish();                                                     // waits for the work that was issued
 
  private:
   struct Peer {

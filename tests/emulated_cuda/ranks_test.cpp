@@ -62,7 +62,8 @@ TEST_CASE("ranks with a GPU each give the bits of ranks on the CPU") {
 }
 
 TEST_CASE("three ranks with a GPU each prefetch, update in the backward pass and offload") {
-  check_all_placements(3, {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}, .offloads = true});
+  check_all_placements(3,
+                       {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}, .offloads = true});
 }
 
 TEST_CASE("four ranks with a GPU each shard in pairs, and reduce between the pairs") {

@@ -178,7 +178,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return call("cudaStreamQuery", Context::on_current, [&] {
-    return stream_of(stream).queue.is_idle() ? cudaSuccess : cudaErrorNotReady;
-  });
+  return call("cudaStreamQuery", Context::on_current,
+              [&] { return stream_of(stream).queue.is_idle() ? cudaSuccess : cudaErrorNotReady; });
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <vector>
 
@@ -68,8 +69,9 @@ class Readable {
 class Writable : public Readable {
  public:
   Writable(const View& view, const Stream* stream) : Readable(view, stream), to_(view), stream_(stream) {}
-  ~Writable() {
-    if (stream_ != nullptr) copy(to_.data(), copy_.data(), to_.bytes(), *stream_);
+  ~Writable() noexcept(false) {  // a GPU may fail
+    if (stream_ == nullptr || std::uncaught_exceptions() > 0) return;
+    copy(to_.data(), copy_.data(), to_.bytes(), *stream_);
   }
   View view() { return stream_ != nullptr ? View(copy_.data(), to_.count(), to_.dtype()) : to_; }
 

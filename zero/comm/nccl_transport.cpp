@@ -107,7 +107,8 @@ class Watch {
 // for want of threads.
 class Aborter {
  public:
-  explicit Aborter(int gpu) : gpu_(gpu), thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
+  explicit Aborter(int gpu)
+      : gpu_(gpu), thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
   ~Aborter() {
     if (!is_given_) given_.set_value(nullptr);
     thread_.join();

@@ -96,8 +96,13 @@ const Op& Scheduler::begin_use() {
 }
 
 void Scheduler::end_use(std::size_t use) {
-  uses_.end(use);
-  issue_up_to_trainer();
+  const Op& op = uses_.op(use);
+  try {
+    uses_.end(use);
+    issue_up_to_trainer();
+  } catch (...) {
+    parts_.failure.fail(op);
+  }
 }
 
 void Scheduler::wait(Phase phase, Lane lane, const std::function<void()>& wait) {

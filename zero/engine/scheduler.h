@@ -18,7 +18,7 @@ class Scheduler {
     const TrainerStream& trainer;
     Sequencer& sequencer;
     StepCounters& counters;
-    const FirstFailure& failure;
+    FirstFailure& failure;
     std::function<void(const IssuedOp& issued)> execute;  // called on the operation's lane
   };
   explicit Scheduler(const Parts& parts);

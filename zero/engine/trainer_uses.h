@@ -18,6 +18,7 @@ class TrainerUses {
   void end(std::size_t number);                // of the use, as next_number() was before it began
   void abandon() { open_.clear(); }            // operations that wait for them fail
 
+  const Op& op(std::size_t number) const { return *open_[number - first_].op; }
   std::size_t next_number() const { return first_ + open_.size(); }
   const Op* oldest() const { return open_.empty() ? nullptr : open_.front().op; }  // null: none is open
 

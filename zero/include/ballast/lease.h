@@ -30,7 +30,12 @@ class Lease {
       : memory_(std::move(memory)), on_end_(std::move(on_end)) {}
   Lease(Lease&& other) noexcept : memory_(std::move(other.memory_)), on_end_(std::exchange(other.on_end_, nullptr)) {}
   Lease& operator=(Lease&&) = delete;
-  ~Lease() { end(); }
+  ~Lease() {
+    try {
+      end();
+    } catch (...) {  // the training's next call throws it again
+    }
+  }
 
   ConstView parameters() const { return memory_.back().parameters; }
   View gradients() const { return memory_.back().gradients; }
