@@ -266,7 +266,7 @@ void Engine::parameters_changed() {
 
 Metrics Engine::metrics() const {
   Metrics metrics = counters_.totals();
-  metrics.verified = corruption_check_ ? corruption_check_->tiles() : 0;
+  metrics.verified = corruption_check_ ? corruption_check_->places() : 0;
   metrics.memory = running_.memory();
   return metrics;
 }
