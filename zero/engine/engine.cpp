@@ -59,6 +59,7 @@ Engine::Engine(const EngineParts& parts)
                   .sequencer = sequencer_,
                   .counters = counters_,
                   .failure = failure_,
+                  .gpu = parts.gpu,
                   .execute = [this](const IssuedOp& issued) { executor_.run(issued); }}),
       off_plan_({.running = running_, .slots = slots_, .scheduler = scheduler_, .counters = counters_}),
       custom_update_({.plan = parts.plan,
