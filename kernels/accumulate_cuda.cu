@@ -15,6 +15,11 @@ __global__ void __launch_bounds__(threads_per_chunk)
              [&](std::size_t chunk) { accumulate_octet(from, scale, into, place_in(all, chunk, threadIdx.x)); });
 }
 
+__global__ void __launch_bounds__(threads_per_chunk)
+    sum_kernel(const __grid_constant__ Summands from, Numbers into, Stretch all) {
+  each_chunk(all.chunks_end, [&](std::size_t chunk) { sum_octet(from, into, place_in(all, chunk, threadIdx.x)); });
+}
+
 }  // namespace
 
 void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into) {
@@ -25,6 +30,11 @@ void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into) 
 void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into) {
   const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
   launch<accumulate_kernel>(cuda, "launching an accumulation", all.chunks_end, from, scale, into, all);
+}
+
+void sum(const Cuda& cuda, const Summands& from, const Numbers& into) {
+  const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
+  launch(cuda, "launching a sum of arrays", all.chunks_end, sum_kernel, from, into, all);
 }
 
 }  // namespace ballast::kernels

@@ -1,4 +1,4 @@
-// The CPU walks of into += scale * from, and of a sum's beginning, for any width of lanes S.
+// The CPU walks of into += scale * from, and of sums of many arrays, and of a sum's beginning, for any width of lanes S.
 #pragma once
 
 #include "kernels/accumulate_math.h"
@@ -34,6 +34,45 @@ void accumulate_walk(const ConstNumbers& from, float scale, const Numbers& into)
       }
     });
   });
+}
+
+// The sum of all arrays, whose elements from `first` on are added; `rest`: fewer of them than a vector holds.
+template <class S, class From>
+typename S::F sum_of_vectors(const Summands& from, typename S::F sum, std::size_t first, std::size_t rest = 0) {
+  using F = typename S::F;
+  for (std::size_t array = 0; array < from.arrays; ++array) {
+    const auto* const at = reinterpret_cast<const typename From::Stored*>(from.data[array]) + first;
+    const F added =
+        rest == 0 ? load_number<S, From>(at) : load_number<S, From>(Padded<S, typename From::Stored>(at, rest).at);
+    sum = accumulated(sum, added, F(1.0f));
+  }
+  return sum;
+}
+
+template <class S, class From>
+void sum_arrays(const Summands& from, float* into, Stores stores) {
+  using F = typename S::F;
+  const std::size_t rest = from.count % S::width;
+  const std::size_t whole = from.count - rest;
+  for (std::size_t i = 0; i < whole; i += S::width) {
+    const F before = from.continues ? load_number<S, Fp32Format>(into + i) : F(0.0f);
+    store_number<S, Fp32Format>(into + i, sum_of_vectors<S, From>(from, before, i), stores);
+  }
+  if (stores == Stores::streamed) S::finish_streams();
+  if (rest > 0) {
+    Padded<S, float> last(into + whole, rest);
+    const F before = from.continues ? load_number<S, Fp32Format>(last.at) : F(0.0f);
+    store_number<S, Fp32Format>(last.at, sum_of_vectors<S, From>(from, before, whole, rest));
+    std::memcpy(into + whole, last.at, rest * sizeof(float));
+  }
+}
+
+// `into` is fp32, and has the count of the arrays.
+template <class S>
+void sum_walk(const Summands& from, const Numbers& into, Stores stores) {
+  float* const target = elements<Fp32Format>(into);
+  with_format(from.dtype,
+              [&]<class From>(From) { sum_arrays<S, From>(from, target, allowed<S, Fp32Format>(stores, target)); });
 }
 
 // A format whose values are added to zero before they are stored.

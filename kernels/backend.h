@@ -35,6 +35,10 @@ class Backend {
   // into += scale * from, in fp32, then rounded to the format of `into`.
   virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 
+  // into = the sum of arrays of one format, in order, in fp32: the bits of begin_sum() of the first and accumulate() of
+  // each other one, in one pass over memory.
+  virtual void sum(std::span<const ConstView> from, const View& into) = 0;
+
   // Adds the squares to *into, which begins as {} or comes from an earlier call. The sum is exact (exact_sum_math.h),
   // so the order of calls does not matter: calls on parts, cut at multiples of the group size, give the bits of one
   // call on the whole.

@@ -21,6 +21,7 @@ class CpuBackend : public Backend {
   void accumulate(const ConstView& from, float scale, const View& into) override {
     kernels::accumulate(cpu_, from, scale, into);
   }
+  void sum(std::span<const ConstView> from, const View& into) override { kernels::sum(cpu_, from, into); }
   void sum_of_squares(const ConstView& values, ExactSum* into) override { kernels::sum_of_squares(cpu_, values, into); }
   void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {
     kernels::first_non_finite(cpu_, values, first_index, first);

@@ -1,6 +1,7 @@
 #include "kernels/backend.h"
 #include "kernels/checks.h"
 #include "kernels/cuda.h"
+#include "kernels/summands.h"
 
 namespace ballast::kernels {
 namespace {
@@ -47,6 +48,11 @@ class CudaBackend : public Backend {
   void accumulate(const ConstView& from, float scale, const View& into) override {
     check_accumulate(from, into);
     kernels::accumulate(cuda_, numbers(from), scale, numbers(into));
+  }
+
+  void sum(std::span<const ConstView> from, const View& into) override {
+    check_sum(from, into);
+    each_pass(from, 0, into.count(), [&](const Summands& summands) { kernels::sum(cuda_, summands, numbers(into)); });
   }
 
   void sum_of_squares(const ConstView& values, ExactSum* into) override {

@@ -58,6 +58,22 @@ void check_accumulate(const ConstView& from, const View& into) {
   check_apart(from, into, "an accumulation");
 }
 
+void check_sum(std::span<const ConstView> from, const View& into) {
+  require(!from.empty() && into.dtype() == DType::fp32, from.empty() ? Code::bad_argument : Code::wrong_dtype, [&] {
+    return Problem{.what = "cannot sum arrays",
+                   .needed = "one array or more, and a target in fp32",
+                   .available = fmt::format("{} arrays, and a target in {}", from.size(), name(into.dtype()))};
+  });
+  for (const ConstView& each : from) {
+    check_accumulate(each, into);
+    require(each.dtype() == from[0].dtype(), Code::wrong_dtype, [&] {
+      return Problem{.what = "cannot sum arrays of different formats",
+                     .needed = std::string(name(from[0].dtype())),
+                     .available = std::string(name(each.dtype()))};
+    });
+  }
+}
+
 void check_pieces(std::span<const CopyPiece> pieces) {
   for (const CopyPiece& piece : pieces) {
     check_copy(piece.from, piece.to, "a copy of pieces");

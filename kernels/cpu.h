@@ -19,6 +19,7 @@ void cast(const Cpu& cpu, const ConstView& from, const View& to);
 void fill(const Cpu& cpu, const View& to, float value);
 void begin_sum(const Cpu& cpu, const ConstView& from, const View& into);
 void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into);
+void sum(const Cpu& cpu, std::span<const ConstView> from, const View& into);
 void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into);
 void first_non_finite(const Cpu& cpu, const ConstView& values, std::uint64_t first_index, std::uint64_t* first);
 void copy_pieces(const Cpu& cpu, std::span<const CopyPiece> pieces);

@@ -15,6 +15,13 @@ inline bool is_octet_aligned(const ConstNumbers& numbers) {
 inline bool is_octet_aligned(const Numbers& numbers) {
   return is_octet_aligned(numbers.data, byte_size(numbers.dtype));
 }
+inline bool is_octet_aligned(const Summands& summands) {
+  bool aligned = true;
+  for (std::size_t array = 0; array < summands.arrays; ++array) {
+    aligned = aligned && is_octet_aligned(summands.data[array], byte_size(summands.dtype));
+  }
+  return aligned;
+}
 
 template <class T>
 constexpr Octet load_octet_of(const std::byte* array, const OctetPlace& place) {
@@ -122,6 +129,18 @@ constexpr void accumulate_octet(const ConstNumbers& from, float scale, const Num
   FloatOctet sum = load_floats({into.data, into.count, into.dtype}, place);
   for (std::size_t i = 0; i < octet_size; ++i) {
     sum.at[i] = accumulated(sum.at[i], added.at[i], scale);
+  }
+  store_floats(into, place, sum);
+}
+
+constexpr void sum_octet(const Summands& from, const Numbers& into, const OctetPlace& place) {
+  FloatOctet sum{};
+  if (from.continues) sum = load_floats({into.data, into.count, into.dtype}, place);
+  for (std::size_t array = 0; array < from.arrays; ++array) {
+    const FloatOctet added = load_floats({from.data[array], from.count, from.dtype}, place);
+    for (std::size_t i = 0; i < octet_size; ++i) {
+      sum.at[i] = accumulated(sum.at[i], added.at[i], 1.0f);
+    }
   }
   store_floats(into, place, sum);
 }

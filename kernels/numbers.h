@@ -20,6 +20,17 @@ struct ConstNumbers {
   DType dtype = DType::fp32;
 };
 
+// Arrays of one format that are added element by element, in order.
+struct Summands {
+  static constexpr std::size_t most = 32;
+
+  const std::byte* data[most] = {};
+  std::size_t arrays = 0;  // at least one
+  std::size_t count = 0;   // of elements in each
+  DType dtype = DType::fp32;
+  bool continues = false;  // a sum that is in the target already
+};
+
 // The destination of results: the caches, or memory past the caches, which saves reading the overwritten lines.
 enum class Stores : bool { cached, streamed };
 

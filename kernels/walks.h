@@ -15,6 +15,7 @@ struct Walks {
   void (*fill)(const Numbers& to, float value, Stores stores);
   void (*begin_sum)(const ConstNumbers& from, const Numbers& into, Stores stores);
   void (*accumulate)(const ConstNumbers& from, float scale, const Numbers& into);
+  void (*sum)(const Summands& from, const Numbers& into, Stores stores);
   void (*sum_of_squares)(const ConstNumbers& values, double* sum_of_each_group);
   std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count if there is none
   void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);

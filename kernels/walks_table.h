@@ -20,6 +20,7 @@ constexpr Walks walks_of() {
           .fill = &fill_walk<S>,
           .begin_sum = &begin_sum_walk<S>,
           .accumulate = &accumulate_walk<S>,
+          .sum = &sum_walk<S>,
           .sum_of_squares = &sum_of_squares_walk<S>,
           .first_non_finite = &first_non_finite_walk<S>,
           .quantize = &quantize_walk<S>,

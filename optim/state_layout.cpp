@@ -44,6 +44,15 @@ std::byte* StateLayout::at(std::byte* state, std::string_view name) const {
   return part == parts_.end() ? nullptr : state + part->offset;
 }
 
+std::vector<StatePart> StateLayout::parts_of(std::size_t first, std::size_t count) const {
+  const StateLayout before(kind_, first);
+  std::vector<StatePart> parts = layout_of(count).parts_;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].offset = parts_[i].offset + before.parts_[i].bytes;
+  }
+  return parts;
+}
+
 TileMemory StateLayout::tile(std::byte* state) const {
   return {.format = kind_.format,
           .parameter_dtype = kind_.parameter,

@@ -37,6 +37,11 @@ class StateLayout {
   // A tile whose state begins at `state`. A tile may hold fewer elements than the layout was made for.
   TileMemory tile(std::byte* state) const;
 
+  // A stretch of the tile, which begins with a group: its bytes in each part of this layout, and its own layout, which
+  // has the same parts.
+  std::vector<StatePart> parts_of(std::size_t first, std::size_t count) const;
+  StateLayout layout_of(std::size_t count) const { return {kind_, count}; }
+
  private:
   void add(std::string_view name, std::size_t bytes);
   std::byte* at(std::byte* state, std::string_view name) const;

@@ -80,6 +80,10 @@ std::uint64_t drawn_by_first(Communicator& world) {
   return std::bit_cast<std::uint64_t>(id);
 }
 
+std::filesystem::path directory_in(const std::filesystem::path& drive, const std::string& run, std::size_t rank) {
+  return drive / fmt::format("{}-rank-{}", run, rank);
+}
+
 bool is_true_on_any(Communicator& world, bool mine) {
   std::int64_t ranks = mine ? 1 : 0;
   world.all_reduce({&ranks, 1});
@@ -87,6 +91,14 @@ bool is_true_on_any(Communicator& world, bool mine) {
 }
 
 }  // namespace
+
+std::size_t tile_of_run(Communicator& world, const RecordOptions& options) {
+  std::vector<std::int64_t> of_ranks(world.size());
+  const auto drive = directory_in(options.directories.front(), options.run, world.rank());
+  of_ranks[world.rank()] = static_cast<std::int64_t>(largest_tile(read_description(drive / description_name)));
+  world.all_reduce(of_ranks);
+  return static_cast<std::size_t>(std::ranges::max(of_ranks));
+}
 
 Records::Records(const CompiledPlan& plan, Communicator& world, const RecordOptions& options) {
   require(!options.directories.empty(), Code::bad_argument, [] {
@@ -119,8 +131,7 @@ void Records::open_run(Run run, Communicator& world, const RecordOptions& option
   on_all_ranks(world, [&] {
     for (const std::filesystem::path& directory : options.directories) {
       std::filesystem::create_directories(directory);
-      const std::string own = fmt::format("{}-rank-{}", options.run, world.rank());
-      add_drive(kept_.emplace_back(directory / own).path(), options);
+      add_drive(kept_.emplace_back(directory_in(directory, options.run, world.rank())).path(), options);
     }
     mine = look(run);
   });

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "offload/record_store.h"
 #include "offload/run_directory.h"
@@ -14,6 +15,11 @@
 #include "zero/run_history.h"
 
 namespace ballast {
+
+inline constexpr std::string_view description_name = "state.description";  // of the file that describes a run
+
+// The largest tile of a run that the drives hold, the same on all ranks; 0 where there is none. All ranks call together.
+std::size_t tile_of_run(Communicator& world, const RecordOptions& options);
 
 // Used by one thread at a time. All ranks construct theirs together; where that fails on one, all throw its error, and an
 // existing run is not changed.
@@ -41,7 +47,7 @@ class Records {
   RankHistory look(const Run& run) const;
   void open_or_create(const Run& run, bool has_files);
   std::optional<offload::CommitPoint> go_to_common_point(const Run& run, RankHistory mine, Communicator& world);
-  std::filesystem::path description_file() const { return drives_.front().directory / "state.description"; }
+  std::filesystem::path description_file() const { return drives_.front().directory / description_name; }
 
   std::vector<offload::RunDirectory> kept_;
   std::vector<std::unique_ptr<offload::IoQueue>> queues_;

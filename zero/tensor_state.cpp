@@ -40,7 +40,7 @@ std::vector<Range> TensorState::local_ranges(std::size_t unit, std::size_t tenso
 
 ChunkKind TensorState::chunk_kind(std::size_t unit) const {
   std::byte anywhere{};
-  return kind_of(training_.plan().compiled().blocks().state(unit).tile(&anywhere), false);
+  return kind_of(training_.plan().compiled().blocks().state(unit, 0).tile(&anywhere), false);
 }
 
 std::vector<StatePart> TensorState::parts() const {

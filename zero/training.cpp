@@ -9,6 +9,19 @@
 
 namespace ballast {
 
+namespace {
+
+// A run keeps the tiles that it began with, unless the caller asks for others, which it refuses.
+TrainingOptions with_tiles_of_run(TrainingOptions options, Communicator& world) {
+  const RecordOptions& drives = options.drives;
+  if (options.tile_elements == 0 && !drives.run.empty() && !drives.directories.empty()) {
+    options.tile_elements = tile_of_run(world, drives);
+  }
+  return options;
+}
+
+}  // namespace
+
 struct Training::Impl {
   Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked);
 
@@ -39,9 +52,9 @@ struct Training::Impl {
 };
 
 Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> rules, const TrainingOptions& asked)
-    : options(asked),
+    : options(with_tiles_of_run(asked, world)),
       groups(std::move(rules)),
-      plan(std::move(model), {world.rank(), world.size()}, groups, asked),
+      plan(std::move(model), {world.rank(), world.size()}, groups, options),
       backend(kernels::cpu_backend({.threads = asked.threads})),
       rank(world.rank()) {
   const CompiledPlan& compiled = plan.compiled();

@@ -20,14 +20,14 @@ DirectStep::DirectStep(const Shape& shape, std::size_t elements, int threads)
 void DirectStep::add_unit(const CompiledPlan& plan, std::size_t number) {
   const UnitLayout& layout = plan.layout().units[number];
   const std::size_t count = layout.trained.count();
-  const std::size_t state_bytes = plan.blocks().of(number).state;
+  const std::size_t state_bytes = plan.blocks().state_bytes_on_device(number);
   units_.push_back({.parameters = Buffer(count * sizeof(bf16)),
                     .reduced = Buffer(count * sizeof(float)),
                     .state = Buffer(layout.tiles.size() * state_bytes)});
   UnitMemory& unit = units_.back();
   backend_->fill(View(unit.parameters.as<bf16>()), 1.0f);
   for (const Range& range : layout.tiles) {
-    auto tile = plan.blocks().state(number).tile(unit.state.data() + unit.tiles.size() * state_bytes);
+    auto tile = plan.blocks().state(number, 0).tile(unit.state.data() + unit.tiles.size() * state_bytes);
     tile.parameter = unit.parameters.data() + range.first * sizeof(bf16);
     tile.gradient = unit.reduced.data() + range.first * sizeof(float);
     tile.gradient_dtype = DType::fp32;

@@ -55,8 +55,9 @@ Forecast forecast(const RunOptions& options, const Plan& plan, Communicator& wor
   require(!options.training.gpu, Code::unsupported,
           [] { return Problem{.what = "cannot forecast a training on a GPU", .needed = "a training on CPUs"}; });
   const CompiledPlan& compiled = plan.compiled();
-  RateOptions rates{.unit_elements = compiled.layout().units[options.shape.blocks_begin()].elements(),
-                    .tile_elements = options.training.tile_elements,
+  const UnitLayout& block = compiled.layout().units[options.shape.blocks_begin()];
+  RateOptions rates{.unit_elements = block.elements(),
+                    .tile_elements = std::max(block.tile_elements, block.device_elements),
                     .format = options.training.format,
                     .threads = options.training.threads};
   if (compiled.tiles_on_drive() > 0) rates.directories = options.training.drives.directories;

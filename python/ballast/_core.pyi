@@ -368,6 +368,7 @@ class StepMetrics(TypedDict):
     busy: dict[str, float]
     stalls: dict[str, float]
     exposed: dict[str, float]
+    timed: bool
     memory: dict[str, int]
 
 class StepResult:

@@ -37,7 +37,7 @@ class PlanRequest:
     budget: Budget  # bytes of a rank that are left for the plan
     activations: int
     exact: _core.Question  # with the engine's tiles
-    coarse: _core.Question  # with larger tiles, which are quicker to simulate
+    coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""

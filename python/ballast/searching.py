@@ -8,13 +8,21 @@ from ballast import _core
 from ballast.errors import OutOfMemoryError
 from ballast.sizes import human_size
 
-TILE = 256 << 10  # elements of the engine's tiles
+LARGEST_TILE = 2 << 20  # elements of the engine's tiles outside the device, in a large model
 COARSE_TILES = 2048  # of a rank, to compare placements: rates are not known to more than a hundredth of a step
 
 
-def coarse_tile(elements: int, *, tile: int = TILE) -> int:
-    """Return the size of tiles for comparing placements, for a rank with this many elements."""
-    return max(tile, tile * (elements // (tile * COARSE_TILES)))
+def coarse_tile(elements: int, *, tile: int = 0) -> int:
+    """Return the size of tiles for comparing placements, for a rank with this many elements.
+
+    It is `tile` where a rank has few of those; 0 stands for the engine's own sizes.
+
+    >>> coarse_tile(10**9), coarse_tile(10**9, tile=1024), coarse_tile(70 * 10**9) >> 20
+    (0, 487424, 32)
+    """
+    size = tile or LARGEST_TILE
+    larger = elements // (size * COARSE_TILES)
+    return size * larger if larger > 1 else tile
 
 
 def fits(needs: Mapping[str, int], has: Mapping[str, int]) -> bool:

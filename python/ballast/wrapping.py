@@ -80,7 +80,8 @@ def wrap(
     replicated          parameters that all ranks of `norm_group` hold, which the norm counts once
     timeline            records when each operation ran, for `optimizer.write_timeline(path)`
     verify              repeats a part of the updates with other code, once in this many steps; different bits raise B3001
-    tile                elements that are moved and updated together, such as "1Mi"; 0: 256Ki
+    tile                elements that are moved and updated together, such as "1Mi"; 0: what a rank keeps of a unit
+                        on the device, 256Ki to 2Mi elsewhere
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """

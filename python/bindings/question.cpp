@@ -21,7 +21,7 @@ struct Question {
   std::optional<int> stage{};
   StateFormat format = StateFormat::split;
   optim::StateNames names{};
-  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t tile_elements = 0;  // 0: the library chooses
   std::size_t micro_steps = 1;
   Schedule schedule{};
   std::vector<std::size_t> backward_order{};  // of units, which are not used forward; else in order of declaration

@@ -18,6 +18,7 @@ py::dict dict_of(const Metrics& metrics) {
   named["busy"] = by_name<Lane>(metrics.busy);
   named["stalls"] = by_name<Lane>(metrics.stalls);
   named["exposed"] = by_name<Phase>(metrics.exposed);
+  named["timed"] = metrics.timed;
   named["memory"] = by_name<Tier>(metrics.memory);
   return named;
 }

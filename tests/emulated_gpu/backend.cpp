@@ -60,6 +60,14 @@ class EmulatedBackend : public Backend {
     issue([from = reachable(from), scale, into = reachable(into)](Backend& cpu) { cpu.accumulate(from, scale, into); });
   }
 
+  void sum(std::span<const ConstView> from, const View& into) override {
+    std::vector<ConstView> real;
+    for (const ConstView& each : from) {
+      real.push_back(reachable(each));
+    }
+    issue([real = std::move(real), into = reachable(into)](Backend& cpu) { cpu.sum(real, into); });
+  }
+
   void sum_of_squares(const ConstView& values, ExactSum* into) override {
     issue([values = reachable(values), into = moved(into)](Backend& cpu) { cpu.sum_of_squares(values, into); });
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 
+#include "tests/emulated_gpu/calls.h"
 #include "tests/emulated_gpu/memory.h"
 #include "tests/emulated_gpu/streams.h"
 
@@ -148,10 +149,14 @@ void fill(void* to, unsigned char value, std::size_t bytes, StreamHandle stream)
   stream_of(stream).add([=] { std::memset(testing::reachable(to), value, bytes); });
 }
 
-EventHandle create_event(int, bool) { return new CUevent_st; }
+EventHandle create_event(int, bool) {
+  ++testing::device_calls.created_events;
+  return new CUevent_st;
+}
 void destroy(EventHandle event) noexcept { delete event; }
 
 void record(EventHandle event, StreamHandle stream) {
+  ++testing::device_calls.recorded_events;
   auto record = std::make_shared<CUevent_st::Record>();
   {
     const std::lock_guard lock(event->mutex);
@@ -173,6 +178,7 @@ bool is_done(EventHandle event) {
 }
 
 double seconds_between(EventHandle start, EventHandle stop) {
+  ++testing::device_calls.read_times;
   for (const EventHandle event : {start, stop}) {
     require(event->newest() != nullptr && is_done(event), Code::internal,
             [] { return Problem{.what = "cannot read the time between events: they have not passed"}; });

@@ -117,6 +117,45 @@ void begun_sums_of_many(TestBackend& on) {
   check_begin_sum_of(on, 1'100'000, DType::fp32);  // past the caches
 }
 
+// Arrays at different alignments, more than a walk takes at once among them.
+void check_sum_of(TestBackend& on, std::size_t count, DType dtype, std::size_t arrays) {
+  std::vector<Placed> sources;
+  std::vector<ConstView> views;
+  std::vector<std::byte> expected(count * sizeof(float));
+  const View sum(expected.data(), count, DType::fp32);
+  sources.reserve(arrays);
+  for (std::size_t array = 0; array < arrays; ++array) {
+    const Patterns patterns = any_patterns(dtype, count, static_cast<std::uint32_t>(7 + array));
+    const std::vector<std::byte> plain = packed(patterns, dtype);
+    const ConstView source(plain.data(), count, dtype);
+    array == 0 ? plain_backend().begin_sum(source, sum) : plain_backend().accumulate(source, 1.0f, sum);
+    sources.emplace_back(on, patterns, dtype, count % 7 == 0 ? array % 3 : 0);
+    views.push_back(sources.back().view());
+  }
+  const Placed target(on, Patterns(count, 0x1234), DType::fp32, count % 5);
+  on.kernels().sum(views, target.view());
+  if (target.read() != unpacked(expected, DType::fp32)) {
+    FAIL("other bits than sums one by one: " << arrays << " x " << count << " elements of " << name(dtype));
+  }
+}
+
+void sums_of_few_arrays(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; ++count) {
+    check_sum_of(on, count, floating_dtypes[count % 3], 1 + count % 9);
+  }
+  for (const DType dtype : floating_dtypes) {
+    check_sum_of(on, 777, dtype, 8);
+    check_sum_of(on, 1024, dtype, 8);
+    check_sum_of(on, 300, dtype, 70);
+  }
+}
+
+void sums_of_long_arrays(TestBackend& on) {
+  check_sum_of(on, 200'003, DType::bf16, 3);
+  check_sum_of(on, 1'100'000, DType::bf16, 2);  // past the caches
+  check_sum_of(on, 1'100'000, DType::fp32, 35);
+}
+
 bool is_rounded_sum(double exact_in_fp32, DType into, std::uint32_t result) {
   return std::isnan(exact_in_fp32) ? std::isnan(value_of(into, result))
                                    : result == nearest_pattern(into, exact_in_fp32);
@@ -134,14 +173,20 @@ TEST_CASE("a sum that begins has the bits of one on zeros, on every instruction 
 }
 TEST_CASE("a sum that begins has the same bits from any number of threads") { on_every_cpu(begun_sums_of_many); }
 
+TEST_CASE("a sum of arrays has the bits of sums one by one, on every instruction set") {
+  on_every_isa(sums_of_few_arrays);
+}
+TEST_CASE("a sum of long arrays has the same bits from any number of threads") { on_every_cpu(sums_of_long_arrays); }
+
 TEST_CASE("CUDA's threads fill and accumulate as the CPU does") {
-  for (auto* const test : {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few}) {
+  for (auto* const test :
+       {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few, sums_of_few_arrays}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA fills and accumulates as the CPU does", "[gpu]") {
   for (auto* const test : {fills_of_few, fills_of_many, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few,
-                           begun_sums_of_many}) {
+                           begun_sums_of_many, sums_of_few_arrays, sums_of_long_arrays}) {
     on_cuda(test);
   }
 }

@@ -2,6 +2,7 @@
 #include "kernels/non_finite_octet.h"
 #include "kernels/quantize_octet.h"
 #include "kernels/squares_octet.h"
+#include "kernels/summands.h"
 #include "kernels/update_octet.h"
 #include "tests/kernels/device_backends.h"
 
@@ -121,6 +122,14 @@ class OctetBackend : public Backend {
     const bool aligned = is_octet_aligned(numbers(from)) && is_octet_aligned(numbers(into));
     each_place(whole_array(into.count(), aligned),
                [&](const OctetPlace& place) { accumulate_octet(numbers(from), scale, numbers(into), place); });
+  }
+
+  void sum(std::span<const ConstView> from, const View& into) override {
+    each_pass(from, 0, into.count(), [&](const Summands& summands) {
+      const bool aligned = is_octet_aligned(summands) && is_octet_aligned(numbers(into));
+      each_place(whole_array(into.count(), aligned),
+                 [&](const OctetPlace& place) { sum_octet(summands, numbers(into), place); });
+    });
   }
 
   void sum_of_squares(const ConstView& values, ExactSum* into) override {

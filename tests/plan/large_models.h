@@ -9,6 +9,7 @@ struct LlamaShape {
   std::size_t layers, width, hidden, key_value_width, words;
 };
 
+inline constexpr LlamaShape llama_3b{28, 3072, 8192, 1024, 128256};
 inline constexpr LlamaShape llama_8b{32, 4096, 14336, 1024, 128256};
 inline constexpr LlamaShape llama_70b{80, 8192, 28672, 1024, 128256};
 

@@ -180,7 +180,7 @@ def test_the_front_has_no_plan_that_is_beaten():
 
 
 def test_large_tiles_predict_nearly_the_same_time():
-    request = request_plan("llama-8b", ranks=1, gpu="h200", host_memory="1TiB", drives="10TB")
+    request = request_plan("llama-70b", ranks=1, gpu="h200", host_memory="2TiB", drives="10TB")
     assert request.coarse.tile_elements > request.exact.tile_elements
     for placement in request.exact.placements():
         exact, coarse = (question.price(placement).simulation.seconds for question in (request.exact, request.coarse))

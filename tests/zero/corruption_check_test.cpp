@@ -26,6 +26,7 @@ class FaultyBackend final : public kernels::Backend {
   void accumulate(const ConstView& from, float scale, const View& into) override {
     right_->accumulate(from, scale, into);
   }
+  void sum(std::span<const ConstView> from, const View& into) override { right_->sum(from, into); }
   void sum_of_squares(const ConstView& values, kernels::ExactSum* into) override {
     right_->sum_of_squares(values, into);
   }

@@ -18,7 +18,8 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
         for (const Placement& placement : placements(ranks)) {
           for (const auto& [tile, schedule] :
                {std::pair{std::size_t{128}, Schedule{.prefetch = 0, .staging_slots = 1}},
-                std::pair{std::size_t{100'096}, Schedule{.prefetch = 2, .staging_slots = 4, .kept_records = 2}}}) {
+                std::pair{std::size_t{100'096}, Schedule{.prefetch = 2, .staging_slots = 4, .kept_records = 2}},
+                std::pair{std::size_t{0}, Schedule{.prefetch = 1, .staging_slots = 2}}}) {
             if (!sweep.takes_next()) continue;
             CAPTURE(ranks, micro_steps, max_norm, placement.shards, placement.full_parameters,
                     placement.parameters.fractions(), placement.gradients.fractions(), placement.state.fractions(),
@@ -34,6 +35,27 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("tiles of different sizes in several tiers do not change a bit") {
+  for (const auto format : {StateFormat::split, StateFormat::compact}) {
+    const Setup reference{.placement = placement_of_stage(0, 2),
+                          .model_times = 2000,
+                          .tile_elements = 128 * 1024,
+                          .format = format,
+                          .steps = 3};
+    const std::vector<Outcome> expected = train(reference);
+    for (const Spread& state : {Spread{}, Spread{0.5, 0.25, 0.25}}) {
+      Setup setup = reference;
+      setup.placement = placement_of_stage(3, 2);
+      setup.placement.state = state;
+      setup.tile_elements = 0;
+      setup.verify = 1;
+      const std::vector<Outcome> outcomes = train(setup);
+      check_same(expected, outcomes);
+      check_as_planned(outcomes);
     }
   }
 }

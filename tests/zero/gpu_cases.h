@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/runtime/buffer.h"
+#include "kernels/state_access.h"
 #include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
 #include "zero/plan/compiled_plan.h"
@@ -56,6 +57,52 @@ inline void check_gpu_trains_in_all_formats() {
   for (const auto format : all_state_formats) {
     CAPTURE(name(format));
     check_gpu_trains_as_cpu(sweep, 2, {.format = format});
+  }
+}
+
+// Tiles as large as a shard are read and changed in stretches.
+inline void check_large_tiles_are_read_in_stretches() {
+  const Model model = plain_model(1, (std::size_t{5} << 18) + 128);
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  for (const auto format : {StateFormat::split, StateFormat::compact}) {
+    CAPTURE(name(format));
+    std::vector<std::vector<float>> moments, parameters;
+    for (const bool gpu : {false, true}) {
+      TrainingOptions options{.format = format};
+      if (gpu) options.gpu = 0, options.stream = stream.handle();
+      Training training(model, *world, {optim::AdamW{}}, options);
+      training.initialise(initial_parameters());
+      SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
+      const auto step = [&](std::size_t number) {
+        trainer.run(training, number);
+        training.step();
+      };
+      step(0);
+      std::size_t stretches = 0;
+      training.change_state([&](const LocalTile& tile) {
+        ++stretches;
+        std::vector<float> values(tile.memory.count);
+        kernels::read_moment(tile.memory, Moment::momentum, values);
+        std::ranges::transform(values, values.begin(), [](float value) { return 2.0f * value; });
+        kernels::write_moment(tile.memory, Moment::momentum, values);
+      });
+      CHECK(stretches == 2);
+      step(1);
+      std::vector<float>& all = moments.emplace_back();
+      std::vector<float>& masters = parameters.emplace_back();
+      training.visit_state([&](const LocalTile& tile) {
+        CHECK(tile.range.first == all.size());
+        all.resize(all.size() + tile.memory.count);
+        kernels::read_moment(tile.memory, Moment::momentum, std::span(all).last(tile.memory.count));
+        const auto* const values = reinterpret_cast<const bf16*>(tile.memory.parameter);
+        std::transform(values, values + tile.memory.count, std::back_inserter(masters),
+                       [](bf16 value) { return static_cast<float>(value.bits); });
+      });
+    }
+    CHECK((moments[0] == moments[1]));  // too many to print
+    CHECK((parameters[0] == parameters[1]));
   }
 }
 

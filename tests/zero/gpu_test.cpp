@@ -7,6 +7,10 @@ TEST_CASE("on a GPU, stages and tiers give the bits of the CPU", "[gpu]") { chec
 
 TEST_CASE("all formats train to the same bits on a GPU as on the CPU", "[gpu]") { check_gpu_trains_in_all_formats(); }
 
+TEST_CASE("on a GPU, tiles as large as a shard are read and changed in stretches", "[gpu]") {
+  check_large_tiles_are_read_in_stretches();
+}
+
 TEST_CASE("reading the state waits for the work in the trainer's stream", "[gpu]") { check_trainer_is_waited_for(); }
 
 TEST_CASE("a GPU's work is counted and traced, in memory of the caller's allocator", "[gpu]") {

@@ -253,6 +253,16 @@ TEST_CASE("a commit damaged on one rank is skipped by all, and without a common 
                          Contains("rank 0 has step 2 (commit 3 of incarnation 1), and one whose records are damaged"));
 }
 
+TEST_CASE("a run keeps its tiles where the caller asks for none") {
+  const TemporaryDirectory directory;
+  KeptRun run{.directory = directory.path()};
+  REQUIRE(train(run, 2).failures == std::vector<std::string>(2));
+  run.options.tile_elements = 0;
+  const Ended resumed = train(run, 1);
+  CHECK(resumed.failures == std::vector<std::string>(2));
+  CHECK(resumed.began_at == std::vector<std::uint64_t>{2, 2});
+}
+
 TEST_CASE("a run of an older format is reported as old on all ranks, not as damaged") {
   const TemporaryDirectory directory;
   const KeptRun run{.directory = directory.path()};

@@ -42,13 +42,19 @@ std::string text(const Placement& placement) {
 }
 
 // Returns the stretches of a tile's memory that are in use.
-std::vector<std::span<std::byte>> stretches(const Training& training, const LocalTile& tile) {
+std::vector<std::span<std::byte>> stretches(const LocalTile& tile) {
   const TileMemory& memory = tile.memory;
-  const optim::StateLayout& layout = training.plan().compiled().blocks().state(tile.unit);
   std::vector<std::span<std::byte>> all{{memory.parameter, memory.count * byte_size(memory.parameter_dtype)}};
-  if (tile.frozen) return all;
-  std::byte* const begin = memory.master != nullptr ? memory.master : memory.momentum;
-  all.emplace_back(begin, layout.bytes());
+  const auto add = [&](std::byte* begin, std::size_t bytes) {
+    if (!tile.frozen && begin != nullptr) all.emplace_back(begin, bytes);
+  };
+  add(memory.master, memory.count * master_bytes(memory.format));
+  for (std::byte* const moment : {memory.momentum, memory.variance}) {
+    add(moment, memory.count * moment_bytes(memory.format));
+  }
+  for (float* const scales : {memory.momentum_scales, memory.variance_scales}) {
+    add(reinterpret_cast<std::byte*>(scales), (memory.count + group_size - 1) / group_size * sizeof(float));
+  }
   return all;
 }
 
@@ -58,7 +64,7 @@ Taken take_out(
     Training& training, const TileFilter& which = [](const LocalTile&) { return true; }) {
   Taken taken;
   const auto take = [&](const LocalTile& tile) {
-    for (const auto& stretch : stretches(training, tile)) {
+    for (const auto& stretch : stretches(tile)) {
       taken[{tile.unit, tile.range.first}].emplace_back(stretch.begin(), stretch.end());
     }
   };
@@ -69,7 +75,7 @@ Taken take_out(
 void put_in(Training& training, const Taken& taken) {
   training.change_state([&](const LocalTile& tile) {
     const auto& kept = taken.at({tile.unit, tile.range.first});
-    const auto places = stretches(training, tile);
+    const auto places = stretches(tile);
     for (std::size_t i = 0; i < places.size(); ++i) {
       std::ranges::copy(kept[i], places[i].begin());
     }
@@ -117,7 +123,7 @@ TEST_CASE("changes that a rank refuses leave the state on drives as it was") {
     try {
       trainee.training.change_state(
           [&](const LocalTile& tile) {
-            if (!tile.frozen) std::ranges::fill(stretches(trainee.training, tile)[0], std::byte{7});
+            if (!tile.frozen) std::ranges::fill(stretches(tile)[0], std::byte{7});
           },
           [] { throw std::runtime_error("no"); });
     } catch (const std::runtime_error&) {

@@ -18,6 +18,7 @@ TEST_CASE("all ranks know which one is the slowest, for any mesh") {
       expect(straggler == Straggler{.slowest = 2, .seconds = 1.75, .median = 0.5, .least = 0.125}, to_text(straggler));
     });
   }
+  CHECK_THAT(to_text(Straggler{}), Catch::Contains("not measured"));
   CHECK(to_text(Straggler{.slowest = 2, .seconds = 1.75, .median = 0.5, .least = 0.125}) ==
         "slowest rank 2: 1750.0 ms of its own, the median 500.0 ms, the least 125.0 ms");
 }

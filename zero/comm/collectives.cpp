@@ -162,21 +162,31 @@ class Collectives : public Communicator {
   // element `first` of what the peer sends.
   template <class TakePiece>
   void exchange(const Sent& sent, TakePiece&& take) {
-    const ConstView& values = sent.values;
-    const std::size_t width = byte_size(values.dtype());
-    const std::size_t most = transport_->max_chunk_bytes(sent.where, sent.chunk(values).all(size())) / width;
-    std::size_t first = 0;
-    do {
-      const ConstView mine = values.part(first, std::min(most, values.count() - first));
+    const std::size_t width = byte_size(sent.values.dtype());
+    each_chunk(sent, [&](const ConstView& mine, std::size_t first) {
       transport_->exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
         take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
       });
+    });
+  }
+
+  template <class Body>
+  void each_chunk(const Sent& sent, Body&& body) {
+    const ConstView& values = sent.values;
+    const std::size_t most =
+        transport_->max_chunk_bytes(sent.where, sent.chunk(values).all(size())) / byte_size(values.dtype());
+    std::size_t first = 0;
+    do {
+      const ConstView mine = values.part(first, std::min(most, values.count() - first));
+      body(mine, first);
       first += mine.count();
     } while (first < values.count());
   }
 
   // Peers that read in place read from the gathered array, because many gathers share its memory in turn.
   void gather(const Call& call, ConstView mine, View all) {
+    const Sent sent{.call = call, .values = mine};
+    if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) return;
     if (transport_->is_shared(all.as_bytes())) {
       const View own = all.part(rank() * mine.count(), mine.count());
       copy(mine, own);
@@ -193,10 +203,23 @@ class Collectives : public Communicator {
     add({.call = call, .values = first_part, .stride = first_part.bytes()}, into);
   }
 
+  // If all ranks' values are there at once, one pass adds them.
   void add(const Sent& sent, View into) {
+    if (transport_->delivers_together(sent.where)) return add_together(sent, into);
     exchange(sent, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
       const View sum = into.part(first, theirs.count());
       peer == 0 ? backend_.begin_sum(theirs, sum) : backend_.accumulate(theirs, 1.0f, sum);
+    });
+  }
+
+  void add_together(const Sent& sent, View into) {
+    std::vector<ConstView> theirs(size());
+    each_chunk(sent, [&](const ConstView& mine, std::size_t first) {
+      transport_->exchange_together(sent.chunk(mine), [&](std::span<const std::byte* const> by_rank) {
+        std::ranges::transform(by_rank, theirs.begin(),
+                               [&](const std::byte* values) { return ConstView(values, mine.count(), mine.dtype()); });
+        backend_.sum(theirs, into.part(first, mine.count()));
+      });
     });
   }
 

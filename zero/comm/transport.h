@@ -43,7 +43,10 @@ struct SentChunk {
 // returns.
 using Receive = std::function<void(std::size_t peer, std::span<const std::byte> bytes, std::size_t first)>;
 
-// One thread at a time calls exchange() and split(); any thread may call abort(), leave() and set_activity().
+// Receives the bytes of all ranks together, by rank; they stay valid until the call returns.
+using ReceiveTogether = std::function<void(std::span<const std::byte* const> by_rank)>;
+
+// One thread at a time calls all but abort(), leave() and set_activity(); any thread may call those.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -55,6 +58,17 @@ class Transport {
 
   // Throws B3301 or B3302 if a peer fails or does not arrive. The caller may change the sent bytes when it returns.
   virtual void exchange(const SentChunk& chunk, const Receive& receive) = 0;
+
+  // Whether exchange_together() is there for such memory. A transport has it if all bytes of an exchange are there at
+  // once in any case, so that one kernel can read them all. One that receives piece by piece gains nothing.
+  virtual bool delivers_together(ChunkMemory) const { return false; }
+
+  // An exchange like the other, in which every rank sends. Calls `receive` once.
+  virtual void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive);
+
+  // Gathers the bytes of all ranks straight into `all`, in rank order, whatever their number; the rank's own may be
+  // there already. Returns false, having done nothing, if the transport has no such operation: on all ranks or on none.
+  virtual bool all_gather(const SentChunk&, std::span<std::byte>) { return false; }
 
   // An allocator of host memory that peers read in place, or null. The chunks of one exchange lie in it on all ranks or
   // on none.

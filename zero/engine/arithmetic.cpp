@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/random_math.h"
-#include "kernels/state_access.h"
 
 namespace ballast {
 
@@ -36,7 +35,7 @@ Range Arithmetic::range_of(const Op& update) const {
 
 TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
   const Range range = range_of(op);
-  TileMemory tile = plan_.blocks().state(op.unit).tile(slots_.data(op.state));
+  TileMemory tile = plan_.blocks().state(op.unit, op.tile).tile(slots_.data(op.state));
   tile.parameter = slots_.data(op.to);
   tile.gradient = slots_.data(op.from);
   tile.gradient_dtype = DType::fp32;
@@ -86,15 +85,6 @@ kernels::ExactSum Arithmetic::squares_of(const Op& norm, const Range& part) cons
   context_.copy(slots_.data(norm.to), reinterpret_cast<const std::byte*>(&before), sizeof before);
   context_.finish();
   return sum;
-}
-
-void Arithmetic::begin_state(std::size_t unit, std::size_t count, const View& parameters,
-                             std::span<std::byte> state) const {
-  std::ranges::fill(state, std::byte{0});
-  TileMemory tile = plan_.blocks().state(unit).tile(state.data());
-  tile.parameter = parameters.data();
-  tile.count = count;
-  kernels::begin_master(tile, context_.backend());
 }
 
 }  // namespace ballast

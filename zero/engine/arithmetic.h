@@ -4,6 +4,7 @@
 #include <ballast/step.h>
 
 #include "kernels/backend.h"
+#include "kernels/state_access.h"
 #include "zero/engine/exec_context.h"
 #include "zero/engine/slots.h"
 #include "zero/engine/step_numbers.h"
@@ -41,8 +42,8 @@ class Arithmetic {
   // it was.
   kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
 
-  // Writes a tile's initial state, in host memory: zero, except for a master that the parameter does not hold.
-  void begin_state(std::size_t unit, std::size_t count, const View& parameters, std::span<std::byte> state) const;
+  // Makes a tile's state initial, in host memory that is zero: a master that the parameter does not hold is not.
+  void begin_state(const TileMemory& tile) const { kernels::begin_master(tile, context_.backend()); }
 
  private:
   Range range_of(const Op& update) const;  // of the unit's elements

@@ -12,10 +12,22 @@ std::unique_ptr<kernels::Backend> other_backend() {
   return kernels::cpu_backend({.threads = 1, .isa = kernels::simd::usable_isas().back()});
 }
 
+constexpr std::size_t checked_at_once = std::size_t{256} << 10;  // elements, of whole groups
+
 std::vector<std::byte> bytes_of(const std::byte* from, std::size_t count, const ExecContext& context) {
   std::vector<std::byte> bytes(count);
   if (count > 0) context.copy(bytes.data(), from, count);
   return bytes;
+}
+
+// The runs in a range, relative to its beginning.
+std::vector<kernels::Run> runs_in(const std::vector<kernels::Run>& runs, const Range& range) {
+  std::vector<kernels::Run> found;
+  for (const kernels::Run& run : runs) {
+    const Range common = intersection({run.begin, run.count}, range);
+    if (common.count > 0) found.push_back({common.first - range.first, common.count, run.group});
+  }
+  return found;
 }
 
 // With an fp32 master, an update only writes the parameter.
@@ -26,96 +38,132 @@ bool is_read(const TileMemory& tile) { return tile.parameter_dtype == DType::fp3
 CorruptionCheck::CorruptionCheck(const CompiledPlan& plan, std::size_t every, std::size_t rank)
     : plan_(plan), every_(every), rank_(rank), backend_(other_backend()) {
   for (std::size_t unit = 0; unit < plan.layout().units.size(); ++unit) {
-    for (std::size_t tile = 0; tile < plan.layout().units[unit].tiles.size(); ++tile) {
-      tiles_.emplace_back(unit, tile);
+    const std::vector<Range>& tiles = plan.layout().units[unit].tiles;
+    for (std::size_t tile = 0; tile < tiles.size(); ++tile) {
+      for (const Range& range : cut({0, tiles[tile].count}, checked_at_once)) {
+        places_.push_back({unit, tile, range});
+      }
     }
   }
 }
 
-bool CorruptionCheck::is_next(const Tile& tile, std::uint64_t step) const {
-  return step % every_ == 0 && tiles_[(step / every_) % tiles_.size()] == tile;
+// The next place to check and those that the last checks left, if the operation updates them.
+std::vector<const CorruptionCheck::Place*> CorruptionCheck::places_of(const Op& op, std::uint64_t step) const {
+  std::vector<const Place*> places;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [place, copy] : left_) {
+      if (place->is_in(op)) places.push_back(place);
+    }
+  }
+  const bool checks_next = step % every_ == 0 && next(step).is_in(op);
+  if (checks_next && std::ranges::find(places, &next(step)) == places.end()) places.push_back(&next(step));
+  return places;
 }
 
-CorruptionCheck::Copy CorruptionCheck::copy_of(const Op& op, const Arithmetic& arithmetic) const {
-  const TileMemory tile = arithmetic.tile_of(op, {});
+CorruptionCheck::Copy CorruptionCheck::copy_of(const Place& place, const Op& op, const Arithmetic& arithmetic) const {
+  const TileMemory tile = kernels::part(arithmetic.tile_of(op, {}), place.range.first, place.range.count);
   const ExecContext& context = arithmetic.context();
+  const optim::StateLayout of_copy = layout_of(place).layout_of(place.range.count);
   Copy copy{.parameter = bytes_of(tile.parameter, tile.count * byte_size(tile.parameter_dtype), context),
-            .state = bytes_of(arithmetic.state_of(op), op.state.bytes, context)};
+            .state = std::vector<std::byte>(of_copy.bytes())};
+  const std::vector<optim::StatePart> parts = layout_of(place).parts_of(place.range.first, place.range.count);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    context.copy(copy.state.data() + of_copy.parts()[i].offset, arithmetic.state_of(op) + parts[i].offset,
+                 parts[i].bytes);
+  }
   context.finish();
   return copy;
 }
 
-CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Op& op, const StepNumbers& step,
+CorruptionCheck::Copy CorruptionCheck::updated(Copy copy, const Place& place, const Op& op, const StepNumbers& step,
                                                const Arithmetic& arithmetic) const {
-  const TileMemory original = arithmetic.tile_of(op, step);
+  const TileMemory original = kernels::part(arithmetic.tile_of(op, step), place.range.first, place.range.count);
   const std::vector<std::byte> gradient =
       bytes_of(original.gradient, original.count * byte_size(original.gradient_dtype), arithmetic.context());
   arithmetic.context().finish();
-  TileMemory tile = plan_.blocks().state(op.unit).tile(copy.state.data());
+  TileMemory tile = layout_of(place).layout_of(place.range.count).tile(copy.state.data());
   tile.parameter = copy.parameter.data();
   tile.gradient = gradient.data();
   tile.gradient_dtype = original.gradient_dtype;
   tile.count = original.count;
   tile.first_index = original.first_index;
   tile.rounding_stream = original.rounding_stream;
-  backend_->update(tile, arithmetic.runs_of(op), step.groups);
+  backend_->update(tile, runs_in(arithmetic.runs_of(op), place.range), step.groups);
   return copy;
 }
 
 // Returns an empty string if there is none.
-std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& found, std::size_t unit) const {
+std::string CorruptionCheck::first_difference(const Copy& expected, const Copy& found, const Place& place) const {
   const auto at = [](const std::vector<std::byte>& one, const std::vector<std::byte>& other) {
     return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
   };
   if (const std::size_t byte = at(expected.parameter, found.parameter); byte < expected.parameter.size()) {
-    return fmt::format("the parameter, element {}", byte / byte_size(plan_.model().units[unit].dtype));
+    return fmt::format("the parameter, element {}",
+                       place.range.first + byte / byte_size(plan_.model().units[place.unit].dtype));
   }
   const std::size_t byte = at(expected.state, found.state);
-  for (const optim::StatePart& part : plan_.blocks().state(unit).parts()) {
+  const optim::StateLayout of_copy = layout_of(place).layout_of(place.range.count);
+  const std::vector<optim::StatePart> in_tile = layout_of(place).parts_of(place.range.first, place.range.count);
+  for (std::size_t i = 0; i < in_tile.size(); ++i) {
+    const optim::StatePart& part = of_copy.parts()[i];
+    const std::size_t before = in_tile[i].offset - layout_of(place).parts()[i].offset;  // in the tile's part
     if (byte >= part.offset && byte < part.offset + part.bytes) {
-      return fmt::format("the {}, byte {}", part.name, byte - part.offset);
+      return fmt::format("the {}, byte {}", part.name, before + byte - part.offset);
     }
   }
-  return byte < expected.state.size() ? "the padding between the parts of the state" : "";
+  return "";
 }
 
-void CorruptionCheck::require_same(const Copy& expected, const Copy& found, const Op& op, std::uint64_t step,
+void CorruptionCheck::require_same(const Copy& expected, const Copy& found, const Place& place, std::uint64_t step,
                                    const char* what) const {
-  const std::string difference = first_difference(expected, found, op.unit);
+  const std::string difference = first_difference(expected, found, place);
   require(difference.empty(), Code::wrong_bits, [&] {
-    const Unit& unit = plan_.model().units[op.unit];
-    const UnitLayout& layout = plan_.layout().units[op.unit];
+    const Unit& unit = plan_.model().units[place.unit];
+    const UnitLayout& layout = plan_.layout().units[place.unit];
+    const Range range{layout.tiles[place.tile].first + place.range.first, place.range.count};
     std::vector<std::string_view> names;
     for (const TensorPart& part :
-         tensors_in(unit, layout, layout.trained, plan_.input().rank_in_shard_group, layout.tiles[op.tile])) {
+         tensors_in(unit, layout, layout.trained, plan_.input().rank_in_shard_group, range)) {
       names.push_back(unit.tensors[part.tensor].name);
     }
     return Problem{.what = fmt::format("{}, first in {} of the tile", what, difference),
-                   .where = fmt::format("step {}, rank {}, tile {}, which holds parts of {}", step, rank_, op.tile,
+                   .where = fmt::format("step {}, rank {}, tile {}, which holds parts of {}", step, rank_, place.tile,
                                         fmt::join(names, ", "))};
   });
 }
 
-void CorruptionCheck::update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic) {
-  const Tile tile{op.unit, op.tile};
-  std::map<Tile, Copy>::node_type left;
+// Compares the bits before the update with those that the last one left, and returns those that it has to leave.
+CorruptionCheck::Copy CorruptionCheck::expected_at(const Place& place, const Op& op, const StepNumbers& step,
+                                                   const Arithmetic& arithmetic) {
+  std::map<const Place*, Copy>::node_type left;
   {
     const std::lock_guard lock(mutex_);
-    left = left_.extract(tile);
+    left = left_.extract(&place);
   }
-  if (left.empty() && !is_next(tile, step.number)) return arithmetic.update(op, step);
-  Copy before = copy_of(op, arithmetic);
+  Copy before = copy_of(place, op, arithmetic);
   if (!left.empty()) {
     if (!is_read(arithmetic.tile_of(op, step))) before.parameter = left.mapped().parameter;
-    require_same(left.mapped(), before, op, step.number, "an update found other bits than the last one left");
+    require_same(left.mapped(), before, place, step.number, "an update found other bits than the last one left");
   }
-  const Copy expected = updated(std::move(before), op, step, arithmetic);
+  return updated(std::move(before), place, op, step, arithmetic);
+}
+
+void CorruptionCheck::update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic) {
+  const std::vector<const Place*> places = places_of(op, step.number);
+  std::vector<Copy> expected;
+  for (const Place* place : places) {
+    expected.push_back(expected_at(*place, op, step, arithmetic));
+  }
   arithmetic.update(op, step);
-  Copy after = copy_of(op, arithmetic);
-  require_same(expected, after, op, step.number, "an update that was made twice gave other bits the second time");
-  const std::lock_guard lock(mutex_);
-  ++checked_;
-  if (is_next(tile, step.number)) left_.insert_or_assign(tile, std::move(after));
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    Copy after = copy_of(*places[i], op, arithmetic);
+    require_same(expected[i], after, *places[i], step.number,
+                 "an update that was made twice gave other bits the second time");
+    const std::lock_guard lock(mutex_);
+    ++checked_;
+    if (is_next(*places[i], step.number)) left_.insert_or_assign(places[i], std::move(after));
+  }
 }
 
 void CorruptionCheck::forget() {
@@ -123,7 +171,7 @@ void CorruptionCheck::forget() {
   left_.clear();
 }
 
-std::size_t CorruptionCheck::tiles() const {
+std::size_t CorruptionCheck::places() const {
   const std::lock_guard lock(mutex_);
   return checked_;
 }

@@ -9,7 +9,7 @@ namespace ballast {
 void CustomUpdate::require_possible() const {
   bool in_fp32 = true;
   for (std::size_t unit = 0; unit < parts_.plan.model().units.size(); ++unit) {
-    in_fp32 = in_fp32 && parts_.plan.blocks().state(unit).format() == StateFormat::fp32;
+    in_fp32 = in_fp32 && parts_.plan.blocks().state(unit, 0).format() == StateFormat::fp32;
   }
   require(!parts_.is_checked, Code::unsupported, [] {
     return Problem{.what = "cannot verify updates: the trainer makes them itself", .needed = "a rule of the library"};
@@ -51,7 +51,7 @@ SummedTile CustomUpdate::summed_tile(const Op& update, const Piece& gradients) c
   const Slots& slots = parts_.slots;
   const UnitLayout& layout = parts_.plan.layout().units[update.unit];
   const auto [first, count] = layout.tiles[update.tile];
-  std::byte* const master = parts_.plan.blocks().state(update.unit).tile(slots.data(update.state)).master;
+  std::byte* const master = parts_.plan.blocks().state(update.unit, update.tile).tile(slots.data(update.state)).master;
   return {.unit = update.unit,
           .range = {layout.trained.of_rank(parts_.plan.input().rank_in_shard_group).first + first, count},
           .gradients = slots.view(gradients, DType::fp32),

@@ -65,6 +65,7 @@ Engine::Engine(const EngineParts& parts)
                   .sequencer = sequencer_,
                   .counters = counters_,
                   .failure = failure_,
+                  .gpu = parts.gpu,
                   .execute = [this](const IssuedOp& issued) { executor_.run(issued); }}),
       off_plan_({.running = running_, .slots = slots_, .scheduler = scheduler_, .counters = counters_}),
       custom_update_({.plan = parts.plan,
@@ -272,7 +273,7 @@ void Engine::parameters_changed() {
 
 Metrics Engine::metrics() const {
   Metrics metrics = counters_.totals();
-  metrics.verified = corruption_check_ ? corruption_check_->tiles() : 0;
+  metrics.verified = corruption_check_ ? corruption_check_->places() : 0;
   metrics.memory = running_.memory();
   return metrics;
 }

@@ -1,16 +1,23 @@
-// The times at which work began and ended on a GPU.
+// The marks at which work began and ended on a GPU.
 #pragma once
 
 #include <chrono>
+#include <optional>
 
 #include "kernels/runtime/stream.h"
 
 namespace ballast {
 
 struct GpuSpan {
-  explicit GpuSpan(int gpu) : begin(gpu, Event::Timing::on), end(gpu, Event::Timing::on) {}
+  // timed: with the times of both marks, for a timeline. Otherwise there is only the end, for what waits for it.
+  GpuSpan(int gpu, bool timed) : end(gpu, timed ? Event::Timing::on : Event::Timing::off) {
+    if (timed) begin.emplace(gpu, Event::Timing::on);
+  }
+  void mark_begin(const Stream& stream) const {
+    if (begin) begin->record(stream);
+  }
 
-  Event begin;
+  std::optional<Event> begin{};
   Event end;
   bool counted = false;
 };

@@ -3,8 +3,14 @@
 #include <ballast/error.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace ballast {
+namespace {
+
+constexpr std::size_t stretch_elements = std::size_t{1} << 20;  // of whole groups
+
+}  // namespace
 
 HomeMemory::Draft::Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes)
     : elsewhere_(piece.exists() && !homes.slots_.on_gpu(piece) ? 0 : bytes),
@@ -14,6 +20,58 @@ HomeMemory::OnHost::OnHost(const HomeMemory& homes, const Piece& piece)
     : copy_(homes.slots_.on_gpu(piece) ? piece.bytes : 0),
       data_(copy_.empty() ? homes.slots_.data(piece) : copy_.data()) {
   if (!copy_.empty()) homes.read(ConstView(homes.slots_.data(piece), piece.bytes, DType::u8), data_);
+}
+
+HomeMemory::StateOnHost::StateOnHost(const HomeMemory& homes, const Home& stretch, Content content)
+    : homes_(homes),
+      state_(homes.slots_.data(stretch.state)),
+      parts_(homes.layout_of(stretch).parts_of(homes.range_in_tile(stretch).first, stretch.range.count)),
+      of_copy_(homes.layout_of(stretch).layout_of(stretch.range.count)) {
+  if (homes.slots_.on_gpu(stretch.state)) {
+    copy_.resize(of_copy_.bytes());
+    memory_ = of_copy_.tile(copy_.data());
+    if (content == Content::kept) copy_parts(Direction::to_host);
+  } else {
+    memory_ = kernels::part(homes.layout_of(stretch).tile(state_), homes.range_in_tile(stretch).first, stretch.range.count);
+    for (const optim::StatePart& part : parts_) {
+      if (content == Content::zero) std::memset(state_ + part.offset, 0, part.bytes);
+    }
+  }
+  memory_.count = stretch.range.count;
+  memory_.first_index = stretch.range.first;
+}
+
+void HomeMemory::StateOnHost::put_back() {
+  if (!copy_.empty()) copy_parts(Direction::from_host);
+}
+
+void HomeMemory::StateOnHost::copy_parts(Direction direction) {
+  const ExecContext& context = homes_.arithmetic_.copies();
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    std::byte* const there = state_ + parts_[i].offset;
+    std::byte* const here = copy_.data() + of_copy_.parts()[i].offset;
+    direction == Direction::to_host ? context.copy(here, there, parts_[i].bytes)
+                                    : context.copy(there, here, parts_[i].bytes);
+  }
+  context.finish();
+}
+
+Range HomeMemory::range_in_tile(const Home& stretch) const {
+  const CompiledPlan& plan = running_.plan();
+  const UnitLayout& layout = plan.layout().units[stretch.unit];
+  const std::size_t shard = layout.trained.of_rank(plan.input().rank_in_shard_group).first;
+  return {stretch.range.first - shard - layout.tiles[stretch.tile].first, stretch.range.count};
+}
+
+std::vector<Home> HomeMemory::stretches_of(const Home& tile) const {
+  const std::size_t width = byte_size(dtype_of(tile));
+  std::vector<Home> stretches;
+  for (const Range& range : cut({0, tile.range.count}, stretch_elements)) {
+    Home& stretch = stretches.emplace_back(tile);
+    stretch.range = {tile.range.first + range.first, range.count};
+    if (tile.parameters.exists()) stretch.parameters = tile.parameters.part(range.first * width, range.count * width);
+  }
+  return stretches;
 }
 
 void HomeMemory::put(const Piece& to, const std::byte* from) const {

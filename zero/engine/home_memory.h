@@ -41,6 +41,31 @@ class HomeMemory {
     std::byte* data_;
   };
 
+  // The state of a stretch of a tile, to be read or changed in host memory: a part of the tile's, or a copy of it if it
+  // lies on a GPU. A copy of a whole tile could be as large as the shard.
+  class StateOnHost {
+   public:
+    enum class Content { kept, zero };
+    StateOnHost(const HomeMemory& homes, const Home& stretch, Content content = Content::kept);
+    StateOnHost(StateOnHost&&) = delete;
+    const TileMemory& memory() const { return memory_; }  // without the parameter
+    void put_back();                                      // where it was copied from
+
+   private:
+    enum class Direction { to_host, from_host };
+    void copy_parts(Direction direction);
+
+    const HomeMemory& homes_;
+    std::byte* state_;                      // of the tile
+    std::vector<optim::StatePart> parts_;   // of the stretch, there
+    optim::StateLayout of_copy_;
+    std::vector<std::byte> copy_{};
+    TileMemory memory_{};
+  };
+
+  // The stretches of a tile in memory, in order. Each is a home whose state is still the tile's.
+  std::vector<Home> stretches_of(const Home& tile) const;
+
   void put(const Piece& to, const std::byte* from) const;   // host memory, which may be changed when this returns
   void read(const ConstView& view, std::byte* into) const;  // also a GPU's memory, into the host's
 
@@ -50,6 +75,10 @@ class HomeMemory {
 
  private:
   DType dtype_of(const Home& home) const { return running_.plan().model().units[home.unit].dtype; }
+  Range range_in_tile(const Home& stretch) const;
+  const optim::StateLayout& layout_of(const Home& tile) const {
+    return running_.plan().blocks().state(tile.unit, tile.tile);
+  }
 
   const RunningProgram& running_;
   const Slots& slots_;

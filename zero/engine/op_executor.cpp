@@ -44,11 +44,16 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
     parts_.sequencer.await(issued.ticket);
     stream.wait_for(*parts_.last_exchange);
   }
-  if (!status.on_gpu) status.on_gpu = std::make_shared<GpuSpan>(stream.gpu());
-  status.on_gpu->counted = false;
-  status.on_gpu->begin.record(stream);
+  const bool timed = parts_.counters.times_gpu();
+  status.in_stream = true;
+  if (!status.on_gpu && (timed || status.is_awaited)) status.on_gpu = std::make_shared<GpuSpan>(stream.gpu(), timed);
+  if (status.on_gpu) {
+    status.on_gpu->counted = false;
+    status.on_gpu->mark_begin(stream);
+  }
   execute(issued.op, status, issued.run);
-  status.on_gpu->end.record(stream);
+  if (status.on_gpu) status.on_gpu->end.record(stream);
+  if (!timed) parts_.counters.count_bytes(issued.op);
   if (issued.ticket != none) {
     parts_.last_exchange->record(stream);
     parts_.sequencer.done();

@@ -1,5 +1,7 @@
 #include "zero/engine/op_status.h"
 
+#include <ballast/error.h>
+
 namespace ballast {
 
 void OpStatus::wait() const {
@@ -16,6 +18,8 @@ void OpStatus::check_record() const {
 // No stream ever waits for a drive: the thread does.
 void OpStatus::wait_in(const ExecContext& context) const {
   begun.wait();
+  require(on_gpu || !in_stream, Code::internal,
+          [] { return Problem{.what = "cannot wait for an operation: its end in a stream is not marked"}; });
   if (context.stream() == nullptr || !on_gpu) return wait();
   context.stream()->wait_for(on_gpu->end);
 }

@@ -11,14 +11,16 @@
 
 namespace ballast {
 
-// The operation's lane writes the members after `begun` before `begun` is done. Other threads read them after that.
+// The operation's lane writes the members after `is_awaited` before `begun` is done. Other threads read them after that.
 struct OpStatus {
   offload::Completion begun{};  // the end on the CPU; requests to a drive, and work in a stream, end later
+  bool is_awaited = false;      // in the list; otherwise its end in a stream need not be marked
+  bool in_stream = false;
   std::optional<offload::PendingRead> read{};
   offload::Completion written{};
-  std::shared_ptr<GpuSpan> on_gpu{};
+  std::shared_ptr<GpuSpan> on_gpu{};  // null: its end is not marked
 
-  void wait() const;          // blocks the calling thread until the end
+  void wait() const;          // blocks the calling thread until the end, if that is marked
   void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
   void wait_in(const ExecContext& context) const;  // later work there begins after the end
 };

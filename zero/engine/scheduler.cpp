@@ -10,8 +10,10 @@ bool is_trainers_turn(const Op& op) { return op.kind == OpKind::use || op.kind =
 }  // namespace
 
 Scheduler::Scheduler(const Parts& parts)
-    : parts_(parts), uses_(parts.trainer, parts.counters), runs_(parts.trainer.stream()) {
-  if (parts.trainer.stream() != nullptr) entry_.clock.emplace(parts.trainer.stream()->gpu());
+    : parts_(parts),
+      uses_(parts.trainer, parts.counters),
+      runs_(parts.counters.times_gpu() ? parts.trainer.stream() : nullptr) {
+  if (parts.counters.times_gpu()) entry_.clock.emplace(parts.trainer.stream()->gpu());
 }
 
 void Scheduler::follow_program(const std::vector<Op>& list) { runs_.follow(list); }
@@ -118,11 +120,14 @@ void Scheduler::wait_for(std::size_t position) {
   wait(Phase::step, list()[position].lane, [&] { run().ops[position].wait(); });
 }
 
+// If only a part of a list was issued, the end of its last operation in a lane may not be marked. So this waits for the
+// streams.
 void Scheduler::wait_for_issued() {
   wait(Phase::step, Lane::reduce, [&] {
     for (std::size_t op = next_; op-- > 0;) {
       run().ops[op].wait();
     }
+    if (parts_.gpu != nullptr) parts_.gpu->finish();
   });
 }
 
@@ -135,6 +140,7 @@ void Scheduler::finish() {
   wait(Phase::step, Lane::disk, [&] {
     runs_.last().wait();
     runs_.current().wait();
+    if (parts_.gpu != nullptr) parts_.gpu->finish();
   });
   parts_.counters.count_on_gpu(runs_.last());
   parts_.counters.count_on_gpu(runs_.current());

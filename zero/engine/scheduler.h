@@ -19,6 +19,7 @@ class Scheduler {
     Sequencer& sequencer;
     StepCounters& counters;
     FirstFailure& failure;
+    const GpuLanes* gpu = nullptr;                        // null: every lane works on the host
     std::function<void(const IssuedOp& issued)> execute;  // called on the operation's lane
   };
   explicit Scheduler(const Parts& parts);

@@ -55,17 +55,23 @@ void Startup::load(std::size_t unit, const Range& range, const View& to, const P
   }
 }
 
+// A tile may be as large as a shard, so its values and its state are made in stretches.
 void Startup::fill_home(const Home& home, const ParameterSource& source) const {
-  const DType dtype = dtype_of(home);
-  const HomeMemory::Draft parameters(parts_.homes, home.parameters, home.range.count * byte_size(dtype));
-  const View values(parameters.bytes().data(), home.range.count, dtype);
-  load(home.unit, home.range, values, source);
-  if (home.state.exists()) {
-    const HomeMemory::Draft state(parts_.homes, home.state, home.state.bytes);
-    parts_.arithmetic.of(Lane::host).begin_state(home.unit, home.range.count, values, state.bytes());
-    if (state.is_elsewhere()) parts_.homes.put(home.state, state.bytes().data());
+  const bool is_tile = home.tile != none;
+  for (const Home& part : is_tile ? parts_.homes.stretches_of(home) : std::vector{home}) {
+    const DType dtype = dtype_of(part);
+    const HomeMemory::Draft parameters(parts_.homes, part.parameters, part.range.count * byte_size(dtype));
+    const View values(parameters.bytes().data(), part.range.count, dtype);
+    load(part.unit, part.range, values, source);
+    if (part.state.exists()) {
+      HomeMemory::StateOnHost state(parts_.homes, part, HomeMemory::StateOnHost::Content::zero);
+      TileMemory tile = state.memory();
+      tile.parameter = values.data();
+      parts_.arithmetic.of(Lane::host).begin_state(tile);
+      state.put_back();
+    }
+    if (part.parameters.exists() && parameters.is_elsewhere()) parts_.homes.put(part.parameters, values.data());
   }
-  if (home.parameters.exists() && parameters.is_elsewhere()) parts_.homes.put(home.parameters, values.data());
 }
 
 void Startup::fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) const {
@@ -77,8 +83,10 @@ void Startup::fill_record(const Home& home, const ParameterSource& source, Recor
   const View parameters(elsewhere.empty() ? block.data() : elsewhere.data(), home.range.count, dtype);
   std::ranges::fill(block, std::byte{0});
   load(home.unit, home.range, parameters, source);
-  const std::span<std::byte> state = block.subspan(sizes.parameter, sizes.state);
-  parts_.arithmetic.of(Lane::host).begin_state(home.unit, home.range.count, parameters, state);
+  TileMemory tile = plan().blocks().state(home.unit, home.tile).tile(block.data() + sizes.parameter);
+  tile.parameter = parameters.data();
+  tile.count = home.range.count;
+  parts_.arithmetic.of(Lane::host).begin_state(tile);
   if (home.parameters.exists()) std::ranges::copy(parameters.as_bytes(), parts_.slots.data(home.parameters));
   memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
 }

@@ -73,13 +73,14 @@ void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const Til
   if (records) records->finish();
 }
 
-// Returns tiles, and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.
+// Returns tiles on drives, and those in memory and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.
 std::vector<Home> StateVisitor::local_homes() const {
   std::vector<Home> homes;
   std::size_t seen = none;  // unit whose frozen parameters are among them
   for (const Home& home : parts_.running.program().homes) {
     if (home.tile != none) {
-      homes.push_back(home);
+      const std::vector<Home> parts = home.on_drive ? std::vector{home} : parts_.homes.stretches_of(home);
+      homes.insert(homes.end(), parts.begin(), parts.end());
       continue;
     }
     const Section& frozen = plan().layout().units[home.unit].frozen;
@@ -99,14 +100,6 @@ std::vector<LocalTile> StateVisitor::tiles() const {
   return tiles;
 }
 
-LocalTile StateVisitor::tile_of(const Home& home, std::byte* parameter, std::byte* state) const {
-  TileMemory memory = plan().blocks().state(home.unit).tile(state);
-  memory.parameter = parameter;
-  memory.count = home.range.count;
-  memory.first_index = home.range.first;
-  return {home.unit, home.range, memory};
-}
-
 void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool changes) const {
   const HomeMemory::OnHost parameter(parts_.homes, parts_.homes.parameters_of(home));
   visit({.unit = home.unit,
@@ -122,11 +115,13 @@ void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool
 void StateVisitor::visit_memory(const Home& home, const TileVisitor& visit, bool changes) const {
   const Piece at = parts_.homes.parameters_of(home);
   const HomeMemory::OnHost parameter(parts_.homes, at);
-  const HomeMemory::OnHost state(parts_.homes, home.state);
-  visit(tile_of(home, parameter.data(), state.data()));
+  HomeMemory::StateOnHost state(parts_.homes, home);
+  TileMemory memory = state.memory();
+  memory.parameter = parameter.data();
+  visit({home.unit, home.range, memory});
   if (!changes) return;
   if (parameter.is_copy()) parts_.homes.put(at, parameter.data());
-  if (state.is_copy()) parts_.homes.put(home.state, state.data());
+  state.put_back();
   parts_.homes.keep_parameters(home, parameter.data());
 }
 
@@ -137,7 +132,11 @@ void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool
   const Piece in_memory = sizes.parameter > 0 ? Piece{} : parts_.homes.parameters_of(home);
   const HomeMemory::OnHost copy(parts_.homes, in_memory);
   std::byte* const parameter = in_memory.exists() ? copy.data() : block.data();
-  visit(tile_of(home, parameter, block.data() + sizes.parameter));
+  TileMemory tile = plan().blocks().state(home.unit, home.tile).tile(block.data() + sizes.parameter);
+  tile.parameter = parameter;
+  tile.count = home.range.count;
+  tile.first_index = home.range.first;
+  visit({home.unit, home.range, tile});
   if (!changes) return;
   parts_.homes.keep_parameters(home, parameter);
   memory.is_written_by(parts_.records->write(home.unit, home.tile, record));

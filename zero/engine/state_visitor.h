@@ -1,4 +1,4 @@
-// Shows and changes the state that a rank keeps between steps, tile by tile.
+// Shows and changes the state that a rank keeps between steps, tile by tile, and large tiles by stretches.
 #pragma once
 
 #include <ballast/local_state.h>
@@ -38,7 +38,6 @@ class StateVisitor {
   void visit_frozen(const Home& home, const TileVisitor& visit, bool changes) const;
   void visit_memory(const Home& home, const TileVisitor& visit, bool changes) const;
   void visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) const;
-  LocalTile tile_of(const Home& home, std::byte* parameter, std::byte* state) const;
   void do_on_all_ranks(const std::function<void()>& work) const;
   const CompiledPlan& plan() const { return parts_.running.plan(); }
 

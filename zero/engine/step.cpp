@@ -35,9 +35,10 @@ std::string to_text(const Metrics& metrics) {
                         static_cast<double>(metrics.bytes[lane]) / busy / 1e9, metrics.stalls[lane] * 1e3);
   }
   text += "exposed ";
-  for (std::size_t phase = 0; phase < phase_count; ++phase) {
+  for (std::size_t phase = 0; phase < phase_count && metrics.timed; ++phase) {
     text += fmt::format("  {} {:.1f} ms", name(static_cast<Phase>(phase)), metrics.exposed[phase] * 1e3);
   }
+  if (!metrics.timed) text += "  not measured: on a GPU, a timeline does it";
   text += "\nmemory  ";
   for (std::size_t tier = 0; tier < tier_count; ++tier) {
     if (metrics.memory[tier] == 0) continue;

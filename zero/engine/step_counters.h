@@ -9,7 +9,7 @@
 
 namespace ballast {
 
-// count() may be called by any lane's thread; everything else by the trainer's.
+// count() and count_bytes() may be called by any lane's thread; everything else by the trainer's.
 class StepCounters {
  public:
   // All of it outlives the counters. Without `timeline` nothing is drawn; without `trainer` the trainer works on the
@@ -17,12 +17,17 @@ class StepCounters {
   StepCounters(const Placement& placement, Timeline* timeline, const Stream* trainer)
       : placement_(placement), timeline_(timeline), trainer_(trainer) {}
 
+  // Whether the times of a GPU's work are measured. That takes two events for each operation, so only a timeline pays
+  // for it.
+  bool times_gpu() const { return trainer_ != nullptr && timeline_ != nullptr; }
+
   void count(const Op& op, Timeline::Time begin, Timeline::Time end);
+  void count_bytes(const Op& op);   // where its time is not measured
   void count_on_gpu(StepRun& run);  // the work of its operations on a GPU, as far as it is over
   void count_off_plan_step() { ++off_plan_steps_; }
 
   // Counts the time of `wait` as a wait of this step, for the lane. On a GPU the trainer's stream waits, not this
-  // thread.
+  // thread, and is timed for a timeline only.
   void wait(StepRun& run, Phase phase, Lane lane, const std::function<void()>& wait);
 
   Metrics totals() const;                              // since the engine was made; without what others count

@@ -1,10 +1,16 @@
 #include "zero/engine/step_run.h"
 
+#include "zero/plan/awaited.h"
+
 namespace ballast {
 
 void StepRun::follow(const std::vector<Op>& operations) {
   list = &operations;
   ops = std::vector<OpStatus>(operations.size());
+  const std::vector<bool> awaited = awaited_in(operations);
+  for (std::size_t op = 0; op < ops.size(); ++op) {
+    ops[op].is_awaited = awaited[op];
+  }
 }
 
 // Waits from the end, so that the calling thread is woken once for each lane, not once for each operation.
@@ -14,9 +20,9 @@ void StepRun::wait() const {
   }
 }
 
-StepRuns::StepRuns(const Stream* trainer) {
+StepRuns::StepRuns(const Stream* timed) {
   for (StepRun& run : runs_) {
-    if (trainer != nullptr) run.clock.emplace(trainer->gpu());
+    if (timed != nullptr) run.clock.emplace(timed->gpu());
   }
 }
 

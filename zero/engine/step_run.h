@@ -30,19 +30,19 @@ struct StepRun {
   std::vector<OpStatus> ops{};
   StepNumbers numbers{};
   StepResult result{};
-  std::optional<GpuClock> clock{};  // set when the run began
+  std::optional<GpuClock> clock{};  // set when the run began; for a timeline only
   std::deque<StreamWait> waits{};   // not counted yet
   OffPlanPosition position{};       // of a list that is not the program's
 
   void follow(const std::vector<Op>& operations);  // from its beginning; the operations outlive it
-  void wait() const;                               // until all that was issued is done
+  void wait() const;                               // until the whole list is done, if all of it was issued
 };
 
 // The runs of three steps: of this one, of the last one, which may still be under way, and of the one before. That one
 // is over, but operations of the last one refer to it as long as they run.
 class StepRuns {
  public:
-  explicit StepRuns(const Stream* trainer);  // null on the host
+  explicit StepRuns(const Stream* timed);  // the trainer's stream, if work there is timed
 
   StepRun& current() { return runs_[step_ % runs_.size()]; }
   const StepRun& current() const { return runs_[step_ % runs_.size()]; }

@@ -22,6 +22,7 @@ Straggler find_straggler(Mesh& mesh, double own_seconds) {
 }
 
 std::string to_text(const Straggler& straggler) {
+  if (straggler.seconds == 0.0) return "ranks' own times are not measured: on a GPU, a timeline does it";
   return fmt::format("slowest rank {}: {:.1f} ms of its own, the median {:.1f} ms, the least {:.1f} ms",
                      straggler.slowest, straggler.seconds * 1e3, straggler.median * 1e3, straggler.least * 1e3);
 }

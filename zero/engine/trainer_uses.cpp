@@ -4,16 +4,21 @@ namespace ballast {
 
 void TrainerUses::begin(const Op& op, OpStatus& status) {
   const Stream* const stream = trainer_.stream();
-  std::shared_ptr<GpuSpan> on_gpu = stream != nullptr ? std::make_shared<GpuSpan>(stream->gpu()) : nullptr;
-  if (on_gpu) on_gpu->begin.record(*stream);
-  const Use& use = open_.emplace_back(Use{&op, std::chrono::steady_clock::now(), on_gpu});
-  status = {.begun = use.promise.completion(), .on_gpu = std::move(on_gpu)};
+  const bool is_marked = stream != nullptr && (status.is_awaited || counters_.times_gpu());
+  if (is_marked && !status.on_gpu) status.on_gpu = std::make_shared<GpuSpan>(stream->gpu(), counters_.times_gpu());
+  if (status.on_gpu) {
+    status.on_gpu->counted = false;
+    status.on_gpu->mark_begin(*stream);
+  }
+  const Use& use = open_.emplace_back(Use{&op, std::chrono::steady_clock::now(), status.on_gpu});
+  status.in_stream = stream != nullptr;
+  status.begun = use.promise.completion();
 }
 
 void TrainerUses::end(std::size_t number) {
   Use& ended = open_[number - first_];
   ended.ended = true;
-  if (!ended.on_gpu) counters_.count(*ended.op, ended.begin, std::chrono::steady_clock::now());
+  if (trainer_.stream() == nullptr) counters_.count(*ended.op, ended.begin, std::chrono::steady_clock::now());
   while (!open_.empty() && open_.front().ended) {
     if (open_.front().on_gpu) open_.front().on_gpu->end.record(*trainer_.stream());
     open_.front().promise.finish();

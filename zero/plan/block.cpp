@@ -20,7 +20,10 @@ Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placem
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     const Unit& unit = model.units[i];
     const std::size_t elements = layout.units[i].tile_elements;
-    const auto& state = states_.emplace_back(state_kind(unit, options.format, options.names), elements);
+    const optim::StateKind kind = state_kind(unit, options.format, options.names);
+    const auto& state = states_.emplace_back(kind, elements);
+    on_device_.emplace_back(kind, layout.units[i].device_elements);
+    first_is_of_device_.push_back(layout.units[i].device_elements > 0);
     sizes_.push_back({round_up(elements * byte_size(unit.dtype), state_alignment), state.bytes()});
     const BlockSizes recorded = in_record(i);
     largest_ = {std::max(largest_.parameter, recorded.parameter), std::max(largest_.state, recorded.state)};

@@ -12,7 +12,7 @@
 
 namespace ballast {
 
-// Bytes of a unit's largest tile; smaller ones take as much.
+// Bytes of a unit's largest tile outside the device; smaller ones take as much.
 struct BlockSizes {
   std::size_t parameter = 0;
   std::size_t state = 0;
@@ -44,15 +44,23 @@ class Blocks {
     return {full_records_ ? sizes_[unit].parameter : 0, sizes_[unit].state};
   }
   bool full_records() const { return full_records_; }
-  const optim::StateLayout& state(std::size_t unit) const { return states_[unit]; }
+  const optim::StateLayout& state(std::size_t unit, std::size_t tile) const {
+    return tile == 0 && first_is_of_device_[unit] ? on_device_[unit] : states_[unit];
+  }
+  // Of a tile whose state is on the device.
+  std::size_t state_bytes_on_device(std::size_t unit) const {
+    return (first_is_of_device_[unit] ? on_device_ : states_)[unit].bytes();
+  }
   const RecordSizes& records() const { return records_; }
   offload::RecordShape shape(std::size_t tiles) const;  // without the name of a run
 
  private:
   bool full_records_;
-  std::vector<BlockSizes> sizes_;           // by unit
-  std::vector<optim::StateLayout> states_;  // by unit
-  BlockSizes largest_;                      // in a record
+  std::vector<BlockSizes> sizes_;              // by unit
+  std::vector<optim::StateLayout> states_;     // by unit
+  std::vector<optim::StateLayout> on_device_;  // by unit, of the tile that the device's part of a shard is
+  std::vector<bool> first_is_of_device_;       // by unit
+  BlockSizes largest_;                         // in a record
   RecordSizes records_;
 };
 

@@ -10,6 +10,7 @@
 #include "zero/plan/compile.h"
 #include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
+#include "zero/plan/tiling.h"
 
 namespace ballast {
 namespace {
@@ -19,7 +20,7 @@ std::size_t index(Tier tier) { return static_cast<std::size_t>(tier); }
 // A placement with everything that it is compiled from.
 struct Candidate {
   Candidate(const ChoiceInput& input, const Placement& placement)
-      : layout(make_layout(input.model, placement.shards, input.tile_elements)),
+      : layout(lay_out(input.model, placement, input.tile_elements)),
         blocks(input.model, layout, placement,
                {.format = input.format, .names = input.names, .full_records = input.full_records}),
         compile_input{.model = input.model,

@@ -18,7 +18,7 @@ void check(const CompileInput& input) {
     refuse(
         fmt::format("cannot compile: the model has {} units on {} shards, but its layout has {} on {}",
                     input.model.units.size(), input.placement.shards, input.layout.units.size(), input.layout.shards),
-        "the layout that make_layout() gives for this model and placement");
+        "the layout that lay_out() gives for this model and placement");
   }
   if (input.rank_in_shard_group >= input.placement.shards) {
     refuse(fmt::format("cannot compile: there is no rank {} in the shard group", input.rank_in_shard_group),

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "zero/plan/tiling.h"
+
 namespace ballast {
 namespace {
 
@@ -23,7 +25,7 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
 
 CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
     : model_(std::move(model)),
-      layout_(make_layout(model_, options.placement.shards, options.tile_elements)),
+      layout_(lay_out(model_, options.placement, options.tile_elements)),
       blocks_(model_, layout_, options.placement,
               {.format = options.format, .names = options.names, .full_records = options.full_records}),
       input_{.model = model_,

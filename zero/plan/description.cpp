@@ -4,11 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "offload/checksum.h"
 
 namespace ballast {
 namespace {
+
+constexpr std::string_view tiles_begin = "tiles of ";
 
 std::string stage_of(const Placement& placement) {
   if (!placement.full_parameters) return "stage 3";
@@ -54,10 +57,21 @@ std::vector<std::string> describe(const CompiledPlan& plan) {
                                   in_one_line(units[tie.unit].name)));
     }
     const std::string unit = fmt::format("unit {} {}", i + 1, in_one_line(units[i].name));
-    lines.push_back(fmt::format("state format {} of {}", name(plan.blocks().state(i).format()), unit));
-    lines.push_back(fmt::format("tiles of {} elements of {}", plan.layout().units[i].tile_elements, unit));
+    lines.push_back(fmt::format("state format {} of {}", name(plan.blocks().state(i, 0).format()), unit));
+    lines.push_back(fmt::format("{}{} elements of {}", tiles_begin, plan.layout().units[i].tile_elements, unit));
   }
   return lines;
+}
+
+std::size_t largest_tile(std::span<const std::string> lines) {
+  std::size_t largest = 0;
+  for (const std::string& line : lines) {
+    if (!line.starts_with(tiles_begin)) continue;
+    std::size_t elements = 0;
+    std::from_chars(line.data() + tiles_begin.size(), line.data() + line.size(), elements);
+    largest = std::max(largest, elements);
+  }
+  return largest;
 }
 
 std::uint64_t digest_of(std::span<const std::string> lines) {

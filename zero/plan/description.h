@@ -16,6 +16,10 @@ namespace ballast {
 // that may change from one start of a run to the next are left out: learning rates, parameter groups, tiers, schedule.
 std::vector<std::string> describe(const CompiledPlan& plan);
 
+// Elements of the largest tile that the lines name; 0 if they name none. Cutting the same shards into tiles of at most so
+// many elements gives the same tiles again.
+std::size_t largest_tile(std::span<const std::string> lines);
+
 // Returns a digest that is the same in every build and on every machine, because files contain it.
 std::uint64_t digest_of(std::span<const std::string> lines);
 

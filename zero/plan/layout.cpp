@@ -26,14 +26,6 @@ Section lay_out(const Unit& unit, bool frozen, Section section, std::vector<std:
   return section;
 }
 
-std::vector<Range> cut(std::size_t elements, std::size_t tile_elements) {
-  std::vector<Range> tiles;
-  for (std::size_t first = 0; first < elements; first += tile_elements) {
-    tiles.push_back({first, std::min(tile_elements, elements - first)});
-  }
-  return tiles;
-}
-
 UnitLayout lay_out(const Unit& unit, std::size_t shards, std::size_t most_in_a_tile) {
   UnitLayout layout;
   layout.tensor_begin.resize(unit.tensors.size());
@@ -42,7 +34,7 @@ UnitLayout lay_out(const Unit& unit, std::size_t shards, std::size_t most_in_a_t
   const std::size_t shard = layout.trained.shard;
   if (shard > 0) {
     layout.tile_elements = round_up(divided_up(shard, divided_up(shard, most_in_a_tile)), group_size);
-    layout.tiles = cut(shard, layout.tile_elements);
+    layout.tiles = cut({0, shard}, layout.tile_elements);
   }
   return layout;
 }
@@ -71,6 +63,14 @@ Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elem
     layout.units.push_back(lay_out(unit, shards, tile_elements));
   }
   return layout;
+}
+
+std::vector<Range> cut(const Range& range, std::size_t tile_elements) {
+  std::vector<Range> tiles;
+  for (std::size_t first = range.first; first < range.end(); first += tile_elements) {
+    tiles.push_back({first, std::min(tile_elements, range.end() - first)});
+  }
+  return tiles;
 }
 
 std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range) {

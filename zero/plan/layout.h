@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ballast/model.h>
+#include <ballast/placement.h>
 
 #include <vector>
 
@@ -27,8 +28,10 @@ struct UnitLayout {
   std::vector<std::size_t> tensor_begin;  // multiples of the group size, so that no group has two owners
   Section trained;
   Section frozen;
-  std::size_t tile_elements = 0;  // of the unit's largest tile
-  std::vector<Range> tiles;       // of a trained shard, relative to its beginning
+  std::size_t tile_elements = 0;    // of the unit's largest tile, leaving out the device's; 0: it has no other tile
+  std::size_t device_elements = 0;  // of the first tile, if it is all of the shard whose state is on the device
+  std::vector<Range> tiles;         // of a trained shard, relative to its beginning
+  std::vector<Tier> tiers{};        // of the tiles' state, if they were cut for it; else reside() deals them out
 
   std::size_t elements() const { return trained.count() + frozen.count(); }
 };
@@ -40,6 +43,9 @@ struct Layout {
 
 // Tiles are of equal size in a unit, and of `tile_elements` at most.
 Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elements);
+
+// Divides a stretch of a shard into tiles of `tile_elements` and a last one of what is left.
+std::vector<Range> cut(const Range& range, std::size_t tile_elements);
 
 // The parameter groups in a range of a unit, as runs relative to its beginning. Padding is in none.
 std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Range range);

@@ -38,8 +38,11 @@ std::vector<UnitResidence> reside(const Placement& placement, const Layout& layo
     UnitResidence& at = units.emplace_back();
     at.parameters = parameters.deal(static_cast<double>(unit.elements()));
     at.gradients = gradients.deal(static_cast<double>(unit.trained.shard));
-    for (const Range& tile : unit.tiles) {  // parameters on a drive are read from records, so all tiles need one
-      at.state.push_back(std::max(at.parameters, state.deal(static_cast<double>(tile.count))));
+    at.state = unit.tiers;
+    if (at.state.empty()) {
+      for (const Range& tile : unit.tiles) {  // parameters on a drive are read from records, so all tiles need one
+        at.state.push_back(std::max(at.parameters, state.deal(static_cast<double>(tile.count))));
+      }
     }
     const bool on_device = std::ranges::any_of(at.state, [](Tier tier) { return tier == Tier::device; });
     if (on_device) at.gradients = Tier::device;

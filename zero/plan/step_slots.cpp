@@ -73,7 +73,8 @@ void StepSlots::add_tiles(std::size_t unit) {
   const std::string which = std::to_string(unit);
   const std::size_t copied = residence_[unit].parameters == Tier::host ? sizes.parameter : 0;
   UnitSlots& slots = units_[unit];
-  slots.state = slots_.add_pieces({SlotRole::state, Tier::device, Tier::device, sizes.state}, state, which);
+  slots.state = slots_.add_pieces({SlotRole::state, Tier::device, Tier::device, in_.blocks.state_bytes_on_device(unit)},
+                                   state, which);
   slots.blocks = slots_.add_pieces({SlotRole::blocks, Tier::host, Tier::host, sizes.bytes()}, state, which);
   slots.copies = slots_.add_pieces({SlotRole::parameters, Tier::host, Tier::nvme, copied}, state, which);
 }

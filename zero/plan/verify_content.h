@@ -18,7 +18,8 @@ class ExpectedContent {
     return {Meaning::parameters, unit, first_element * width(unit), frozen ? 0 : version};
   }
   Content state(std::size_t unit, std::size_t tile, std::size_t version) const {
-    return {Meaning::state, unit, tile * in_.blocks.of(unit).state, version};
+    const std::size_t before = tile == 0 ? 0 : in_.blocks.state_bytes_on_device(unit);
+    return {Meaning::state, unit, before + tile * in_.blocks.of(unit).state, version};
   }
   Range of_tile(std::size_t unit, std::size_t tile) const {
     const auto [first, count] = layout(unit).tiles[tile];

@@ -11,7 +11,7 @@ from ballast import _core
 from ballast.candidates import STAGES
 from ballast.checks import fail
 from ballast.connecting import Group
-from ballast.searching import TILE, by_tier, coarse_tile, fastest
+from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
 from ballast.wrapper.memory_budget import budget_of_all_ranks
@@ -114,7 +114,7 @@ class Search:
         question.ranks, question.stage, question.format = ranks, stage, options.format
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
-        question.tile_elements = parse_size(options.tile) or TILE
+        question.tile_elements = parse_size(options.tile)
         if coarse:
             elements = sum(unit.elements for unit in units) // (1 if stage == 0 else ranks)
             question.tile_elements = coarse_tile(elements, tile=question.tile_elements)

@@ -19,10 +19,10 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
         "skipped_steps": float(skipped_so_far),
         "seconds": of_step["seconds"],
         "verified_tiles": float(of_step["verified"]),
-        "exposed_seconds": sum(of_step["exposed"].values()),
     }
-    for phase, seconds in of_step["exposed"].items():
-        figures[f"exposed_seconds/{phase}"] = seconds
+    if of_step["timed"]:
+        figures["exposed_seconds"] = sum(of_step["exposed"].values())
+        figures |= {f"exposed_seconds/{phase}": seconds for phase, seconds in of_step["exposed"].items()}
     own_tier, own_bytes = custom_state
     for tier, count in of_step["memory"].items():
         figures[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))

@@ -15,8 +15,8 @@ namespace ballast {
 // parameters are kept full.
 using ParameterSource = std::function<void(std::size_t unit, std::size_t tensor, Range range, const View& to)>;
 
-// Parameter, master and moments of one tile of this rank's shard, in host memory. Frozen parameters are not cut into tiles:
-// they come in stretches, with the parameter alone.
+// Parameter, master and moments of one tile of this rank's shard, or of a stretch of it if it is large, in host memory.
+// Frozen parameters are not cut into tiles: they come in stretches, with the parameter alone.
 struct LocalTile {
   std::size_t unit = 0;
   Range range{};  // of the unit's elements

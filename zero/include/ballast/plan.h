@@ -42,7 +42,9 @@ struct TrainingOptions {
   Reduction reduction = Reduction::each;
   RecordOptions drives{};
   StateFormat format = StateFormat::split;
-  std::size_t tile_elements = std::size_t{256} << 10;
+  // At most in a tile, which is updated and moved at once; a run keeps those it began with. 0: one tile for what a rank
+  // keeps of a unit on the device; elsewhere 256 Ki to 2 Mi.
+  std::size_t tile_elements = 0;
   std::size_t micro_steps = 1;
   Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
   Schedule schedule{};

@@ -78,7 +78,7 @@ struct ChoiceInput {
   std::optional<int> stage{};  // none: it is chosen too
   StateFormat format = StateFormat::split;
   optim::StateNames names{};
-  std::size_t tile_elements = std::size_t{256} << 10;
+  std::size_t tile_elements = 0;  // at most in a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;
   Schedule schedule{};
   Trace trace{};              // of each micro-step; empty: the order of declaration

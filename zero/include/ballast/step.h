@@ -50,15 +50,16 @@ struct Metrics {
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane it waited for
   std::array<double, phase_count> exposed{};    // the same, by phase
+  bool timed = true;                            // false on a GPU without a timeline: only times on the host are known
   TierBytes memory{};                           // reserved now
 
-  double own_seconds() const;  // of the trainer, without its waits
+  double own_seconds() const;  // of the trainer, without its waits; if timed
   Metrics since(const Metrics& before) const;
 };
 
 std::string to_text(const Metrics& metrics);  // a line for each lane that was used, then the sums
 
-// The rank that the others wait for.
+// The rank that the others wait for; empty if ranks do not know their own times.
 struct Straggler {
   std::size_t slowest = 0;  // a rank
   double seconds = 0.0;     // that its trainer took, without its waits
