@@ -34,7 +34,7 @@ void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const N
 
 void sum(const Cuda& cuda, const Summands& from, const Numbers& into) {
   const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
-  launch(cuda, "launching a sum of arrays", all.chunks_end, sum_kernel, from, into, all);
+  launch<sum_kernel>(cuda, "launching a sum of arrays", all.chunks_end, from, into, all);
 }
 
 }  // namespace ballast::kernels

@@ -1,0 +1,181 @@
+#include "zero/comm/nccl_communicator.h"
+
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <mutex>
+
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/current_gpu.h"
+#include "kernels/runtime/system_limits.h"
+
+namespace ballast {
+namespace {
+
+constexpr std::string_view some_rank = "a rank of an NCCL group";
+constexpr auto patience_of_abort = std::chrono::seconds(1);
+
+ncclUniqueId exchange_id(ProcessGroup& group) {
+  ncclUniqueId id{};
+  if (group.rank() == 0) check_nccl(ncclGetUniqueId(&id));
+  const std::string mine(id.internal, group.rank() == 0 ? sizeof id.internal : 0);
+  const std::string first = group.exchange_strings("nccl", mine).front();
+  std::memcpy(id.internal, first.data(), sizeof id.internal);
+  return id;
+}
+
+// NCCL sets up what two ranks exchange through when they first do, and the call waits for the other rank. After this no
+// call does.
+void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStream& stream) {
+  constexpr std::size_t bytes = 256;  // of each rank; aligned as NCCL likes it
+  MemoryAccounts accounts;
+  const Buffer memory = allocate(
+      accounts, {.kind = MemoryKind::device, .bytes = 2 * size * bytes, .owner = "connecting NCCL", .gpu = stream.gpu});
+  std::byte* const sent = memory.data();
+  std::byte* const received = memory.data() + size * bytes;
+  check_nccl(ncclGroupStart());
+  for (std::size_t peer = 0; peer < size; ++peer) {
+    const int other = static_cast<int>(peer);
+    check_nccl(ncclSend(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+    check_nccl(ncclRecv(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+  }
+  check_nccl(ncclGroupEnd());
+  check_nccl(ncclAllGather(sent, received, bytes, ncclUint8, communicator, stream.stream));
+  Stream::wrap(stream.stream, stream.gpu).synchronize();
+}
+
+}  // namespace
+
+void check_nccl(ncclResult_t result) {
+  require(result == ncclSuccess, Code::peer_failed, [&] {
+    return Problem{.what = fmt::format("NCCL failed: {}", ncclGetErrorString(result)),
+                   .available = ncclGetLastError(nullptr)};
+  });
+}
+
+// NCCL's handle, shared with the threads that connect and abort it.
+struct NcclCommunicator::Handle {
+  explicit Handle(int number) : gpu(number) {}
+  ~Handle() {
+    if (ncclComm_t left = nccl.exchange(nullptr)) ncclCommAbort(left);  // nobody waits for what it does
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  const int gpu;
+  std::timed_mutex mutex{};  // held while calls are issued
+  std::atomic<ncclComm_t> nccl = nullptr;
+};
+
+// Aborts a communicator in a thread of its own: the abort may wait for all work of the GPU, which includes kernels of
+// other communicators that end only when those are aborted. The thread starts at construction, because a job may fail
+// for want of threads.
+class NcclCommunicator::Aborter {
+ public:
+  explicit Aborter(std::shared_ptr<Handle> handle)
+      : handle_(std::move(handle)), thread_(start_thread("the abort of an NCCL communicator", [this] { run(); })) {}
+  ~Aborter() {
+    wake(false);
+    thread_.join();
+  }
+  Aborter(const Aborter&) = delete;
+  Aborter& operator=(const Aborter&) = delete;
+
+  void abort() { wake(true); }  // any thread; does not wait
+
+ private:
+  void wake(bool aborts) {
+    if (!is_woken_.exchange(true)) aborts_.set_value(aborts);
+  }
+
+  // Calls of NCCL end soon, unless they wait for a peer, which only the abort ends.
+  void run() {
+    if (!aborts_.get_future().get()) return;
+    const std::unique_lock lock(handle_->mutex, patience_of_abort);
+    ncclComm_t aborted = handle_->nccl.exchange(nullptr);
+    if (aborted == nullptr) return;
+    try {
+      device::choose_gpu(handle_->gpu);
+    } catch (const Error&) {  // the GPU failed, and NCCL finds that out too
+    }
+    ncclCommAbort(aborted);
+  }
+
+  std::shared_ptr<Handle> handle_;
+  std::atomic<bool> is_woken_ = false;
+  std::promise<bool> aborts_;
+  std::thread thread_;
+};
+
+NcclCommunicator::NcclCommunicator(ProcessGroup& group, const GpuStream& stream)
+    : error_(group.job().error()),
+      timeout_(group.job().timeout()),
+      handle_(std::make_shared<Handle>(stream.gpu)),
+      aborter_(std::make_unique<Aborter>(handle_)),
+      watch_(error_, timeout_, stream) {
+  connect(group, stream);
+  error_.when_set(this, [this] {
+    if (error_.is_set()) aborter_->abort();  // else it is other news
+  });
+}
+
+// NCCL has no limit for the time in which ranks connect, and a communicator that is not there yet cannot be aborted. So
+// another thread connects. If a rank does not arrive, that thread is left behind in a process that is about to end.
+void NcclCommunicator::connect(ProcessGroup& group, const GpuStream& stream) {
+  const ncclUniqueId id = exchange_id(group);
+  auto connected = std::make_shared<std::promise<void>>();
+  std::future<void> is_connected = connected->get_future();
+  const int size = static_cast<int>(group.size()), rank = static_cast<int>(group.rank());
+  std::thread thread =
+      start_thread("connecting an NCCL communicator", [connected, handle = handle_, id, size, rank, stream] {
+        try {
+          device::choose_gpu(stream.gpu);
+          ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+          ncclComm_t made = nullptr;
+          check_nccl(ncclCommInitRankConfig(&made, size, id, rank, &config));
+          handle->nccl = made;
+          exchange_with_all(made, static_cast<std::size_t>(size), stream);
+          connected->set_value();
+        } catch (...) {
+          connected->set_exception(std::current_exception());
+        }
+      });
+  try {
+    const Deadline deadline(error_, timeout_);
+    deadline.wait([&](auto pause) { return is_connected.wait_for(pause) == std::future_status::ready; },
+                  [&] { deadline.fail_late(some_rank); });
+  } catch (const Error&) {
+    thread.detach();
+    throw;
+  }
+  thread.join();
+  is_connected.get();
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  error_.forget(this);
+  aborter_.reset();
+  if (ncclComm_t left = handle_->nccl.exchange(nullptr)) ncclCommDestroy(left);
+}
+
+void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
+  try {
+    watch_.watch([&] {
+      const std::lock_guard lock(handle_->mutex);
+      const ncclComm_t nccl = handle_->nccl;
+      error_.check();
+      check_nccl(ncclGroupStart());
+      body(nccl);
+      check_nccl(ncclGroupEnd());
+    });
+  } catch (const Error&) {
+    error_.check();  // the reason for which NCCL was aborted
+    throw;
+  }
+}
+
+}  // namespace ballast
