@@ -111,13 +111,14 @@ class NcclCommunicator::Aborter {
   std::thread thread_;
 };
 
-NcclCommunicator::NcclCommunicator(ProcessGroup& group, const GpuStream& stream)
-    : error_(group.job().error()),
+NcclCommunicator::NcclCommunicator(const ProcessGroup& group, const GpuStream& stream)
+    : group_(group),
+      error_(group.job().error()),
       timeout_(group.job().timeout()),
       handle_(std::make_shared<Handle>(stream.gpu)),
       aborter_(std::make_unique<Aborter>(handle_)),
       watch_(error_, timeout_, stream) {
-  connect(group, stream);
+  connect(stream);
   error_.when_set(this, [this] {
     if (error_.is_set()) aborter_->abort();  // else it is other news
   });
@@ -125,11 +126,11 @@ NcclCommunicator::NcclCommunicator(ProcessGroup& group, const GpuStream& stream)
 
 // NCCL has no limit for the time in which ranks connect, and a communicator that is not there yet cannot be aborted. So
 // another thread connects. If a rank does not arrive, that thread is left behind in a process that is about to end.
-void NcclCommunicator::connect(ProcessGroup& group, const GpuStream& stream) {
-  const ncclUniqueId id = exchange_id(group);
+void NcclCommunicator::connect(const GpuStream& stream) {
+  const ncclUniqueId id = exchange_id(group_);
   auto connected = std::make_shared<std::promise<void>>();
   std::future<void> is_connected = connected->get_future();
-  const int size = static_cast<int>(group.size()), rank = static_cast<int>(group.rank());
+  const int size = static_cast<int>(group_.size()), rank = static_cast<int>(group_.rank());
   std::thread thread =
       start_thread("connecting an NCCL communicator", [connected, handle = handle_, id, size, rank, stream] {
         try {
@@ -153,7 +154,18 @@ void NcclCommunicator::connect(ProcessGroup& group, const GpuStream& stream) {
     throw;
   }
   thread.join();
-  is_connected.get();
+  with_reason([&] { is_connected.get(); });
+}
+
+// NCCL tells neither which rank failed nor why. The job does.
+void NcclCommunicator::with_reason(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& failure) {
+    error_.check();
+    if (failure.code() == Code::peer_failed) group_.wait_for_reason(group_.rank());
+    throw;
+  }
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -163,7 +175,7 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
-  try {
+  with_reason([&] {
     watch_.watch([&] {
       const std::lock_guard lock(handle_->mutex);
       const ncclComm_t nccl = handle_->nccl;
@@ -172,10 +184,7 @@ void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
       body(nccl);
       check_nccl(ncclGroupEnd());
     });
-  } catch (const Error&) {
-    error_.check();  // the reason for which NCCL was aborted
-    throw;
-  }
+  });
 }
 
 }  // namespace ballast

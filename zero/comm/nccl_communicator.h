@@ -16,7 +16,7 @@ namespace ballast {
 class NcclCommunicator {
  public:
   // Connects all ranks of the group. Throws B3302 if one does not arrive in time, and B3301 if NCCL or the job fails.
-  NcclCommunicator(ProcessGroup& group, const GpuStream& stream);
+  NcclCommunicator(const ProcessGroup& group, const GpuStream& stream);
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -28,8 +28,10 @@ class NcclCommunicator {
   struct Handle;
   class Aborter;
 
-  void connect(ProcessGroup& group, const GpuStream& stream);
+  void connect(const GpuStream& stream);
+  void with_reason(const std::function<void()>& body);
 
+  ProcessGroup group_;
   FirstError& error_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<Handle> handle_;

@@ -76,8 +76,7 @@ class NcclTransport : public ProcessTransport {
     if (received_.bytes() >= bytes) return;
     received_ = {};
     received_ = allocate(
-        accounts_,
-        {.kind = MemoryKind::device, .bytes = bytes, .owner = "nccl, group " + group().name(), .gpu = gpu_});
+        accounts_, {.kind = MemoryKind::device, .bytes = bytes, .owner = "nccl, group " + group().name(), .gpu = gpu_});
   }
 
   void send_and_receive(const SentChunk& chunk, std::size_t peer, ncclComm_t nccl) const {
