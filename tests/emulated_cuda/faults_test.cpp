@@ -64,7 +64,7 @@ TEST_CASE("a training in which a call of CUDA fails ends with a clear error, or 
       failed += failure.empty() ? 0u : 1u;
     }
   }
-  CHECK(failed > 40);
+  CHECK(failed > calls / every(97) / 2);
 }
 
 TEST_CASE("ranks end when a call of CUDA or NCCL fails on one of them") {
@@ -93,5 +93,5 @@ TEST_CASE("ranks end when a call of CUDA or NCCL fails on one of them") {
     CHECK_THAT(failures[1], Catch::Predicate<std::string>(is_clear, "names CUDA or NCCL"));
     CHECK_THAT(failures[0], Contains("rank 1"));
   }
-  CHECK(failed > 10);
+  CHECK(failed > 8);
 }
