@@ -57,6 +57,32 @@ TEST_CASE("a unit takes one update and at most six events where everything is on
   }
 }
 
+TEST_CASE("sums of gradients are squared on the device before they go to the host, if they are complete there") {
+  struct Case {
+    Reduction reduction;
+    std::size_t micro_steps;
+    bool host_is_device, on_device;
+  };
+  for (const Case& each : {Case{Reduction::each, 1, false, true}, Case{Reduction::boundary, 3, false, true},
+                           Case{Reduction::each, 3, false, false}, Case{Reduction::each, 1, true, false}}) {
+    PlanSetup setup{.model = plain_model(4),
+                    .placement = placement_of_stage(3, 2),
+                    .micro_steps = each.micro_steps,
+                    .host_is_device = each.host_is_device};
+    setup.placement.gradients = setup.placement.state = host;
+    setup.placement.reduction = each.reduction;
+    const CompiledPlan plan = plan_of(setup);
+    const std::vector<Op>& ops = plan.program().ops;
+    CAPTURE(each.micro_steps, each.host_is_device);
+    CHECK(std::ranges::count(ops, OpKind::norm, &Op::kind) == 4);
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].kind != OpKind::norm) continue;
+      CHECK((ops[i].lane == Lane::reduce) == each.on_device);
+      CHECK((ops[i + 1].kind == OpKind::download && ops[i + 1].from == ops[i].from) == each.on_device);
+    }
+  }
+}
+
 TEST_CASE("with state on the host, a unit takes one update and one event for each tile of 2 Mi elements") {
   const std::size_t units = llama_70b.layers + 3;
   const Counts counts = counts_of(llama_70b, 8, host);
