@@ -1,6 +1,9 @@
 // Tests of how much a step asks of a GPU's driver: launches and events cost microseconds each, whatever they move.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <iostream>
 
 #include "tests/plan/large_models.h"
 #include "tests/plan/plan_rig.h"
@@ -17,50 +20,136 @@ bool is_in_stream(Lane lane) {
   return std::ranges::find(on_host, lane) == on_host.end();
 }
 
-// Operations of a program, without the uses, which are the trainer's.
+// What is done in a GPU's streams in one step.
 struct Counts {
-  std::size_t in_streams = 0;
-  std::size_t updates = 0;
-  std::size_t events = 0;  // uses mark their ends too
+  std::size_t operations = 0;  // without the uses, which are the trainer's
+  std::size_t kernels = 0;     // of these
+  std::size_t events = 0;      // of these, and of the uses
+  std::size_t updates = 0;     // on the GPU and on the host
 };
 
-Counts counts_of(const Program& program) {
+// How a transport and the engine do their part of an operation.
+struct Means {
+  std::size_t chunk_bytes = std::size_t{16} << 20;  // of each rank, in one exchange
+  bool gathers_straight = true;                     // without a kernel
+  bool sums_together = true;                        // in one kernel for each chunk; otherwise one for each rank
+  bool times_all = false;                           // two events an operation, and two for each wait of the trainer
+};
+
+std::size_t kernels_of(const Op& op, std::size_t ranks, const Means& means) {
+  const auto chunks = [&](std::size_t bytes) {
+    return ranks == 1 ? 1 : (bytes + means.chunk_bytes - 1) / means.chunk_bytes;  // a rank alone exchanges nothing
+  };
+  switch (op.kind) {
+    case OpKind::gather: return means.gathers_straight ? 0 : ranks * chunks(op.from.bytes);
+    case OpKind::reduce: return chunks(op.from.bytes / ranks) * (means.sums_together ? 1 : ranks);
+    case OpKind::clear:
+    case OpKind::accumulate:
+    case OpKind::norm:
+    case OpKind::update: return 1;
+    default: return 0;
+  }
+}
+
+Counts counts_of(const CompiledPlan& plan, const Means& means) {
   Counts counts;
-  const std::vector<bool> awaited = awaited_in(program.ops);
-  for (std::size_t i = 0; i < program.ops.size(); ++i) {
-    const Op& op = program.ops[i];
+  const std::vector<Op>& ops = plan.program().ops;
+  const std::vector<bool> awaited = awaited_in(ops);
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Op& op = ops[i];
     if (op.kind == OpKind::update) ++counts.updates;
     if (!is_in_stream(op.lane)) continue;
-    if (op.kind != OpKind::use) ++counts.in_streams;
-    if (awaited[i]) ++counts.events;
+    const bool is_use = op.kind == OpKind::use;
+    if (!is_use) ++counts.operations;
+    counts.kernels += kernels_of(op, plan.placement().shards, means);
+    counts.events += means.times_all ? 2 + (is_use ? 2 * op.after.size() : 0) : awaited[i] ? 1 : 0;
   }
   return counts;
 }
 
-Counts counts_of(const LlamaShape& shape, std::size_t ranks, const Spread& state) {
-  PlanSetup setup{.model = llama(shape), .placement = placement_of_stage(3, ranks), .tile_elements = 0};
-  setup.placement.state = state;
-  const CompiledPlan plan = plan_of(setup);
-  return counts_of(plan.program());
-}
+struct Case {
+  std::string name;
+  LlamaShape shape;
+  std::size_t ranks;
+  Spread gradients, state;
+
+  std::size_t units() const { return shape.layers + 3; }
+  Counts now() const { return counts(0, {}); }
+  // With the tiles, sums and events of version 0.2.
+  Counts before() const {
+    return counts(std::size_t{256} << 10, {.gathers_straight = false, .sums_together = false, .times_all = true});
+  }
+
+ private:
+  Counts counts(std::size_t tile_elements, const Means& means) const {
+    PlanSetup setup{.model = llama(shape), .placement = placement_of_stage(3, ranks), .tile_elements = tile_elements};
+    setup.placement.gradients = gradients;
+    setup.placement.state = state;
+    const CompiledPlan plan = plan_of(setup);
+    return counts_of(plan, means);
+  }
+};
+
+const Case small{"8B, 8 ranks, all on the device", llama_8b, 8, device, device};
+const Case alone{"3B, 1 rank, all on the device", llama_3b, 1, device, device};
+const Case on_host{"70B, 8 ranks, gradients and state on the host", llama_70b, 8, host, host};
 
 }  // namespace
 
 TEST_CASE("a unit takes one update and at most six events where everything is on the device") {
-  for (const auto& [shape, ranks] : {std::pair{llama_8b, 8u}, std::pair{llama_3b, 1u}}) {
-    const std::size_t units = shape.layers + 3;
-    const Counts counts = counts_of(shape, ranks, device);
-    CAPTURE(ranks, counts.in_streams, counts.updates, counts.events);
-    CHECK(counts.updates == units);
-    CHECK(counts.events <= 6 * units);
-    CHECK(counts.in_streams <= 8 * units);
+  for (const Case& each : {small, alone}) {
+    const Counts now = each.now(), before = each.before();
+    CAPTURE(each.name, now.operations, now.kernels, now.events, before.operations, before.kernels, before.events);
+    CHECK(now.updates == each.units());
+    CHECK(now.events <= 6 * each.units());
+    CHECK(now.operations <= 6 * each.units());
+    CHECK(now.kernels <= 8 * each.units());
+    CHECK(20 * now.events < before.events);
+    CHECK(20 * now.kernels < before.kernels);
   }
 }
 
-TEST_CASE("with state on the host, a unit takes one update and one event for each tile of 2 Mi elements") {
-  const std::size_t units = llama_70b.layers + 3;
-  const Counts counts = counts_of(llama_70b, 8, host);
-  CAPTURE(counts.in_streams, counts.updates, counts.events);
-  CHECK(counts.updates < 53 * units);
-  CHECK(counts.events <= 3 * counts.updates);
+TEST_CASE("with state on the host, a unit takes one update and one upload for each tile of 2 Mi elements") {
+  const Counts now = on_host.now(), before = on_host.before();
+  CAPTURE(now.operations, now.kernels, now.events, now.updates, before.operations, before.kernels, before.events);
+  CHECK(now.updates < 53 * on_host.units());
+  CHECK(now.operations < 60 * on_host.units());
+  CHECK(now.events < 60 * on_host.units());
+  CHECK(10 * now.events < before.events);
+}
+
+TEST_CASE("sums of gradients are squared on the device before they go to the host, if they are complete there") {
+  struct Setting {
+    Reduction reduction;
+    std::size_t micro_steps;
+    bool host_is_device, on_device;
+  };
+  for (const Setting& each : {Setting{Reduction::each, 1, false, true}, Setting{Reduction::boundary, 3, false, true},
+                              Setting{Reduction::each, 3, false, false}, Setting{Reduction::each, 1, true, false}}) {
+    PlanSetup setup{.model = plain_model(4),
+                    .placement = placement_of_stage(3, 2),
+                    .micro_steps = each.micro_steps,
+                    .host_is_device = each.host_is_device};
+    setup.placement.gradients = setup.placement.state = host;
+    setup.placement.reduction = each.reduction;
+    const CompiledPlan plan = plan_of(setup);
+    const std::vector<Op>& ops = plan.program().ops;
+    CAPTURE(each.micro_steps, each.host_is_device);
+    CHECK(std::ranges::count(ops, OpKind::norm, &Op::kind) == 4);
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i].kind != OpKind::norm) continue;
+      CHECK((ops[i].lane == Lane::reduce) == each.on_device);
+      CHECK((ops[i + 1].kind == OpKind::download && ops[i + 1].from == ops[i].from) == each.on_device);
+    }
+  }
+}
+
+TEST_CASE("print the counts of a step", "[.counts]") {
+  std::cout << "| a step of one rank | operations | kernels | events | updates |\n|---|---|---|---|---|\n";
+  for (const Case& each : {small, alone, on_host}) {
+    const Counts before = each.before(), now = each.now();
+    std::cout << fmt::format("| {} | {} → {} | {} → {} | {} → {} | {} → {} |\n", each.name, before.operations,
+                             now.operations, before.kernels, now.kernels, before.events, now.events, before.updates,
+                             now.updates);
+  }
 }

@@ -106,6 +106,33 @@ inline void check_large_tiles_are_read_in_stretches() {
   }
 }
 
+// The norm of a tensor is that of the gradients that are updated, wherever their squares were added.
+inline void check_norms_of_tensors() {
+  const Model model = odd_model();
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  std::vector<std::vector<std::vector<double>>> norms;
+  for (const bool gpu : {false, true}) {
+    TrainingOptions options{.gradients = all_in(Tier::host), .state = all_in(Tier::host), .tile_elements = 256};
+    if (gpu) options.gpu = 0, options.stream = stream.handle();
+    Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, options);
+    training.initialise(initial_parameters());
+    SyntheticTrainer trainer(model, 0, gpu ? &stream : nullptr);
+    trainer.run(training, 0);
+    norms.push_back(training.tensor_norms());
+    norms.push_back({{training.step().norm}});
+  }
+  CHECK(norms[0][0][0] > 0.0);
+  CHECK(norms[0] == norms[2]);
+  CHECK(norms[1] == norms[3]);
+  Setup poisoned{.placement = placement_of_stage(3, 2), .poisoned_step = 1};  // the wrong gradient is named
+  poisoned.placement.gradients = poisoned.placement.state = all_in(Tier::host);
+  const std::vector<Outcome> expected = train(poisoned);
+  poisoned.gpu = true;
+  check_same(expected, train(poisoned));
+}
+
 // Stands in for torch's allocator: GPU memory that another library manages.
 class GpuAllocator final : public Allocator {
  public:

@@ -11,6 +11,8 @@ TEST_CASE("on a GPU, tiles as large as a shard are read and changed in stretches
   check_large_tiles_are_read_in_stretches();
 }
 
+TEST_CASE("norms of tensors whose gradients go to the host are those of the CPU", "[gpu]") { check_norms_of_tensors(); }
+
 TEST_CASE("reading the state waits for the work in the trainer's stream", "[gpu]") { check_trainer_is_waited_for(); }
 
 TEST_CASE("a GPU's work is counted and traced, in memory of the caller's allocator", "[gpu]") {

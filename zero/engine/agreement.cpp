@@ -107,7 +107,34 @@ double Agreement::norm(const Op& agree, double loss_scale) {
   return decide(sum_over_model(squares)).norm;
 }
 
-std::vector<std::vector<double>> Agreement::tensor_norms(std::span<const Op> ops) const {
+namespace {
+
+// A norm of gradients that stay where they are.
+struct LastingNorm {
+  Op norm;
+  std::size_t download = none;  // operation that took them there, if the norm was taken on their way
+};
+
+std::vector<LastingNorm> lasting_norms(const std::vector<Op>& list) {
+  const auto agree = std::ranges::find(list, OpKind::agree, &Op::kind);
+  std::vector<LastingNorm> norms;
+  for (const Op& op : list) {
+    if (op.kind != OpKind::norm) continue;
+    LastingNorm& found = norms.emplace_back(LastingNorm{op});
+    const auto download = std::ranges::find_if(
+        list, [&](const Op& d) { return d.kind == OpKind::download && d.unit == op.unit && d.tile == none; });
+    if (download == list.end() || download->from != op.from) continue;
+    found.download = static_cast<std::size_t>(download - list.begin());
+    found.norm.lane = Lane::host;
+    found.norm.from = download->to;
+    found.norm.to = agree->state;
+  }
+  return norms;
+}
+
+}  // namespace
+
+std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& list) const {
   const std::vector<Unit>& units = plan_.model().units;
   std::vector<std::size_t> begins(units.size());  // among all tensors
   std::size_t tensors = 0;
@@ -115,8 +142,8 @@ std::vector<std::vector<double>> Agreement::tensor_norms(std::span<const Op> ops
     begins[unit] = std::exchange(tensors, tensors + units[unit].tensors.size());
   }
   std::vector<kernels::ExactSum> squares(tensors);
-  for (const Op& op : ops) {
-    if (op.kind == OpKind::norm) add_squares_by_tensor(op, std::span(squares).subspan(begins[op.unit]));
+  for (const LastingNorm& each : lasting_norms(list)) {
+    add_squares_by_tensor(each.norm, std::span(squares).subspan(begins[each.norm.unit]));
   }
   sum_over_shards(squares);
   std::vector<std::vector<double>> norms(units.size());
@@ -148,7 +175,7 @@ void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
     run.numbers = numbers_of(decision);
     run.result.skipped = decision.skip;
     if (!is_finite) {
-      run.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(*run.list);
+      run.result.reason = "the gradients are not finite, first in " + first_wrong_parameter(run);
     } else if (decision.skip) {
       run.result.reason = "the caller discarded the gradients";
     }
@@ -159,11 +186,11 @@ void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {
 }
 
 // Searches all shards. The rank that has the first such parameter tells the others.
-std::string Agreement::first_wrong_parameter(const std::vector<Op>& list) const {
+std::string Agreement::first_wrong_parameter(const StepRun& run) const {
   const Communicator& group = *mesh_.reduce;
   std::vector<std::int64_t> found(2 * group.size());  // of each rank: unit and tensor, from 1 on
-  for (const Op& op : list) {
-    if (op.kind != OpKind::norm) continue;
+  for (const auto& [op, download] : lasting_norms(*run.list)) {
+    if (download != none) run.ops[download].wait();
     const std::uint64_t element = arithmetic_.of(op.lane).first_non_finite(op);
     const bool is_first =
         found[2 * group.rank()] == 0 || static_cast<std::int64_t>(op.unit + 1) < found[2 * group.rank()];

@@ -29,8 +29,7 @@ class Agreement {
 
   // Return norms of the summed gradients, before the operation `agree`. All ranks call together.
   double norm(const Op& agree, double loss_scale);
-  std::vector<std::vector<double>> tensor_norms(
-      std::span<const Op> ops) const;  // by unit and tensor; ops have the norms
+  std::vector<std::vector<double>> tensor_norms(const std::vector<Op>& list) const;  // of each tensor, by unit
 
   void agree(const Op& op, StepRun& run, double own_seconds);  // fills in numbers and result
   StepNumbers numbers_before_norm() const;                     // of updates in the backward pass
@@ -41,7 +40,7 @@ class Agreement {
   void sum_over_shards(std::span<kernels::ExactSum> squares) const;
   kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
   void add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const;
-  std::string first_wrong_parameter(const std::vector<Op>& list) const;
+  std::string first_wrong_parameter(const StepRun& run) const;
 
   const CompiledPlan& plan_;
   Mesh& mesh_;

@@ -207,7 +207,7 @@ double Engine::gradient_norm(double loss_scale) {
 
 std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
   gradient_norm(loss_scale);
-  return agreement_.tensor_norms(std::span(scheduler_.list()).first(scheduler_.position()));
+  return agreement_.tensor_norms(scheduler_.list());
 }
 
 StepResult Engine::step(const StepOptions& options) {

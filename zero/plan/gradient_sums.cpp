@@ -43,12 +43,12 @@ void GradientSums::add_use(std::size_t position, bool complete) {
   const std::size_t unit = context_.trace()[position].unit;
   const Piece gradients = of_use(position);
   if (!is_boundary()) uses_.erase(position);  // the next micro-step gets other memory
-  if (!is_boundary() || complete) sum(unit, gradients);
-  if (complete) norm(unit);
+  const bool is_normed = (!is_boundary() || complete) && sum(unit, gradients, complete);
+  if (complete && !is_normed) norm(unit);
 }
 
 // Sums over the ranks, and adds the result to what the step has summed so far.
-void GradientSums::sum(std::size_t unit, const Piece& gradients) {
+bool GradientSums::sum(std::size_t unit, const Piece& gradients, bool complete) {
   StepSlots& slots = context_.slots;
   const bool on_device = context_.residence(unit).gradients == Tier::device;
   const std::size_t bytes = slots.shard_bytes(unit);
@@ -57,6 +57,9 @@ void GradientSums::sum(std::size_t unit, const Piece& gradients) {
   const bool straight_home = home.exists() && sums_done_[unit]++ == 0;
   Piece sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
   reduce(unit, gradients, sum);
+  const bool is_first = straight_home || !home.exists();
+  const bool is_normed = complete && is_first && slots.is_normed_on_its_way(unit);
+  if (is_normed) add_norm(unit, sum, Tier::device);
   if (!on_device) {
     const Piece landed = straight_home ? home : slots.rings.landed.next(bytes);
     context_.builder.add({.kind = OpKind::download,
@@ -76,6 +79,7 @@ void GradientSums::sum(std::size_t unit, const Piece& gradients) {
                           .to = home});
   }
   summed_[unit] = home.exists() ? home : sum;
+  return is_normed;
 }
 
 void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece& to) {
@@ -99,20 +103,24 @@ void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece&
   add(Ranks::replica_group, partial, to);
 }
 
-void GradientSums::norm(std::size_t unit) {
-  const bool on_device = context_.residence(unit).gradients == Tier::device;
+void GradientSums::norm(std::size_t unit) { add_norm(unit, summed_[unit], context_.residence(unit).gradients); }
+
+void GradientSums::add_norm(std::size_t unit, const Piece& sum, Tier tier) {
   context_.builder.add({.kind = OpKind::norm,
-                        .lane = on_device ? Lane::reduce : Lane::host,
+                        .lane = tier == Tier::device ? Lane::reduce : Lane::host,
                         .phase = Phase::backward,
                         .unit = unit,
-                        .from = summed_[unit],
-                        .to = context_.slots.norm(on_device ? Tier::device : Tier::host)});
+                        .from = sum,
+                        .to = context_.slots.norm(tier)});
 }
 
 void GradientSums::clear_norms() {
   for (const auto& [tier, lane] : {std::pair{Tier::device, Lane::reduce}, std::pair{Tier::host, Lane::host}}) {
-    const Piece& norm = context_.slots.norm(tier);
-    if (norm.exists()) context_.builder.add({.kind = OpKind::clear, .lane = lane, .to = norm});
+    bool is_used = false;  // by the program
+    for (std::size_t unit = 0; unit < context_.units(); ++unit) {
+      is_used = is_used || (bytes_of(unit) > 0 && context_.slots.norm_tier(unit) == tier);
+    }
+    if (is_used) context_.builder.add({.kind = OpKind::clear, .lane = lane, .to = context_.slots.norm(tier)});
   }
 }
 

@@ -20,7 +20,8 @@ class GradientSums {
   Piece of_use(std::size_t position) const;  // where a backward use adds its gradients; nowhere if it has none
 
   void add_use(std::size_t position, bool complete);  // sums them after the use; complete: they are all of the step's
-  void sum(std::size_t unit, const Piece& gradients);
+  // Returns whether the sum is in the norm already; otherwise norm() adds it when it is complete.
+  bool sum(std::size_t unit, const Piece& gradients, bool complete = false);
   void norm(std::size_t unit);
   void clear_norms();
 
@@ -30,6 +31,7 @@ class GradientSums {
  private:
   void clear(std::size_t unit, const Piece& gradients);
   void reduce(std::size_t unit, const Piece& gradients, const Piece& to);
+  void add_norm(std::size_t unit, const Piece& sum, Tier tier);
   bool is_boundary() const { return context_.input.placement.reduction == Reduction::boundary; }
   std::size_t bytes_of(std::size_t unit) const { return context_.layout(unit).trained.count() * context_.width(unit); }
 

@@ -74,7 +74,7 @@ void StepSlots::add_tiles(std::size_t unit) {
   const std::size_t copied = residence_[unit].parameters == Tier::host ? sizes.parameter : 0;
   UnitSlots& slots = units_[unit];
   slots.state = slots_.add_pieces({SlotRole::state, Tier::device, Tier::device, in_.blocks.state_bytes_on_device(unit)},
-                                   state, which);
+                                  state, which);
   slots.blocks = slots_.add_pieces({SlotRole::blocks, Tier::host, Tier::host, sizes.bytes()}, state, which);
   slots.copies = slots_.add_pieces({SlotRole::parameters, Tier::host, Tier::nvme, copied}, state, which);
 }
@@ -158,12 +158,16 @@ void StepSlots::add_records(const Needs& needs) {
 
 void StepSlots::add_norms() {
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    const Tier tier = residence_[unit].gradients;
-    Piece& norm = norms_[static_cast<std::size_t>(tier)];
-    if (norm.exists() || shard_bytes(unit) == 0) continue;
-    constexpr std::size_t bytes = sizeof(kernels::ExactSum);
-    norm = {slots_.add(SlotRole::norm, tier, bytes, name(tier)), 0, bytes};
+    if (shard_bytes(unit) == 0) continue;
+    add_norm(residence_[unit].gradients);  // of gradients on the host too: off plan, their sum may change there
+    if (is_normed_on_its_way(unit)) add_norm(Tier::device);
   }
+}
+
+void StepSlots::add_norm(Tier tier) {
+  Piece& norm = norms_[static_cast<std::size_t>(tier)];
+  constexpr std::size_t bytes = sizeof(kernels::ExactSum);
+  if (!norm.exists()) norm = {slots_.add(SlotRole::norm, tier, bytes, name(tier)), 0, bytes};
 }
 
 }  // namespace ballast

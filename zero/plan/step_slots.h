@@ -49,7 +49,16 @@ class StepSlots {
   std::size_t shard_bytes(std::size_t unit) const;  // of reduced gradients, fp32
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return gathered_ == none ? 0 : all()[gathered_].bytes; }
-  const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }  // of gradients in this tier
+  // Whether a unit's sum is complete when it arrives on the device, on its way to the host: its squares are added there,
+  // before they pass the slower link and wait for the CPU.
+  bool is_normed_on_its_way(std::size_t unit) const {
+    return residence_[unit].gradients == Tier::host && !in_.host_is_device && sums_[unit] == 1;
+  }
+  // The tier where the program adds a unit's sum to the norm.
+  Tier norm_tier(std::size_t unit) const {
+    return is_normed_on_its_way(unit) ? Tier::device : residence_[unit].gradients;
+  }
+  const Piece& norm(Tier tier) const { return norms_[static_cast<std::size_t>(tier)]; }  // of sums in this tier
   const std::vector<Piece>& kept() const { return kept_; }  // host: records that stay in memory
 
   StepRings rings;
@@ -75,6 +84,7 @@ class StepSlots {
   void add_rings(const Needs& needs, std::size_t held_together);
   void add_records(const Needs& needs);
   void add_norms();
+  void add_norm(Tier tier);
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;
