@@ -1,4 +1,4 @@
-// Tests of lanes on a GPU. tests/emulated_gpu runs the same checks without one.
+// Tests of lanes on a GPU.
 #include "tests/zero/gpu_cases.h"
 
 using namespace ballast::testing;

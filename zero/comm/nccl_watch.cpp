@@ -2,6 +2,8 @@
 
 #include <ballast/error.h>
 
+#include <memory>
+
 #include "kernels/runtime/system_limits.h"
 
 namespace ballast {
@@ -16,6 +18,7 @@ NcclWatch::NcclWatch(FirstError& error, std::chrono::milliseconds timeout, const
     : error_(error),
       timeout_(timeout),
       stream_(Stream::wrap(stream.stream, stream.gpu)),
+      end_(stream.gpu),
       thread_(start_thread("watching an NCCL communicator", [this] { run(); })) {}
 
 NcclWatch::~NcclWatch() {
@@ -27,26 +30,21 @@ NcclWatch::~NcclWatch() {
   thread_.join();
 }
 
+// Work is not marked one by one, because events cost time: the thread marks what there is, a few times a second.
 void NcclWatch::watch(const std::function<void()>& issue) {
-  Event end = unused_event();
-  {
-    const std::lock_guard lock(mutex_);
-    under_way_.push_back({std::nullopt, Clock::now()});
-  }
-  changed_.notify_one();
+  set_issuing(Clock::now());
+  const auto end = [this](const void*) { set_issuing(std::nullopt); };
+  const std::unique_ptr<const void, decltype(end)> issuing(this, end);
   issue();
-  end.record(stream_);
-  const std::lock_guard lock(mutex_);
-  under_way_.back().end = std::move(end);
 }
 
-Event NcclWatch::unused_event() {
-  const std::lock_guard lock(mutex_);
-  drop_ended_work();
-  if (unused_.empty()) return Event(stream_.gpu());
-  Event event = std::move(unused_.back());
-  unused_.pop_back();
-  return event;
+void NcclWatch::set_issuing(std::optional<Clock::time_point> since) {
+  {
+    const std::lock_guard lock(mutex_);
+    issuing_since_ = since;
+    has_more_work_ = true;
+  }
+  changed_.notify_one();
 }
 
 void NcclWatch::run() {
@@ -58,23 +56,27 @@ void NcclWatch::run() {
   }
 }
 
-// Returns true when a piece of work is late, and false at the end.
+// Returns true when work is late, and false at the end.
 bool NcclWatch::is_late() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return ending_ || !under_way_.empty(); });
+    changed_.wait(lock, [&] { return ending_ || has_more_work_ || watched_since_; });
     if (ending_) return false;
-    drop_ended_work();
-    if (!under_way_.empty() && Clock::now() - under_way_.front().since > timeout_) return true;
+    if (has_waited_too_long()) return true;
     changed_.wait_for(lock, look_again, [&] { return ending_; });
   }
 }
 
-void NcclWatch::drop_ended_work() {
-  while (!under_way_.empty() && under_way_.front().end && under_way_.front().end->is_done()) {
-    unused_.push_back(std::move(*under_way_.front().end));
-    under_way_.pop_front();
-  }
+bool NcclWatch::has_waited_too_long() {
+  const auto now = Clock::now();
+  if (issuing_since_ && now - *issuing_since_ > timeout_) return true;
+  if (watched_since_ && !end_.is_done()) return now - *watched_since_ > timeout_;
+  watched_since_.reset();
+  if (!has_more_work_) return false;
+  has_more_work_ = issuing_since_.has_value();
+  end_.record(stream_);
+  watched_since_ = now;
+  return false;
 }
 
 }  // namespace ballast

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "kernels/runtime/stream.h"
 #include "zero/comm/channel.h"
@@ -29,22 +27,20 @@ class NcclWatch {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Work {
-    std::optional<Event> end;  // missing while it is being issued
-    Clock::time_point since;
-  };
 
+  void set_issuing(std::optional<Clock::time_point> since);  // null: no longer
   void run();
   bool is_late();
-  void drop_ended_work();
-  Event unused_event();
+  bool has_waited_too_long();
 
   FirstError& error_;
   std::chrono::milliseconds timeout_;
   Stream stream_;
+  Event end_;         // of the work that is watched, recorded and queried by the thread
   std::mutex mutex_;  // guards the members below, except for the thread
-  std::deque<Work> under_way_;
-  std::vector<Event> unused_;
+  std::optional<Clock::time_point> issuing_since_;
+  std::optional<Clock::time_point> watched_since_;
+  bool has_more_work_ = false;  // than what is watched
   bool ending_ = false;
   std::condition_variable changed_;
   std::thread thread_;

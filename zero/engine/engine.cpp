@@ -25,10 +25,6 @@ std::unique_ptr<const RecordLane> record_lane(const EngineParts& parts, const Sl
   return parts.records != nullptr ? std::make_unique<const RecordLane>(parts.plan, slots, *parts.records) : nullptr;
 }
 
-std::optional<Event> event_of(const GpuLanes* gpu) {
-  return gpu != nullptr ? std::make_optional<Event>(gpu->gpu()) : std::nullopt;
-}
-
 std::unique_ptr<CorruptionCheck> corruption_check(const EngineParts& parts) {
   if (parts.verify == 0) return nullptr;
   return std::make_unique<CorruptionCheck>(parts.plan, parts.verify, parts.mesh.rank());
@@ -44,7 +40,7 @@ Engine::Engine(const EngineParts& parts)
       arithmetic_(parts.plan, slots_, parts.backend, parts.gpu),
       records_(record_lane(parts, slots_)),
       corruption_check_(corruption_check(parts)),
-      last_exchange_(event_of(parts.gpu)),
+      exchanges_(parts.mesh.ranks()),
       failure_(parts.plan.model(), parts.mesh, sequencer_),
       counters_(parts.plan.placement(), parts.timeline, trainer_.stream()),
       agreement_(parts.plan, parts.mesh, arithmetic_),
@@ -56,7 +52,7 @@ Engine::Engine(const EngineParts& parts)
                  .counters = counters_,
                  .failure = failure_,
                  .sequencer = sequencer_,
-                 .last_exchange = last_exchange_ ? &*last_exchange_ : nullptr,
+                 .exchanges = exchanges_,
                  .records = records_.get(),
                  .check = corruption_check_.get()}),
       threads_(parts.gpu),

@@ -113,7 +113,7 @@ class Engine {
   std::unique_ptr<const RecordLane> records_;          // null: no tile is on a drive
   std::unique_ptr<CorruptionCheck> corruption_check_;  // null: no update is checked
   Sequencer sequencer_;                                // of exchanges between GPUs
-  std::optional<Event> last_exchange_;                 // between GPUs
+  ExchangeOrder exchanges_;
   FirstFailure failure_;
   StepCounters counters_;
   Agreement agreement_;

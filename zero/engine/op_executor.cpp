@@ -42,7 +42,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
   const ProfilerRange range(label(issued.op, parts_.plan.model()));
   if (issued.ticket != none) {
     parts_.sequencer.await(issued.ticket);
-    stream.wait_for(*parts_.last_exchange);
+    parts_.exchanges.wait_in(stream);
   }
   const bool timed = parts_.counters.times_gpu();
   status.in_stream = true;
@@ -55,7 +55,7 @@ void OpExecutor::issue_to_gpu(const IssuedOp& issued, const Stream& stream) cons
   if (status.on_gpu) status.on_gpu->end.record(stream);
   if (!timed) parts_.counters.count_bytes(issued.op);
   if (issued.ticket != none) {
-    parts_.last_exchange->record(stream);
+    parts_.exchanges.end_in(stream, status.on_gpu);
     parts_.sequencer.done();
   }
 }

@@ -3,6 +3,7 @@
 
 #include "zero/engine/agreement.h"
 #include "zero/engine/corruption_check.h"
+#include "zero/engine/exchange_order.h"
 #include "zero/engine/first_failure.h"
 #include "zero/engine/issued_op.h"
 #include "zero/engine/record_lane.h"
@@ -23,7 +24,7 @@ class OpExecutor {
     StepCounters& counters;
     FirstFailure& failure;
     Sequencer& sequencer;
-    const Event* last_exchange;  // between GPUs; null without one
+    ExchangeOrder& exchanges;
     const RecordLane* records = nullptr;  // null: no operation reads or writes records
     CorruptionCheck* check = nullptr;     // makes the updates, if there is one
   };
