@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-MOST_LINES = 30
+MOST_LINES = 40
 MOST_CHARACTERS = 160
 
 # A line that matches is shown. In the order of: our own programs, CMake and compilers, ctest, Catch2, pytest,

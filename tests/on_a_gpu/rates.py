@@ -1,0 +1,30 @@
+"""Run the benchmark of a GPU and say each measurement in a line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def said(line: str) -> str:
+    """Return a measurement as text: its value, and relative to its limit.
+
+    >>> said('{"case": "fill fp32", "value": 2890.1, "unit": "GB/s", "against": "copy", "ratio": 1.033}')
+    '== fill fp32: 2,890 GB/s, 1.03 of copy'
+    """
+    measured = json.loads(line)
+    return f"== {measured['case']}: {measured['value']:,.0f} {measured['unit']}, {measured['ratio']:.2f} of {measured['against']}"
+
+
+def main() -> int:
+    process = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(line, end="")
+        print(said(line), flush=True)
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
