@@ -92,7 +92,7 @@ def facts(machine: Machine) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "Python.h", lambda: str(machine.python_headers or "missing")
     yield "pybind11", lambda: str(machine.pybind11 or "missing")
     yield "torch", torch
-    yield "pytest", lambda: "installed" if machine.has_module("pytest") else "that of the pack"
+    yield "pytest", lambda: output_of(sys.executable, "-c", "import pytest; print(pytest.__version__, pytest.__file__)")
     yield "pack", lambda: text_of(str(machine.pack / "origin.txt"))
     yield "cores", lambda: str(machine.cores)
     yield "memory", memory

@@ -12,7 +12,7 @@ MOST_CHARACTERS = 160
 TELLING = re.compile(
     r"^== |^error|^B\d{4} "
     r"|CMake Error|: (fatal )?error:|^FAILED: |^-- Ballast: |undefined reference"
-    r"|tests passed, |\(Failed\)|\(Timeout\)|\(Skipped\)|\(SEGFAULT\)|\(Subprocess aborted\)|^test skipped: |No tests were found"
+    r"|tests passed, |\((Failed|Timeout|Skipped|SEGFAULT|Subprocess aborted)\)|^test skipped: |No tests were found"
     r"|^All tests passed|^test cases: |: FAILED:$"
     r"|^(FAILED|ERROR|SKIPPED) |^=+ .*\b(passed|failed|skipped|error)|^E  +\w*(Error|Exception)"
     r"|ERROR SUMMARY|RACECHECK SUMMARY|^========= (Invalid|Race|Error|Warning|Program hit)"

@@ -17,8 +17,8 @@ CONFIG = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-SMALL = CONFIG | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4}
-SMALL |= {"num_key_value_heads": 4}
+SMALL = CONFIG | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 4}
 
 
 class Norm(nn.Module):

@@ -14,7 +14,8 @@ def said(line: str) -> str:
     '== fill fp32: 2,890 GB/s, 1.03 of copy'
     """
     measured = json.loads(line)
-    return f"== {measured['case']}: {measured['value']:,.0f} {measured['unit']}, {measured['ratio']:.2f} of {measured['against']}"
+    value = f"{measured['value']:,.0f} {measured['unit']}"
+    return f"== {measured['case']}: {value}, {measured['ratio']:.2f} of {measured['against']}"
 
 
 def main() -> int:

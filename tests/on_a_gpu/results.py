@@ -36,6 +36,7 @@ class Results:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.out.mkdir(parents=True, exist_ok=True)
         self._lines = work / "results.jsonl"
+        end_last_line(self._lines)
         self._latest = {result.step: result for result in read(self._lines)}
 
     def of(self, step: str) -> Result | None:
@@ -82,6 +83,13 @@ def read(lines: Path) -> list[Result]:
         except (ValueError, TypeError):
             continue
     return results
+
+
+def end_last_line(lines: Path) -> None:
+    """Let the next line begin on its own, if a cut has left the last one unfinished."""
+    if lines.exists() and not lines.read_text().endswith("\n"):
+        with lines.open("a") as file:
+            file.write("\n")
 
 
 def replace(path: Path, text: str) -> None:

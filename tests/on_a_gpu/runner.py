@@ -30,6 +30,7 @@ class Runner:
     results: Results
     steps: Sequence[Step]  # all of them, for the page
     deadline: float = float("inf")  # of time.monotonic()
+    patience: float = 1  # multiplies the limits of all steps
 
     def run(self, chosen: Sequence[Step], again: bool) -> int:
         """Run the chosen steps, except for those that are finished already. Return the exit code."""
@@ -44,7 +45,7 @@ class Runner:
             print(f"{step.name}: {step.about}", flush=True)
             began, result = datetime.now(timezone.utc).isoformat(timespec="seconds"), self._result(step)
             self.results.add(Result(**{**vars(result), "began": began, "commit": commit}), self.steps)
-            print("\n".join([f"  {result.result} after {result.seconds:.0f} s", *(f"    {line}" for line in result.said)]), flush=True)
+            print(f"  {result.result} after {result.seconds:.0f} s", *result.said, sep="\n    ", flush=True)
             if result.result == "cut":
                 break
         self.results.publish(self.steps)
@@ -70,12 +71,13 @@ class Runner:
     def _ran(self, step: Step) -> Result:
         log = self.results.logs / f"{self.steps.index(step) + 1:02}-{step.name}.log"
         began = time.monotonic()
-        limit = min(step.limit_s, self.deadline - began)
+        own_limit = step.limit_s * self.patience
+        limit = min(own_limit, self.deadline - began)
         with log.open("w") as file:
             file.write(f"$ {' '.join(step.command)}\n")
             file.flush()
             outcome = run_command(step.command, file.fileno(), limit, self.machine.environment())
-        if outcome == "timed out" and limit < step.limit_s:
+        if outcome == "timed out" and limit < own_limit:
             outcome = "cut"
         text = log.read_text(errors="replace")
         said = findings(text) or (last_lines(text, 5) if outcome != "passed" else [])

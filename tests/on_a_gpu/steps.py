@@ -117,11 +117,13 @@ def sanitizers(machine: Machine) -> list[Step]:
 def trainer(machine: Machine) -> list[Step]:
     tests = ctest(machine, "-R", "^gpt:")
 
+    folders = ("--build", str(machine.build), "--work", str(machine.work / "gpt"))
+
     def tier(name: str) -> Step:
-        command = python("-m", "on_a_gpu.gpt_tiers", name, "--build", str(machine.build), "--work", str(machine.work / "gpt"))
+        command = python("-m", "on_a_gpu.gpt_tiers", name, *folders)
         return Step(f"gpt-{name}", f"the GPT trainer with its state on the {name}", 180, command, after="build-gpt")
 
-    compare = python("-m", "on_a_gpu.gpt_tiers", "compare", "--build", str(machine.build), "--work", str(machine.work / "gpt"))
+    compare = python("-m", "on_a_gpu.gpt_tiers", "compare", *folders)
     return [
         building(machine, "gpt", ["gpt", "test_gpt"], "examples/gpt/gpt"),
         Step("test-gpt", "layers on the GPU vs. the CPU, and a small training", 180, tests, after="build-gpt"),
@@ -144,7 +146,8 @@ def rates(machine: Machine) -> list[Step]:
 
 def forecasts(machine: Machine) -> list[Step]:
     def step(case: str, about: str) -> Step:
-        command = python("-m", "on_a_gpu.forecast", case, "--build", str(machine.build), "--work", str(machine.work / "forecast"))
+        folders = ("--build", str(machine.build), "--work", str(machine.work / "forecast"))
+        command = python("-m", "on_a_gpu.forecast", case, *folders)
         name, about = f"forecast-{case}", f"a model of 1 billion parameters: {about}"
         return Step(name, about, 150, command, after="build-python", module="torch")
 
