@@ -35,6 +35,14 @@ class Runner:
     def run(self, chosen: Sequence[Step], again: bool) -> int:
         """Run the chosen steps, except for those that are finished already. Return the exit code."""
         signal.signal(signal.SIGTERM, end_the_run)
+        try:
+            self._run_all(chosen, again)
+        except Cut:  # between two steps
+            pass
+        self.results.publish(self.steps)
+        return exit_code([self.results.of(step.name) for step in chosen])
+
+    def _run_all(self, chosen: Sequence[Step], again: bool) -> None:
         commit = commit_of(ROOT)
         for step in chosen:
             if self.results.is_finished(step) and not again:
@@ -48,8 +56,6 @@ class Runner:
             print(f"  {result.result} after {result.seconds:.0f} s", *result.said, sep="\n    ", flush=True)
             if result.result == "cut":
                 break
-        self.results.publish(self.steps)
-        return exit_code([self.results.of(step.name) for step in chosen])
 
     def _result(self, step: Step) -> Result:
         result, why = self._refusal(step)
