@@ -42,11 +42,13 @@ class Results:
     def of(self, step: str) -> Result | None:
         return self._latest.get(step)
 
-    def is_finished(self, step: Step) -> bool:
-        """Tell whether a step has ended by itself, and what it made is still there."""
+    def is_finished(self, step: Step, steps: Sequence[Step]) -> bool:
+        """Tell whether a step has ended by itself, and what it made is still there if one of `steps` needs it."""
         result = self.of(step.name)
+        if result is None or result.result not in FINISHED:
+            return False
         is_there = step.product is None or step.product.exists()
-        return result is not None and result.result in FINISHED and is_there
+        return is_there or all(self.is_finished(each, steps) for each in steps if each.after == step.name)
 
     def add(self, result: Result, steps: Sequence[Step]) -> None:
         """Write the result so that a cut after this call cannot lose it."""

@@ -45,7 +45,7 @@ class Runner:
     def _run_all(self, chosen: Sequence[Step], again: bool) -> None:
         commit = commit_of(ROOT)
         for step in chosen:
-            if self.results.is_finished(step) and not again:
+            if self.results.is_finished(step, chosen) and not again:
                 print(f"{step.name}: {self.results.of(step.name).result} in an earlier run", flush=True)
                 continue
             if self.deadline - time.monotonic() <= 0:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from on_a_gpu.gpt_tiers import losses_of
 from on_a_gpu.machine import ROOT, Machine
 
 FORECASTS = {
@@ -120,8 +121,8 @@ def trainer(machine: Machine) -> list[Step]:
     folders = ("--build", str(machine.build), "--work", str(machine.work / "gpt"))
 
     def tier(name: str) -> Step:
-        command = python("-m", "on_a_gpu.gpt_tiers", name, *folders)
-        return Step(f"gpt-{name}", f"the GPT trainer with its state on the {name}", 180, command, after="build-gpt")
+        command, about = python("-m", "on_a_gpu.gpt_tiers", name, *folders), f"the GPT trainer with its state on the {name}"
+        return Step(f"gpt-{name}", about, 180, command, after="build-gpt", product=losses_of(name, machine.work / "gpt"))
 
     compare = python("-m", "on_a_gpu.gpt_tiers", "compare", *folders)
     return [

@@ -111,15 +111,17 @@ def test_a_finished_step_is_not_repeated_unless_again(tmp_path):
     assert count.read_text() == "xx"
 
 
-def test_a_build_whose_product_is_gone_is_repeated(tmp_path):
-    product = tmp_path / "program"
-    run = Run(tmp_path, step("build", counting(product), product=product))
+@pytest.mark.parametrize("needs_gpu, built", [(True, 2), (False, 1)], ids=["a step needs it", "no step needs it"])
+def test_a_build_whose_product_is_gone_is_repeated_if_a_step_needs_it(tmp_path, needs_gpu, built):
+    product, count = tmp_path / "program", tmp_path / "count"
+    build = step("build", f"{counting(count)}; {counting(product)}", product=product)
+    run = Run(tmp_path, build, step("test", after="build", needs_gpu=needs_gpu))  # without a GPU it is tried again
     run.start()
     run.start()
-    assert product.read_text() == "x"
+    assert count.read_text() == "x"
     product.unlink()
     run.start()
-    assert product.read_text() == "x"
+    assert count.read_text() == built * "x"
 
 
 def test_skipped_steps_and_those_without_a_gpu_are_tried_again(tmp_path):

@@ -1,5 +1,6 @@
 """Tests of the table of steps: it fits the build, and each test that needs a GPU has a step."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -72,6 +73,12 @@ def test_the_list_needs_nothing_built(tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "OUT": str(tmp_path)}
     listed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert [line.split()[0] for line in listed.stdout.splitlines()] == NAMES
+
+
+def test_a_step_is_chosen_with_those_before_it(tmp_path):
+    command = [str(ROOT / "tests" / "on_a_gpu" / "run"), "--list", "--only", "test-k*"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OUT": str(tmp_path)})
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["configure", "build-kernels", "test-kernels"]
 
 
 def test_an_unknown_step_is_refused():
