@@ -29,6 +29,13 @@ def findings(log: str) -> list[str]:
     return each if left_out <= 0 else [f"({left_out} more lines are in the log)", *each[left_out:]]
 
 
+def has_run_no_test(log: str) -> bool:
+    """Tell whether ctest or a test program has skipped all of its tests, which neither of them calls a failure."""
+    total = re.search(r"tests failed out of (\d+)", log)
+    skipped = len(re.findall(r"^\s*\d+ - .* \(Skipped\)$", log, re.M))
+    return "test skipped: no usable GPU" in log or (total is not None and skipped >= int(total[1]))
+
+
 def last_lines(log: str, count: int) -> list[str]:
     """Return the end of a log, for a failure without a telling line."""
     lines = [line.strip()[:MOST_CHARACTERS] for line in log.splitlines() if line.strip()]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from on_a_gpu.findings import findings, last_lines
+from on_a_gpu.findings import findings, has_run_no_test, last_lines
 from on_a_gpu.machine import ROOT, Machine
 from on_a_gpu.results import Result, Results
 from on_a_gpu.steps import Step
@@ -86,6 +86,8 @@ class Runner:
         if outcome == "timed out" and limit < own_limit:
             outcome = "cut"
         text = log.read_text(errors="replace")
+        if outcome == "passed" and step.needs_gpu and has_run_no_test(text):
+            outcome = "FAILED"  # the driver has a GPU, but no test could use it
         said = findings(text) or (last_lines(text, 5) if outcome != "passed" else [])
         return Result(step.name, outcome, round(time.monotonic() - began, 1), said, log.name)
 

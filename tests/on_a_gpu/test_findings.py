@@ -1,7 +1,7 @@
 """Tests of the lines that go from a log into the page, with output as the tools print it."""
 
 import pytest
-from on_a_gpu.findings import MOST_LINES, findings, last_lines
+from on_a_gpu.findings import MOST_LINES, findings, has_run_no_test, last_lines
 
 TOLD = [
     "== GPU: usable",
@@ -33,6 +33,19 @@ def test_each_line_is_told_once_and_the_last_ones_stay():
     told = findings("\n".join(f"== {number}" for number in range(MOST_LINES + 5)))
     assert told[0] == "(5 more lines are in the log)"
     assert told[-1] == f"== {MOST_LINES + 4}"
+
+
+CTEST = """100% tests passed, 0 tests failed out of 2
+
+The following tests did not run:
+\t131 - kernels:CUDA sums squares as the CPU does (Skipped)
+"""
+
+
+def test_a_log_of_skipped_tests_only_is_recognised():
+    assert not has_run_no_test(CTEST)
+    assert has_run_no_test(CTEST + "\t132 - kernels:CUDA casts as the CPU does (Skipped)\n")
+    assert has_run_no_test("test skipped: no usable GPU: a reason\n")
 
 
 def test_a_log_without_telling_lines_gives_its_end():

@@ -25,16 +25,21 @@ def step(name: str, code: str = "", **more) -> Step:
     return Step(name, f"about {name}", command=(sys.executable, "-c", code), **given)
 
 
+class WithGpu(Machine):
+    no_gpu_because = ""
+
+
 class Run:
     """A run of steps in a folder. Each call of start() is a call of the command."""
 
     def __init__(self, folder: Path, *steps: Step):
         self.folder, self.steps = folder, steps
         self.work, self.out = folder / "work", folder / "out"
+        self.machine: Machine = WithoutGpu(self.work)
 
     def start(self, *, again: bool = False, seconds: float = float("inf")) -> int:
         results = Results(self.work, self.out)
-        return Runner(WithoutGpu(self.work), results, self.steps, time.monotonic() + seconds).run(self.steps, again)
+        return Runner(self.machine, results, self.steps, time.monotonic() + seconds).run(self.steps, again)
 
     def lines(self) -> list[dict]:
         return [json.loads(line) for line in (self.work / "results.jsonl").read_text().splitlines()]
@@ -93,6 +98,14 @@ def test_without_a_gpu_the_rest_runs(tmp_path):
     assert run.start() == NO_GPU
     assert run.given() == [("kernels", "no GPU"), ("facts", "passed")]
     assert "no GPU: this is a test" in (tmp_path / "out" / "summary.txt").read_text()
+
+
+def test_tests_that_cannot_use_the_gpu_of_the_driver_fail(tmp_path):
+    skips = "print('test skipped: no usable GPU: a reason')"
+    run = Run(tmp_path, step("kernels", skips, needs_gpu=True), step("rest", "print('fine')", needs_gpu=True))
+    run.machine = WithGpu(run.work)
+    assert run.start() == SOME_FAILED
+    assert run.given() == [("kernels", "FAILED"), ("rest", "passed")]
 
 
 def test_missing_programs_and_modules_are_named(tmp_path):
