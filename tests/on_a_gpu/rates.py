@@ -8,11 +8,7 @@ import sys
 
 
 def said(line: str) -> str:
-    """Return a measurement as text: its value, and relative to its limit.
-
-    >>> said('{"case": "fill fp32", "value": 2890.1, "unit": "GB/s", "against": "copy", "ratio": 1.033}')
-    '== fill fp32: 2,890 GB/s, 1.03 of copy'
-    """
+    """Return a measurement as text: its value, and relative to its limit."""
     measured = json.loads(line)
     value = f"{measured['value']:,.0f} {measured['unit']}"
     return f"== {measured['case']}: {value}, {measured['ratio']:.2f} of {measured['against']}"

@@ -1,6 +1,7 @@
-"""Tests of the comparison of losses."""
+"""Tests of the comparison of losses, and of the text of rates."""
 
 from on_a_gpu.gpt_tiers import compare, losses_of
+from on_a_gpu.rates import said
 
 
 def write(work, **texts):
@@ -23,3 +24,8 @@ def test_one_other_bit_fails_and_is_shown(tmp_path, capsys):
 def test_losses_of_one_tier_are_not_compared(tmp_path):
     write(tmp_path, device="1 0x1.6p+2\n")
     assert compare(tmp_path) == 1
+
+
+def test_a_rate_is_said_relative_to_its_limit():
+    line = '{"case": "fill fp32", "value": 2890.1, "unit": "GB/s", "against": "copy", "ratio": 1.033}'
+    assert said(line) == "== fill fp32: 2,890 GB/s, 1.03 of copy"
