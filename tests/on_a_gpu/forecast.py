@@ -67,7 +67,7 @@ def measure(of: Setting, options: dict) -> Measured:
 
     model = made(of.config, of.device)
     on_gpu = of.device == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=on_gpu)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if options:
         optimizer = ballast.wrap(optimizer, model, **options)
     wait = torch.cuda.synchronize if on_gpu else lambda: None

@@ -10,8 +10,8 @@ import sys
 def said(line: str) -> str:
     """Return a measurement as text: its value, and relative to its limit."""
     measured = json.loads(line)
-    value = f"{measured['value']:,.0f} {measured['unit']}"
-    return f"== {measured['case']}: {value}, {measured['ratio']:.2f} of {measured['against']}"
+    value, limit = (f"{rate:,.0f} {measured['unit']}" for rate in (measured["value"], measured["against_value"]))
+    return f"== {measured['case']}: {value}, {measured['ratio']:.2f} of {measured['against']} ({limit})"
 
 
 def main() -> int:
