@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def build(self) -> Path:
-        return self.work / "release"
+        return self.work / f"release-{self.architectures.replace(';', '-')}"
 
     @property
     def cores(self) -> int:

@@ -27,6 +27,11 @@ def test_names_are_unique_and_a_step_comes_after_what_it_needs():
         assert not step.after or NAMES.index(step.after) < NAMES.index(step.name)
 
 
+def test_other_architectures_are_built_in_another_folder(tmp_path):
+    folders = {Machine(tmp_path, architectures=each).build for each in ("90-real", "80-real;90-real")}
+    assert len(folders) == 2 and not any(";" in folder.name for folder in folders)
+
+
 def test_what_is_built_is_in_the_build():
     text = cmake_files()
     for target in BUILT:
