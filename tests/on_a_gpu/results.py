@@ -43,12 +43,14 @@ class Results:
         return self._latest.get(step)
 
     def is_finished(self, step: Step, steps: Sequence[Step]) -> bool:
-        """Tell whether a step has ended by itself, and what it made is still there if one of `steps` needs it."""
+        """Tell whether a step has ended by itself, and what it made is still there, or no longer needed by those of `steps`
+        that come after it."""
         result = self.of(step.name)
         if result is None or result.result not in FINISHED:
             return False
         is_there = step.product is None or step.product.exists()
-        return is_there or all(self.is_finished(each, steps) for each in steps if each.after == step.name)
+        later = [each for each in steps if each.after == step.name]
+        return is_there or (bool(later) and all(self.is_finished(each, steps) for each in later))
 
     def add(self, result: Result, steps: Sequence[Step]) -> None:
         """Write the result so that a cut after this call cannot lose it."""

@@ -122,7 +122,9 @@ def trainer(machine: Machine) -> list[Step]:
 
     def tier(name: str) -> Step:
         command, about = python("-m", "on_a_gpu.gpt_tiers", name, *folders), f"the GPT trainer with its state on the {name}"
-        return Step(f"gpt-{name}", about, 180, command, after="build-gpt", product=losses_of(name, machine.work / "gpt"))
+        losses = losses_of(name, machine.work / "gpt")
+        # The others are compared with those of the device, where they are there.
+        return Step(f"gpt-{name}", about, 180, command, after="build-gpt", product=losses if name == "device" else None)
 
     compare = python("-m", "on_a_gpu.gpt_tiers", "compare", *folders)
     return [

@@ -124,11 +124,17 @@ def test_a_finished_step_is_not_repeated_unless_again(tmp_path):
     assert count.read_text() == "xx"
 
 
-@pytest.mark.parametrize("needs_gpu, built", [(True, 2), (False, 1)], ids=["a step needs it", "no step needs it"])
-def test_a_build_whose_product_is_gone_is_repeated_if_a_step_needs_it(tmp_path, needs_gpu, built):
+AFTER = [
+    pytest.param([step("test", after="build", needs_gpu=True)], 2, id="an unfinished step needs it"),
+    pytest.param([step("test", after="build")], 1, id="what needs it is finished"),
+    pytest.param([], 2, id="it was chosen alone"),
+]
+
+
+@pytest.mark.parametrize("later, built", AFTER)
+def test_a_build_whose_product_is_gone_is_repeated_if_it_is_needed(tmp_path, later, built):
     product, count = tmp_path / "program", tmp_path / "count"
-    build = step("build", f"{counting(count)}; {counting(product)}", product=product)
-    run = Run(tmp_path, build, step("test", after="build", needs_gpu=needs_gpu))  # without a GPU it is tried again
+    run = Run(tmp_path, step("build", f"{counting(count)}; {counting(product)}", product=product), *later)
     run.start()
     run.start()
     assert count.read_text() == "x"
