@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def package(machine: Machine) -> list[Step]:
     tests = python("-m", "pytest", "-p", "no:cacheprovider", "--durations=5", *files)
     about = "tests/python/**/test_gpu*.py; without a GPU those parts that run on the CPU"
     return [
-        building(machine, "python", ["_core"], "python/ballast/__init__.py"),
+        building(machine, "python", ["_core"], f"python/ballast/_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
         Step("test-python", about, 400, tests, after="build-python", needs_gpu=False, module="torch"),
     ]
 
