@@ -28,9 +28,6 @@ class AdamWState {
   std::size_t steps_ = 0;
 };
 
-// Returns the bytes that one step has to move for an element, read and written together.
-double adamw_bytes_of_an_element(StateFormat format);
-
 // Reads and writes memory, with all threads.
 Subject adamw(StateFormat format, const Setting& setting);
 

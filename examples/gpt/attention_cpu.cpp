@@ -24,10 +24,6 @@ class Scratch {
   DType dtype_;
 };
 
-ConstMatrix readable(const Matrix& matrix) {
-  return {matrix.memory, matrix.rows, matrix.columns, matrix.stride, matrix.transposed};
-}
-
 rows::Row row_of(const Matrix& values, std::size_t row) {
   return values.memory.as<float>().subspan(row * values.stride, values.columns);
 }

@@ -12,8 +12,6 @@ namespace {
 kernels::ConstNumbers numbers(const ConstView& view) { return {view.data(), view.count(), view.dtype()}; }
 kernels::Numbers numbers(const View& view) { return {view.data(), view.count(), view.dtype()}; }
 
-ConstMatrix readable(const Matrix& m) { return {m.memory, m.rows, m.columns, m.stride, m.transposed}; }
-
 class GpuMaths : public Maths {
  public:
   GpuMaths(StreamHandle stream, int gpu)

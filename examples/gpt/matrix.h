@@ -30,6 +30,10 @@ struct BasicMatrix {
 using ConstMatrix = BasicMatrix<ConstView>;
 using Matrix = BasicMatrix<View>;
 
+inline ConstMatrix readable(const Matrix& matrix) {
+  return {matrix.memory, matrix.rows, matrix.columns, matrix.stride, matrix.transposed};
+}
+
 inline ConstMatrix matrix(const ConstView& memory, std::size_t columns) {
   return {memory, memory.count() / columns, columns, columns};
 }

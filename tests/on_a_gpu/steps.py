@@ -1,0 +1,158 @@
+"""The steps of `run`, in their order: what tells the most comes first, and each program is built just before it is needed."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from on_a_gpu.gpt_tiers import losses_of
+from on_a_gpu.machine import ROOT, Machine
+
+FORECASTS = {
+    "plain": "plain torch, to compare with and to learn the efficiency of the model's own work",
+    **{f"stage-{stage}": f"stage {stage} on one GPU" for stage in range(4)},
+    "stage-3-host": "stage 3 with the optimizer's state on the host",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command with a limit, and what it needs. `product` is a file without which the step does not count as finished."""
+
+    name: str
+    about: str
+    limit_s: int
+    command: tuple[str, ...]
+    after: str = ""  # the step that must have passed
+    needs_gpu: bool = True
+    program: str = ""  # must be there
+    module: str = ""  # of Python, must be there
+    product: Path | None = None
+
+
+def python(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, *arguments)
+
+
+def all_steps(machine: Machine) -> list[Step]:
+    return [
+        Step("facts", "what the machine has", 120, python("-m", "on_a_gpu.facts"), needs_gpu=False),
+        configuring(machine),
+        *kernels_and_runtime(machine),
+        *engine(machine),
+        *package(machine),
+        *sanitizers(machine),
+        *trainer(machine),
+        *rates(machine),
+        *forecasts(machine),
+    ]
+
+
+def configuring(machine: Machine) -> Step:
+    command = ("cmake", "-S", str(ROOT), "-B", str(machine.build), "-G", "Ninja", *machine.cmake_options())
+    product = machine.build / "build.ninja"
+    return Step("configure", "CMake, for the architectures of --architectures", 120, command, needs_gpu=False, product=product)
+
+
+def building(machine: Machine, name: str, targets: list[str], product: str) -> Step:
+    command = ("cmake", "--build", str(machine.build), "--parallel", str(machine.cores), "--target", *targets)
+    return Step(
+        f"build-{name}",
+        f"compile {', '.join(targets)}",
+        400,
+        command,
+        after="configure",
+        needs_gpu=False,
+        product=machine.build / product,
+    )
+
+
+def ctest(machine: Machine, *choice: str) -> tuple[str, ...]:
+    build = str(machine.build)
+    return ("ctest", "--test-dir", build, "-L", "gpu", *choice, "--output-on-failure", "--no-tests=error", "--timeout", "120")
+
+
+def kernels_and_runtime(machine: Machine) -> list[Step]:
+    kernels, runtime = ctest(machine, "-R", "^kernels:"), ctest(machine, "-R", "^runtime:")
+    return [
+        building(machine, "kernels", ["test_kernels"], "tests/test_kernels"),
+        Step("test-kernels", "kernels give the bits of the CPU", 240, kernels, after="build-kernels"),
+        building(machine, "runtime", ["test_runtime"], "tests/test_runtime"),
+        Step("test-runtime", "memory, streams and events", 120, runtime, after="build-runtime"),
+    ]
+
+
+def engine(machine: Machine) -> list[Step]:
+    rest = ctest(machine, "-E", "^(kernels|runtime|gpt):")
+    return [
+        building(machine, "engine", ["test_offload", "test_comm", "test_zero"], "tests/test_zero"),
+        Step("test-engine", "offload, NCCL, and training at each stage and tier", 240, rest, after="build-engine"),
+    ]
+
+
+def package(machine: Machine) -> list[Step]:
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "python").rglob("test_gpu*.py"))
+    tests = python("-m", "pytest", "-p", "no:cacheprovider", "--durations=5", *files)
+    about = "tests/python/**/test_gpu*.py; without a GPU those parts that run on the CPU"
+    return [
+        building(machine, "python", ["_core"], f"python/ballast/_core{sysconfig.get_config_var('EXT_SUFFIX')}"),
+        Step("test-python", about, 400, tests, after="build-python", needs_gpu=False, module="torch"),
+    ]
+
+
+def sanitizers(machine: Machine) -> list[Step]:
+    tool = machine.program("compute-sanitizer") or "compute-sanitizer"
+    program = str(machine.build / "tests" / "test_kernels")
+
+    def step(name: str, about: str) -> Step:
+        command = (tool, "--tool", name, "--error-exitcode", "9", "--print-limit", "20", program, "[gpu]", "--durations", "yes")
+        return Step(name, about, 300, command, after="build-kernels", program="compute-sanitizer")
+
+    return [
+        step("memcheck", "kernel tests under compute-sanitizer: memory"),
+        step("racecheck", "kernel tests under compute-sanitizer: shared memory"),
+    ]
+
+
+def trainer(machine: Machine) -> list[Step]:
+    tests = ctest(machine, "-R", "^gpt:")
+
+    folders = ("--build", str(machine.build), "--work", str(machine.work / "gpt"))
+
+    def tier(name: str) -> Step:
+        command, about = python("-m", "on_a_gpu.gpt_tiers", name, *folders), f"the GPT trainer with its state on the {name}"
+        losses = losses_of(name, machine.work / "gpt")
+        # The others are compared with those of the device, where they are there.
+        return Step(f"gpt-{name}", about, 180, command, after="build-gpt", product=losses if name == "device" else None)
+
+    compare = python("-m", "on_a_gpu.gpt_tiers", "compare", *folders)
+    return [
+        building(machine, "gpt", ["gpt", "test_gpt"], "examples/gpt/gpt"),
+        Step("test-gpt", "layers on the GPU vs. the CPU, and a small training", 180, tests, after="build-gpt"),
+        tier("device"),
+        tier("host"),
+        tier("drive"),
+        Step("gpt-losses", "all tiers give the same losses, bit by bit", 30, compare, after="gpt-device"),
+    ]
+
+
+def rates(machine: Machine) -> list[Step]:
+    programs = machine.build / "benchmarks"
+    measure = python("-m", "on_a_gpu.rates", str(programs / "benchmark_gpu"))
+    return [
+        building(machine, "rates", ["benchmark_gpu", "show_machine"], "benchmarks/benchmark_gpu"),
+        Step("machine", "the machine as Ballast sees it", 60, (str(programs / "show_machine"),), "build-rates", False),
+        Step("rates", "kernels vs. a copy in the GPU's memory; transfers vs. PCIe", 240, measure, after="build-rates"),
+    ]
+
+
+def forecasts(machine: Machine) -> list[Step]:
+    def step(case: str, about: str) -> Step:
+        folders = ("--build", str(machine.build), "--work", str(machine.work / "forecast"))
+        command = python("-m", "on_a_gpu.forecast", case, *folders)
+        name, about = f"forecast-{case}", f"a model of 1 billion parameters: {about}"
+        return Step(name, about, 150, command, after="build-python", module="torch")
+
+    return [step(case, about) for case, about in FORECASTS.items()]

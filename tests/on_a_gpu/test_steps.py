@@ -1,0 +1,92 @@
+"""Tests of the table of steps: it fits the build, and each test that needs a GPU has a step."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from on_a_gpu.forecast import CASES
+from on_a_gpu.machine import ROOT, Machine
+from on_a_gpu.steps import FORECASTS, all_steps
+
+STEPS = all_steps(Machine(ROOT / "build" / "on_a_gpu"))
+NAMES = [step.name for step in STEPS]
+BUILT = {
+    target for step in STEPS if step.name.startswith("build-") for target in step.command[step.command.index("--target") + 1 :]
+}
+
+
+def cmake_files() -> str:
+    files = subprocess.run(["git", "ls-files", "*CMakeLists.txt"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return "".join((ROOT / name).read_text() for name in files.stdout.split())
+
+
+def test_names_are_unique_and_a_step_comes_after_what_it_needs():
+    assert len(set(NAMES)) == len(NAMES)
+    for step in STEPS:
+        assert not step.after or NAMES.index(step.after) < NAMES.index(step.name)
+
+
+def test_other_architectures_are_built_in_another_folder(tmp_path):
+    folders = {Machine(tmp_path, architectures=each).build for each in ("90-real", "80-real;90-real")}
+    assert len(folders) == 2 and not any(";" in folder.name for folder in folders)
+
+
+def test_what_is_built_is_in_the_build():
+    text = cmake_files()
+    for target in BUILT:
+        kind, _, folder = target.partition("_")
+        declared = {"test": f"ballast_tests({folder} ", "benchmark": f"ballast_benchmark({folder} "}.get(kind, "")
+        assert declared and declared in text or re.search(rf"add_(executable|library)\({target} |add_module\({target} ", text)
+
+
+def test_each_folder_with_gpu_tests_is_built_and_chosen_by_one_step():
+    tagged = {path.parent.name for path in (ROOT / "tests").rglob("*_test.cpp") if "[gpu]" in path.read_text()}
+    chosen = [step for step in STEPS if step.command[:1] == ("ctest",)]
+    for folder in tagged:
+        assert f"test_{folder}" in BUILT
+        assert sum(chooses(step.command, f"{folder}:a test") for step in chosen) == 1
+
+
+def chooses(command: tuple[str, ...], test: str) -> bool:
+    option, pattern = next(pair for pair in zip(command, command[1:]) if pair[0] in ("-R", "-E"))
+    return (re.search(pattern, test) is not None) == (option == "-R")
+
+
+def test_each_python_file_with_gpu_tests_is_run():
+    command = next(step.command for step in STEPS if step.name == "test-python")
+    files = (ROOT / "tests" / "python").rglob("test_*.py")
+    marked = [path for path in files if "torch.cuda.is_available()" in path.read_text()]
+    assert marked
+    assert {str(path.relative_to(ROOT)) for path in marked} <= set(command)
+
+
+def test_each_case_of_the_forecast_has_a_step():
+    assert list(FORECASTS) == list(CASES)
+
+
+def test_the_pack_has_each_library_of_the_build():
+    bootstrap, pack = (ROOT / ".ci" / "bootstrap").read_text(), (ROOT / "tests" / "on_a_gpu" / "pack").read_text()
+    table = re.search(r'^build_packages="\n(.*?)^"', bootstrap, re.M | re.S).group(1)
+    asked_of_dpkg = {line.split()[0] for line in table.splitlines() if line.split()[1] == "-" and "certificates" not in line}
+    packed = set(re.search(r"^libraries=\((.*)\)", pack, re.M).group(1).split())
+    assert asked_of_dpkg - packed == {"libgloo-dev", "libdnnl-dev"}  # optional; `pack` says why
+
+
+def test_the_list_needs_nothing_built(tmp_path):
+    command = [str(ROOT / "tests" / "on_a_gpu" / "run"), "--list"]
+    environment = {"PATH": "/usr/bin:/bin", "OUT": str(tmp_path)}
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == NAMES
+
+
+def test_a_step_is_chosen_with_those_before_it(tmp_path):
+    command = [str(ROOT / "tests" / "on_a_gpu" / "run"), "--list", "--only", "test-k*"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OUT": str(tmp_path)})
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["configure", "build-kernels", "test-kernels"]
+
+
+def test_an_unknown_step_is_refused():
+    refused = subprocess.run([str(Path(ROOT, "tests/on_a_gpu/run")), "--only", "everything"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "there is no step everything" in refused.stderr
