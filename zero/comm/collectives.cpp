@@ -213,13 +213,15 @@ class Collectives : public Communicator {
   }
 
   void add_together(const Sent& sent, View into) {
+    const std::size_t width = byte_size(sent.values.dtype());
     std::vector<ConstView> theirs(size());
-    each_chunk(sent, [&](const ConstView& mine, std::size_t first) {
-      transport_->exchange_together(sent.chunk(mine), [&](std::span<const std::byte* const> by_rank) {
+    each_chunk(sent, [&](const ConstView& mine, std::size_t begin) {
+      const auto add = [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first) {
         std::ranges::transform(by_rank, theirs.begin(),
-                               [&](const std::byte* values) { return ConstView(values, mine.count(), mine.dtype()); });
-        backend_.sum(theirs, into.part(first, mine.count()));
-      });
+                               [&](const std::byte* values) { return ConstView(values, bytes / width, mine.dtype()); });
+        backend_.sum(theirs, into.part(begin + first / width, bytes / width));
+      };
+      transport_->exchange_together(sent.chunk(mine), add);
     });
   }
 

@@ -78,7 +78,28 @@ class SharedMemoryTransport : public ProcessTransport {
     error_.check();
     ++exchanges_;
     // It is faster to copy a small chunk into a buffer than to wait until all peers have read it in place.
-    chunk.bytes <= buffer_bytes_ ? exchange_buffered(chunk, receive) : exchange_in_place(chunk, receive);
+    if (chunk.bytes <= buffer_bytes_) return exchange_buffered(chunk, receive);
+    exchange_in_place(chunk, [&](const std::vector<const std::byte*>& from, std::size_t bytes, std::size_t first) {
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (chunk.sends(peer)) receive(peer, {from[peer], bytes}, first);
+      }
+    });
+  }
+
+  bool delivers_together(ChunkMemory) const override { return true; }
+
+  void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
+    error_.check();
+    ++exchanges_;
+    if (chunk.bytes > buffer_bytes_) return exchange_in_place(chunk, receive);
+    std::vector<const std::byte*> from;
+    put(chunk);
+    announce({.call = chunk.call});
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) wait_sent(peer, chunk.call, false);
+      from.push_back(peer == rank() ? chunk.piece(peer).data() : buffer(peer, chunk, rank()));
+    }
+    receive(from, chunk.bytes, 0);
   }
 
  private:
@@ -110,7 +131,8 @@ class SharedMemoryTransport : public ProcessTransport {
   }
 
   // Receives piece by piece, so that sums stay in the caches. Waits until all peers have read this rank's chunk.
-  void exchange_in_place(const SentChunk& chunk, const Receive& receive) {
+  template <class Read>
+  void exchange_in_place(const SentChunk& chunk, Read&& read) {
     announce({.call = chunk.call, .location = location_of(chunk)});
     std::vector<const std::byte*> from(size(), chunk.data);
     for (std::size_t peer = 0; peer < size(); ++peer) {
@@ -118,8 +140,10 @@ class SharedMemoryTransport : public ProcessTransport {
       from[peer] += rank() * chunk.stride;
     }
     for (std::size_t first = 0; first < chunk.bytes; first += buffer_bytes_) {
-      for (std::size_t peer = 0; peer < size(); ++peer) {
-        if (chunk.sends(peer)) receive(peer, {from[peer] + first, std::min(buffer_bytes_, chunk.bytes - first)}, first);
+      const std::size_t bytes = std::min(buffer_bytes_, chunk.bytes - first);
+      read(from, bytes, first);
+      for (const std::byte*& data : from) {
+        data += bytes;
       }
     }
     ++in_place_exchanges_;

@@ -201,7 +201,7 @@ class ThreadTransport : public Transport {
       require_same(chunk.call, theirs.call, fmt::format("rank {}", peer));
       by_rank.push_back(theirs.piece(rank_).data());
     }
-    receive(by_rank);
+    receive(by_rank, chunk.bytes, 0);
     published.finished_reading();
   }
 

@@ -43,8 +43,10 @@ struct SentChunk {
 // returns.
 using Receive = std::function<void(std::size_t peer, std::span<const std::byte> bytes, std::size_t first)>;
 
-// Receives the bytes of all ranks together, by rank; they stay valid until the call returns.
-using ReceiveTogether = std::function<void(std::span<const std::byte* const> by_rank)>;
+// Receives a stretch of the bytes of all ranks together: `bytes` from each, which begin at the byte `first` of what it
+// sends. Stretches come in order, and stay valid until the call returns.
+using ReceiveTogether =
+    std::function<void(std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first)>;
 
 // One thread at a time calls all but abort(), leave() and set_activity(); any thread may call those.
 class Transport {
@@ -59,11 +61,11 @@ class Transport {
   // Throws B3301 or B3302 if a peer fails or does not arrive. The caller may change the sent bytes when it returns.
   virtual void exchange(const SentChunk& chunk, const Receive& receive) = 0;
 
-  // Whether exchange_together() is there for such memory. A transport has it if all bytes of an exchange are there at
-  // once in any case, so that one kernel can read them all. One that receives piece by piece gains nothing.
+  // Whether exchange_together() is there for bytes that lie in such memory. A transport has it if the bytes of all ranks
+  // are within reach at once, so that one kernel can read them.
   virtual bool delivers_together(ChunkMemory) const { return false; }
 
-  // An exchange like the other, in which every rank sends. Calls `receive` once.
+  // An exchange like the other, in which every rank sends.
   virtual void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive);
 
   // Gathers the bytes of all ranks straight into `all`, in rank order, whatever their number; the rank's own may be
