@@ -14,3 +14,7 @@ TEST_CASE("reading the state waits for the work in the trainer's stream") { chec
 TEST_CASE("a GPU's work is counted and traced, in memory of the caller's allocator") {
   check_gpu_work_is_accounted_for();
 }
+
+TEST_CASE("norms of tensors have the bits of the CPU, and leave the sum of all as it was") {
+  check_gpu_norms_of_tensors();
+}

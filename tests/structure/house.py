@@ -64,7 +64,8 @@ PYTHON_LAYERS = {
         *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory"),
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
-        *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradients", "wrapper.state", "wrapper.writes"),
+        *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
+        *("wrapper.state", "wrapper.writes"),
     ],
     "parameter": [
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),

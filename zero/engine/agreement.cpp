@@ -107,33 +107,19 @@ double Agreement::norm(const Op& agree, double loss_scale) {
   return decide(sum_over_model(squares)).norm;
 }
 
-std::vector<std::vector<double>> Agreement::tensor_norms(std::span<const Op> ops) const {
-  const std::vector<Unit>& units = plan_.model().units;
-  std::vector<std::size_t> begins(units.size());  // among all tensors
-  std::size_t tensors = 0;
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    begins[unit] = std::exchange(tensors, tensors + units[unit].tensors.size());
-  }
-  std::vector<kernels::ExactSum> squares(tensors);
-  for (const Op& op : ops) {
-    if (op.kind == OpKind::norm) add_squares_by_tensor(op, std::span(squares).subspan(begins[op.unit]));
-  }
+std::vector<std::vector<double>> Agreement::tensor_norms(std::span<const Op> ops, double loss_scale) {
+  options_.loss_scale = loss_scale;
+  std::vector<kernels::ExactSum> squares = tensor_sums_.of(ops);
   sum_over_shards(squares);
-  std::vector<std::vector<double>> norms(units.size());
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    for (const kernels::ExactSum& sum : std::span(squares).subspan(begins[unit], units[unit].tensors.size())) {
-      norms[unit].push_back(decide(sum).norm);
-    }
+  std::vector<std::vector<double>> norms;
+  std::span<const kernels::ExactSum> rest = squares;
+  for (const Unit& unit : plan_.model().units) {
+    std::vector<double>& of_unit = norms.emplace_back();
+    for (const kernels::ExactSum& sum : rest.first(unit.tensors.size()))
+      of_unit.push_back(decide(sum).norm);
+    rest = rest.subspan(unit.tensors.size());
   }
   return norms;
-}
-
-void Agreement::add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const {
-  const UnitLayout& layout = plan_.layout().units[norm.unit];
-  for (const TensorPart& part : tensors_in(plan_.model().units[norm.unit], layout, layout.trained, mesh_.reduce->rank(),
-                                           {0, layout.trained.shard})) {
-    kernels::merge(squares[part.tensor], arithmetic_.of(norm.lane).squares_of(norm, {part.in_shard, part.range.count}));
-  }
 }
 
 void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -49,6 +49,13 @@ def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
     with torch.cuda.stream(ours):
         yield
     torch.cuda.synchronize(gpu)
+
+
+def tensor_on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    """Return the values as a tensor there. The copy to a GPU is ordered with torch's current stream, and not waited for."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def return_cached_memory(gpu: int | None) -> None:

@@ -18,6 +18,7 @@ from ballast.errors import FailureError
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_factors import GradientFactors
+from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.process_groups import ProcessGroups
@@ -71,6 +72,8 @@ class Partition(ShardedState):
         self._taken: set[int] = set()  # members
         self._factors = GradientFactors(self._group, self._members)
         self._norms: list[list[float]] | None = None
+        self._norm_tensors = NormTensors()
+        self._factor_reader = FactorReader()
         self._passes: int | None = None  # of all ranks, after they have agreed
         self._may_update = False  # in backward, with the options as they were when its first unit was taken
 
@@ -163,13 +166,21 @@ class Partition(ShardedState):
 
     def all_finite(self) -> bool:
         """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
-        return all(math.isfinite(self.norm_of(member)) for member in range(len(self._members)))
+        return all(map(math.isfinite, self._norms_of_all()))
+
+    def _norms_of_all(self) -> list[float]:
+        return [self.norm_of(member) for member in range(len(self._members))]
 
     def scale_all(self, factor: float) -> None:
         self._factors.scale_all(factor)
 
-    def scale(self, member: int, factor: float) -> None:
-        self._factors.scale(member, factor)
+    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        return self._norm_tensors.take(member, (device, dtype), self._norms_of_all)
+
+    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
+        value = self._factor_reader.read(factor)
+        self._factors.scale(member, 1.0 / value if divides else value)
+        self._norm_tensors.forget(member)
 
     def drop(self, member: int) -> None:
         self._members[member].parameter.grad = None
