@@ -178,6 +178,9 @@ TORCH_COMPAT = "python/ballast/_torch_compat.py"
 PRIVATE_TO_TORCH = {"_cdata", "_schema", "_make_wrapper_subclass", "_get_active_ddp_module", "_get_default_store"}
 PRIVATE_TO_TORCH |= {"_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
 
+# The file of the package that may name torch's type of GPUs, and torch's module for them.
+TORCH_GPU = "python/ballast/wrapper/gpu.py"
+
 FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 6

@@ -44,6 +44,7 @@ class FactorReader:
     def read(self, factor: float | torch.Tensor) -> float:
         if not isinstance(factor, torch.Tensor) or factor.is_inference():  # torch counts no writes to such a tensor
             return float(factor)
-        if self._last is None or self._last() is not factor or self._version != factor._version:
+        is_known = self._last is not None and self._last() is factor
+        if not is_known or self._version != factor._version:
             self._last, self._version, self._value = weakref.ref(factor), factor._version, float(factor)
         return self._value

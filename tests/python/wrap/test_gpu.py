@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import ballast
 import pytest
@@ -100,7 +99,7 @@ class Streams:
     def __init__(self, patch):
         self.current, self.waits = 0, 0
         patch.setattr(gpu, "current_stream", lambda _: self.current)
-        patch.setattr(gpu, "torch", SimpleNamespace(cuda=self))
+        patch.setattr(gpu, "of_torch", lambda: self)
 
     def synchronize(self, _: object) -> None:
         self.waits += 1
@@ -219,7 +218,7 @@ class TorchWithGpus:
 
 def test_a_model_on_a_gpu_that_the_process_does_not_work_on_is_refused(monkeypatch):
     torch_with_gpus = TorchWithGpus(device=0, handle=7)
-    monkeypatch.setattr(torch, "cuda", torch_with_gpus)
+    monkeypatch.setattr(gpu, "of_torch", lambda: torch_with_gpus)
     with pytest.raises(ballast.UsageError, match=r"torch.cuda.set_device\(1\)"):
         stream_on(1)
     torch_with_gpus.device = 1
