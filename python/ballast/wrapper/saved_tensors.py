@@ -76,8 +76,7 @@ class SavedTensors:
 
         def unpack(saved: Any) -> torch.Tensor:
             if isinstance(saved, Saved):
-                self._gather.open(saved.unit)
-                full = self._gather.now.tensors[saved.member]
+                full = self._gather.values_of(saved.unit, saved.member)
                 return full.as_strided(saved.size, saved.stride, full.storage_offset() + saved.offset)
             there: torch.Tensor = saved if outer is None else outer[1](saved)
             return there

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper.gathered_views import GatheredViews
-from ballast.wrapper.gpu import require_stream
+from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.parameter_state import ParameterState
@@ -82,6 +83,17 @@ class UnitGather:
         self.open_unit = unit
         for member, view in zip(members, self.now.tensors):
             self._managed[member].gather(view)
+
+    def values_of(self, unit: int, number: int) -> torch.Tensor:
+        """Return the values of a member of a unit, which are those that the parameter shows in a block of gather()."""
+        if unit in self.full:
+            return self.units[unit].members[number].parameter.detach()
+        self.open(unit)
+        return self.now.tensors[number]
+
+    def in_stream(self) -> AbstractContextManager[None]:
+        """Work in the stream of the training inside the block, whichever is current."""
+        return in_stream(self._gpu, self._stream)
 
     def require_there(self, member: Member) -> None:
         if self.is_gone:
