@@ -84,6 +84,12 @@ def make_wrapper_tensor(
     return made
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor that this one is a view of; None if it is no view."""
+    base: torch.Tensor | None = tensor._base
+    return base
+
+
 def storage_address(storage: torch.UntypedStorage) -> int:
     """Return a number that identifies this storage as long as it lives, even without memory (on the meta device)."""
     return int(storage._cdata)

@@ -71,8 +71,8 @@ PYTHON_LAYERS = {
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
     ],
     "residence": [
-        *("wrapper.unit_gather", "wrapper.saved_tensors", "wrapper.gather_block", "wrapper.param_gather"),
-        "wrapper.full_params",
+        *("wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors", "wrapper.gather_block"),
+        *("wrapper.param_gather", "wrapper.full_params"),
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),

@@ -36,6 +36,8 @@ class GatheredViews:
         storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
         self._users = [(storage, users_of_storage(storage)) for storage in storages]  # with these tensors alone
         self._places: dict[tuple[object, ...], Place] = {}  # that were found before
+        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by member, until the unit is released
+        self.dtype = tensors[0].dtype if tensors else None
         filled = [tensor for tensor in tensors if tensor.numel() > 0]
         self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses
         self.end = max((tensor.data_ptr() + tensor.nbytes for tensor in filled), default=0)
@@ -60,6 +62,16 @@ class GatheredViews:
                 is_whole = offset == 0 and (size, stride) == (tuple(view.shape), view.stride())
                 return Place(member.unit, number, size, stride, offset // view.element_size(), is_whole)
         return None
+
+    def cast_of(self, member: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a cast of a member. It is made once while the unit is open."""
+        cast = self._casts.get((member, dtype))
+        if cast is None:
+            cast = self._casts[member, dtype] = self.tensors[member].to(dtype)
+        return cast
+
+    def forget_casts(self) -> None:
+        self._casts.clear()
 
     def warn_of_views(self, warned: set[Member]) -> None:
         """Warn of views that outlive the release of their parameter: they show the values of other units from then on.

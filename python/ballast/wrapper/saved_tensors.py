@@ -15,6 +15,7 @@ from ballast._torch_compat import (
     top_saved_tensor_hooks,
 )
 from ballast.wrapper.gathered_views import Place
+from ballast.wrapper.parameter_casts import CastPlace, place_in_cast
 from ballast.wrapper.unit_gather import UnitGather
 
 
@@ -82,6 +83,8 @@ class SavedTensors:
                 if place is not None:
                     return place
                 tensor = tensor.clone()  # other values will be in this memory
+            elif tensor.dtype is not views.dtype and (cast := place_in_cast(tensor, members)) is not None:
+                return cast
             elif id(tensor) in members:  # a copy, which the parameter will not have in backward
                 tensor = tensor.detach()
             return tensor if outer is None else outer[0](tensor)
@@ -94,6 +97,12 @@ class SavedTensors:
                 if saved.is_whole:
                     return values
                 return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+            if type(saved) is CastPlace:
+                unit, number = saved.unit, saved.member
+                gather.open(unit)
+                is_full = unit in gather.full
+                cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
+                return cast.as_strided(saved.size, saved.stride, saved.offset)
             there: torch.Tensor = saved if outer is None else outer[1](saved)
             return there
 

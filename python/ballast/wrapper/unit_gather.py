@@ -115,6 +115,7 @@ class UnitGather:
             each.reshard(nothing)
         if self._warns:
             self.now.warn_of_views(self._warned)
+        self.now.forget_casts()
         self._core.release()
         self.open_unit, self.now = None, NO_VIEWS
 
