@@ -84,10 +84,15 @@ def make_wrapper_tensor(
     return made
 
 
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor that this one is a view of; None if it is no view."""
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that this one is a view of, or the tensor itself if it is no view."""
     base: torch.Tensor | None = tensor._base
-    return base
+    return tensor if base is None else base
+
+
+def references_to(tensor: torch.Tensor) -> int:
+    """Return how many places refer to the tensor, of which all of Python is one."""
+    return int(tensor._use_count())
 
 
 def storage_address(storage: torch.UntypedStorage) -> int:

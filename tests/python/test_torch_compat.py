@@ -199,7 +199,15 @@ def test_schedulers_neither_wrap_a_marked_step_nor_warn_after_a_counted_one(recw
 def test_a_view_knows_its_base():
     whole = torch.ones(4)
     assert compat.base_of(whole[1:]) is whole
-    assert compat.base_of(whole) is None
+    assert compat.base_of(whole) is whole
+
+
+def test_references_to_a_tensor_are_counted():
+    holder, tensor = torch.zeros(1), torch.zeros(1)
+    other = tensor
+    assert compat.references_to(tensor) == compat.references_to(other) == 1  # all of Python is one
+    holder.grad = tensor
+    assert compat.references_to(tensor) == 2
 
 
 def test_the_graph_shows_the_parameter_that_was_cast():

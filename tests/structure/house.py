@@ -71,7 +71,8 @@ PYTHON_LAYERS = {
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
     ],
     "residence": [
-        *("wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors", "wrapper.gather_block"),
+        *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
+        "wrapper.gather_block",
         *("wrapper.param_gather", "wrapper.full_params"),
     ],
     "partition": [
@@ -176,7 +177,7 @@ OLD_FORMS = {
 # The file that may use private names of torch: those below torch that begin with an underscore, and these of its objects.
 TORCH_COMPAT = "python/ballast/_torch_compat.py"
 PRIVATE_TO_TORCH = {"_cdata", "_schema", "_make_wrapper_subclass", "_get_active_ddp_module", "_get_default_store"}
-PRIVATE_TO_TORCH |= {"_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
+PRIVATE_TO_TORCH |= {"_use_count", "_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
 
 # The file of the package that may name torch's type of GPUs, and torch's module for them.
 TORCH_GPU = "python/ballast/wrapper/gpu.py"

@@ -34,8 +34,6 @@ def place_in_cast(tensor: torch.Tensor, members: Mapping[int, Member]) -> CastPl
     """Return the place of a tensor that is a cast of one of these parameters (by id), or a view of such a cast; None if it
     is not known to be one. The graph of autograd shows it, so a cast of a frozen parameter is not found."""
     cast = base_of(tensor)
-    if cast is None:
-        cast = tensor
     if cast.grad_fn is None or cast.grad_fn.name() != _CAST:
         return None
     if tensor.dtype != cast.dtype or cast._version != 0:  # other bits are seen, or were written

@@ -10,6 +10,7 @@ import torch
 
 from ballast._torch_compat import (
     SavedTensorHooks,
+    base_of,
     pop_saved_tensor_hooks,
     push_saved_tensor_hooks,
     top_saved_tensor_hooks,
@@ -39,6 +40,8 @@ class SavedTensors:
         def begin(_: torch.nn.Module) -> None:
             if gather.is_over:  # since this call began: torch still calls the hooks that existed then
                 return
+            if not calls:
+                gather.casts.are_evaluated = not torch.is_grad_enabled()
             if unit is not None:
                 gather.open(unit)
             outer = top_saved_tensor_hooks()
@@ -83,8 +86,10 @@ class SavedTensors:
                 if place is not None:
                     return place
                 tensor = tensor.clone()  # other values will be in this memory
-            elif tensor.dtype is not views.dtype and (cast := place_in_cast(tensor, members)) is not None:
-                return cast
+            elif tensor.dtype is not views.dtype and (in_cast := place_in_cast(tensor, members)) is not None:
+                if in_cast.unit == gather.open_unit:
+                    gather.casts.add(in_cast.member, base_of(tensor))
+                return in_cast
             elif id(tensor) in members:  # a copy, which the parameter will not have in backward
                 tensor = tensor.detach()
             return tensor if outer is None else outer[0](tensor)

@@ -9,6 +9,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
+from ballast.wrapper.autocast_cache import CachedCasts
 from ballast.wrapper.gathered_views import NO_VIEWS, GatheredViews
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
@@ -43,6 +44,7 @@ class UnitGather:
         self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
         self.now = NO_VIEWS  # the open unit's
+        self.casts = CachedCasts()
         self.open_unit: int | None = None
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training has ended, and the values are lost
@@ -84,6 +86,7 @@ class UnitGather:
         self.open_unit = unit
         for each, view in zip(self._of_unit[unit], self.now.tensors):
             each.gather(view)
+        self.casts.fill(unit, self.now.tensors)
 
     def full_values(self, unit: int, number: int) -> torch.Tensor:
         """Return the values that a member of a unit shows in a block of gather()."""
@@ -116,6 +119,7 @@ class UnitGather:
         if self._warns:
             self.now.warn_of_views(self._warned)
         self.now.forget_casts()
+        self.casts.empty(self.open_unit)
         self._core.release()
         self.open_unit, self.now = None, NO_VIEWS
 
@@ -134,6 +138,7 @@ class UnitGather:
 
     def show(self, member: Member, values: torch.Tensor) -> None:
         """Let torch see these values, until the parameter is resharded."""
+        self.casts.forget()
         self._managed[member].gather(values)
 
     def reshard(self, members: Iterable[Member]) -> None:
@@ -146,6 +151,7 @@ class UnitGather:
 
     def offload(self, owner: ParameterOwner) -> None:
         """Forget the memory that parameters were gathered into. No unit is open."""
+        self.casts.forget()
         self._views, self.now = {}, NO_VIEWS
         for each in self._managed.values():
             each.offload(owner)
@@ -176,5 +182,6 @@ class UnitGather:
         for each in self._managed.values() if is_gone else ():
             if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
                 each.lose()
+        self.casts.forget()
         self._views, self.now = {}, NO_VIEWS
         del self._core

@@ -87,7 +87,7 @@ def test_a_forward_pass_keeps_no_casts_of_parameters(use):
     gradients, kept = gradients_and_kept_bytes(FOUND[use], 3)
     assert all(map(torch.equal, gradients, expected)) and len(gradients) == len(expected)
     assert all_casts > 2 * LAYERS * WIDTH**2
-    assert kept < all_casts // 8  # activations
+    assert kept < all_casts // 8 + 2 * WIDTH**2  # activations, and the cast of the open unit
 
 
 @pytest.mark.parametrize("use", NOT_FOUND)
