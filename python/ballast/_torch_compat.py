@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,29 +30,35 @@ UNSCALE_EACH = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 # --- Autograd ---
 
 
-def top_saved_tensor_hooks() -> SavedTensorHooks | None:
-    """Return the hooks that pack and unpack the tensors that autograd saves now, such as those of activation
-    checkpointing. Hooks that are pushed on top of them have to call them, and
-    torch.autograd.graph.saved_tensors_hooks does not return them."""
-    hooks: SavedTensorHooks | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks
+# Returns the hooks that pack and unpack the tensors that autograd saves now, such as those of activation checkpointing. Hooks
+# that are pushed on top of them have to call them, and torch.autograd.graph.saved_tensors_hooks does not return them.
+top_saved_tensor_hooks: Callable[[], SavedTensorHooks | None]
+top_saved_tensor_hooks = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
+# Lets hooks pack and unpack the tensors that autograd saves, until they are popped. A module's forward hooks push them before
+# its call and pop them after it, where there can be no `with` block.
+push_saved_tensor_hooks: Callable[[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]], None]
+push_saved_tensor_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 
-def push_saved_tensor_hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
-    """Let these hooks pack and unpack the tensors that autograd saves, until they are popped. A module's forward hooks
-    push them before its call and pop them after it, where there can be no `with` block."""
-    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-def pop_saved_tensor_hooks() -> None:
-    """Remove the hooks that were pushed last."""
-    torch._C._autograd._pop_saved_tensors_default_hooks()
+# Removes the hooks that were pushed last.
+pop_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
 def gradient_hooks_of(parameter: torch.Tensor) -> Mapping[int, Callable[[torch.Tensor], None]]:
     """Return the hooks that register_post_accumulate_grad_hook() has registered. Ballast finds the session of a
     parameter through its own hook."""
     return getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+
+
+# --- torch.compile() ---
+
+
+def _is_unknown() -> bool:
+    return True
+
+
+# Returns what compiles the Python functions that are called now; None if they run as they are.
+compiler_of_calls: Callable[[], object] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", _is_unknown)
 
 
 # --- Tensors ---
@@ -64,10 +71,8 @@ def swap_tensors_in_place(one: torch.Tensor, other: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(one, other)
 
 
-def without_torch_function() -> AbstractContextManager[None]:
-    """Let functions treat a subclass of Tensor as a plain tensor in the block, in which __torch_function__ calls them."""
-    disabled: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
-    return disabled
+# Lets functions treat a subclass of Tensor as a plain tensor in the block, in which __torch_function__ calls them.
+without_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunctionSubclass
 
 
 def make_wrapper_tensor(
@@ -79,14 +84,24 @@ def make_wrapper_tensor(
     return made
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that this one is a view of, or the tensor itself if it is no view."""
+    base: torch.Tensor | None = tensor._base
+    return tensor if base is None else base
+
+
+def references_to(tensor: torch.Tensor) -> int:
+    """Return how many places refer to the tensor, of which all of Python is one."""
+    return int(tensor._use_count())
+
+
 def storage_address(storage: torch.UntypedStorage) -> int:
     """Return a number that identifies this storage as long as it lives, even without memory (on the meta device)."""
     return int(storage._cdata)
 
 
-def users_of_storage(storage_address: int) -> int:
-    """Return how many tensors use the storage with this address. More than expected means that a view still exists."""
-    return int(torch._C._storage_Use_Count(storage_address))
+# Returns how many tensors use the storage with this address. More than expected means that a view still exists.
+users_of_storage: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 def copy_each(into: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

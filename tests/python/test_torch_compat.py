@@ -194,3 +194,42 @@ def test_schedulers_neither_wrap_a_marked_step_nor_warn_after_a_counted_one(recw
     optimizer.step()
     scheduler.step()
     assert not [each for each in recwarn if "lr_scheduler.step()" in str(each.message)]
+
+
+def test_a_view_knows_its_base():
+    whole = torch.ones(4)
+    assert compat.base_of(whole[1:]) is whole
+    assert compat.base_of(whole) is whole
+
+
+def test_references_to_a_tensor_are_counted():
+    holder, tensor = torch.zeros(1), torch.zeros(1)
+    other = tensor
+    assert compat.references_to(tensor) == compat.references_to(other) == 1  # all of Python is one
+    holder.grad = tensor
+    assert compat.references_to(tensor) == 2
+
+
+def test_the_graph_shows_the_parameter_that_was_cast():
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        product = torch.ones(2, 2, requires_grad=True) @ parameter
+    cast = parameter.bfloat16()
+    assert cast.grad_fn.name() == "ToCopyBackward0"
+    assert cast.grad_fn.next_functions[0][0].variable is parameter
+    assert "ToCopyBackward0" in [node.name() for node, _ in product.grad_fn.next_functions]
+
+
+def test_calls_have_a_compiler_only_while_torch_compiles():
+    seen = []
+
+    @torch.compiler.disable(recursive=False)
+    def look(values):
+        seen.append(compat.compiler_of_calls())
+        return values
+
+    compiled = torch.compile(lambda values: look(values + 1) + 1, backend="eager")
+    assert compat.compiler_of_calls() is None
+    compiled(torch.ones(2))
+    assert seen[0] is not None
+    assert compat.compiler_of_calls() is None

@@ -64,14 +64,16 @@ PYTHON_LAYERS = {
         *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory"),
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
-        *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradients", "wrapper.state", "wrapper.writes"),
+        *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
+        *("wrapper.state", "wrapper.writes"),
     ],
     "parameter": [
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
     ],
     "residence": [
-        *("wrapper.unit_gather", "wrapper.saved_tensors", "wrapper.gather_block", "wrapper.param_gather"),
-        "wrapper.full_params",
+        *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
+        "wrapper.gather_block",
+        *("wrapper.param_gather", "wrapper.full_params"),
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
@@ -175,7 +177,10 @@ OLD_FORMS = {
 # The file that may use private names of torch: those below torch that begin with an underscore, and these of its objects.
 TORCH_COMPAT = "python/ballast/_torch_compat.py"
 PRIVATE_TO_TORCH = {"_cdata", "_schema", "_make_wrapper_subclass", "_get_active_ddp_module", "_get_default_store"}
-PRIVATE_TO_TORCH |= {"_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
+PRIVATE_TO_TORCH |= {"_use_count", "_post_accumulate_grad_hooks", "_opt_called", "_wrapped_by_lr_sched"}
+
+# The file of the package that may name torch's type of GPUs, and torch's module for them.
+TORCH_GPU = "python/ballast/wrapper/gpu.py"
 
 FILE_LINES = 400
 FUNCTION_LINES = 60

@@ -2,8 +2,10 @@
 
 import ast
 import fnmatch
+import io
 import os
 import re
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -352,6 +354,20 @@ def private_torch_has_one_home(tree: Tree):
             name = _private_to_torch(node)
             if name is not None:
                 yield path, node.lineno, f"{name} is private to torch, and belongs in {house.TORCH_COMPAT}"
+
+
+@rule("torch-gpu")
+def torch_gpus_have_one_home(tree: Tree):
+    for path, text in tree.with_suffix({".py"}):
+        if not path.startswith(house.PYTHON_PACKAGE + "/") or path == house.TORCH_GPU:
+            continue
+        before = tokenize.NEWLINE
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            is_docstring = token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT)
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                before = token.type
+                if "cuda" in token.string and not is_docstring:
+                    yield path, token.start[0], f"{token.string} names torch's GPU, and belongs in {house.TORCH_GPU}"
 
 
 @rule("developer-path")

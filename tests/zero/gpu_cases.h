@@ -211,4 +211,32 @@ inline void check_trainer_is_waited_for() {
   });
 }
 
+// The sums of tensors are computed in the memory of the sum of all, in a stream that is late.
+inline void check_gpu_norms_of_tensors() {
+  const auto backend = kernels::cpu_backend({.threads = 1});
+  const auto world = lone_communicator(*backend);
+  const Stream stream;
+  const std::vector<optim::Rule> rules{optim::AdamW{}, optim::AdamW{}};
+  for (const double on_host : {0.0, 0.5}) {
+    TrainingOptions options{.gradients = {1.0 - on_host, on_host, 0.0}, .tile_elements = 256};
+    Training on_cpu(odd_model(), *world, rules, options);
+    options.gpu = 0;
+    options.stream = stream.handle();
+    Training on_gpu(odd_model(), *world, rules, options);
+    SyntheticTrainer of_cpu(on_cpu.model(), 0), of_gpu(on_gpu.model(), 0, &stream);
+    for (Training* training : {&on_cpu, &on_gpu})
+      training->initialise(initial_parameters());
+    for (std::size_t step = 0; step < 3; ++step) {
+      of_cpu.run(on_cpu, step);
+      of_gpu.run(on_gpu, step);
+      const double norm = on_cpu.gradient_norm();
+      const auto norms = on_gpu.tensor_norms();
+      CHECK(norms == on_cpu.tensor_norms());
+      CHECK(on_gpu.tensor_norms() == norms);
+      CHECK(on_gpu.step().norm == norm);
+      on_cpu.step();
+    }
+  }
+}
+
 }  // namespace ballast::testing

@@ -18,3 +18,7 @@ TEST_CASE("reading the state waits for the work in the trainer's stream", "[gpu]
 TEST_CASE("a GPU's work is counted and traced, in memory of the caller's allocator", "[gpu]") {
   check_gpu_work_is_accounted_for();
 }
+
+TEST_CASE("norms of tensors have the bits of the CPU, and leave the sum of all as it was", "[gpu]") {
+  check_gpu_norms_of_tensors();
+}

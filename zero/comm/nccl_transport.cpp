@@ -33,7 +33,7 @@ class NcclTransport : public ProcessTransport {
 
   void exchange(const SentChunk& chunk, const Receive& receive) override {
     if (chunk.where == ChunkMemory::host) return host_->exchange(chunk, receive);
-    exchange_together(chunk, [&](std::span<const std::byte* const> by_rank) {
+    exchange_together(chunk, [&](std::span<const std::byte* const> by_rank, std::size_t, std::size_t) {
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (chunk.sends(peer)) receive(peer, {by_rank[peer], chunk.bytes}, 0);
       }
@@ -53,7 +53,7 @@ class NcclTransport : public ProcessTransport {
     for (std::size_t peer = 0; peer < size(); ++peer) {
       by_rank.push_back(peer == rank() ? chunk.piece(peer).data() : received_from(peer, chunk));
     }
-    receive(by_rank);
+    receive(by_rank, 0, chunk.bytes);
   }
 
   bool all_gather(const SentChunk& mine, std::span<std::byte> all) override {

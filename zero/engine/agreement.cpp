@@ -9,6 +9,7 @@
 
 #include "kernels/exact_sum_math.h"
 #include "zero/comm/purpose.h"
+#include "zero/engine/lasting_norms.h"
 #include "zero/engine/straggler.h"
 
 namespace ballast {
@@ -107,60 +108,19 @@ double Agreement::norm(const Op& agree, double loss_scale) {
   return decide(sum_over_model(squares)).norm;
 }
 
-namespace {
-
-// A norm of gradients that stay where they are.
-struct LastingNorm {
-  Op norm;
-  std::size_t download = none;  // operation that took them there, if the norm was taken on their way
-};
-
-std::vector<LastingNorm> lasting_norms(const std::vector<Op>& list) {
-  const auto agree = std::ranges::find(list, OpKind::agree, &Op::kind);
-  std::vector<LastingNorm> norms;
-  for (const Op& op : list) {
-    if (op.kind != OpKind::norm) continue;
-    LastingNorm& found = norms.emplace_back(LastingNorm{op});
-    const auto download = std::ranges::find_if(
-        list, [&](const Op& d) { return d.kind == OpKind::download && d.unit == op.unit && d.tile == none; });
-    if (download == list.end() || download->from != op.from) continue;
-    found.download = static_cast<std::size_t>(download - list.begin());
-    found.norm.lane = Lane::host;
-    found.norm.from = download->to;
-    found.norm.to = agree->state;
-  }
-  return norms;
-}
-
-}  // namespace
-
-std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& list) const {
-  const std::vector<Unit>& units = plan_.model().units;
-  std::vector<std::size_t> begins(units.size());  // among all tensors
-  std::size_t tensors = 0;
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    begins[unit] = std::exchange(tensors, tensors + units[unit].tensors.size());
-  }
-  std::vector<kernels::ExactSum> squares(tensors);
-  for (const LastingNorm& each : lasting_norms(list)) {
-    add_squares_by_tensor(each.norm, std::span(squares).subspan(begins[each.norm.unit]));
-  }
+std::vector<std::vector<double>> Agreement::tensor_norms(const std::vector<Op>& list, double loss_scale) {
+  options_.loss_scale = loss_scale;
+  std::vector<kernels::ExactSum> squares = tensor_sums_.of(list);
   sum_over_shards(squares);
-  std::vector<std::vector<double>> norms(units.size());
-  for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    for (const kernels::ExactSum& sum : std::span(squares).subspan(begins[unit], units[unit].tensors.size())) {
-      norms[unit].push_back(decide(sum).norm);
-    }
+  std::vector<std::vector<double>> norms;
+  std::span<const kernels::ExactSum> rest = squares;
+  for (const Unit& unit : plan_.model().units) {
+    std::vector<double>& of_unit = norms.emplace_back();
+    for (const kernels::ExactSum& sum : rest.first(unit.tensors.size()))
+      of_unit.push_back(decide(sum).norm);
+    rest = rest.subspan(unit.tensors.size());
   }
   return norms;
-}
-
-void Agreement::add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const {
-  const UnitLayout& layout = plan_.layout().units[norm.unit];
-  for (const TensorPart& part : tensors_in(plan_.model().units[norm.unit], layout, layout.trained, mesh_.reduce->rank(),
-                                           {0, layout.trained.shard})) {
-    kernels::merge(squares[part.tensor], arithmetic_.of(norm.lane).squares_of(norm, {part.in_shard, part.range.count}));
-  }
 }
 
 void Agreement::agree(const Op& op, StepRun& run, double own_seconds) {

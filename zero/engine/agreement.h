@@ -5,6 +5,7 @@
 #include "zero/engine/lane_arithmetic.h"
 #include "zero/engine/mesh.h"
 #include "zero/engine/step_run.h"
+#include "zero/engine/tensor_sums.h"
 
 namespace ballast {
 
@@ -12,8 +13,8 @@ namespace ballast {
 // `agree`, which was issued after prepare() and is done before the next step begins.
 class Agreement {
  public:
-  Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic)
-      : plan_(plan), mesh_(mesh), arithmetic_(arithmetic) {}
+  Agreement(const CompiledPlan& plan, Mesh& mesh, const LaneArithmetic& arithmetic, TensorSums& tensor_sums)
+      : plan_(plan), mesh_(mesh), arithmetic_(arithmetic), tensor_sums_(tensor_sums) {}
   Agreement(Agreement&&) = delete;
 
   // check() throws if a step cannot use these options. prepare() copies them for the next step.
@@ -27,9 +28,10 @@ class Agreement {
   std::uint64_t steps() const { return steps_; }  // updates made so far
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
-  // Return norms of the summed gradients, before the operation `agree`. All ranks call together.
+  // Return norms of the summed gradients, before the operation `agree`. All ranks call together. The norms of all
+  // tensors, by unit, come from the norm operations in `list`; they need one exchange, as the norm of all does.
   double norm(const Op& agree, double loss_scale);
-  std::vector<std::vector<double>> tensor_norms(const std::vector<Op>& list) const;  // of each tensor, by unit
+  std::vector<std::vector<double>> tensor_norms(const std::vector<Op>& list, double loss_scale);
 
   void agree(const Op& op, StepRun& run, double own_seconds);  // fills in numbers and result
   StepNumbers numbers_before_norm() const;                     // of updates in the backward pass
@@ -39,12 +41,12 @@ class Agreement {
   StepNumbers numbers_of(const optim::Decision& decision) const;
   void sum_over_shards(std::span<kernels::ExactSum> squares) const;
   kernels::ExactSum sum_over_model(const kernels::ExactSum& squares) const;
-  void add_squares_by_tensor(const Op& norm, std::span<kernels::ExactSum> squares) const;
   std::string first_wrong_parameter(const StepRun& run) const;
 
   const CompiledPlan& plan_;
   Mesh& mesh_;
   const LaneArithmetic& arithmetic_;
+  TensorSums& tensor_sums_;
   std::vector<optim::Rule> rules_;
   std::vector<std::uint64_t> begun_at_;
   StepOptions options_{};  // its groups are rules_, its begun_at is begun_at_

@@ -77,14 +77,20 @@ std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
   return first;
 }
 
-kernels::ExactSum Arithmetic::squares_of(const Op& norm, const Range& part) const {
-  const kernels::ExactSum before = take_sum(norm.to);
+void Arithmetic::save_sum(const Piece& squares, kernels::ExactSum* host) const {
+  context_.copy(reinterpret_cast<std::byte*>(host), slots_.data(squares), sizeof *host);
+}
+
+void Arithmetic::squares_of(const Op& norm, const Range& part, kernels::ExactSum* host) const {
+  std::byte* const sum = slots_.data(norm.to);
+  context_.zero(sum, sizeof *host);
   const View values = slots_.view(norm.from, DType::fp32).part(part.first, part.count);
-  context_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(slots_.data(norm.to)));
-  const kernels::ExactSum sum = read_sum(norm.to);
-  context_.copy(slots_.data(norm.to), reinterpret_cast<const std::byte*>(&before), sizeof before);
-  context_.finish();
-  return sum;
+  context_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(sum));
+  save_sum(norm.to, host);
+}
+
+void Arithmetic::restore_sum(const Piece& squares, const kernels::ExactSum* host) const {
+  context_.copy(slots_.data(squares), reinterpret_cast<const std::byte*>(host), sizeof *host);
 }
 
 }  // namespace ballast

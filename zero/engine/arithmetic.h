@@ -38,9 +38,12 @@ class Arithmetic {
   // memory of the operation's sum, which must have been taken, and leaves it zero.
   std::uint64_t first_non_finite(const Op& norm) const;
 
-  // The sum over a part of a norm operation's gradients. Works in the memory of the operation's sum, and leaves it as
-  // it was.
-  kernels::ExactSum squares_of(const Op& norm, const Range& part) const;
+  // Sums over parts of norm operations' gradients. They are computed in the memory of the operations' sum, one after the
+  // other, so that memory is saved before and restored afterwards. `host` must stay until context().finish(); the calls
+  // do not wait for a GPU if it is pinned.
+  void save_sum(const Piece& squares, kernels::ExactSum* host) const;
+  void squares_of(const Op& norm, const Range& part, kernels::ExactSum* host) const;
+  void restore_sum(const Piece& squares, const kernels::ExactSum* host) const;
 
   // Makes a tile's state initial, in host memory that is zero: a master that the parameter does not hold is not.
   void begin_state(const TileMemory& tile) const { kernels::begin_master(tile, context_.backend()); }

@@ -43,7 +43,8 @@ Engine::Engine(const EngineParts& parts)
       exchanges_(parts.mesh.ranks()),
       failure_(parts.plan.model(), parts.mesh, sequencer_),
       counters_(parts.plan.placement(), parts.timeline, trainer_.stream()),
-      agreement_(parts.plan, parts.mesh, arithmetic_),
+      tensor_sums_(parts.plan, arithmetic_, parts.accounts, device_memory(parts).gpu),
+      agreement_(parts.plan, parts.mesh, arithmetic_, tensor_sums_),
       executor_({.plan = parts.plan,
                  .mesh = parts.mesh,
                  .slots = slots_,
@@ -189,7 +190,7 @@ void Engine::reach_agreement() {
   trainer_.synchronize();
 }
 
-double Engine::gradient_norm(double loss_scale) {
+void Engine::complete_gradients() {
   require_usable();
   require(!parts_.plan.input().schedule.update_in_backward, Code::out_of_order, [] {
     return Problem{.what = "cannot compute the norm: parameters are updated before it is known",
@@ -198,12 +199,16 @@ double Engine::gradient_norm(double loss_scale) {
   reach_agreement();
   norm_is_known_ = true;
   scheduler_.wait_for_issued();
+}
+
+double Engine::gradient_norm(double loss_scale) {
+  complete_gradients();
   return agreement_.norm(scheduler_.rest().front(), loss_scale);
 }
 
 std::vector<std::vector<double>> Engine::tensor_norms(double loss_scale) {
-  gradient_norm(loss_scale);
-  return agreement_.tensor_norms(scheduler_.list());
+  complete_gradients();
+  return agreement_.tensor_norms(scheduler_.list(), loss_scale);
 }
 
 StepResult Engine::step(const StepOptions& options) {

@@ -102,6 +102,7 @@ class Engine {
   void require_acquirable(std::size_t unit, Phase phase) const;
   Lease::Memory memory_of(const Op& use) const;
   void reach_agreement();
+  void complete_gradients();  // no more can be added until step()
   void begin();
   void require_usable() const;
 
@@ -116,6 +117,7 @@ class Engine {
   ExchangeOrder exchanges_;
   FirstFailure failure_;
   StepCounters counters_;
+  TensorSums tensor_sums_;
   Agreement agreement_;
   OpExecutor executor_;
   LaneThreads threads_;

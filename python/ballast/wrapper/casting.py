@@ -9,8 +9,9 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.wrapper.gpu import GPU
 
-CASTS = {"to", "type", "half", "bfloat16", "float", "double", "cpu", "cuda"}  # methods of tensors
+CASTS = {"to", "type", "half", "bfloat16", "float", "double", "cpu", GPU}  # methods of tensors
 
 
 def refuse_cast(what: str, name: str, *, code: str = "unsupported", to_look: str = "", available: str = "") -> NoReturn:

@@ -12,6 +12,7 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.rules import Group, Rule, require_elementwise, rule_of
 from ballast.wrapper.sharded_state import ShardedState
@@ -53,8 +54,7 @@ class CustomUpdates:
             self._step(optimizer)
         for part in self._parts.values():
             part.grad = None
-        for gpu in {part.device for part in self._parts.values() if part.device.type == "cuda"}:
-            torch.cuda.current_stream(gpu).synchronize()  # the library continues in streams of its own
+        wait_for_current_streams(list(self._parts.values()))  # the library continues in streams of its own
 
     def _part(self, optimizer: torch.optim.Optimizer, member: Member, values: torch.Tensor) -> torch.nn.Parameter:
         key = id(member.parameter)

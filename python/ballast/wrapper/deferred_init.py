@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ballast._torch_compat import TorchDispatchMode, arguments_of, tree_leaves, tree_map
 from ballast.checks import refuse
+from ballast.wrapper.gpu import default_generator, is_gpu, is_on_gpu
 from ballast.wrapper.memory import return_freed_memory
 
 # Elements. Smaller tensors are made at once: constructors read such tensors, and deferring them gains nothing.
@@ -111,13 +112,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def generator_of(kwargs: dict[str, Any], device: torch.device) -> torch.Generator:
     given: torch.Generator | None = kwargs.get("generator")
-    if given is not None:
-        return given
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        of_gpu: torch.Generator = torch.cuda.default_generators[index]
-        return of_gpu
-    return torch.default_generator
+    return default_generator(device) if given is None else given
 
 
 def inputs_from_outside(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -181,7 +176,7 @@ _DEVICE_PROPERTIES: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda device: device,
     torch.Tensor.is_meta.__get__: lambda device: False,
     torch.Tensor.is_cpu.__get__: lambda device: device.type == "cpu",
-    torch.Tensor.is_cuda.__get__: lambda device: device.type == "cuda",
+    is_on_gpu: is_gpu,
 }
 
 

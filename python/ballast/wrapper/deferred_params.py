@@ -14,6 +14,7 @@ from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.deferred_init import history_of, inputs_from_outside, values_of
+from ballast.wrapper.gpu import current_device
 from ballast.wrapper.managed_parameter import (
     ManagedParameter,
     Recorded,
@@ -231,7 +232,7 @@ def device_of(deferred: torch.Tensor) -> torch.device:
     history = history_of(deferred)
     if history is not None:
         return history.device
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return current_device()
 
 
 def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:

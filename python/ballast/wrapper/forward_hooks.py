@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ballast.wrapper.ddp_compat import UnsyncedDataParallel
-from ballast.wrapper.hooks import ModuleHook, SessionReference
+from ballast.wrapper.hooks import BeforeStep, ModuleHook, SessionReference
 
 
 class ForwardHooks:
@@ -41,9 +41,14 @@ def _before_call(module: torch.nn.Module, session: SessionReference, *, is_inner
     def called(module: torch.nn.Module) -> None:
         live = session()
         if live is not None:
-            (live.before_module if is_inner else live.before_forward)(module)
+            live.before_forward(module)
 
-    return module.register_forward_pre_hook(ModuleHook(called))
+    def called_inside(module: torch.nn.Module) -> None:
+        live = session()
+        if live is not None:
+            live.before_module(module)
+
+    return module.register_forward_pre_hook(BeforeStep(called_inside, session) if is_inner else ModuleHook(called))
 
 
 def _has_own_parameters(module: torch.nn.Module) -> bool:

@@ -57,7 +57,8 @@ class GatherBlocks:
         finally:
             try:
                 if keeps_writes and self._agree_to_keep(has_failed):
-                    self._keep_writes(snapshots, slots)
+                    with gather.in_stream():  # a program may leave the block in another stream
+                        self._keep_writes(snapshots, slots)
             finally:
                 gather.full -= set(units)
                 gather.reshard(copies)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -12,30 +13,77 @@ from ballast.wrapper.units import Member
 
 log = logging.getLogger("ballast")
 
+_MOST_PLACES = 1000  # to remember: slices of changing sizes would add up
+
+
+class Place(NamedTuple):
+    """The place of a view of a parameter."""
+
+    unit: int
+    member: int  # of the unit
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # elements, from the member's first
+    is_whole: bool  # it is the parameter as it is
+
 
 class GatheredViews:
-    """Knows whether tensors other than these views share the memory."""
+    """The views, the places in them, and whether tensors other than these views share the memory."""
 
     def __init__(self, members: Sequence[Member], tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
         self._members = members
-        self._storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
-        self._users = [users_of_storage(storage) for storage in self._storages]  # with these tensors alone
+        storages = [storage_address(tensor.untyped_storage()) for tensor in tensors]
+        self._users = [(storage, users_of_storage(storage)) for storage in storages]  # with these tensors alone
+        self._places: dict[tuple[object, ...], Place] = {}  # that were found before
+        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}  # by member, until the unit is released
+        self.dtype = tensors[0].dtype if tensors else None
+        filled = [tensor for tensor in tensors if tensor.numel() > 0]
+        self.begin = min((tensor.data_ptr() for tensor in filled), default=0)  # addresses
+        self.end = max((tensor.data_ptr() + tensor.nbytes for tensor in filled), default=0)
+
+    def place_of(self, tensor: torch.Tensor, address: int) -> Place | None:
+        """Return the place of a tensor whose first element is at this address; None if it is no view of a member."""
+        key = (address, tensor.shape, tensor.stride(), tensor.dtype)
+        place = self._places.get(key)
+        if place is None:
+            place = self._find(tensor, address)
+            if place is not None:
+                if len(self._places) >= _MOST_PLACES:
+                    self._places.clear()
+                self._places[key] = place
+        return place
+
+    def _find(self, tensor: torch.Tensor, address: int) -> Place | None:
+        for number, (member, view) in enumerate(zip(self._members, self.tensors)):
+            offset = address - view.data_ptr()
+            if 0 <= offset < view.nbytes and tensor.dtype == view.dtype:
+                size, stride = tuple(tensor.shape), tensor.stride()
+                is_whole = offset == 0 and (size, stride) == (tuple(view.shape), view.stride())
+                return Place(member.unit, number, size, stride, offset // view.element_size(), is_whole)
+        return None
+
+    def cast_of(self, member: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a cast of a member. It is made once while the unit is open."""
+        cast = self._casts.get((member, dtype))
+        if cast is None:
+            cast = self._casts[member, dtype] = self.tensors[member].to(dtype)
+        return cast
+
+    def forget_casts(self) -> None:
+        self._casts.clear()
 
     def warn_of_views(self, warned: set[Member]) -> None:
         """Warn of views that outlive the release of their parameter: they show the values of other units from then on.
         It is no error, because they may be unused. Each parameter is named once."""
-        for member in self._viewed():
-            if member in warned:
-                continue
-            warned.add(member)
-            log.warning(
-                "a view of parameter %s is still there after its module was released: from now on it shows the values of other "
-                "modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
-                member.name,
-            )
+        for number, (storage, users) in enumerate(self._users):
+            if users_of_storage(storage) > users and self._members[number] not in warned:
+                warned.add(self._members[number])
+                log.warning(
+                    "a view of parameter %s is still there after its module was released: from now on it shows the values of "
+                    "other modules. Take it from the parameter (weight.t()) where it is used, and drop it after that.",
+                    self._members[number].name,
+                )
 
-    def _viewed(self) -> Iterator[Member]:
-        for member, storage, users in zip(self._members, self._storages, self._users):
-            if users_of_storage(storage) > users:
-                yield member
+
+NO_VIEWS = GatheredViews((), ())

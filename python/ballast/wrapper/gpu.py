@@ -1,31 +1,70 @@
-"""Agreements between Ballast and torch on a GPU: which GPU, which stream, and which memory is free."""
+"""Torch's GPU: which one, which stream, and which memory is free. No other file of the package names torch's module or device
+type for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from ballast.checks import refuse, refuse_order
+
+GPU = "cuda"  # torch's type of the devices that the library works on, and the method that moves a tensor there
+is_on_gpu = torch.Tensor.is_cuda.__get__
+
+
+def of_torch() -> Any:
+    """Return torch's module of streams and memory of these devices."""
+    return torch.get_device_module(GPU)
+
+
+# --- Devices ---
+
+
+def is_gpu(device: torch.device) -> bool:
+    return bool(device.type == GPU)
+
+
+def device_at(gpu: int | None) -> torch.device:
+    """Return torch's device of this GPU; the CPU without one."""
+    return torch.device("cpu") if gpu is None else torch.device(GPU, gpu)
+
+
+def current_device() -> torch.device:
+    """Return the GPU that this process works on; the CPU if torch can use none."""
+    return device_at(int(of_torch().current_device()) if of_torch().is_available() else None)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return torch's random numbers for this device."""
+    if not is_gpu(device):
+        return torch.default_generator
+    index = of_torch().current_device() if device.index is None else device.index
+    of_gpu: torch.Generator = of_torch().default_generators[index]
+    return of_gpu
+
+
+# --- Streams ---
 
 
 def stream_on(gpu: int | None) -> int:
     """Return the handle of torch's current stream, in which training begins; 0 without a GPU."""
     if gpu is None:
         return 0
-    if torch.cuda.current_device() != gpu:
+    if of_torch().current_device() != gpu:
         refuse(
-            f"cannot train on cuda:{gpu}: this process works on cuda:{torch.cuda.current_device()}",
+            f"cannot train on {device_at(gpu)}: this process works on {device_at(of_torch().current_device())}",
             needed="one GPU for both",
-            remedy=f"torch.cuda.set_device({gpu}), at the beginning of the program",
+            remedy=f"torch.{GPU}.set_device({gpu}), at the beginning of the program",
         )
     return current_stream(gpu)
 
 
 def current_stream(gpu: int | None) -> int:
     """Return the handle of torch's current stream; 0 without a GPU."""
-    return 0 if gpu is None else int(torch.cuda.current_stream(gpu).cuda_stream)
+    return 0 if gpu is None else int(of_torch().current_stream(gpu).cuda_stream)
 
 
 def require_stream(gpu: int | None, stream: int) -> None:
@@ -33,7 +72,7 @@ def require_stream(gpu: int | None, stream: int) -> None:
     if current_stream(gpu) != stream:
         refuse_order(
             "cannot use the model in this CUDA stream: its training began in another CUDA stream",
-            needed="one stream for all steps and evaluations: all of them inside of `with torch.cuda.stream(...)`, or none",
+            needed=f"one stream for all steps and evaluations: all of them inside of `with torch.{GPU}.stream(...)`, or none",
         )
 
 
@@ -44,14 +83,41 @@ def in_stream(gpu: int | None, stream: int) -> Iterator[None]:
     if current_stream(gpu) == stream:
         yield
         return
-    torch.cuda.synchronize(gpu)
-    ours = torch.cuda.ExternalStream(stream, device=gpu) if stream else torch.cuda.default_stream(gpu)
-    with torch.cuda.stream(ours):
+    torch_gpu = of_torch()
+    torch_gpu.synchronize(gpu)
+    ours = torch_gpu.ExternalStream(stream, device=gpu) if stream else torch_gpu.default_stream(gpu)
+    with torch_gpu.stream(ours):
         yield
-    torch.cuda.synchronize(gpu)
+    torch_gpu.synchronize(gpu)
+
+
+def wait_for_current_streams(tensors: Sequence[torch.Tensor]) -> None:
+    """Wait for torch's current stream on each GPU that these tensors are on."""
+    for device in {tensor.device for tensor in tensors if is_gpu(tensor.device)}:
+        of_torch().current_stream(device).synchronize()
+
+
+# --- Memory ---
+
+
+def tensor_on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    """Return the values as a tensor there. The copy to a GPU is ordered with torch's current stream, and not waited for."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def free_bytes(gpu: int) -> int:
+    return int(of_torch().mem_get_info(gpu)[0])
+
+
+def name_and_bytes(gpu: int) -> tuple[str, int]:
+    """Return the name of this GPU, and the size of its memory."""
+    found = of_torch().get_device_properties(gpu)
+    return found.name, found.total_memory
 
 
 def return_cached_memory(gpu: int | None) -> None:
     """Return the memory that torch caches for its next tensors to the GPU: the library needs it."""
     if gpu is not None:
-        torch.cuda.empty_cache()
+        of_torch().empty_cache()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ballast import _core
-from ballast._torch_compat import copy_each
+from ballast._torch_compat import copy_each, without_torch_function
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.units import UnitOfMembers
@@ -27,16 +27,26 @@ class GradientCopies:
         if key not in self._views:
             self._views[key] = views_in(memory, self._units[unit], self._begins[unit], trained)
         into, gradients = [], []
-        for member, view in zip(trained, self._views[key]):
-            taken = member.parameter.grad
-            if not isinstance(taken, TakenGradient) or taken.fresh is None:
-                continue
-            fresh, taken.fresh = taken.fresh.detach(), None
-            into.append(view)
-            gradients.append((fresh.to_dense() if fresh.is_sparse else fresh).reshape(member.parameter.shape))
-        if into:
-            copy_each(into, gradients)
+        with without_torch_function():  # the parameters may be without their values
+            for member, view in zip(trained, self._views[key]):
+                taken = member.parameter.grad
+                if type(taken) is not TakenGradient or taken.fresh is None:
+                    continue
+                fresh, taken.fresh = taken.fresh, None
+                into.append(view)
+                gradients.append(_like(view, fresh))
+            if into:
+                copy_each(into, gradients)
 
     def forget_views(self) -> None:
         """Forget the views: the library's memory is about to be freed."""
         self._views = {}
+
+
+def _like(view: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient as copy_each() copies it into this view."""
+    if gradient.requires_grad:  # it was made with create_graph=True
+        gradient = gradient.detach()
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    return gradient if gradient.shape == view.shape else gradient.reshape(view.shape)

@@ -26,8 +26,8 @@ class Taker(Protocol):
     """Has taken gradients, and answers questions about them."""
 
     def name_of(self, member: int) -> str: ...
-    def norm_of(self, member: int) -> float: ...
-    def scale(self, member: int, factor: float) -> None: ...
+    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor: ...
+    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None: ...
     def all_finite(self) -> bool: ...
     def drop(self, member: int) -> None: ...
     def undo_casts(self) -> None: ...
@@ -109,12 +109,10 @@ def _vector_norm(gradient: TakenGradient, order: Any = 2, *rest: Any, **more: An
 
 
 def _foreach_norm(gradients: Sequence[TakenGradient], order: Any = 2, **more: Any) -> list[torch.Tensor]:
-    """Return the norms as parts of one tensor, because torch waits for each copy to a GPU."""
     if _norm_order(order) != 2.0:
         refuse(f"a norm of order {order}", gradients)
-    norms = [gradient.taker.norm_of(gradient.member) for gradient in gradients]
-    together = torch.tensor(norms, dtype=more.get("dtype") or torch.float32, device=gradients[0].device)
-    return list(together.unbind())
+    dtype = more.get("dtype") or torch.float32
+    return [gradient.taker.norm_tensor(gradient.member, gradient.device, dtype) for gradient in gradients]
 
 
 def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> TakenGradient:
@@ -125,16 +123,17 @@ def _add(gradient: TakenGradient, other: torch.Tensor, *, alpha: float = 1) -> T
 
 
 def _mul(gradient: TakenGradient, factor: Any) -> TakenGradient:
-    gradient.taker.scale(gradient.member, float(factor))
+    gradient.taker.scale(gradient.member, factor)
     return gradient
 
 
 def _div(gradient: TakenGradient, divisor: Any) -> TakenGradient:
-    return _mul(gradient, 1.0 / float(divisor))
+    gradient.taker.scale(gradient.member, divisor, divides=True)
+    return gradient
 
 
 def _foreach_mul(gradients: Sequence[TakenGradient], factors: Any) -> None:
-    each = factors if isinstance(factors, (list, tuple)) else [float(factors)] * len(gradients)
+    each = factors if isinstance(factors, (list, tuple)) else [factors] * len(gradients)
     for gradient, factor in zip(gradients, each):
         _mul(gradient, factor)
 

@@ -10,15 +10,25 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
-from ballast._torch_compat import gradient_hooks_of
+from ballast._torch_compat import compiler_of_calls, gradient_hooks_of
 from ballast.connecting import Group
 from ballast.leaving import begin_exit
+
+
+class PlansOfTrainer(Protocol):
+    """The part of a session that knows whether a step has begun."""
+
+    @property
+    def of_this_step(self) -> object | None: ...
 
 
 class Trainer(Protocol):
     """The session that trains a parameter, as hooks see it."""
 
+    @property
+    def plans(self) -> PlansOfTrainer: ...
     @property
     def group(self) -> Group: ...
     @property
@@ -53,16 +63,33 @@ def trainer_of(parameter: torch.Tensor) -> Trainer | None:
 
 class ModuleHook:
     """A hook that stays with its module: in a copy or a pickle of the module it does nothing. torch.compile() does not
-    compile it."""
+    compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only."""
 
     def __init__(self, hook: Callable[[torch.nn.Module], None]):
-        self._hook = torch.compiler.disable(hook)
+        self._hook = hook
+        self._uncompiled = torch.compiler.disable(hook)
 
     def __call__(self, module: torch.nn.Module, *_: Any) -> None:
-        self._hook(module)
+        if is_dynamo_compiling() or compiler_of_calls() is not None:
+            self._uncompiled(module)
+        else:
+            self._hook(module)
 
     def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
         return Nothing, ()
+
+
+class BeforeStep(ModuleHook):
+    """A hook that does something only where no step has begun."""
+
+    def __init__(self, hook: Callable[[torch.nn.Module], None], session: SessionReference):
+        super().__init__(hook)
+        self._session = session
+
+    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
+        live = None if is_dynamo_compiling() else self._session()
+        if live is None or live.plans.of_this_step is None:
+            super().__call__(module)
 
 
 class Nothing:

@@ -17,6 +17,9 @@ from ballast.wrapper.parameter_state import ParameterState, require_transition
 from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
 
+# Each call of a module needs these two, of each of its parameters, so nothing looks them up or calls a function for them.
+_SHARDED, _GATHERED = ParameterState.SHARDED, ParameterState.GATHERED
+
 
 class ParameterOwner(Protocol):
     """Keeps values that torch does not have. It does not know the layers above it: its constructor gets callbacks into
@@ -160,16 +163,23 @@ class ManagedParameter:
 
     def gather(self, values: torch.Tensor) -> None:
         """Become GATHERED: torch sees all values until the parameter is resharded."""
-        self._enter(ParameterState.GATHERED)
-        self.parameter.__class__ = self._kind
-        self.parameter.data = values
+        if self._state is not _SHARDED:
+            require_transition(self._state, _GATHERED)
+        self._state = _GATHERED
+        parameter = self._parameter()
+        assert parameter is not None  # it owns this
+        parameter.__class__ = self._kind
+        parameter.data = values
 
     def reshard(self, nothing: torch.Tensor) -> None:
         """Become SHARDED again."""
-        self._enter(ParameterState.SHARDED)
-        if not self.is_collected:
-            self.parameter.data = nothing
-            self.parameter.__class__ = Ungathered
+        if self._state is not _GATHERED:
+            require_transition(self._state, _SHARDED)
+        self._state = _SHARDED
+        parameter = self._parameter()
+        if parameter is not None:  # else Python's collector is deleting it, see is_collected
+            parameter.data = nothing
+            parameter.__class__ = Ungathered
 
     def offload(self, owner: ParameterOwner) -> None:
         """Become OFFLOADED: the values are off the device, and this owner refuses their use."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ballast import _core
+from ballast.wrapper.gpu import device_at
 from ballast.wrapper.units import DTYPES, Member, UnitOfMembers
 
 
@@ -53,7 +54,7 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: i
     that save models take parameters of one storage for tied ones. The memory lives as long as the tensor."""
     count = memory.bytes // dtype.itemsize if count is None else count
     if count == 0:
-        return torch.empty(0, dtype=dtype, device="cpu" if memory.gpu is None else f"cuda:{memory.gpu}")
+        return torch.empty(0, dtype=dtype, device=device_at(memory.gpu))
     return torch.from_dlpack(memory.dlpack(DTYPES[dtype], first, count))
 
 

@@ -8,14 +8,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ballast import _core
 from ballast.connecting import Group
 from ballast.hardware import RATES, Budget, Rates, gpu_like, machine, rates_of, rates_of_cpus
 from ballast.machine import this_machine
 from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.gpu import return_cached_memory
+from ballast.wrapper.gpu import free_bytes, name_and_bytes, return_cached_memory
 from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.units import Member, gpu_of
@@ -56,7 +54,7 @@ def _available_machine(options: WrapOptions, members: Sequence[Member]) -> Avail
     device = None if options.memory is None else int(options.memory)
     if device is None and gpu is not None:  # torch holds parameters there until all is reserved: they are not free
         return_cached_memory(gpu)
-        device = int(USED_FRACTION * torch.cuda.mem_get_info(gpu)[0])
+        device = int(USED_FRACTION * free_bytes(gpu))
     on_host = [each.parameter for each in members if gpu is None and not is_without_values(each.parameter)]
     by_drive = {os.stat(path).st_dev: shutil.disk_usage(path).free for path in options.directories}
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -73,8 +71,7 @@ def _available_machine(options: WrapOptions, members: Sequence[Member]) -> Avail
 
 
 def _rates_of_gpu(gpu: int) -> Rates:
-    found = torch.cuda.get_device_properties(gpu)
-    return rates_of(gpu_like(found.name, found.total_memory), {})
+    return rates_of(gpu_like(*name_and_bytes(gpu)), {})
 
 
 def _machine(of: AvailableMachine, machines: Sequence[AvailableMachine]) -> _core.Machine:

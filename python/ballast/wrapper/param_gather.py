@@ -36,6 +36,7 @@ class ParamGather:
         self.group = group
         self.units = UnitGather(core, units, options, warns=group.rank == 0)
         self._saved = SavedTensors(self.units)
+        self._end_call = ModuleHook(self._saved.end_call)
         self._blocks = GatherBlocks(weakref.ref(model), group, core, self.units, self._saved)
         self._hooks = [
             hook
@@ -103,19 +104,12 @@ class ParamGather:
     def _watch(self, module: torch.nn.Module) -> list[Any]:
         unit = self._unit_of(module)
         return [
-            module.register_forward_pre_hook(ModuleHook(lambda _: self._begin_call(unit))),
-            module.register_forward_hook(ModuleHook(lambda _: self._saved.end_call()), always_call=True),
+            module.register_forward_pre_hook(ModuleHook(self._saved.beginning_with(unit))),
+            module.register_forward_hook(self._end_call, always_call=True),
         ]
 
     def enter(self, module: torch.nn.Module) -> None:
-        self._begin_call(self._unit_of(module))
-
-    def _begin_call(self, unit: int | None) -> None:
-        if self.units.is_over:  # since this call began: torch still calls the hooks that existed then
-            return
-        if unit is not None:
-            self.units.open(unit)
-        self._saved.begin_call()
+        self._saved.beginning_with(self._unit_of(module))(module)
 
     # --- As the residence of a partition ---
 

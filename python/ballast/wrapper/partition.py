@@ -8,16 +8,19 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from sys import getrefcount
 from typing import NoReturn
 
 import torch
 
 from ballast import _core
+from ballast._torch_compat import without_torch_function
 from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
 from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.gradient_copies import GradientCopies
 from ballast.wrapper.gradient_factors import GradientFactors
+from ballast.wrapper.gradient_norms import FactorReader, NormTensors
 from ballast.wrapper.gradient_order import GradientOrder
 from ballast.wrapper.gradients import TakenGradient
 from ballast.wrapper.process_groups import ProcessGroups
@@ -28,6 +31,8 @@ from ballast.wrapper.units import UnitOfMembers, backward_order
 
 log = logging.getLogger("ballast")
 
+
+_REFERENCES_OF_MADE = 3  # of the list, the variable and the argument of getrefcount(); others are the caller's
 
 CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
 
@@ -60,8 +65,10 @@ class Partition(ShardedState):
             options.backward_order = self._order
         self._first_inputs = inputs()
         super().__init__(units, ranks, self._first_inputs.rules, options, reside)
-        self._in_unit = [number for unit in units for number in range(len(unit.trained))]
+        in_unit = [number for unit in units for number in range(len(unit.trained))]
+        self._places = [(member.unit, number) for member, number in zip(self._members, in_unit)]
         self._copies = GradientCopies(units, self._begins)
+        self._made: list[TakenGradient | None] = [None] * len(self._members)  # in earlier steps
         self._updates_in_backward = options.update_in_backward
         self._order_is_learnt = False
         self._reset_step()
@@ -71,6 +78,8 @@ class Partition(ShardedState):
         self._taken: set[int] = set()  # members
         self._factors = GradientFactors(self._group, self._members)
         self._norms: list[list[float]] | None = None
+        self._norm_tensors = NormTensors()
+        self._factor_reader = FactorReader()
         self._passes: int | None = None  # of all ranks, after they have agreed
         self._may_update = False  # in backward, with the options as they were when its first unit was taken
 
@@ -93,6 +102,7 @@ class Partition(ShardedState):
         for member in self._members:
             if isinstance(member.parameter.grad, TakenGradient):
                 member.parameter.grad = None
+        self._made = []  # they refer to this object
 
     @property
     def has_begun(self) -> bool:
@@ -114,25 +124,38 @@ class Partition(ShardedState):
         """Take a gradient that was added to `parameter.grad`. With `hold`, it waits for the next one, or for the step."""
         require_stream(self._gpu, self._stream)
         number = self._index[id(parameter)]
-        if number in self._taken and not isinstance(parameter.grad, TakenGradient):
+        with without_torch_function():  # the parameter may be without its values
+            gradient = parameter.grad
+        if number in self._taken and type(gradient) is not TakenGradient:
             self._discard_cleared_gradients()
-        place = (self._members[number].unit, self._in_unit[number])
-        self._take_all(self._gradient_order.ended_by(*place))
-        self._keep_gradient(number, parameter)
+        unit, place = self._places[number]
+        if ended := self._gradient_order.ended_by(unit, place):
+            self._take_all(ended)
+        self._keep_gradient(number, parameter, gradient)
         if hold:
             self._gradient_order.held()
-        else:
-            self._take_all(self._gradient_order.arrived(*place))
+        elif complete := self._gradient_order.arrived(unit, place):
+            self._take_all(complete)
 
-    def _keep_gradient(self, number: int, parameter: torch.nn.Parameter) -> None:
+    def _keep_gradient(self, number: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         """Keep a gradient until its unit is taken, where autograd does not add the next pass to it."""
-        gradient = parameter.grad
-        if not isinstance(gradient, TakenGradient):
-            parameter.grad = TakenGradient(parameter, self, number, gradient)
+        if type(gradient) is not TakenGradient:
+            with without_torch_function():
+                parameter.grad = self._taken_gradient(number, parameter, gradient)
             self._taken.add(number)
         elif gradient.next is not None:
             held = gradient.fresh
             gradient.fresh, gradient.next = gradient.next if held is None else held + gradient.next, None
+
+    def _taken_gradient(
+        self, number: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None
+    ) -> TakenGradient:
+        """Return the object of an earlier step, unless a caller has kept it, or a new one."""
+        made = self._made[number]
+        if made is None or getrefcount(made) > _REFERENCES_OF_MADE:
+            made = self._made[number] = TakenGradient(parameter, self, number)
+        made.fresh, made.next, made.spent = gradient, None, False
+        return made
 
     def _take_all(self, units: Sequence[int], *, count: bool = True) -> None:
         for unit in units:
@@ -163,13 +186,21 @@ class Partition(ShardedState):
 
     def all_finite(self) -> bool:
         """Return whether all gradients of all ranks are finite, so that all ranks return the same."""
-        return all(math.isfinite(self.norm_of(member)) for member in range(len(self._members)))
+        return all(map(math.isfinite, self._norms_of_all()))
+
+    def _norms_of_all(self) -> list[float]:
+        return [self.norm_of(member) for member in range(len(self._members))]
 
     def scale_all(self, factor: float) -> None:
         self._factors.scale_all(factor)
 
-    def scale(self, member: int, factor: float) -> None:
-        self._factors.scale(member, factor)
+    def norm_tensor(self, member: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        return self._norm_tensors.take(member, (device, dtype), self._norms_of_all)
+
+    def scale(self, member: int, factor: float | torch.Tensor, *, divides: bool = False) -> None:
+        value = self._factor_reader.read(factor)
+        self._factors.scale(member, 1.0 / value if divides else value)
+        self._norm_tensors.forget(member)
 
     def drop(self, member: int) -> None:
         self._members[member].parameter.grad = None

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ballast._torch_compat import (
     SavedTensorHooks,
+    base_of,
     pop_saved_tensor_hooks,
     push_saved_tensor_hooks,
     top_saved_tensor_hooks,
 )
+from ballast.wrapper.gathered_views import Place
+from ballast.wrapper.parameter_casts import CastPlace, place_in_cast
 from ballast.wrapper.unit_gather import UnitGather
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The place of a view of a parameter."""
-
-    unit: int
-    member: int  # of the unit
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int  # elements, from the member's first
 
 
 class SavedTensors:
@@ -34,24 +25,44 @@ class SavedTensors:
 
     def __init__(self, gather: UnitGather):
         self._gather = gather
-        self._depth = 0  # the number of calls that have not ended
+        self._outermost = self._hooks(None)
+        self._calls: list[bool] = []  # of those that have not ended: whether hooks were pushed for it
+        self._pushed: list[SavedTensorHooks] = []  # for these calls
 
     @property
     def is_in_call(self) -> bool:
-        return self._depth > 0
+        return bool(self._calls)
 
-    def begin_call(self) -> None:
-        self._depth += 1
-        push_saved_tensor_hooks(*self._hooks(top_saved_tensor_hooks()))
+    def beginning_with(self, unit: int | None) -> Callable[[torch.nn.Module], None]:
+        """Return the function that begins a call of a module with this unit."""
+        gather, calls, pushed = self._gather, self._calls, self._pushed
 
-    def end_call(self) -> None:
-        if self._depth > 0:  # otherwise the call was refused before it began
-            self._depth -= 1
+        def begin(_: torch.nn.Module) -> None:
+            if gather.is_over:  # since this call began: torch still calls the hooks that existed then
+                return
+            if not calls:
+                gather.casts.are_evaluated = not torch.is_grad_enabled()
+            if unit is not None:
+                gather.open(unit)
+            outer = top_saved_tensor_hooks()
+            if outer is not None and pushed and outer[0] is pushed[-1][0]:
+                calls.append(False)
+                return
+            hooks = self._outermost if outer is None else self._hooks(outer)
+            push_saved_tensor_hooks(*hooks)
+            calls.append(True)
+            pushed.append(hooks)
+
+        return begin
+
+    def end_call(self, _: torch.nn.Module | None = None) -> None:
+        if self._calls and self._calls.pop():  # without any, the call was refused before it began
+            self._pushed.pop()
             pop_saved_tensor_hooks()
 
     def end_all_calls(self) -> None:
         """End calls that were interrupted, from the keyboard for example: torch runs no hooks for them."""
-        while self._depth > 0:
+        while self._calls:
             self.end_call()
 
     @contextmanager
@@ -65,33 +76,39 @@ class SavedTensors:
 
     def _hooks(self, outer: SavedTensorHooks | None) -> SavedTensorHooks:
         """Return hooks that pass other tensors on to the outer hooks, such as those of activation checkpointing."""
+        gather, members = self._gather, self._gather.members
 
         def pack(tensor: torch.Tensor) -> Any:
-            place = self._place_of(tensor)
-            if place is not None:
-                return place
-            if self._gather.has(tensor):  # a copy, which the parameter will not have in backward
+            views = gather.now
+            address = tensor.data_ptr()
+            if views.begin <= address < views.end:
+                place = views.place_of(tensor, address)
+                if place is not None:
+                    return place
+                tensor = tensor.clone()  # other values will be in this memory
+            elif tensor.dtype is not views.dtype and (in_cast := place_in_cast(tensor, members)) is not None:
+                if in_cast.unit == gather.open_unit:
+                    gather.casts.add(in_cast.member, base_of(tensor))
+                return in_cast
+            elif id(tensor) in members:  # a copy, which the parameter will not have in backward
                 tensor = tensor.detach()
             return tensor if outer is None else outer[0](tensor)
 
         def unpack(saved: Any) -> torch.Tensor:
-            if isinstance(saved, Saved):
-                self._gather.open(saved.unit)
-                full = self._gather.now.tensors[saved.member]
-                return full.as_strided(saved.size, saved.stride, full.storage_offset() + saved.offset)
+            if type(saved) is Place:
+                unit, number = saved.unit, saved.member
+                gather.open(unit)
+                values = gather.full_values(unit, number) if unit in gather.full else gather.now.tensors[number]
+                if saved.is_whole:
+                    return values
+                return values.as_strided(saved.size, saved.stride, values.storage_offset() + saved.offset)
+            if type(saved) is CastPlace:
+                unit, number = saved.unit, saved.member
+                gather.open(unit)
+                is_full = unit in gather.full
+                cast = gather.full_values(unit, number).to(saved.dtype) if is_full else gather.now.cast_of(number, saved.dtype)
+                return cast.as_strided(saved.size, saved.stride, saved.offset)
             there: torch.Tensor = saved if outer is None else outer[1](saved)
             return there
 
         return pack, unpack
-
-    def _place_of(self, tensor: torch.Tensor) -> Saved | None:
-        unit = self._gather.open_unit
-        if unit is None:
-            return None
-        address = tensor.data_ptr()
-        for number, view in enumerate(self._gather.now.tensors):
-            offset = address - view.data_ptr()
-            if 0 <= offset < view.nbytes:
-                elements = offset // view.element_size()
-                return Saved(unit, number, tuple(tensor.shape), tensor.stride(), elements)
-        return None

@@ -107,7 +107,7 @@ class Session:
 
     def arrived(self, parameter: torch.nn.Parameter) -> None:
         """Take a gradient that was added to `parameter.grad`."""
-        partition = self.partition()
+        partition = self.plans.of_this_step or self.partition()
         if id(parameter) in self.plans.planner.outside:
             refuse_outside(self.names()[id(parameter)])
         partition.arrived(parameter, hold=self.holds)
@@ -128,8 +128,9 @@ class Session:
             partition.begin_call(module)  # its own hook comes too late for this call
 
     def before_module(self, module: torch.nn.Module) -> None:
-        """Do the same before a module inside the model runs: a user may call methods of the model instead of the model."""
-        if self.plans.of_this_step is None and (torch.is_grad_enabled() or self.plans.current is None):
+        """Do the same before a module inside the model runs, if no step has begun: a user may call methods of the model
+        instead of the model."""
+        if torch.is_grad_enabled() or self.plans.current is None:
             self.before_forward(module)
 
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:

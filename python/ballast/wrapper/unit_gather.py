@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
 from ballast import _core
 from ballast.checks import refuse_order
-from ballast.wrapper.gathered_views import GatheredViews
-from ballast.wrapper.gpu import require_stream
+from ballast.wrapper.autocast_cache import CachedCasts
+from ballast.wrapper.gathered_views import NO_VIEWS, GatheredViews
+from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.parameter_state import ParameterState
@@ -33,13 +35,16 @@ class UnitGather:
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
         self._views: dict[tuple[int, int], GatheredViews] = {}  # by unit and address
         self._warned: set[Member] = set()  # members whose views were named in a warning
-        self._members = {id(member.parameter): member for unit in units for member in unit.members}
+        self.members = {id(member.parameter): member for unit in units for member in unit.members}  # by id of the parameter
         self._nothing = {
-            member: nothing_like(member.parameter, member.parameter.device) for member in self._members.values()
+            member: nothing_like(member.parameter, member.parameter.device) for member in self.members.values()
         }
         self._managed: dict[Member, ManagedParameter] = {}
+        self._of_unit: list[list[ManagedParameter]] = []  # each list in the order of the unit's members
+        self._nothing_of_unit: list[list[torch.Tensor]] = []
         self.units = units
-        self.now = GatheredViews((), ())  # the open unit's
+        self.now = NO_VIEWS  # the open unit's
+        self.casts = CachedCasts()
         self.open_unit: int | None = None
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training has ended, and the values are lost
@@ -51,12 +56,11 @@ class UnitGather:
             parameter = member.parameter
             self._managed[member] = managed(parameter) or ManagedParameter(parameter, ParameterState.SHARDED)
             self._managed[member].shard(owner, member.unit, nothing)
-
-    def has(self, parameter: torch.Tensor) -> bool:
-        return id(parameter) in self._members
+        self._of_unit = [[self._managed[member] for member in unit.members] for unit in self.units]
+        self._nothing_of_unit = [[self._nothing[member] for member in unit.members] for unit in self.units]
 
     def member_of(self, parameter: torch.Tensor) -> Member:
-        return self._members[id(parameter)]
+        return self.members[id(parameter)]
 
     def is_gathered(self, member: Member) -> bool:
         return self._managed[member].state is ParameterState.GATHERED
@@ -80,8 +84,17 @@ class UnitGather:
                 self._views[key] = GatheredViews(members, tensors)
         self.now = self._views[key]
         self.open_unit = unit
-        for member, view in zip(members, self.now.tensors):
-            self._managed[member].gather(view)
+        for each, view in zip(self._of_unit[unit], self.now.tensors):
+            each.gather(view)
+        self.casts.fill(unit, self.now.tensors)
+
+    def full_values(self, unit: int, number: int) -> torch.Tensor:
+        """Return the values that a member of a unit shows in a block of gather()."""
+        return self.units[unit].members[number].parameter.detach()
+
+    def in_stream(self) -> AbstractContextManager[None]:
+        """Work in the stream of the training inside the block, whichever is current."""
+        return in_stream(self._gpu, self._stream)
 
     def require_there(self, member: Member) -> None:
         if self.is_gone:
@@ -101,11 +114,14 @@ class UnitGather:
         """Release the open unit, if there is one."""
         if self.open_unit is None:
             return
-        self.reshard(self.units[self.open_unit].members)
+        for each, nothing in zip(self._of_unit[self.open_unit], self._nothing_of_unit[self.open_unit]):
+            each.reshard(nothing)
         if self._warns:
             self.now.warn_of_views(self._warned)
+        self.now.forget_casts()
+        self.casts.empty(self.open_unit)
         self._core.release()
-        self.open_unit = None
+        self.open_unit, self.now = None, NO_VIEWS
 
     # --- Copies of several units at the same time ---
 
@@ -122,6 +138,7 @@ class UnitGather:
 
     def show(self, member: Member, values: torch.Tensor) -> None:
         """Let torch see these values, until the parameter is resharded."""
+        self.casts.forget()
         self._managed[member].gather(values)
 
     def reshard(self, members: Iterable[Member]) -> None:
@@ -134,7 +151,8 @@ class UnitGather:
 
     def offload(self, owner: ParameterOwner) -> None:
         """Forget the memory that parameters were gathered into. No unit is open."""
-        self._views, self.now = {}, GatheredViews((), ())
+        self.casts.forget()
+        self._views, self.now = {}, NO_VIEWS
         for each in self._managed.values():
             each.offload(owner)
 
@@ -164,5 +182,6 @@ class UnitGather:
         for each in self._managed.values() if is_gone else ():
             if each.state is not ParameterState.GATHERED:  # such a one is lost when its block of gather() ends
                 each.lose()
-        self._views, self.now = {}, GatheredViews((), ())
+        self.casts.forget()
+        self._views, self.now = {}, NO_VIEWS
         del self._core

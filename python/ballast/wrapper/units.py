@@ -11,6 +11,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
+from ballast.wrapper.gpu import GPU, is_gpu
 from ballast.wrapper.ungathered import Ungathered
 from ballast.wrapper.unwrap import named_parameters
 
@@ -75,7 +76,7 @@ def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
 
 def gpu_of(members: Iterable[Member]) -> int | None:
     """Return the GPU that the parameters are on; None if they are on the CPU."""
-    return next((each.parameter.device.index for each in members if each.parameter.device.type == "cuda"), None)
+    return next((each.parameter.device.index for each in members if is_gpu(each.parameter.device)), None)
 
 
 def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:
@@ -177,7 +178,7 @@ def require_known(parameter: torch.Tensor, name: str) -> None:
         problem = f"it holds {parameter.dtype}"
     elif parameter.layout != torch.strided:
         problem = f"its layout is {parameter.layout}"
-    elif parameter.device.type not in ("cpu", "cuda"):
+    elif parameter.device.type not in ("cpu", GPU):
         problem = f"it is on the device {parameter.device}"
     elif type(parameter) not in (torch.nn.Parameter, torch.Tensor, Ungathered):
         problem = f"it is a {type(parameter).__name__}"

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import ballast
 import pytest
 import torch
-from ballast.wrapper import gpu
+from ballast.wrapper import gather_block, gpu
 from ballast.wrapper.gpu import require_stream, stream_on
 from python.wrap.support.loops import Tower
 
@@ -100,7 +99,7 @@ class Streams:
     def __init__(self, patch):
         self.current, self.waits = 0, 0
         patch.setattr(gpu, "current_stream", lambda _: self.current)
-        patch.setattr(gpu, "torch", SimpleNamespace(cuda=self))
+        patch.setattr(gpu, "of_torch", lambda: self)
 
     def synchronize(self, _: object) -> None:
         self.waits += 1
@@ -142,13 +141,14 @@ def uses_of(training: Training, folder) -> dict[str, Callable[[], object]]:
         "gather": lambda: ballast.gather(training.model).__enter__(),
         "step": training.optimizer.step,
         "clip_grad_norm_": lambda: training.optimizer.clip_grad_norm_(1.0),
+        "export": lambda: ballast.export(training.model, folder / "exported.safetensors"),
         "offload": training.optimizer.offload,
         "save": lambda: ballast.save(folder / "saved", training.model, training.optimizer),
     }
 
 
 # Below stage 3 these read full parameters, which are ordinary tensors: a caller in another stream has to wait itself.
-ON_FULL_PARAMETERS = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather")
+ON_FULL_PARAMETERS = ("a call of the model", "an evaluation", "the module whose parameters are there", "gather", "export")
 
 
 @on_devices
@@ -190,6 +190,45 @@ def test_a_training_ends_in_any_stream(device, configuration, when, in_another_s
     assert all(map(torch.equal, training.model.parameters(), undisturbed.model.parameters()))
 
 
+@pytest.mark.parametrize("use", [lambda each: torch.nn.utils.clip_grad_norm_(each, 1.0), lambda each: each[0].grad.norm()])
+def test_norms_of_gradients_in_another_stream_are_refused(monkeypatch, use):
+    training, streams = Training("cpu", stage=3), Streams(monkeypatch)
+    training.model(training.batch).sum().backward()
+    with streams.stream(8), pytest.raises(ballast.UsageError, match="another CUDA stream"):
+        use(list(training.model.parameters()))
+    use(list(training.model.parameters()))
+    training.optimizer.step()
+
+
+def test_a_parameter_that_a_running_module_uses_in_another_stream_is_refused(monkeypatch):
+    training, streams = Training("cpu", stage=3), Streams(monkeypatch)
+    training.step()
+
+    def use(*_: object) -> None:
+        with streams.stream(8), pytest.raises(ballast.UsageError, match="another CUDA stream"):
+            training.model.last.weight.sum()
+        training.model.last.weight.sum()
+
+    hook = training.model.first.register_forward_hook(use)
+    training.model(training.batch)
+    hook.remove()
+
+
+def test_writes_are_kept_in_the_stream_of_the_training(monkeypatch):
+    training, streams, seen = Training("cpu", stage=3), Streams(monkeypatch), []
+    training.step()
+    keep = gather_block.agree_on_writes
+    monkeypatch.setattr(gather_block, "agree_on_writes", lambda *args: seen.append(streams.current) or keep(*args))
+    block = ballast.gather(training.model)
+    block.__enter__()
+    torch.nn.init.ones_(training.model.last.weight)
+    with streams.stream(8):
+        block.__exit__(None, None, None)
+    assert (seen, streams.waits) == ([0], 2)  # before the values are read, and before memory is reused
+    with ballast.gather(training.model):
+        assert (training.model.last.weight == 1).all()
+
+
 def test_the_end_is_worked_out_in_the_stream_of_the_training(monkeypatch):
     streams = Streams(monkeypatch)
     with streams.stream(8):
@@ -219,7 +258,7 @@ class TorchWithGpus:
 
 def test_a_model_on_a_gpu_that_the_process_does_not_work_on_is_refused(monkeypatch):
     torch_with_gpus = TorchWithGpus(device=0, handle=7)
-    monkeypatch.setattr(torch, "cuda", torch_with_gpus)
+    monkeypatch.setattr(gpu, "of_torch", lambda: torch_with_gpus)
     with pytest.raises(ballast.UsageError, match=r"torch.cuda.set_device\(1\)"):
         stream_on(1)
     torch_with_gpus.device = 1

@@ -53,6 +53,22 @@ def test_using_a_sharded_parameter_is_refused_with_a_remedy():
         run.model.state_dict()
 
 
+@pytest.mark.parametrize("gathers", [lambda model: model, lambda model: model.blocks[3].up.weight], ids=["all", "one"])
+def test_backward_inside_gather_finds_the_values_of_forward(gathers):
+    loop, outside, inside = Loop(make_model=Tower), Loop(make_model=Tower).run(stage=3), Tower()
+    optimizer = ballast.wrap(torch.optim.AdamW(inside.parameters(), lr=1e-2), inside, stage=3)
+    losses = []
+    for step in range(loop.steps):
+        loss = loop.loss(inside, loop.batch(step))
+        with ballast.gather(gathers(inside)):
+            loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    with ballast.gather(outside.model), ballast.gather(inside):
+        check_equal(outside, Run(inside, optimizer, losses))
+
+
 def test_writes_while_gathered_are_kept_on_all_ranks():
     for changed, losses in run_ranks(2, bodies.changes_while_gathered):
         assert changed == [0.5, 3.0]

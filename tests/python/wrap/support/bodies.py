@@ -128,11 +128,18 @@ def different_models(rank: int) -> str:
 
 
 def towers(
-    rank: int, checkpointing: str, configurations: list[dict[str, Any]], micro_steps: int = 2, clip: float | None = 0.5
+    rank: int,
+    checkpointing: str,
+    configurations: list[dict[str, Any]],
+    micro_steps: int = 2,
+    clip: float | None = 0.5,
+    autocast: bool = False,
 ) -> list[Trained]:
     trained = []
     for options in configurations:
-        loop = loop_of(rank, make_model=partial(Tower, checkpointing), micro_steps=micro_steps, clip=clip)
+        loop = loop_of(
+            rank, make_model=partial(Tower, checkpointing), micro_steps=micro_steps, clip=clip, autocast=autocast
+        )
         run = loop.run(**options)
         with ballast.gather(run.model):
             trained.append((run.losses, run.parameters))

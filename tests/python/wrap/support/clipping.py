@@ -1,0 +1,50 @@
+"""Clips through torch on several ranks, and counts the calls and exchanges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import ballast
+import torch
+from ballast.connecting import Group
+from python.wrap.support.loops import Loop, Tower, mean_square
+
+
+class CountingCore:
+    """Stands in for a training of the library. Counts its calls by name."""
+
+    def __init__(self, core: Any, calls: Counter[str]):
+        self._core, self._calls = core, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls[name] += 1
+        return getattr(self._core, name)
+
+
+def clips_through_torch(rank: int, stage: int) -> tuple[int, int, bool]:
+    """Return how often norms are computed, how often the ranks agree on anything else, and whether the norm is that of the
+    wrapped optimizer."""
+    loop = Loop(make_model=Tower, rank=rank, ranks=2)
+    model = loop.make_model()
+    optimizer: Any = ballast.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), model, stage=stage)
+    calls: Counter[str] = Counter()
+    norms = []
+    for clip in ("warm-up", "torch", "optimizer"):
+        loss = mean_square(model, loop.batch(1))
+        loss.backward()
+        if clip == "torch":
+            partition = optimizer._ballast.plans.current
+            core, all_reduce = partition._core, Group.all_reduce
+            partition._core = CountingCore(core, calls)
+            Group.all_reduce = lambda group, values: calls.update(["all_reduce"]) or all_reduce(group, values)
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+            partition._core, Group.all_reduce = core, all_reduce
+            optimizer.zero_grad()
+            continue
+        if clip == "optimizer":
+            norms.append(float(optimizer.clip_grad_norm_(1e9)))
+        optimizer.step()
+        optimizer.zero_grad()
+    is_equal = abs(norms[0] - norms[1]) <= 1e-6 * norms[1]
+    return calls["tensor_norms"] + calls["gradient_norm"], calls["all_reduce"], is_equal

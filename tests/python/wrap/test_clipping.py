@@ -1,0 +1,77 @@
+"""Tests of clipping through torch: it reads and exchanges norms once, however many gradients there are."""
+
+from collections import Counter
+
+import ballast
+import pytest
+import torch
+from python.wrap.support.clipping import clips_through_torch
+from python.wrap.support.loops import Tower, mean_square
+from python.wrap.support.ranks import run_ranks
+from torch.profiler import ProfilerActivity, profile
+
+
+def with_gradients(**options):
+    model = Tower()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=1e-2), model, **options)
+    mean_square(model, torch.linspace(-1, 1, 20)).backward()
+    return model, optimizer
+
+
+def operators_of(use) -> Counter[str]:
+    """Return how often each of torch's operators runs, also inside of other operators."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        use()
+    return Counter({event.key: event.count for event in seen.key_averages()})
+
+
+CLIP = {
+    "clip_grad_norm_": lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1e-3),
+    "in two halves": lambda parameters: torch.nn.utils.clip_grads_with_norm_(
+        parameters, 1e-3, torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    ),
+}
+
+
+@pytest.mark.parametrize("clip", CLIP)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_clipping_reads_one_tensor_and_makes_one(stage, clip):
+    model, _ = with_gradients(stage=stage)
+    parameters = list(model.parameters())
+    assert sum(each.grad is not None for each in parameters) > 20
+    seen = operators_of(lambda: CLIP[clip](parameters))
+    assert seen["aten::item"] == 1  # waits for a GPU
+    assert seen["aten::unbind"] == 1  # of the one copy to a GPU
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_clipping_asks_the_library_once(stage):
+    assert run_ranks(2, clips_through_torch, stage) == [(1, 1, True)] * 2
+
+
+def test_a_norm_that_is_written_to_changes_no_other_norm():
+    model, _ = with_gradients(stage=2)
+    gradient = model.last.weight.grad
+    expected = float(gradient.norm())
+    gradient.norm().zero_(), model.first.weight.grad.norm().zero_()
+    assert float(gradient.norm()) == expected > 0
+
+
+def test_norms_and_factors_follow_each_scaling():
+    model, optimizer = with_gradients(stage=2)
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    first = [float(each.norm()) for each in gradients]
+    factor = torch.tensor(0.5)
+    for gradient in gradients:
+        gradient.mul_(factor)
+    factor.fill_(0.25)  # the same tensor with another value
+    for gradient in gradients:
+        gradient.mul_(factor)
+    with torch.inference_mode():
+        uncounted = torch.full((), 2.0)  # torch does not count writes to it
+        for value in (2.0, 0.5):
+            uncounted.fill_(value)
+            for gradient in gradients:
+                gradient.div_(uncounted)
+    assert [float(each.norm()) for each in gradients] == pytest.approx([norm / 8 for norm in first], rel=1e-6)
+    optimizer.step()

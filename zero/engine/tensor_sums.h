@@ -1,0 +1,38 @@
+// Sums of squares of each tensor's gradients in this rank's shards, for norms of single tensors.
+#pragma once
+
+#include "kernels/runtime/buffer.h"
+#include "zero/engine/lane_arithmetic.h"
+#include "zero/engine/lasting_norms.h"
+
+namespace ballast {
+
+// Called by the trainer's thread between steps, when nothing is under way.
+class TensorSums {
+ public:
+  // All arguments outlive this.
+  TensorSums(const CompiledPlan& plan, const LaneArithmetic& arithmetic, MemoryAccounts& accounts,
+             std::optional<int> gpu)
+      : plan_(plan), arithmetic_(arithmetic), accounts_(accounts), gpu_(gpu) {}
+
+  // Returns the sum of each tensor, unit by unit, from the gradients of the norm operations in `list`. Issues all sums,
+  // and waits for the GPU once.
+  std::vector<kernels::ExactSum> of(const std::vector<Op>& list);
+
+ private:
+  struct Part {
+    const Op* norm;
+    std::size_t tensor;  // among those of all units
+    Range range;         // of the shard
+  };
+  std::vector<Part> parts_of(const std::vector<LastingNorm>& norms) const;
+  std::span<kernels::ExactSum> host_memory(std::size_t sums);
+
+  const CompiledPlan& plan_;
+  const LaneArithmetic& arithmetic_;
+  MemoryAccounts& accounts_;
+  std::optional<int> gpu_;
+  Buffer host_;  // pinned if there is a GPU; reserved by the first call, because few trainings ask for these norms
+};
+
+}  // namespace ballast
