@@ -73,6 +73,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
                              .gpu = gpu ? &*gpu : nullptr,
                              .stream = asked.stream,
                              .allocator = asked.allocator,
+                             .threads = asked.threads,
                              .verify = asked.verify});
 }
 

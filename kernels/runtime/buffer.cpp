@@ -47,11 +47,14 @@ Buffer Buffer::get(const BufferRequest& request, FreeMemory& free) {
     buffer.memory_ = {memory, std::move(free)};
     return buffer;
   }
-  HostPages pages = map_host_pages(request.bytes, request.owner, request.nodes, request.resident);
+  const bool is_to_be_pinned = request.kind == MemoryKind::pinned;
+  const Resident resident = is_to_be_pinned ? Resident::at_once : request.resident;  // the driver would use one thread
+  HostPages pages = map_host_pages(request.bytes, request.owner, request.nodes, resident, request.threads);
   free.mapped_bytes = pages.get_deleter().bytes;
-  if (request.kind == MemoryKind::pinned && pages) {
+  if (is_to_be_pinned && pages) {
     free.unpinned_because = device::pin(pages.get(), free.mapped_bytes, request.gpu);
     free.pinned = free.unpinned_because.empty();
+    if (!free.pinned && request.resident == Resident::when_written) clear_and_release(pages);
   }
   if (free.pinned) {
     hide_from_children(pages);

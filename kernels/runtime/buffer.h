@@ -19,7 +19,8 @@ struct BufferRequest {
   std::string owner;                      // "optimizer state of h.7"
   int gpu = 0;                            // for device memory, and for copies to and from pinned memory
   std::vector<int> nodes{};               // NUMA nodes of host memory; empty: those of the calling thread's cores
-  Resident resident = Resident::at_once;  // for own pageable memory
+  Resident resident = Resident::at_once;  // for own pageable memory; pinned memory is resident at once
+  int threads = 1;                        // that make own host memory resident; 0: one for each usable core
   Allocator* allocator = nullptr;         // replaces the own allocator of this kind; outlives the buffer
 };
 

@@ -3,11 +3,13 @@
 #include <ballast/error.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "kernels/runtime/cores.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/numa.h"
+#include "kernels/runtime/populate.h"
 #include "kernels/runtime/round_up.h"
 #include "kernels/runtime/sizes.h"
 
@@ -23,12 +26,17 @@ namespace {
 
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
-[[noreturn]] void refuse(std::size_t bytes, std::string_view owner, const HostLimits& limits) {
-  const std::string reason = std::generic_category().message(errno);
+// `errors` are those of all threads that failed.
+[[noreturn]] void refuse(std::size_t bytes, std::string_view owner, const HostLimits& limits,
+                         const std::vector<int>& errors) {
+  std::set<std::string> reasons;
+  for (const int error : errors) {
+    reasons.insert(std::generic_category().message(error));
+  }
   const std::string address_space = limits.address_space_bytes ? fmt::format("; RLIMIT_AS is {} (`ulimit -v`)",
                                                                              human_bytes(*limits.address_space_bytes))
                                                                : "";
-  fail(Code::host_memory, {.what = fmt::format("cannot allocate host memory: {}", reason),
+  fail(Code::host_memory, {.what = fmt::format("cannot allocate host memory: {}", fmt::join(reasons, "; ")),
                            .where = std::string(owner),
                            .needed = human_bytes(bytes),
                            .available = human_bytes(limits.available_bytes) + address_space});
@@ -53,25 +61,12 @@ void* map_aligned(std::size_t bytes, std::size_t alignment) {
   return aligned;
 }
 
-// Returns false, with errno, if there is too little memory.
-bool make_resident(std::byte* pages, std::size_t bytes) {
-  if (madvise(pages, bytes, MADV_POPULATE_WRITE) == 0) {
-    return true;
-  }
-  if (errno != EINVAL) {
-    return false;
-  }
-  for (std::size_t offset = 0; offset < bytes; offset += page_bytes()) {  // kernels before 5.14
-    *const_cast<volatile std::byte*>(pages + offset) = std::byte{0};
-  }
-  return true;
-}
-
 }  // namespace
 
 void Unmap::operator()(std::byte* pages) const noexcept { munmap(pages, bytes); }
 
-HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes, Resident resident) {
+HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<const int> nodes, Resident resident,
+                         int threads) {
   if (bytes == 0) {
     return {};
   }
@@ -81,7 +76,7 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
   const bool huge = bytes >= 2 * huge_page_bytes;
   void* const mapped = map_aligned(mapped_bytes, huge ? huge_page_bytes : page_bytes());
   if (mapped == MAP_FAILED) {
-    refuse(bytes, owner, limits);
+    refuse(bytes, owner, limits, {errno});
   }
   HostPages pages(static_cast<std::byte*>(mapped), Unmap{mapped_bytes});
   if (huge) {
@@ -94,11 +89,14 @@ HostPages map_host_pages(std::size_t bytes, std::string_view owner, std::span<co
                              .where = std::string(owner),
                              .remedy = "name no nodes, or allow mbind (Docker: --cap-add SYS_NICE)"});
   }
-  if (resident == Resident::at_once && !make_resident(pages.get(), mapped_bytes)) {
-    refuse(bytes, owner, limits);
+  if (resident == Resident::at_once) {
+    const std::vector<int> errors = populate({pages.get(), mapped_bytes}, threads);
+    if (!errors.empty()) refuse(bytes, owner, limits, errors);
   }
   return pages;
 }
+
+void clear_and_release(const HostPages& pages) { madvise(pages.get(), pages.get_deleter().bytes, MADV_DONTNEED); }
 
 void hide_from_children(const HostPages& pages) { madvise(pages.get(), pages.get_deleter().bytes, MADV_DONTFORK); }
 

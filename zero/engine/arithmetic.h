@@ -45,8 +45,10 @@ class Arithmetic {
   void squares_of(const Op& norm, const Range& part, kernels::ExactSum* host) const;
   void restore_sum(const Piece& squares, const kernels::ExactSum* host) const;
 
-  // Makes a tile's state initial, in host memory that is zero: a master that the parameter does not hold is not.
-  void begin_state(const TileMemory& tile) const { kernels::begin_master(tile, context_.backend()); }
+  // Makes a tile's state initial, in memory that is zero. Only a master that holds the parameter's bits is not zero.
+  void begin_state(const TileMemory& tile) const {
+    if (tile.format == StateFormat::fp32) kernels::begin_master(tile, context_.backend());
+  }
 
  private:
   Range range_of(const Op& update) const;  // of the unit's elements

@@ -26,6 +26,8 @@ class DeviceOffload {
   void reload(const AgreeOnMemory& agree);
 
  private:
+  std::size_t device_bytes() const;
+
   Parts parts_;
   bool is_offloaded_ = false;
 };

@@ -10,7 +10,8 @@ namespace {
 DeviceMemory device_memory(const EngineParts& parts) {
   return {.gpu = parts.gpu == nullptr ? std::nullopt : std::optional(parts.gpu->gpu()),
           .allocator = parts.allocator,
-          .shared = parts.mesh.gather->shared_memory()};
+          .shared = parts.mesh.gather->shared_memory(),
+          .threads = parts.threads};
 }
 
 const EngineParts& checked(const EngineParts& parts) {

@@ -25,6 +25,7 @@ struct EngineParts {
   GpuLanes* gpu = nullptr;                  // its memory is the device tier; null: the host's
   StreamHandle stream = nullptr;            // the trainer's, on that GPU
   Allocator* allocator = nullptr;           // of the device tier's memory, instead of ours
+  int threads = 1;                          // that make host memory resident; 0: one for each usable core
   std::size_t verify = 0;                   // check a tile's update every so many steps; see corruption_check.h
 };
 

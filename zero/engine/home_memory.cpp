@@ -13,47 +13,51 @@ constexpr std::size_t stretch_elements = std::size_t{1} << 20;  // of whole grou
 }  // namespace
 
 HomeMemory::Draft::Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes)
-    : elsewhere_(piece.exists() && !homes.slots_.on_gpu(piece) ? 0 : bytes),
+    : elsewhere_(piece.exists() ? 0 : bytes),
       bytes_(elsewhere_.empty() ? std::span(homes.slots_.data(piece), bytes) : std::span(elsewhere_)) {}
 
-HomeMemory::OnHost::OnHost(const HomeMemory& homes, const Piece& piece)
+HomeMemory::OnHost::OnHost(const HomeMemory& homes, const Piece& piece, Staging& staging)
     : copy_(homes.slots_.on_gpu(piece) ? piece.bytes : 0),
       data_(copy_.empty() ? homes.slots_.data(piece) : copy_.data()) {
-  if (!copy_.empty()) homes.read(ConstView(homes.slots_.data(piece), piece.bytes, DType::u8), data_);
+  if (copy_.empty()) return;
+  staging.download(data_, homes.slots_.data(piece), piece.bytes);
+  staging.finish();
 }
 
-HomeMemory::StateOnHost::StateOnHost(const HomeMemory& homes, const Home& stretch, Content content)
-    : homes_(homes),
+HomeMemory::StateOnHost::StateOnHost(const HomeMemory& homes, const Home& stretch, Staging& staging)
+    : staging_(staging),
       state_(homes.slots_.data(stretch.state)),
       parts_(homes.layout_of(stretch).parts_of(homes.range_in_tile(stretch).first, stretch.range.count)),
       of_copy_(homes.layout_of(stretch).layout_of(stretch.range.count)) {
   if (homes.slots_.on_gpu(stretch.state)) {
     copy_.resize(of_copy_.bytes());
     memory_ = of_copy_.tile(copy_.data());
-    if (content == Content::kept) copy_parts(Direction::to_host);
-  } else {
-    memory_ = kernels::part(homes.layout_of(stretch).tile(state_), homes.range_in_tile(stretch).first, stretch.range.count);
-    for (const optim::StatePart& part : parts_) {
-      if (content == Content::zero) std::memset(state_ + part.offset, 0, part.bytes);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      staging.download(copy_.data() + of_copy_.parts()[i].offset, state_ + parts_[i].offset, parts_[i].bytes);
     }
+    staging.finish();
+  } else {
+    memory_ =
+        kernels::part(homes.layout_of(stretch).tile(state_), homes.range_in_tile(stretch).first, stretch.range.count);
   }
   memory_.count = stretch.range.count;
   memory_.first_index = stretch.range.first;
 }
 
 void HomeMemory::StateOnHost::put_back() {
-  if (!copy_.empty()) copy_parts(Direction::from_host);
+  for (std::size_t i = 0; i < parts_.size() && !copy_.empty(); ++i) {
+    staging_.upload(state_ + parts_[i].offset, copy_.data() + of_copy_.parts()[i].offset, parts_[i].bytes);
+  }
 }
 
-void HomeMemory::StateOnHost::copy_parts(Direction direction) {
-  const ExecContext& context = homes_.arithmetic_.copies();
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    std::byte* const there = state_ + parts_[i].offset;
-    std::byte* const here = copy_.data() + of_copy_.parts()[i].offset;
-    direction == Direction::to_host ? context.copy(here, there, parts_[i].bytes)
-                                    : context.copy(there, here, parts_[i].bytes);
+Staging HomeMemory::staging() const {
+  std::size_t bytes = 0;
+  for (const Home& home : running_.program().homes) {
+    for (const Piece& piece : {home.parameters, home.state}) {
+      bytes += slots_.on_gpu(piece) ? piece.bytes : 0;
+    }
   }
-  context.finish();
+  return Staging(arithmetic_, bytes);
 }
 
 Range HomeMemory::range_in_tile(const Home& stretch) const {
@@ -74,10 +78,9 @@ std::vector<Home> HomeMemory::stretches_of(const Home& tile) const {
   return stretches;
 }
 
-void HomeMemory::put(const Piece& to, const std::byte* from) const {
-  const ExecContext& context = arithmetic_.of(slots_.on_gpu(to) ? Lane::upload : Lane::host).context();
-  context.copy(slots_.data(to), from, to.bytes);
-  context.finish();
+void HomeMemory::put(const Piece& to, const std::byte* from, Staging& staging) const {
+  std::byte* const into = slots_.data(to);
+  slots_.on_gpu(to) ? staging.upload(into, from, to.bytes) : void(std::memcpy(into, from, to.bytes));
 }
 
 void HomeMemory::read(const ConstView& view, std::byte* into) const {
@@ -98,14 +101,14 @@ Piece HomeMemory::parameters_of(const Home& tile) const {
   fail(Code::internal, {.what = "cannot find the parameter of a tile"});
 }
 
-void HomeMemory::keep_parameters(const Home& tile, const std::byte* from) const {
+void HomeMemory::keep_parameters(const Home& tile, const std::byte* from, Staging& staging) const {
   const std::size_t width = byte_size(dtype_of(tile));
   for (const Home& kept : running_.program().homes) {
     const Range common = intersection(kept.range, tile.range);
     if (kept.unit != tile.unit || !kept.parameters.exists() || common.count == 0) continue;
     const Piece to = kept.parameters.part((common.first - kept.range.first) * width, common.count * width);
     const std::byte* const values = from + (common.first - tile.range.first) * width;
-    if (slots_.data(to) != values) put(to, values);
+    if (slots_.data(to) != values) put(to, values, staging);
   }
 }
 

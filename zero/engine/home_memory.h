@@ -5,6 +5,7 @@
 
 #include "zero/engine/lane_arithmetic.h"
 #include "zero/engine/running_program.h"
+#include "zero/engine/staging.h"
 
 namespace ballast {
 
@@ -15,13 +16,14 @@ class HomeMemory {
   HomeMemory(const RunningProgram& running, const Slots& slots, const LaneArithmetic& arithmetic)
       : running_(running), slots_(slots), arithmetic_(arithmetic) {}
 
-  // Host memory in which a piece is made: the piece itself, or temporary memory if it lies on a GPU or nowhere.
+  Staging staging() const;  // for copies of all that lies on a GPU
+
+  // Host memory in which a piece is made: the piece itself, or temporary memory if it lies nowhere.
   class Draft {
    public:
     Draft(const HomeMemory& homes, const Piece& piece, std::size_t bytes);
     Draft(Draft&&) = delete;
     std::span<std::byte> bytes() const { return bytes_; }
-    bool is_elsewhere() const { return !elsewhere_.empty(); }
 
    private:
     std::vector<std::byte> elsewhere_;
@@ -31,7 +33,7 @@ class HomeMemory {
   // A piece to be read or changed in host memory: itself, or a copy of it if it lies on a GPU.
   class OnHost {
    public:
-    OnHost(const HomeMemory& homes, const Piece& piece);
+    OnHost(const HomeMemory& homes, const Piece& piece, Staging& staging);
     OnHost(OnHost&&) = delete;
     std::byte* data() const { return data_; }
     bool is_copy() const { return !copy_.empty(); }
@@ -45,19 +47,15 @@ class HomeMemory {
   // lies on a GPU. A copy of a whole tile could be as large as the shard.
   class StateOnHost {
    public:
-    enum class Content { kept, zero };
-    StateOnHost(const HomeMemory& homes, const Home& stretch, Content content = Content::kept);
+    StateOnHost(const HomeMemory& homes, const Home& stretch, Staging& staging);
     StateOnHost(StateOnHost&&) = delete;
     const TileMemory& memory() const { return memory_; }  // without the parameter
     void put_back();                                      // where it was copied from
 
    private:
-    enum class Direction { to_host, from_host };
-    void copy_parts(Direction direction);
-
-    const HomeMemory& homes_;
-    std::byte* state_;                      // of the tile
-    std::vector<optim::StatePart> parts_;   // of the stretch, there
+    Staging& staging_;
+    std::byte* state_;                     // of the tile
+    std::vector<optim::StatePart> parts_;  // of the stretch, there
     optim::StateLayout of_copy_;
     std::vector<std::byte> copy_{};
     TileMemory memory_{};
@@ -66,11 +64,11 @@ class HomeMemory {
   // The stretches of a tile in memory, in order. Each is a home whose state is still the tile's.
   std::vector<Home> stretches_of(const Home& tile) const;
 
-  void put(const Piece& to, const std::byte* from) const;   // host memory, which may be changed when this returns
-  void read(const ConstView& view, std::byte* into) const;  // also a GPU's memory, into the host's
+  void put(const Piece& to, const std::byte* from, Staging& staging) const;  // `from` may be changed when this returns
+  void read(const ConstView& view, std::byte* into) const;                   // also a GPU's memory, into the host's
 
   Piece parameters_of(const Home& tile) const;  // of a tile: its own, or a part of the unit's parameters
-  void keep_parameters(const Home& tile, const std::byte* from) const;  // everywhere but in records
+  void keep_parameters(const Home& tile, const std::byte* from, Staging& staging) const;  // everywhere but in records
   View full_parameters(std::size_t unit) const;  // where the program keeps all of the unit, as it is laid out
 
  private:

@@ -7,6 +7,11 @@ namespace ballast {
 void OpStatus::wait() const {
   begun.wait();
   if (on_gpu) on_gpu->end.synchronize();
+  wait_on_host();
+}
+
+void OpStatus::wait_on_host() const {
+  begun.wait();
   if (read) read->completion().wait();
   written.wait();
 }

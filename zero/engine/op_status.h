@@ -21,6 +21,7 @@ struct OpStatus {
   std::shared_ptr<GpuSpan> on_gpu{};  // null: its end is not marked
 
   void wait() const;          // blocks the calling thread until the end, if that is marked
+  void wait_on_host() const;  // also returns before the end of work in a stream
   void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
   void wait_in(const ExecContext& context) const;  // later work there begins after the end
 };

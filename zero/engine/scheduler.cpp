@@ -138,8 +138,8 @@ void Scheduler::finish() {
   });
   parts_.trainer.synchronize();
   wait(Phase::step, Lane::disk, [&] {
-    runs_.last().wait();
-    runs_.current().wait();
+    runs_.last().wait_on_host();
+    runs_.current().wait_on_host();
     if (parts_.gpu != nullptr) parts_.gpu->finish();
   });
   parts_.counters.count_on_gpu(runs_.last());

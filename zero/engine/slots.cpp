@@ -7,6 +7,7 @@
 #include <map>
 
 #include "kernels/runtime/host_limits.h"
+#include "zero/engine/staging.h"
 
 namespace ballast {
 namespace {
@@ -108,7 +109,11 @@ std::string Slots::unpinned_because() const {
 
 Buffer Slots::reserve(const Slot& slot, Resident resident, bool is_exchanged) const {
   const bool on_device = slot.tier == Tier::device;
-  BufferRequest request{.bytes = slot.bytes, .owner = slot.name, .gpu = device_.gpu.value_or(0), .resident = resident};
+  BufferRequest request{.bytes = slot.bytes,
+                        .owner = slot.name,
+                        .gpu = device_.gpu.value_or(0),
+                        .resident = resident,
+                        .threads = device_.threads};
   if (device_.gpu) request.kind = on_device ? MemoryKind::device : MemoryKind::pinned;
   if (on_device) request.allocator = device_.allocator;
   if (is_exchanged && on_host(slot)) request.allocator = device_.shared;
@@ -136,7 +141,7 @@ void Slots::change_to(const Program& program) {
   register_with_queues(program);
 }
 
-void Slots::offload(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree) {
+void Slots::offload(const Program& program, Staging& staging, bool parameters, const AgreeOnMemory& agree) {
   const std::set<std::size_t> kept = slots_of_initial_state(program);
   const std::set<std::size_t> stay = parameters ? std::set<std::size_t>() : slots_of(program, &Home::parameters);
   std::vector<std::size_t> offloaded;
@@ -148,33 +153,36 @@ void Slots::offload(const Program& program, const ExecContext& context, bool par
   agree(failure_of([&] {
     for (const std::size_t slot : offloaded) {
       if (!kept.contains(slot)) continue;
-      left[slot] = allocate(accounts_, {.bytes = slots_[slot].bytes, .owner = slots_[slot].name});
+      left[slot] =
+          allocate(accounts_, {.bytes = slots_[slot].bytes, .owner = slots_[slot].name, .threads = device_.threads});
     }
+    staging.reserve();
   }));
   for (const std::size_t slot : offloaded) {
-    if (left[slot].bytes() > 0) context.copy(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
+    if (left[slot].bytes() > 0) staging.download(left[slot].data(), buffers_[slot].data(), left[slot].bytes());
   }
-  context.finish();
+  staging.finish();
   for (const std::size_t slot : offloaded) {
     buffers_[slot] = std::move(left[slot]);
   }
   offloaded_ = std::move(offloaded);
 }
 
-void Slots::reload(const ExecContext& context, const AgreeOnMemory& agree) {
+void Slots::reload(Staging& staging, const AgreeOnMemory& agree) {
   std::vector<Buffer> back;
   agree(failure_of([&] {
     for (const std::size_t slot : offloaded_) {
       back.push_back(reserve(slots_[slot], Resident::at_once, exchanged_.contains(slot)));
     }
+    staging.reserve();
   }));
   for (std::size_t i = 0; i < offloaded_.size(); ++i) {
     const std::byte* const left = buffers_[offloaded_[i]].data();
     const std::size_t bytes = back[i].bytes();
     if (bytes == 0) continue;
-    left != nullptr ? context.copy(back[i].data(), left, bytes) : context.zero(back[i].data(), bytes);
+    left != nullptr ? staging.upload(back[i].data(), left, bytes) : staging.zero(back[i].data(), bytes);
   }
-  context.finish();
+  staging.finish();
   for (std::size_t i = 0; i < offloaded_.size(); ++i) {
     buffers_[offloaded_[i]] = std::move(back[i]);
   }

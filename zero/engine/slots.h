@@ -20,7 +20,10 @@ struct DeviceMemory {
   std::optional<int> gpu{};        // none: host memory
   Allocator* allocator = nullptr;  // the caller's, instead of ours; outlives the slots
   Allocator* shared = nullptr;     // on the host, for slots that other ranks read, unit after unit
+  int threads = 1;                 // that make the host's memory resident; 0: one for each usable core
 };
+
+class Staging;
 
 // Used by the trainer's thread; view(), data(), bytes() and on_gpu() by the lanes' too.
 class Slots {
@@ -39,8 +42,8 @@ class Slots {
   // Only while nothing uses the slots: frees the device tier's memory, except that of parameters, if those stay. State
   // and parameters are copied to the host and back; everything else returns zeroed. `agree` is called once the new
   // memory is reserved, or with the error if it cannot be; nothing has changed if it throws.
-  void offload(const Program& program, const ExecContext& context, bool parameters, const AgreeOnMemory& agree);
-  void reload(const ExecContext& context, const AgreeOnMemory& agree);
+  void offload(const Program& program, Staging& staging, bool parameters, const AgreeOnMemory& agree);
+  void reload(Staging& staging, const AgreeOnMemory& agree);
 
   // Bytes of host memory that become resident when the initial state is written there; none of pinned memory.
   std::size_t unwritten_bytes(const Piece& piece) const;

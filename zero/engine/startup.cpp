@@ -31,14 +31,16 @@ void Startup::initialise(const ParameterSource& source) const {
   for (const Home& home : program.homes) {
     unwritten += unwritten_bytes(home);
   }
+  Staging staging = parts_.homes.staging();
   std::size_t unit = none;
   for (const Home& home : program.homes) {
     if (std::exchange(unit, home.unit) != home.unit) {  // other ranks of this machine take memory, too
       require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
     }
-    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source);
+    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source, staging);
     unwritten -= unwritten_bytes(home);
   }
+  staging.finish();
   if (records) records->finish();
   if (records) parts_.records->commit(0);
 }
@@ -55,22 +57,44 @@ void Startup::load(std::size_t unit, const Range& range, const View& to, const P
   }
 }
 
+// Parameters that the unit keeps come before its tiles, and those of tiles on a GPU are among them.
+void Startup::fill_home(const Home& home, const ParameterSource& source, Staging& staging) const {
+  if (parts_.slots.on_gpu(home.state)) return begin_on_gpu(home);
+  parts_.slots.on_gpu(home.parameters) ? upload(home, home.range, source, staging)
+                                       : fill_on_host(home, source, staging);
+}
+
+// The device's memory is clear from the beginning.
+void Startup::begin_on_gpu(const Home& tile) const {
+  TileMemory memory = plan().blocks().state(tile.unit, tile.tile).tile(parts_.slots.data(tile.state));
+  memory.parameter = parts_.slots.data(parts_.homes.parameters_of(tile));
+  parts_.arithmetic.of(Lane::upload).begin_state(memory);
+}
+
+void Startup::upload(const Home& home, const Range& range, const ParameterSource& source, Staging& staging) const {
+  const DType dtype = dtype_of(home);
+  const std::size_t width = byte_size(dtype);
+  const Piece to = home.parameters.part((range.first - home.range.first) * width, range.count * width);
+  staging.upload(parts_.slots.bytes(to), [&](std::size_t first, std::span<std::byte> bytes) {
+    const Range part{range.first + first / width, bytes.size() / width};
+    std::ranges::fill(bytes, std::byte{0});
+    load(home.unit, part, View(bytes.data(), part.count, dtype), source);
+  });
+}
+
 // A tile may be as large as a shard, so its values and its state are made in stretches.
-void Startup::fill_home(const Home& home, const ParameterSource& source) const {
-  const bool is_tile = home.tile != none;
-  for (const Home& part : is_tile ? parts_.homes.stretches_of(home) : std::vector{home}) {
+void Startup::fill_on_host(const Home& home, const ParameterSource& source, Staging& staging) const {
+  const ExecContext& host = parts_.arithmetic.of(Lane::host).context();
+  if (home.state.bytes > 0) host.zero(parts_.slots.data(home.state), home.state.bytes);
+  for (const Home& part : home.tile != none ? parts_.homes.stretches_of(home) : std::vector{home}) {
     const DType dtype = dtype_of(part);
     const HomeMemory::Draft parameters(parts_.homes, part.parameters, part.range.count * byte_size(dtype));
     const View values(parameters.bytes().data(), part.range.count, dtype);
     load(part.unit, part.range, values, source);
-    if (part.state.exists()) {
-      HomeMemory::StateOnHost state(parts_.homes, part, HomeMemory::StateOnHost::Content::zero);
-      TileMemory tile = state.memory();
-      tile.parameter = values.data();
-      parts_.arithmetic.of(Lane::host).begin_state(tile);
-      state.put_back();
-    }
-    if (part.parameters.exists() && parameters.is_elsewhere()) parts_.homes.put(part.parameters, values.data());
+    if (!part.state.exists()) continue;
+    TileMemory tile = HomeMemory::StateOnHost(parts_.homes, part, staging).memory();
+    tile.parameter = values.data();
+    parts_.arithmetic.of(Lane::host).begin_state(tile);
   }
 }
 
@@ -93,6 +117,7 @@ void Startup::fill_record(const Home& home, const ParameterSource& source, Recor
 
 std::uint64_t Startup::resume(const ParameterSource& frozen) const {
   const Program& program = parts_.running.program();
+  Staging staging = parts_.homes.staging();
   for (const Home& home : program.homes) {
     const bool whole = home.on_drive && plan().blocks().full_records();
     require(whole || home.tile == none, Code::unsupported, [&] {
@@ -100,32 +125,32 @@ std::uint64_t Startup::resume(const ParameterSource& frozen) const {
                      .where = "unit " + plan().model().units[home.unit].name,
                      .needed = "all of the state in records, with the parameters: those of a run that has a name"};
     });
-    if (home.tile == none) fill_frozen(home, frozen);
+    if (home.tile == none) fill_frozen(home, frozen, staging);
   }
   std::optional<RecordMemory> records;
   if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);
   for (const Home& home : program.homes) {
-    if (home.on_drive) read_home(home, *records);
+    if (home.on_drive) read_home(home, *records, staging);
   }
+  staging.finish();
   return parts_.records != nullptr ? parts_.records->step() : 0;
 }
 
-void Startup::fill_frozen(const Home& home, const ParameterSource& frozen) const {
+void Startup::fill_frozen(const Home& home, const ParameterSource& frozen, Staging& staging) const {
   const UnitLayout& layout = plan().layout().units[home.unit];
   const DType dtype = dtype_of(home);
   const Range range = intersection(home.range, {layout.frozen.first, layout.frozen.count()});
   if (range.count == 0) return;
+  if (parts_.slots.on_gpu(home.parameters)) return upload(home, range, frozen, staging);
   const Piece piece =
       home.parameters.part((range.first - home.range.first) * byte_size(dtype), range.count * byte_size(dtype));
-  const HomeMemory::Draft draft(parts_.homes, piece, piece.bytes);
-  load(home.unit, range, View(draft.bytes().data(), range.count, dtype), frozen);
-  if (draft.is_elsewhere()) parts_.homes.put(piece, draft.bytes().data());
+  load(home.unit, range, parts_.slots.view(piece, dtype), frozen);
 }
 
-void Startup::read_home(const Home& home, RecordMemory& memory) const {
+void Startup::read_home(const Home& home, RecordMemory& memory, Staging& staging) const {
   const std::span<std::byte> record = memory.next();
   const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
-  parts_.homes.keep_parameters(home, block.data());
+  parts_.homes.keep_parameters(home, block.data(), staging);
 }
 
 }  // namespace ballast

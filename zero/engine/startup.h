@@ -32,10 +32,13 @@ class Startup {
 
  private:
   void load(std::size_t unit, const Range& range, const View& to, const ParameterSource& source) const;
-  void fill_home(const Home& home, const ParameterSource& source) const;
+  void fill_home(const Home& home, const ParameterSource& source, Staging& staging) const;
+  void fill_on_host(const Home& home, const ParameterSource& source, Staging& staging) const;
+  void begin_on_gpu(const Home& tile) const;
+  void upload(const Home& home, const Range& range, const ParameterSource& source, Staging& staging) const;
   void fill_record(const Home& home, const ParameterSource& source, RecordMemory& memory) const;
-  void fill_frozen(const Home& home, const ParameterSource& frozen) const;
-  void read_home(const Home& home, RecordMemory& memory) const;
+  void fill_frozen(const Home& home, const ParameterSource& frozen, Staging& staging) const;
+  void read_home(const Home& home, RecordMemory& memory, Staging& staging) const;
   std::size_t unwritten_bytes(const Home& home) const;
   const CompiledPlan& plan() const { return parts_.running.plan(); }
   DType dtype_of(const Home& home) const { return plan().model().units[home.unit].dtype; }

@@ -62,14 +62,18 @@ void StateVisitor::change(const TileVisitor& visit, const std::function<void()>&
 void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const {
   std::optional<RecordMemory> records;
   if (plan().tiles_on_drive() > 0) records.emplace(parts_.running.program(), parts_.slots);
+  Staging staging = parts_.homes.staging();
   for (const Home& home : local_homes()) {
     if (!which(without_memory(home))) continue;
     if (home.tile == none) {
-      visit_frozen(home, visit, changes);
+      visit_frozen(home, visit, changes, staging);
+    } else if (home.on_drive) {
+      visit_record(home, visit, changes, {*records, staging});
     } else {
-      home.on_drive ? visit_record(home, visit, changes, *records) : visit_memory(home, visit, changes);
+      visit_memory(home, visit, changes, staging);
     }
   }
+  staging.finish();
   if (records) records->finish();
 }
 
@@ -100,8 +104,8 @@ std::vector<LocalTile> StateVisitor::tiles() const {
   return tiles;
 }
 
-void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool changes) const {
-  const HomeMemory::OnHost parameter(parts_.homes, parts_.homes.parameters_of(home));
+void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const {
+  const HomeMemory::OnHost parameter(parts_.homes, parts_.homes.parameters_of(home), staging);
   visit({.unit = home.unit,
          .range = home.range,
          .memory = {.parameter_dtype = plan().model().units[home.unit].dtype,
@@ -109,28 +113,28 @@ void StateVisitor::visit_frozen(const Home& home, const TileVisitor& visit, bool
                     .count = home.range.count,
                     .first_index = home.range.first},
          .frozen = true});
-  if (changes) parts_.homes.keep_parameters(home, parameter.data());
+  if (changes) parts_.homes.keep_parameters(home, parameter.data(), staging);
 }
 
-void StateVisitor::visit_memory(const Home& home, const TileVisitor& visit, bool changes) const {
+void StateVisitor::visit_memory(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const {
   const Piece at = parts_.homes.parameters_of(home);
-  const HomeMemory::OnHost parameter(parts_.homes, at);
-  HomeMemory::StateOnHost state(parts_.homes, home);
+  const HomeMemory::OnHost parameter(parts_.homes, at, staging);
+  HomeMemory::StateOnHost state(parts_.homes, home, staging);
   TileMemory memory = state.memory();
   memory.parameter = parameter.data();
   visit({home.unit, home.range, memory});
   if (!changes) return;
-  if (parameter.is_copy()) parts_.homes.put(at, parameter.data());
+  if (parameter.is_copy()) parts_.homes.put(at, parameter.data(), staging);
   state.put_back();
-  parts_.homes.keep_parameters(home, parameter.data());
+  parts_.homes.keep_parameters(home, parameter.data(), staging);
 }
 
-void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) const {
-  const std::span<std::byte> record = memory.next();
+void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool changes, const Memory& memory) const {
+  const std::span<std::byte> record = memory.records.next();
   const std::span<std::byte> block = parts_.records->read(home.unit, home.tile, record).payload();
   const BlockSizes sizes = plan().blocks().in_record(home.unit);
   const Piece in_memory = sizes.parameter > 0 ? Piece{} : parts_.homes.parameters_of(home);
-  const HomeMemory::OnHost copy(parts_.homes, in_memory);
+  const HomeMemory::OnHost copy(parts_.homes, in_memory, memory.staging);
   std::byte* const parameter = in_memory.exists() ? copy.data() : block.data();
   TileMemory tile = plan().blocks().state(home.unit, home.tile).tile(block.data() + sizes.parameter);
   tile.parameter = parameter;
@@ -138,8 +142,8 @@ void StateVisitor::visit_record(const Home& home, const TileVisitor& visit, bool
   tile.first_index = home.range.first;
   visit({home.unit, home.range, tile});
   if (!changes) return;
-  parts_.homes.keep_parameters(home, parameter);
-  memory.is_written_by(parts_.records->write(home.unit, home.tile, record));
+  parts_.homes.keep_parameters(home, parameter, memory.staging);
+  memory.records.is_written_by(parts_.records->write(home.unit, home.tile, record));
 }
 
 }  // namespace ballast

@@ -33,11 +33,16 @@ class StateVisitor {
               const std::function<std::uint64_t()>& step) const;
 
  private:
+  struct Memory {
+    RecordMemory& records;
+    Staging& staging;
+  };
+
   std::vector<Home> local_homes() const;
   void visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const;
-  void visit_frozen(const Home& home, const TileVisitor& visit, bool changes) const;
-  void visit_memory(const Home& home, const TileVisitor& visit, bool changes) const;
-  void visit_record(const Home& home, const TileVisitor& visit, bool changes, RecordMemory& memory) const;
+  void visit_frozen(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const;
+  void visit_memory(const Home& home, const TileVisitor& visit, bool changes, Staging& staging) const;
+  void visit_record(const Home& home, const TileVisitor& visit, bool changes, const Memory& memory) const;
   void do_on_all_ranks(const std::function<void()>& work) const;
   const CompiledPlan& plan() const { return parts_.running.plan(); }
 

@@ -20,6 +20,12 @@ void StepRun::wait() const {
   }
 }
 
+void StepRun::wait_on_host() const {
+  for (std::size_t op = ops.size(); op-- > 0;) {
+    ops[op].wait_on_host();
+  }
+}
+
 StepRuns::StepRuns(const Stream* timed) {
   for (StepRun& run : runs_) {
     if (timed != nullptr) run.clock.emplace(timed->gpu());

@@ -36,6 +36,7 @@ struct StepRun {
 
   void follow(const std::vector<Op>& operations);  // from its beginning; the operations outlive it
   void wait() const;                               // until the whole list is done, if all of it was issued
+  void wait_on_host() const;                       // the same, but for work in streams
 };
 
 // The runs of three steps: of this one, of the last one, which may still be under way, and of the one before. That one

@@ -1,0 +1,82 @@
+#include "kernels/runtime/populate.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cerrno>
+
+#include "kernels/runtime/buffer.h"
+#include "kernels/runtime/device.h"
+#include "tests/runtime/process.h"
+#include "tests/skip.h"
+
+using namespace ballast;
+
+namespace {
+
+constexpr std::size_t page = 4096;
+constexpr std::size_t slice = std::size_t{32} << 20;  // the work that a thread takes at once
+
+HostPages unwritten(std::size_t bytes) { return map_host_pages(bytes, "test", {}, Resident::when_written); }
+
+std::size_t missing_pages(const std::byte* pages, std::size_t bytes) {
+  std::vector<unsigned char> is_there(bytes / page);
+  mincore(const_cast<std::byte*>(pages), bytes, is_there.data());
+  return static_cast<std::size_t>(std::ranges::count_if(is_there, [](unsigned char one) { return (one & 1) == 0; }));
+}
+
+}  // namespace
+
+TEST_CASE("any number of threads makes all pages resident, and leaves them zero") {
+  for (const int threads : {0, 1, 3, 100}) {
+    for (const std::size_t bytes : {page, slice, 3 * slice + page}) {
+      CAPTURE(threads, bytes);
+      const HostPages pages = unwritten(bytes);
+      REQUIRE(missing_pages(pages.get(), bytes) == bytes / page);
+      CHECK(populate({pages.get(), bytes}, threads).empty());
+      CHECK(missing_pages(pages.get(), bytes) == 0);
+      CHECK(std::all_of(pages.get(), pages.get() + bytes, [](std::byte byte) { return byte == std::byte{0}; }));
+    }
+  }
+}
+
+TEST_CASE("an error of any thread is returned") {
+  constexpr std::size_t bytes = 4 * slice;
+  for (const std::size_t hole : {0 * slice, 2 * slice - page, 4 * slice - page}) {
+    for (const int threads : {1, 4}) {
+      const HostPages pages = unwritten(bytes);
+      munmap(pages.get() + hole, page);
+      CHECK(populate({pages.get(), bytes}, threads) == std::vector<int>{ENOMEM});
+    }
+  }
+  const HostPages pages = unwritten(bytes);
+  for (std::size_t begin = 0; begin < bytes; begin += slice) {
+    munmap(pages.get() + begin, page);
+  }
+  const std::vector<int> errors = populate({pages.get(), bytes}, 4);
+  CHECK(!errors.empty());
+  CHECK(std::ranges::all_of(errors, [](int error) { return error == ENOMEM; }));
+}
+
+TEST_CASE("pages become resident where the system refuses threads") {
+  CHECK(in_child([] {
+          constexpr std::size_t bytes = 3 * slice;
+          const HostPages pages = unwritten(bytes);
+          const rlimit limit{own_bytes("VmSize:") + 256 * page, RLIM_INFINITY};  // too little for the stack of a thread
+          setrlimit(RLIMIT_AS, &limit);
+          return populate({pages.get(), bytes}, 4).empty() && missing_pages(pages.get(), bytes) == 0 ? 0 : 1;
+        }) == 0);
+}
+
+TEST_CASE("memory that cannot be pinned becomes resident when it is written, if that was requested") {
+  if (!device::list().empty()) return skip("this machine has a GPU");
+  MemoryAccounts accounts;
+  for (const Resident resident : {Resident::at_once, Resident::when_written}) {
+    const Buffer buffer =
+        allocate(accounts, {.kind = MemoryKind::pinned, .bytes = 2 * slice, .owner = "moments", .resident = resident});
+    const std::size_t expected = resident == Resident::when_written ? buffer.bytes() / page : 0;
+    CHECK(missing_pages(buffer.data(), buffer.bytes()) == expected);
+  }
+}
