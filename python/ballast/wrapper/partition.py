@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from sys import getrefcount
 from typing import NoReturn
 
@@ -31,8 +31,6 @@ from ballast.wrapper.units import UnitOfMembers, backward_order
 
 log = logging.getLogger("ballast")
 
-
-_REFERENCES_OF_MADE = 3  # of the list, the variable and the argument of getrefcount(); others are the caller's
 
 CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
 
@@ -152,7 +150,7 @@ class Partition(ShardedState):
     ) -> TakenGradient:
         """Return the object of an earlier step, unless a caller has kept it, or a new one."""
         made = self._made[number]
-        if made is None or getrefcount(made) > _REFERENCES_OF_MADE:
+        if made is None or getrefcount(made) > _references_of_an_item():
             made = self._made[number] = TakenGradient(parameter, self, number)
         made.fresh, made.next, made.spent = gradient, None, False
         return made
@@ -347,3 +345,11 @@ class Partition(ShardedState):
     def chrome_trace(self) -> str:
         self._residence.release_unit()
         return self._core.chrome_trace()
+
+
+@cache
+def _references_of_an_item() -> int:
+    """Return what getrefcount() says of an object in a list and in a variable. Versions of Python differ."""
+    items = [object()]
+    item = items[0]
+    return getrefcount(item)

@@ -150,6 +150,17 @@ def test_clipping_some_of_the_parameters_is_refused():
         optimizer.step()
 
 
+def test_gradients_are_made_once_unless_a_caller_keeps_one():
+    model, optimizer = wrapped()
+    take_step(model, optimizer)
+    kept, others = model[0].weight.grad, id(model[2].weight.grad)
+    optimizer.zero_grad()
+    model(torch.ones(20)).square().sum().backward()
+    assert model[0].weight.grad is not kept
+    assert kept.spent and not model[0].weight.grad.spent
+    assert id(model[2].weight.grad) == others
+
+
 def test_a_gradient_that_was_taken_says_so():
     model, optimizer = wrapped()
     model(torch.ones(20)).sum().backward()
