@@ -23,7 +23,8 @@ cudaError_t call(const char* name, Context context, Body&& body) {
   return end_call(refused != cudaSuccess ? refused : std::forward<Body>(body)());
 }
 
-// A call that gives something up does so even if it fails, as destructors expect.
+// A call that gives something up, or waits, does so even if it fails: destructors expect it, and CUDA's waits fail only
+// when nothing is left to wait for.
 template <class Body>
 cudaError_t releasing_call(const char* name, Body&& body) {
   const cudaError_t refused = begin_call(name, Context::on_current);

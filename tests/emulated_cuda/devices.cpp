@@ -134,7 +134,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
 }
 
 cudaError_t cudaDeviceSynchronize() {
-  return call("cudaDeviceSynchronize", Context::on_current, [] {
+  return emulated::releasing_call("cudaDeviceSynchronize", [] {
     emulated::wait_for_all_streams_of(emulated::current_gpu());
     return cudaSuccess;
   });

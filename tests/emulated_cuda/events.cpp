@@ -112,7 +112,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return call("cudaEventSynchronize", Context::on_current, [&] {
+  return emulated::releasing_call("cudaEventSynchronize", [&] {
     if (const std::shared_ptr<Record> record = event_of(event).newest()) {
       record->time.wait();
       emulated::is_known_to_host(record->nccl);

@@ -117,7 +117,9 @@ CUstream_st& stream_of(cudaStream_t handle) {
 }
 
 void wait_for_all_streams_of(int gpu) {
-  wait_for(device(gpu).null_stream);
+  for (Device* const device : devices_with_context()) {
+    if (device->gpu == gpu) wait_for(device->null_stream);
+  }
   for (const auto& stream : all_of(gpu)) {
     wait_for(*stream);
   }
@@ -171,7 +173,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return call("cudaStreamSynchronize", Context::on_current, [&] {
+  return emulated::releasing_call("cudaStreamSynchronize", [&] {
     emulated::wait_for(stream_of(stream));
     return cudaSuccess;
   });

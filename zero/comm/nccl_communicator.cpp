@@ -117,7 +117,7 @@ NcclCommunicator::NcclCommunicator(const ProcessGroup& group, const GpuStream& s
       timeout_(group.job().timeout()),
       handle_(std::make_shared<Handle>(stream.gpu)),
       aborter_(std::make_unique<Aborter>(handle_)),
-      watch_(error_, timeout_, stream) {
+      watch_(group_, stream) {
   connect(stream);
   error_.when_set(this, [this] {
     if (error_.is_set()) aborter_->abort();  // else it is other news

@@ -53,7 +53,7 @@ class NcclTransport : public ProcessTransport {
     for (std::size_t peer = 0; peer < size(); ++peer) {
       by_rank.push_back(peer == rank() ? chunk.piece(peer).data() : received_from(peer, chunk));
     }
-    receive(by_rank, 0, chunk.bytes);
+    receive(by_rank, chunk.bytes, 0);
   }
 
   bool all_gather(const SentChunk& mine, std::span<std::byte> all) override {

@@ -2,6 +2,7 @@
 
 #include <ballast/error.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "kernels/runtime/system_limits.h"
@@ -10,13 +11,13 @@ namespace ballast {
 namespace {
 
 constexpr auto look_again = std::chrono::milliseconds(100);
+constexpr auto time_to_arrive = std::chrono::seconds(3);  // for what a rank sent before it left
 constexpr std::string_view some_rank = "a rank of an NCCL group";
 
 }  // namespace
 
-NcclWatch::NcclWatch(FirstError& error, std::chrono::milliseconds timeout, const GpuStream& stream)
-    : error_(error),
-      timeout_(timeout),
+NcclWatch::NcclWatch(const ProcessGroup& group, const GpuStream& stream)
+    : group_(group),
       stream_(Stream::wrap(stream.stream, stream.gpu)),
       end_(stream.gpu),
       thread_(start_thread("watching an NCCL communicator", [this] { run(); })) {}
@@ -50,9 +51,9 @@ void NcclWatch::set_issuing(std::optional<Clock::time_point> since) {
 void NcclWatch::run() {
   try {
     device::choose_gpu(stream_.gpu());
-    if (is_late()) error_.set(late(some_rank, timeout_));
-  } catch (const Error& failure) {  // the GPU failed
-    error_.set(failure.what());
+    if (is_late()) group_.job().error().set(late(some_rank, group_.job().timeout()));
+  } catch (const Error& failure) {  // the GPU failed, or a rank has left
+    group_.job().error().set(failure.what());
   }
 }
 
@@ -69,14 +70,27 @@ bool NcclWatch::is_late() {
 
 bool NcclWatch::has_waited_too_long() {
   const auto now = Clock::now();
-  if (issuing_since_ && now - *issuing_since_ > timeout_) return true;
-  if (watched_since_ && !end_.is_done()) return now - *watched_since_ > timeout_;
+  const bool is_waiting = watched_since_ && !end_.is_done();
+  if (issuing_since_ || is_waiting) {
+    const auto waited = now - std::min(issuing_since_.value_or(now), is_waiting ? *watched_since_ : now);
+    require_all_ranks(waited);
+    if (waited > group_.job().timeout()) return true;
+  }
+  if (is_waiting) return false;
   watched_since_.reset();
   if (!has_more_work_) return false;
   has_more_work_ = issuing_since_.has_value();
   end_.record(stream_);
   watched_since_ = now;
   return false;
+}
+
+// A rank that leaves ends its own work first, so what still waits for it will wait for ever.
+void NcclWatch::require_all_ranks(Clock::duration waited) const {
+  if (waited < time_to_arrive) return;
+  for (std::size_t rank = 0; rank < group_.size(); ++rank) {
+    if (group_.has_left(rank)) group_.fail_after_leave(rank);
+  }
 }
 
 }  // namespace ballast

@@ -9,15 +9,16 @@
 
 #include "kernels/runtime/stream.h"
 #include "zero/comm/channel.h"
-#include "zero/comm/deadline.h"
+#include "zero/comm/process_group.h"
 
 namespace ballast {
 
 // A thread of its own watches the work, because the threads that need it wait for the stream without a timeout. When
-// work is late, or the GPU has failed, the thread sets the job's error. One thread at a time issues.
+// work is late, waits for a rank that has left, or the GPU has failed, the thread sets the job's error. One thread at a
+// time issues.
 class NcclWatch {
  public:
-  NcclWatch(FirstError& error, std::chrono::milliseconds timeout, const GpuStream& stream);
+  NcclWatch(const ProcessGroup& group, const GpuStream& stream);
   ~NcclWatch();
   NcclWatch(const NcclWatch&) = delete;
   NcclWatch& operator=(const NcclWatch&) = delete;
@@ -32,9 +33,9 @@ class NcclWatch {
   void run();
   bool is_late();
   bool has_waited_too_long();
+  void require_all_ranks(Clock::duration waited) const;
 
-  FirstError& error_;
-  std::chrono::milliseconds timeout_;
+  ProcessGroup group_;
   Stream stream_;
   Event end_;         // of the work that is watched, recorded and queried by the thread
   std::mutex mutex_;  // guards the members below, except for the thread
