@@ -67,10 +67,11 @@ inline void check_large_tiles_are_read_in_stretches() {
   const auto world = lone_communicator(*backend);
   const Stream stream;
   for (const auto format : {StateFormat::split, StateFormat::compact}) {
+    if (sanitized && format == StateFormat::compact) continue;  // takes minutes
     CAPTURE(name(format));
     std::vector<std::vector<float>> moments, parameters;
     for (const bool gpu : {false, true}) {
-      TrainingOptions options{.format = format};
+      TrainingOptions options{.format = format, .threads = 1};
       if (gpu) options.gpu = 0, options.stream = stream.handle();
       Training training(model, *world, {optim::AdamW{}}, options);
       training.initialise(initial_parameters());
@@ -114,7 +115,8 @@ inline void check_norms_of_tensors() {
   const Stream stream;
   std::vector<std::vector<std::vector<double>>> norms;
   for (const bool gpu : {false, true}) {
-    TrainingOptions options{.gradients = all_in(Tier::host), .state = all_in(Tier::host), .tile_elements = 256};
+    TrainingOptions options{
+        .gradients = all_in(Tier::host), .state = all_in(Tier::host), .tile_elements = 256, .threads = 1};
     if (gpu) options.gpu = 0, options.stream = stream.handle();
     Training training(model, *world, {optim::AdamW{}, optim::AdamW{}}, options);
     training.initialise(initial_parameters());

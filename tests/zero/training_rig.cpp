@@ -37,6 +37,7 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .schedule = setup.schedule,
           .max_norm = setup.max_norm,
           .verify = setup.verify,
+          .threads = 1,  // TBB's threads are not seen by ThreadSanitizer
           .gpu = stream != nullptr ? std::optional(stream->gpu()) : std::nullopt,
           .stream = stream != nullptr ? stream->handle() : nullptr};
 }

@@ -44,8 +44,8 @@ struct StepOptions {
 // forward pass count in the next step.
 struct Metrics {
   double seconds = 0;
-  std::size_t on_demand = 0;                    // off-plan steps, which are slower
-  std::size_t verified = 0;                     // tiles so far whose updates were made twice
+  std::size_t on_demand = 0;  // off-plan steps, which are slower
+  std::size_t verified = 0;   // tiles so far whose updates were made twice, or stretches of large ones
   std::array<std::size_t, lane_count> bytes{};  // by lane: moved or processed
   std::array<double, lane_count> busy{};        // seconds, by lane
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane it waited for
