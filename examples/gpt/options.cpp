@@ -129,7 +129,8 @@ void describe_schedule(CLI::App& app, RunOptions& run) {
   app.add_option("--prefetch", training.schedule.prefetch, "Units to gather ahead")
       ->capture_default_str()
       ->group("Schedule");
-  app.add_option("--tile", training.tile_elements, "Elements to update, read and write at a time; 0: the library chooses")
+  app.add_option("--tile", training.tile_elements,
+                 "Elements to update, read and write at a time; 0: the library chooses")
       ->capture_default_str()
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::PositiveNumber)

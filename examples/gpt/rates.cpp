@@ -118,7 +118,8 @@ class Rates {
     std::size_t bytes = 0;
     std::vector<TileMemory> tiles;
     for (const Range& range : ranges) {
-      TileMemory& tile = tiles.emplace_back(plan_.blocks().state(0, 0).tile(buffer_.get() + tiles.size() * state_bytes));
+      TileMemory& tile =
+          tiles.emplace_back(plan_.blocks().state(0, 0).tile(buffer_.get() + tiles.size() * state_bytes));
       tile.parameter = parameters + range.first * byte_size(DType::bf16);
       tile.gradient = gradients + range.first * sizeof(float);
       tile.gradient_dtype = DType::fp32;

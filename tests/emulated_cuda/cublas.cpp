@@ -1,11 +1,10 @@
 // The emulated cuBLAS: products of matrices, on the stream's thread.
-#include <cublas_v2.h>
-
 #include <bit>
 #include <cstdint>
 
 #include "tests/emulated_cuda/calls.h"
 #include "tests/emulated_cuda/devices.h"
+#include "tests/emulated_cuda/include/cublas_v2.h"
 #include "tests/emulated_cuda/memory_access.h"
 
 struct cublasContext {

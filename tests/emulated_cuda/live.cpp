@@ -1,10 +1,9 @@
 #include "tests/emulated_cuda/live.h"
 
-#include <nvtx3/nvToolsExt.h>
-
 #include <atomic>
 
 #include "tests/emulated_cuda/emulated.h"
+#include "tests/emulated_cuda/include/nvtx3/nvToolsExt.h"
 #include "tests/emulated_cuda/memory_access.h"
 #include "tests/emulated_cuda/pinned_memory.h"
 #include "tests/emulated_cuda/streams.h"

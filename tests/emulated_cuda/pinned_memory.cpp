@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/emulated_cuda/calls.h"
+#include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/rules.h"
 
 namespace emulated {
@@ -91,8 +92,14 @@ cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
   });
 }
 
+// A context that has failed has no work any more: what is left in its streams ends here.
 cudaError_t cudaHostUnregister(void* memory) {
   return emulated::releasing_call("cudaHostUnregister", [&] {
+    if (emulated::context_has_failed()) {
+      for (const emulated::Device* const device : emulated::devices_with_context()) {
+        emulated::wait_for_all_streams_of(device->gpu);
+      }
+    }
     const std::lock_guard lock(emulated::mutex);
     const auto found = emulated::ranges.find(static_cast<const std::byte*>(memory));
     if (found == emulated::ranges.end()) return cudaErrorHostMemoryNotRegistered;

@@ -33,9 +33,8 @@ TEST_CASE("on the device, all that a rank keeps of a unit is one tile, and one o
       const UnitLayout& layout = plan.layout().units[unit];
       REQUIRE(layout.tiles.size() == 1);
       CHECK(layout.tiles[0] == Range{0, layout.trained.shard});
-      CHECK(std::ranges::count_if(plan.program().ops, [&](const Op& op) {
-              return op.kind == OpKind::update && op.unit == unit;
-            }) == 1);
+      CHECK(std::ranges::count_if(plan.program().ops,
+                                  [&](const Op& op) { return op.kind == OpKind::update && op.unit == unit; }) == 1);
     }
   }
 }

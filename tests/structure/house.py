@@ -101,6 +101,10 @@ TOP |= {"quickstart", "run-benchmarks", "run-tests", ".ci", ".clang-format", ".c
 CUDA_SOURCES_MAY_INCLUDE = ["kernels", "examples/gpt"]
 
 
+# Stand-ins of CUDA, NCCL and cuBLAS: their functions have the names and the parameters of those libraries.
+EMULATION = "tests/emulated_cuda/*"
+
+
 class Vendor(NamedTuple):
     """A library that is not ours. Only the files of its home may include its headers."""
 
@@ -114,7 +118,7 @@ VENDORS = [
     Vendor("liburing", r"liburing(\.h|/.*)", ["offload/*.cpp"], one_file=True),
     Vendor("xxHash", r"xxhash\.h|xxh3\.h", ["offload/checksum_walk.h"]),
     Vendor("libnuma", r"numa(if)?\.h", ["kernels/runtime/*.cpp"], one_file=True),
-    Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*.cpp"], one_file=True),
+    Vendor("NCCL", r"nccl.*\.h", ["zero/comm/*nccl*"]),
     Vendor("Gloo", r"gloo/.*", ["zero/comm/*gloo*.cpp"], one_file=True),
     Vendor("cuBLAS", r"cublas.*", ["examples/gpt/*", "optim/*.cpp", "optim/*.cu"]),
     Vendor("oneDNN", r"(oneapi/dnnl/)?dnnl.*", ["examples/gpt/*.cpp"], one_file=True),
@@ -139,7 +143,7 @@ HOMES = [
     Home(
         "raw GPU or pinned memory",
         r"\bcuda(Malloc\w*|HostAlloc|HostRegister|HostUnregister|Free\w*)\s*\(|\bcuMem(Alloc|Free|Create)\w*\s*\(",
-        ["kernels/runtime/device_cuda.cpp"],
+        ["kernels/runtime/device_cuda.cpp", EMULATION],
     ),
     Home("environment variable", r"\b(secure_)?getenv\s*\(", ["kernels/runtime/environment.cpp"]),
     Home(

@@ -123,8 +123,7 @@ void CorruptionCheck::require_same(const Copy& expected, const Copy& found, cons
     const UnitLayout& layout = plan_.layout().units[place.unit];
     const Range range{layout.tiles[place.tile].first + place.range.first, place.range.count};
     std::vector<std::string_view> names;
-    for (const TensorPart& part :
-         tensors_in(unit, layout, layout.trained, plan_.input().rank_in_shard_group, range)) {
+    for (const TensorPart& part : tensors_in(unit, layout, layout.trained, plan_.input().rank_in_shard_group, range)) {
       names.push_back(unit.tensors[part.tensor].name);
     }
     return Problem{.what = fmt::format("{}, first in {} of the tile", what, difference),

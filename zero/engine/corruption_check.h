@@ -21,7 +21,7 @@ class CorruptionCheck {
   // Makes the update, on the thread of its lane. Bits that differ are an error (B3001).
   void update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic);
 
-  void forget();              // any thread: the owner has changed what updates left
+  void forget();               // any thread: the owner has changed what updates left
   std::size_t places() const;  // any thread: checked so far
 
  private:
@@ -40,9 +40,7 @@ class CorruptionCheck {
   const Place& next(std::uint64_t step) const { return places_[(step / every_) % places_.size()]; }
   bool is_next(const Place& place, std::uint64_t step) const { return step % every_ == 0 && &place == &next(step); }
   std::vector<const Place*> places_of(const Op& op, std::uint64_t step) const;
-  const optim::StateLayout& layout_of(const Place& place) const {
-    return plan_.blocks().state(place.unit, place.tile);
-  }
+  const optim::StateLayout& layout_of(const Place& place) const { return plan_.blocks().state(place.unit, place.tile); }
   Copy expected_at(const Place& place, const Op& op, const StepNumbers& step, const Arithmetic& arithmetic);
   Copy copy_of(const Place& place, const Op& op, const Arithmetic& arithmetic) const;
   Copy updated(Copy copy, const Place& place, const Op& op, const StepNumbers& step,

@@ -50,16 +50,6 @@ void HomeMemory::StateOnHost::put_back() {
   }
 }
 
-Staging HomeMemory::staging() const {
-  std::size_t bytes = 0;
-  for (const Home& home : running_.program().homes) {
-    for (const Piece& piece : {home.parameters, home.state}) {
-      bytes += slots_.on_gpu(piece) ? piece.bytes : 0;
-    }
-  }
-  return Staging(arithmetic_, bytes);
-}
-
 Range HomeMemory::range_in_tile(const Home& stretch) const {
   const CompiledPlan& plan = running_.plan();
   const UnitLayout& layout = plan.layout().units[stretch.unit];

@@ -16,7 +16,7 @@ class HomeMemory {
   HomeMemory(const RunningProgram& running, const Slots& slots, const LaneArithmetic& arithmetic)
       : running_(running), slots_(slots), arithmetic_(arithmetic) {}
 
-  Staging staging() const;  // for copies of all that lies on a GPU
+  Staging staging(std::size_t most_bytes) const { return Staging(arithmetic_, most_bytes); }
 
   // Host memory in which a piece is made: the piece itself, or temporary memory if it lies nowhere.
   class Draft {

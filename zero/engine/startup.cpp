@@ -23,6 +23,14 @@ std::size_t Startup::unwritten_bytes(const Home& home) const {
   return parts_.slots.unwritten_bytes(home.parameters) + parts_.slots.unwritten_bytes(home.state);
 }
 
+Staging Startup::staging() const {
+  std::size_t bytes = 0;
+  for (const Home& home : parts_.running.program().homes) {
+    bytes += parts_.slots.on_gpu(home.parameters) ? home.parameters.bytes : 0;
+  }
+  return parts_.homes.staging(bytes);
+}
+
 void Startup::initialise(const ParameterSource& source) const {
   const Program& program = parts_.running.program();
   std::optional<RecordMemory> records;
@@ -31,16 +39,16 @@ void Startup::initialise(const ParameterSource& source) const {
   for (const Home& home : program.homes) {
     unwritten += unwritten_bytes(home);
   }
-  Staging staging = parts_.homes.staging();
+  Staging staged = staging();
   std::size_t unit = none;
   for (const Home& home : program.homes) {
     if (std::exchange(unit, home.unit) != home.unit) {  // other ranks of this machine take memory, too
       require_host_memory(unwritten, "the rest of what this rank keeps", read_host_limits());
     }
-    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source, staging);
+    home.on_drive ? fill_record(home, source, *records) : fill_home(home, source, staged);
     unwritten -= unwritten_bytes(home);
   }
-  staging.finish();
+  staged.finish();
   if (records) records->finish();
   if (records) parts_.records->commit(0);
 }
@@ -117,7 +125,7 @@ void Startup::fill_record(const Home& home, const ParameterSource& source, Recor
 
 std::uint64_t Startup::resume(const ParameterSource& frozen) const {
   const Program& program = parts_.running.program();
-  Staging staging = parts_.homes.staging();
+  Staging staged = staging();
   for (const Home& home : program.homes) {
     const bool whole = home.on_drive && plan().blocks().full_records();
     require(whole || home.tile == none, Code::unsupported, [&] {
@@ -125,14 +133,14 @@ std::uint64_t Startup::resume(const ParameterSource& frozen) const {
                      .where = "unit " + plan().model().units[home.unit].name,
                      .needed = "all of the state in records, with the parameters: those of a run that has a name"};
     });
-    if (home.tile == none) fill_frozen(home, frozen, staging);
+    if (home.tile == none) fill_frozen(home, frozen, staged);
   }
   std::optional<RecordMemory> records;
   if (plan().tiles_on_drive() > 0) records.emplace(program, parts_.slots);
   for (const Home& home : program.homes) {
-    if (home.on_drive) read_home(home, *records, staging);
+    if (home.on_drive) read_home(home, *records, staged);
   }
-  staging.finish();
+  staged.finish();
   return parts_.records != nullptr ? parts_.records->step() : 0;
 }
 

@@ -62,7 +62,7 @@ void StateVisitor::change(const TileVisitor& visit, const std::function<void()>&
 void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const {
   std::optional<RecordMemory> records;
   if (plan().tiles_on_drive() > 0) records.emplace(parts_.running.program(), parts_.slots);
-  Staging staging = parts_.homes.staging();
+  Staging staging = parts_.homes.staging(largest_bytes(which));
   for (const Home& home : local_homes()) {
     if (!which(without_memory(home))) continue;
     if (home.tile == none) {
@@ -75,6 +75,20 @@ void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const Til
   }
   staging.finish();
   if (records) records->finish();
+}
+
+// Of the homes that are visited, each of which is copied alone.
+std::size_t StateVisitor::largest_bytes(const TileFilter& which) const {
+  std::size_t largest = 0;
+  for (const Home& home : local_homes()) {
+    if (!which(without_memory(home))) continue;
+    const std::size_t parameters = home.range.count * byte_size(plan().model().units[home.unit].dtype);
+    const bool has_state = home.tile != none;
+    const std::size_t state =
+        has_state ? plan().blocks().state(home.unit, home.tile).layout_of(home.range.count).bytes() : 0;
+    largest = std::max(largest, parameters + state);
+  }
+  return largest;
 }
 
 // Returns tiles on drives, and those in memory and frozen parameters in stretches. Frozen ones come once, though several homes may hold them.

@@ -7,9 +7,9 @@ namespace ballast {
 
 struct PlanOptions {
   Placement placement{};
-  std::size_t rank = 0;  // of all ranks: those of a shard group are neighbours
+  std::size_t rank = 0;           // of all ranks: those of a shard group are neighbours
   std::size_t tile_elements = 0;  // at most in a tile; 0: the sizes of tiling.h
-  std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
+  std::size_t micro_steps = 1;    // backward passes whose gradients one step sums
   StateFormat format = StateFormat::split;
   optim::StateNames names{};  // of the state that the optimizer keeps
   std::string rule{};         // name of the update rule

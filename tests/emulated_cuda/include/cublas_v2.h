@@ -1,7 +1,7 @@
 // The part of cuBLAS that the GPT trainer calls. tests/emulated_cuda implements it in plain C++.
 #pragma once
 
-#include "cuda_runtime_api.h"
+#include "tests/emulated_cuda/include/cuda_runtime_api.h"
 
 struct cublasContext;
 using cublasHandle_t = cublasContext*;

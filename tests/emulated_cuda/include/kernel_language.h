@@ -8,7 +8,7 @@
 #include <functional>
 #include <tuple>
 
-#include "cuda_runtime_api.h"
+#include "tests/emulated_cuda/include/cuda_runtime_api.h"
 
 #define __global__
 #define __device__

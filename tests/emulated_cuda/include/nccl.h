@@ -5,7 +5,7 @@
 #include <climits>
 #include <cstddef>
 
-#include "cuda_runtime_api.h"
+#include "tests/emulated_cuda/include/cuda_runtime_api.h"
 
 struct ncclComm;
 using ncclComm_t = ncclComm*;

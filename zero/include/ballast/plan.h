@@ -53,7 +53,7 @@ struct TrainingOptions {
   Communicator* norm_group = nullptr;
   bool keeps_timeline = false;     // of what ran when
   std::size_t verify = 0;          // every so many steps a tile's update is made twice and compared; 0: never
-  int threads = 0;                 // of updates on the CPU; 0: one for each core that this process may use
+  int threads = 0;                 // of updates and memory of the CPU; 0: one for each core that this process may use
   std::optional<int> gpu{};        // whose memory the device tier is; none: the host's
   StreamHandle stream = nullptr;   // on that GPU: what leases are for; outlives the training
   Allocator* allocator = nullptr;  // of the device tier's memory, instead of our own; outlives the training
