@@ -7,8 +7,8 @@
 
 namespace ballast {
 
-// The host fills or empties one buffer while the other one is on its way. Copies share a buffer, so the host waits once
-// for some megabytes, however many copies they are. Copies are done in order. The buffers live as long as this object,
+// The host fills or empties one buffer while the other one is on its way. Copies share a buffer, so the host waits
+// once for 16 MiB, however many copies they are. Copies are done in order. The buffers live as long as this object,
 // which lives for one call of the engine, and are not in the training's accounts. If the driver refuses to pin them, the
 // copies are right, but slow. Without a GPU there are no buffers.
 //
