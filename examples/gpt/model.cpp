@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t decays = 0;
 constexpr std::size_t stays = 1;
 
-constexpr std::size_t elements_at_once = 64 * 1024;  // of initial values
+constexpr std::size_t values_at_once = 64 * 1024;  // of initial values
 
 Unit block_unit(const Shape& shape, std::size_t number) {
   const std::size_t width = shape.width;
@@ -126,9 +126,9 @@ ParameterSource initial_parameters(const Shape& shape, std::uint64_t seed, int t
     const bool ends_in_stream = of.name == "projection.weight" || of.name == "narrow.weight";
     const float deviation = ends_in_stream ? 0.02f * deep : 0.02f;
     const std::uint64_t of_tensor = noise({seed, unit * 100 + tensor});
-    workers->each((range.count + elements_at_once - 1) / elements_at_once, [&](std::size_t part) {
-      const std::size_t end = std::min(range.count, (part + 1) * elements_at_once);
-      for (std::size_t i = part * elements_at_once; i < end; ++i) {
+    workers->each((range.count + values_at_once - 1) / values_at_once, [&](std::size_t part) {
+      const std::size_t end = std::min(range.count, (part + 1) * values_at_once);
+      for (std::size_t i = part * values_at_once; i < end; ++i) {
         set_number(to, i, deviation * normal(more_noise(of_tensor, range.first + i)));
       }
     });
