@@ -27,8 +27,8 @@ class Fiber {
   std::function<void()> body_{};
   std::unique_ptr<std::byte[]> memory_{};
   Stack stack_{};
-  void* sanitizer_fiber_ = nullptr;
-  void* fake_stack_ = nullptr;
+  [[maybe_unused]] void* sanitizer_fiber_ = nullptr;
+  [[maybe_unused]] void* fake_stack_ = nullptr;
   const void* bottom_ = nullptr;
   std::size_t bytes_ = 0;
 };

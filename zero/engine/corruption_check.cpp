@@ -151,6 +151,7 @@ CorruptionCheck::Copy CorruptionCheck::expected_at(const Place& place, const Op&
 void CorruptionCheck::update(const Op& op, const StepNumbers& step, const Arithmetic& arithmetic) {
   const std::vector<const Place*> places = places_of(op, step.number);
   std::vector<Copy> expected;
+  expected.reserve(places.size());
   for (const Place* place : places) {
     expected.push_back(expected_at(*place, op, step, arithmetic));
   }

@@ -10,6 +10,7 @@
 
 #include "tests/emulated_cuda/include/cuda_runtime_api.h"
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the names are CUDA's
 #define __global__
 #define __device__
 #define __host__
@@ -61,3 +62,4 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return emulated::launch(*config, reinterpret_cast<const void*>(kernel),
                           [kernel, copies] { std::apply(kernel, copies); });
 }
+// NOLINTEND(bugprone-reserved-identifier)
