@@ -3,6 +3,7 @@
 #include <ballast/error.h>
 
 #include <catch2/catch.hpp>
+#include <functional>
 #include <thread>
 
 #include "kernels/runtime/buffer.h"
@@ -65,18 +66,40 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
   }
 }
 
-void run_rank(std::size_t rank, std::size_t size, KeyValueStore& store) {
-  const int gpu = static_cast<int>(rank);
-  const Stream stream(gpu);
-  const auto on_host = kernels::cpu_backend({.threads = 1});
-  const auto backend = kernels::cuda_backend(stream.handle(), gpu);
-  MemoryAccounts accounts;
-  const auto ranks = connect({.launch = Launch{.rank = rank, .size = size}, .store = &store, .timeout = patient},
-                             {.backend = *on_host, .accounts = accounts});
-  const Channel channel{{stream.handle(), gpu}, backend.get()};
-  const auto on_gpus = ranks->split(0, &channel);
-  everything(*on_gpus, stream, accounts);
-  everything(*on_gpus->split(rank % 2), stream, accounts);
+using GpuOfRank = std::function<int(std::size_t rank)>;
+using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel)>;
+
+// Connects threads as ranks in host memory, and runs the test on each. Returns their errors.
+Failures failures_on_gpus(std::size_t size, const GpuOfRank& gpu_of, const Test& test) {
+  const TemporaryDirectory folder;
+  Failures failures(size);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        FileStore store(folder.path());
+        const Stream stream(gpu_of(rank));
+        const auto on_host = kernels::cpu_backend({.threads = 1});
+        const auto backend = kernels::cuda_backend(stream.handle(), stream.gpu());
+        MemoryAccounts accounts;
+        const auto ranks = connect({.launch = Launch{.rank = rank, .size = size}, .store = &store, .timeout = patient},
+                                   {.backend = *on_host, .accounts = accounts});
+        test(*ranks, stream, Channel{{stream.handle(), stream.gpu()}, backend.get()});
+      } catch (const std::exception& failure) {
+        failures[rank] = failure.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return failures;
+}
+
+void check_on_gpus(std::size_t size, const GpuOfRank& gpu_of, const Test& test) {
+  const Failures failures = failures_on_gpus(size, gpu_of, test);
+  if (failures[0].find("no NCCL") != std::string::npos) return skip("this build has no NCCL");
+  CHECK(failures == Failures(size));
 }
 
 }  // namespace
@@ -86,23 +109,25 @@ TEST_CASE("NCCL gives the same bits as every other communicator", "[gpu]") {
   if (gpus < 2) return skip("NCCL gives each rank a GPU of its own, and there is one");
   for (const std::size_t size : {2u, 3u}) {
     if (size > gpus) break;
-    const TemporaryDirectory folder;
-    Failures failures(size);
-    std::vector<std::thread> threads;
-    for (std::size_t rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] {
-        try {
-          FileStore store(folder.path());
-          run_rank(rank, size, store);
-        } catch (const std::exception& failure) {
-          failures[rank] = failure.what();
-        }
-      });
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    if (failures[0].find("no NCCL") != std::string::npos) return skip("this build has no NCCL");
-    CHECK(failures == Failures(size));
+    check_on_gpus(
+        size, [](std::size_t rank) { return static_cast<int>(rank); },
+        [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+          MemoryAccounts accounts;
+          const auto on_gpus = ranks.split(0, &channel);
+          everything(*on_gpus, stream, accounts);
+          everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
+        });
   }
+}
+
+// A group of one rank exchanges with itself, so NCCL also works on a machine with one GPU.
+TEST_CASE("NCCL connects a group of one rank on one GPU", "[gpu]") {
+  check_on_gpus(
+      2, [](std::size_t) { return 0; },
+      [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+        MemoryAccounts accounts;
+        const bool is_on_gpu = ranks.rank() == 0;  // the other rank makes a group in host memory meanwhile
+        const auto alone = ranks.split(ranks.rank(), is_on_gpu ? &channel : nullptr);
+        if (is_on_gpu) everything(*alone, stream, accounts);
+      });
 }
