@@ -37,6 +37,8 @@ class CudaUnderTest : public TestBackend {
 
 }  // namespace
 
+bool is_emulated() { return device::list().front().name == "emulated GPU"; }
+
 void on_cuda(const BackendTest& test) {
   CudaUnderTest cuda;
   INFO("on " << cuda.name());

@@ -10,5 +10,6 @@ void on_octets(const BackendTest& test);
 
 // Runs on the first GPU, in its memory. For cases tagged [gpu].
 void on_cuda(const BackendTest& test);
+bool is_emulated();  // whether that is an emulated one (tests/emulated_cuda)
 
 }  // namespace ballast::kernels
