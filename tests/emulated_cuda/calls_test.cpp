@@ -5,6 +5,7 @@
 
 #include "tests/comm/process_groups.h"
 #include "tests/emulated_cuda/emulated.h"
+#include "tests/sanitizer.h"
 #include "tests/zero/training_rig.h"
 #include "zero/engine/gpu_lanes.h"
 #include "zero/plan/awaited.h"
@@ -101,7 +102,7 @@ void check_calls_of_two_ranks(const Spread& state, const Limits& limits) {
       std::map<std::string, double> calls = calls_per_unit(world, state);
       expect_at_most("kernels", calls["kernel"], limits.kernels);
       expect_at_most("kernels of NCCL", calls["NCCL kernel"], limits.nccl_kernels);
-      expect_at_most("events", calls["cudaEventRecord"], limits.records);
+      if (!sanitized) expect_at_most("events", calls["cudaEventRecord"], limits.records);  // some are made by the clock
       expect_at_most("new events", calls["cudaEventCreateWithFlags"], 0);
     });
   });

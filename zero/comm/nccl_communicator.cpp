@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <future>
 #include <mutex>
@@ -66,8 +67,30 @@ struct NcclCommunicator::Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
+  // Marks the time in which the calling thread issues calls.
+  class Issuing {
+   public:
+    explicit Issuing(Handle& handle) : handle_(handle) { set(true); }
+    ~Issuing() { set(false); }
+    Issuing(const Issuing&) = delete;
+    Issuing& operator=(const Issuing&) = delete;
+
+   private:
+    void set(bool issues) {
+      {
+        const std::lock_guard lock(handle_.mutex);
+        handle_.is_issuing = issues;
+      }
+      handle_.changed.notify_one();
+    }
+
+    Handle& handle_;
+  };
+
   const int gpu;
-  std::timed_mutex mutex{};  // held while calls are issued
+  std::mutex mutex{};  // guards the flag
+  std::condition_variable changed{};
+  bool is_issuing = false;
   std::atomic<ncclComm_t> nccl = nullptr;
 };
 
@@ -95,8 +118,10 @@ class NcclCommunicator::Aborter {
   // Calls of NCCL end soon, unless they wait for a peer, which only the abort ends.
   void run() {
     if (!aborts_.get_future().get()) return;
-    const std::unique_lock lock(handle_->mutex, patience_of_abort);
+    std::unique_lock lock(handle_->mutex);
+    handle_->changed.wait_for(lock, patience_of_abort, [this] { return !handle_->is_issuing; });
     ncclComm_t aborted = handle_->nccl.exchange(nullptr);
+    lock.unlock();
     if (aborted == nullptr) return;
     try {
       device::choose_gpu(handle_->gpu);
@@ -177,7 +202,7 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
   with_reason([&] {
     watch_.watch([&] {
-      const std::lock_guard lock(handle_->mutex);
+      const Handle::Issuing issuing(*handle_);
       const ncclComm_t nccl = handle_->nccl;
       error_.check();
       check_nccl(ncclGroupStart());
