@@ -105,6 +105,7 @@ void check_calls_of_two_ranks(const Spread& state, const Limits& limits) {
       if (!sanitized) expect_at_most("events", calls["cudaEventRecord"], limits.records);  // some are made by the clock
       expect_at_most("new events", calls["cudaEventCreateWithFlags"], 0);
     });
+    expect(emulated::live() == emulated::Live{}, "something of the GPU was left behind");
   });
   CHECK(processes.failures() == Failures(2));
 }

@@ -137,6 +137,12 @@ NcclClock known_to_host() {
 }
 
 std::size_t live_streams() {
+  std::vector<std::shared_ptr<CUstream_st>> ended;  // with their threads, which end with the work that they have
+  {
+    const std::lock_guard lock(mutex);
+    ended.swap(destroyed);
+  }
+  ended.clear();
   const std::lock_guard lock(mutex);
   return streams.size();
 }
