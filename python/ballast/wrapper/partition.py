@@ -148,9 +148,9 @@ class Partition(ShardedState):
     def _taken_gradient(
         self, number: int, parameter: torch.nn.Parameter, gradient: torch.Tensor | None
     ) -> TakenGradient:
-        """Return the object of an earlier step, unless a caller has kept it, or a new one."""
+        """Return the object of an earlier step, or a new one if a caller has kept that or the parameter was cast."""
         made = self._made[number]
-        if made is None or getrefcount(made) > _references_of_an_item():
+        if made is None or getrefcount(made) > _references_of_an_item() or made.dtype != parameter.dtype:
             made = self._made[number] = TakenGradient(parameter, self, number)
         made.fresh, made.next, made.spent = gradient, None, False
         return made
