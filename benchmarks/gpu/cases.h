@@ -1,4 +1,4 @@
-// What is measured on a GPU: kernels, relative to a copy in its memory, and transfers, relative to one long transfer.
+// The cases of the GPU benchmark: kernels, relative to a copy in the GPU's memory, and transfers, relative to a long one.
 #pragma once
 
 #include <functional>

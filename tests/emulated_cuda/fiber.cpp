@@ -24,8 +24,8 @@ namespace {
 
 constexpr std::size_t stack_bytes = 256 * 1024;
 
-// The fiber that was running before. Not thread-local: a fiber may run on another thread when it goes on, and compilers
-// keep the address of a thread's variable. One block runs at a time.
+// The fiber that ran last. The variable is not thread-local, because a fiber may resume on another thread and compilers
+// keep the address of a thread-local variable. One block runs at a time.
 Fiber* left = nullptr;
 Fiber* entered = nullptr;
 

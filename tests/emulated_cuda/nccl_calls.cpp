@@ -139,13 +139,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return fails ? ncclSystemError : ncclSuccess;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  if (is_told_to_fail("ncclCommGetAsyncError")) return ncclSystemError;
-  emulated::communicator_of(comm);
-  *error = ncclSuccess;
-  return ncclSuccess;
-}
-
 const char* ncclGetErrorString(ncclResult_t result) {
   switch (result) {
     case ncclSuccess: return "no error";
@@ -155,7 +148,6 @@ const char* ncclGetErrorString(ncclResult_t result) {
     case ncclInvalidArgument: return "invalid argument";
     case ncclInvalidUsage: return "invalid usage";
     case ncclRemoteError: return "remote process exited or there was a network error";
-    case ncclInProgress: return "NCCL operation in progress";
   }
   return "unknown result code";
 }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tests/emulated_cuda/nccl_communicator.h"
-#include "tests/emulated_cuda/streams.h"
 
 namespace emulated {
 
@@ -42,8 +41,5 @@ class NcclExchange {
   std::vector<Peer> peers_;
   const std::atomic<bool>& aborted_;
 };
-
-// Checks that the work of a communicator comes after that of all others on its GPU, and notes that it is the newest.
-void order_on_gpu(const void* communicator, NcclOrder& order, CUstream_st& stream);
 
 }  // namespace emulated

@@ -8,6 +8,8 @@
 
 #include "tests/emulated_cuda/emulated.h"
 
+struct CUstream_st;
+
 namespace emulated {
 
 // For each GPU, the number of its last NCCL work that precedes a point in a stream.
@@ -23,5 +25,8 @@ struct NcclOrder {
   std::uint64_t issued = 0;
   const void* last_communicator = nullptr;
 };
+
+// Checks that the work of a communicator comes after that of all others on its GPU, and notes that it is the newest.
+void order_on_gpu(const void* communicator, NcclOrder& order, CUstream_st& stream);
 
 }  // namespace emulated

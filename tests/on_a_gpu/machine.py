@@ -1,4 +1,4 @@
-"""What is on this machine: programs, Python, NVIDIA's wheels, the pack, and the GPU."""
+"""Find the programs, Python, NVIDIA's wheels, the pack and the GPU of this machine."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ void check_nccl(ncclResult_t result) {
 struct NcclCommunicator::Handle {
   explicit Handle(int number) : gpu(number) {}
   ~Handle() {
-    if (ncclComm_t left = nccl.exchange(nullptr)) ncclCommAbort(left);  // nobody waits for what it does
+    if (ncclComm_t left = nccl.exchange(nullptr)) ncclCommAbort(left);  // left by a connect() that failed
   }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;

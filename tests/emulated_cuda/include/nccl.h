@@ -2,7 +2,6 @@
 // NCCL 2.28.
 #pragma once
 
-#include <climits>
 #include <cstddef>
 
 #include "tests/emulated_cuda/include/cuda_runtime_api.h"
@@ -23,15 +22,11 @@ enum ncclResult_t {
   ncclInvalidArgument = 4,
   ncclInvalidUsage = 5,
   ncclRemoteError = 6,
-  ncclInProgress = 7,
 };
 
 enum ncclDataType_t { ncclUint8 = 1 };
 
-constexpr int NCCL_CONFIG_UNDEF_INT = INT_MIN;
-struct ncclConfig_t {
-  int blocking = NCCL_CONFIG_UNDEF_INT;
-};
+struct ncclConfig_t {};  // blocking, which is the default
 #define NCCL_CONFIG_INITIALIZER \
   {}
 
@@ -39,7 +34,6 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
 const char* ncclGetErrorString(ncclResult_t result);
 const char* ncclGetLastError(ncclComm_t comm);
 
