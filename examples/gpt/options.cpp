@@ -171,6 +171,9 @@ void describe_output(CLI::App& app, ProgramOptions& options) {
   app.add_flag("--forecast", options.run.forecasts,
                "Measure this machine first, and forecast the time of a step (CPUs)")
       ->group("Output");
+  app.add_flag("!--no-matrix-rate", options.run.measures_rate,
+               "Begin without measuring the rate of matrix products, which the use of the machine is compared with")
+      ->group("Output");
   app.add_option("--losses", options.losses,
                  "Write losses and norms with all their bits, and a hash of the final parameters")
       ->group("Output");

@@ -115,9 +115,10 @@ std::string step_heading() {
 }
 
 std::string step_line(const Step& step) {
-  std::string text = fmt::format("{:>6} {:>8.4f} {:>9.4f} | {:>9.0f} {:>5.1f}% | {} | exposed {:.0f} ms\n", step.step,
-                                 step.loss, step.norm, step.tokens_per_second, step.mfu * 100, tiers(step.bytes),
-                                 sum(step.metrics.exposed) * 1e3);
+  const std::string mfu = step.mfu > 0 ? fmt::format("{:.1f}%", step.mfu * 100) : "-";
+  std::string text =
+      fmt::format("{:>6} {:>8.4f} {:>9.4f} | {:>9.0f} {:>6} | {} | exposed {:.0f} ms\n", step.step, step.loss,
+                  step.norm, step.tokens_per_second, mfu, tiers(step.bytes), sum(step.metrics.exposed) * 1e3);
   if (!step.skipped.empty()) text += fmt::format("       skipped: {}\n", step.skipped);
   return text;
 }
