@@ -8,22 +8,30 @@ from typing import Any
 import torch
 
 from ballast.wrapper.ddp_compat import UnsyncedDataParallel
-from ballast.wrapper.hooks import BeforeStep, ModuleHook, SessionReference
+from ballast.wrapper.hooks import ModuleHook, SessionReference
 
 
 class ForwardHooks:
-    """Hooks the model, and in stage 3 its modules with parameters of their own: a user may call methods of the model
-    instead of the model."""
+    """Hooks the model, and in stage 3 its modules with parameters of their own, until these are partitioned: a user may
+    call methods of the model instead of the model."""
 
-    def __init__(self, model: torch.nn.Module | None, session: SessionReference, *, of_modules: bool):
-        self._hooks: list[Any] = []
+    def __init__(self, model: torch.nn.Module | None, session: SessionReference):
+        self._session = session
+        self._hooks = [] if model is None else [UnsyncedDataParallel(model), _before_forward(model, session)]
         self._of_modules: list[Any] = []
-        if model is None:
-            return
-        self._hooks = [UnsyncedDataParallel(model), _before_call(model, session)]
-        if of_modules:
-            inner = [module for module in model.modules() if module is not model and _has_own_parameters(module)]
-            self._of_modules = [_before_call(module, session, is_inner=True) for module in inner]
+
+    def before_module(self, module: torch.nn.Module) -> None:
+        live = self._session()
+        if live is not None:
+            live.before_module(module)
+
+    def watch_modules(self, model: torch.nn.Module) -> None:
+        hook = ModuleHook(self.before_module)
+        self._of_modules = [
+            module.register_forward_pre_hook(hook)
+            for module in model.modules()
+            if module is not model and any(True for _ in module.parameters(recurse=False))
+        ]
 
     def remove_from_modules(self) -> None:
         """Remove the hooks of the modules, and keep those of the model."""
@@ -37,19 +45,10 @@ class ForwardHooks:
             hook.remove()
 
 
-def _before_call(module: torch.nn.Module, session: SessionReference, *, is_inner: bool = False) -> Any:
-    def called(module: torch.nn.Module) -> None:
+def _before_forward(model: torch.nn.Module, session: SessionReference) -> Any:
+    def called(model: torch.nn.Module) -> None:
         live = session()
         if live is not None:
-            live.before_forward(module)
+            live.before_forward(model)
 
-    def called_inside(module: torch.nn.Module) -> None:
-        live = session()
-        if live is not None:
-            live.before_module(module)
-
-    return module.register_forward_pre_hook(BeforeStep(called_inside, session) if is_inner else ModuleHook(called))
-
-
-def _has_own_parameters(module: torch.nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False))
+    return model.register_forward_pre_hook(ModuleHook(called))

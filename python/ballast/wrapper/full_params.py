@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -56,6 +56,9 @@ class FullParameters:
 
     def enter(self, module: torch.nn.Module) -> None:
         """Do nothing: full parameters are always visible."""
+
+    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        """Do nothing: there are no calls of modules to watch."""
 
     def after_step(self) -> None:
         self._core.finish()

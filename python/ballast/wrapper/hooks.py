@@ -17,18 +17,9 @@ from ballast.connecting import Group
 from ballast.leaving import begin_exit
 
 
-class PlansOfTrainer(Protocol):
-    """The part of a session that knows whether a step has begun."""
-
-    @property
-    def of_this_step(self) -> object | None: ...
-
-
 class Trainer(Protocol):
     """The session that trains a parameter, as hooks see it."""
 
-    @property
-    def plans(self) -> PlansOfTrainer: ...
     @property
     def group(self) -> Group: ...
     @property
@@ -77,19 +68,6 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
         return Nothing, ()
-
-
-class BeforeStep(ModuleHook):
-    """A hook that does something only where no step has begun."""
-
-    def __init__(self, hook: Callable[[torch.nn.Module], None], session: SessionReference):
-        super().__init__(hook)
-        self._session = session
-
-    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
-        live = None if is_dynamo_compiling() else self._session()
-        if live is None or live.plans.of_this_step is None:
-            super().__call__(module)
 
 
 class Nothing:

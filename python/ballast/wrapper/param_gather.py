@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -115,6 +115,10 @@ class ParamGather:
 
     def release_unit(self) -> None:
         self.units.release_unit()
+
+    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        """Call `tell` before a module uses its parameters, from now on."""
+        self.units.before_use = tell
 
     def after_step(self) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""

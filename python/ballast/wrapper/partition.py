@@ -90,6 +90,10 @@ class Partition(ShardedState):
         """Tell the residence about a call of a module whose beginning it has missed."""
         self._residence.enter(module)
 
+    def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
+        """Call `tell` before a module uses sharded parameters, from now on."""
+        self._residence.before_uses(tell)
+
     def release(self, together: bool, gathers: bool = True) -> None:
         """End the training. Parameters return to torch's memory if all ranks call it together and gather them; else
         only full ones do."""

@@ -32,7 +32,7 @@ class Plans:
         self.planner = planner
         self.state = OptimizerState(wrapped, planner.updates)
         self.current: Partition | None = None
-        self.of_this_step: Partition | None = None  # the same, after the look-up when a step begins
+        self._of_this_step: Partition | None = None
         self._hooks = hooks
         self._deferred = deferred  # owns parameters between two partitions
         self._migration = StateMigration()  # shards of a partition that is gone, for the next one
@@ -40,6 +40,22 @@ class Plans:
         self.is_half_loaded, self.is_offloaded, self.is_closed = False, False, False
 
     # --- The partition of now ---
+
+    @property
+    def of_this_step(self) -> Partition | None:
+        """The partition, after the look-up when a step begins."""
+        return self._of_this_step
+
+    @of_this_step.setter
+    def of_this_step(self, partition: Partition | None) -> None:
+        self._of_this_step = partition
+        self._watch_uses()
+
+    def _watch_uses(self) -> None:
+        """Let a module that is called between steps begin the next one: a user may call methods of the model instead of
+        the model."""
+        if self.current is not None:
+            self.current.before_uses(self._hooks.before_module if self._of_this_step is None else None)
 
     def begin_step(self) -> Partition:
         """Return the partition of the parameters that this step trains. It is looked up when the step begins."""
@@ -126,8 +142,8 @@ class Plans:
 
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
-        if self.planner.options.keeps_full_parameters:
-            self._hooks.remove_from_modules()
+        self._hooks.remove_from_modules()
+        self._watch_uses()
         self._migration = StateMigration()
         return self.current
 
@@ -139,12 +155,14 @@ class Plans:
         owner = None if self.planner.options.keeps_full_parameters else self._deferred
         self._migration = StateMigration(self.current, moments, owner)
         self._drop(gathers=False)
+        if owner is not None:
+            self._hooks.watch_modules(self.wrapped.required_model)
         self._migration.suspend_all()
 
     def _drop(self, together: bool = True, gathers: bool = True) -> None:
         assert self.current is not None
         self.current.release(together or self.planner.ranks.of_data.size == 1, gathers)
-        self.current = self.of_this_step = None
+        self.current = self._of_this_step = None
         self.state.forget_partition()
 
     # --- Reports ---

@@ -37,7 +37,9 @@ class SavedTensors:
         """Return the function that begins a call of a module with this unit."""
         gather, calls, pushed = self._gather, self._calls, self._pushed
 
-        def begin(_: torch.nn.Module) -> None:
+        def begin(module: torch.nn.Module) -> None:
+            if gather.before_use is not None:
+                gather.before_use(module)
             if gather.is_over:  # since this call began: torch still calls the hooks that existed then
                 return
             if not calls:

@@ -32,12 +32,24 @@ class SessionHooks:
 
     def watch_calls(self, model: torch.nn.Module | None, *, of_modules: bool) -> None:
         """Hook calls of the model, or of its modules too."""
-        self._calls = ForwardHooks(model, self._session, of_modules=of_modules)
+        self._calls = ForwardHooks(model, self._session)
+        if model is not None and of_modules:
+            self._calls.watch_modules(model)
+
+    def watch_modules(self, model: torch.nn.Module) -> None:
+        """Hook the modules inside the model again."""
+        if self._calls is not None:
+            self._calls.watch_modules(model)
 
     def remove_from_modules(self) -> None:
         """Remove the hooks of modules inside the model."""
         if self._calls is not None:
             self._calls.remove_from_modules()
+
+    def before_module(self, module: torch.nn.Module) -> None:
+        """Tell the session that a module inside the model is called."""
+        if self._calls is not None:
+            self._calls.before_module(module)
 
     def remove(self) -> None:
         atexit.unregister(self._at_exit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -49,6 +49,7 @@ class UnitGather:
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training has ended, and the values are lost
         self.is_over = False  # the training has ended, or another plan has the values
+        self.before_use: Callable[[torch.nn.Module], None] | None = None  # told of calls of modules; None during a step
 
     def take(self, owner: ParameterOwner) -> None:
         """Shard all parameters: `owner` keeps their values from now on."""
@@ -70,7 +71,8 @@ class UnitGather:
     def open(self, unit: int) -> None:
         if unit in self.full:
             return
-        require_stream(self._gpu, self._stream)
+        if self._gpu is not None:  # asked here too, because every call of a module comes here
+            require_stream(self._gpu, self._stream)
         if self.open_unit == unit:
             return
         self.require_there(self.units[unit].members[0])
