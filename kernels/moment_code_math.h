@@ -88,7 +88,7 @@ struct CompandedRootCode : Companding<SegmentBits, MantissaBits, MantissaBits - 
 
 // --- Roots as small floats ---
 //
-// With few bits the noise of rounding matters: a root changes by a thousandth in a step, and its codes are a third apart.
+// With few bits the noise of rounding matters: a root moves by a two-thousandth in a step, and its codes are a third apart.
 // So the scale is a power of two, and the codes are the leading bits of floats: a new scale then moves values from codes
 // to codes, and a root that a step does not change keeps its value exactly. There is no zero.
 
