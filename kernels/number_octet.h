@@ -10,15 +10,15 @@
 namespace ballast::kernels {
 
 inline bool is_octet_aligned(const ConstNumbers& numbers) {
-  return is_octet_aligned(numbers.data, byte_size(numbers.dtype));
+  return is_octet_aligned(numbers.data, octet_size * byte_size(numbers.dtype));
 }
 inline bool is_octet_aligned(const Numbers& numbers) {
-  return is_octet_aligned(numbers.data, byte_size(numbers.dtype));
+  return is_octet_aligned(numbers.data, octet_size * byte_size(numbers.dtype));
 }
 inline bool is_octet_aligned(const Summands& summands) {
   bool aligned = true;
   for (std::size_t array = 0; array < summands.arrays; ++array) {
-    aligned = aligned && is_octet_aligned(summands.data[array], byte_size(summands.dtype));
+    aligned = aligned && is_octet_aligned(summands.data[array], octet_size * byte_size(summands.dtype));
   }
   return aligned;
 }

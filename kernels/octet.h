@@ -29,29 +29,38 @@ struct OctetPlace {
   bool whole = false;
 };
 
-// The octet of `T`s as it lies in memory, aligned to 8 bytes for one-byte elements, else to 16.
+// The element type of an array of 4-bit codes: two share a byte, the first in its lower half. An octet begins a byte.
+struct Nibble {};
+
 template <class T>
-struct alignas(sizeof(T) == 1 ? 8 : 16) PackedOctet {
-  static constexpr std::size_t elements_per_word = 4 / sizeof(T);
+constexpr std::size_t bits_of = 8 * sizeof(T);
+template <>
+constexpr std::size_t bits_of<Nibble> = 4;
+
+// The alignment that accesses of a whole octet of this size need: its size, at most 16 bytes.
+constexpr std::size_t octet_alignment(std::size_t octet_bytes) { return octet_bytes < 16 ? octet_bytes : 16; }
+
+// The octet of `T`s as it lies in memory.
+template <class T>
+struct alignas(octet_alignment(bits_of<T>)) PackedOctet {  // eight elements have as many bytes as one has bits
+  static constexpr std::size_t elements_per_word = 32 / bits_of<T>;
   std::uint32_t words[octet_size / elements_per_word];
 };
 
-template <class T>
-constexpr std::size_t octet_alignment = alignof(PackedOctet<T>);
-
-// Returns whether octets of elements of this size may be accessed whole. A null pointer is aligned.
-inline bool is_octet_aligned(const std::byte* array, std::size_t element_bytes) {
-  const std::size_t needed = element_bytes == 1 ? octet_alignment<std::uint8_t> : octet_alignment<std::uint32_t>;
-  return reinterpret_cast<std::uintptr_t>(array) % needed == 0;
+// Returns whether octets of this size may be accessed whole. A null pointer is aligned.
+inline bool is_octet_aligned(const std::byte* array, std::size_t octet_bytes) {
+  return reinterpret_cast<std::uintptr_t>(array) % octet_alignment(octet_bytes) == 0;
 }
+
+template <class T>
+constexpr std::uint32_t low_bits = 0xffffffffu >> (32 - bits_of<T>);
 
 template <class T>
 constexpr Octet unpack(const PackedOctet<T>& packed) {
   constexpr std::size_t each = PackedOctet<T>::elements_per_word;
-  constexpr std::uint32_t mask = static_cast<T>(~T{0});
   Octet octet{};
   for (std::size_t i = 0; i < octet_size; ++i) {
-    octet.at[i] = packed.words[i / each] >> (8 * sizeof(T) * (i % each)) & mask;
+    octet.at[i] = packed.words[i / each] >> (bits_of<T> * (i % each)) & low_bits<T>;
   }
   return octet;
 }
@@ -61,7 +70,7 @@ constexpr PackedOctet<T> pack(const Octet& octet) {
   constexpr std::size_t each = PackedOctet<T>::elements_per_word;
   PackedOctet<T> packed{};
   for (std::size_t i = 0; i < octet_size; ++i) {
-    packed.words[i / each] |= std::uint32_t{static_cast<T>(octet.at[i])} << (8 * sizeof(T) * (i % each));
+    packed.words[i / each] |= (octet.at[i] & low_bits<T>) << (bits_of<T> * (i % each));
   }
   return packed;
 }
@@ -69,37 +78,54 @@ constexpr PackedOctet<T> pack(const Octet& octet) {
 // Returns a stored byte as a signed number.
 constexpr std::uint32_t sign_extended(std::uint32_t byte) { return (byte ^ 0x80u) - 0x80u; }
 
-// Reads an octet of `T`s. Elements from `place.count` on read as zero.
-template <class T, bool Whole>
-constexpr Octet load_octet(const std::byte* array, const OctetPlace& place) {
-  const std::byte* from = array + place.first * sizeof(T);
-  if constexpr (Whole) {
-    PackedOctet<T> packed;
-    __builtin_memcpy(&packed, __builtin_assume_aligned(from, octet_alignment<T>), sizeof packed);
-    return unpack(packed);
+template <class T>
+constexpr std::uint32_t load_element(const std::byte* from, std::size_t i) {
+  if constexpr (bits_of<T> < 8) {
+    return static_cast<std::uint32_t>(from[i / 2]) >> (4 * (i % 2)) & low_bits<T>;
   } else {
-    Octet octet{};
-    for (std::size_t i = 0; i < octet_size; ++i) {
-      if (i < place.count) {
-        octet.at[i] = reinterpret_cast<const T*>(from)[i];
-      }
-    }
-    return octet;
+    return reinterpret_cast<const T*>(from)[i];
   }
 }
 
-// Writes the low bits of the octet's first `place.count` elements.
+// Elements are stored in ascending order, so that the second of two in a byte adds itself to the first.
+template <class T>
+constexpr void store_element(std::byte* to, std::size_t i, std::uint32_t x) {
+  if constexpr (bits_of<T> < 8) {
+    const auto code = static_cast<std::byte>(x & low_bits<T>);
+    to[i / 2] = i % 2 == 0 ? code : to[i / 2] | code << 4;
+  } else {
+    reinterpret_cast<T*>(to)[i] = static_cast<T>(x);
+  }
+}
+
+// Reads an octet of `T`s. Elements from `place.count` on read as zero.
 template <class T, bool Whole>
-constexpr void store_octet(std::byte* array, const OctetPlace& place, const Octet& octet) {
-  std::byte* to = array + place.first * sizeof(T);
+constexpr Octet load_octet(const std::byte* array, const OctetPlace& place) {
+  const std::byte* from = array + place.first * bits_of<T> / 8;
+  Octet octet{};
   if constexpr (Whole) {
-    const PackedOctet<T> packed = pack<T>(octet);
-    __builtin_memcpy(__builtin_assume_aligned(to, octet_alignment<T>), &packed, sizeof packed);
+    PackedOctet<T> packed;
+    __builtin_memcpy(&packed, __builtin_assume_aligned(from, alignof(PackedOctet<T>)), sizeof packed);
+    octet = unpack(packed);
   } else {
     for (std::size_t i = 0; i < octet_size; ++i) {
-      if (i < place.count) {
-        reinterpret_cast<T*>(to)[i] = static_cast<T>(octet.at[i]);
-      }
+      if (i < place.count) octet.at[i] = load_element<T>(from, i);
+    }
+  }
+  return octet;
+}
+
+// Writes the low bits of the octet's first `place.count` elements. The other half of a byte that begins with the last
+// of them becomes zero.
+template <class T, bool Whole>
+constexpr void store_octet(std::byte* array, const OctetPlace& place, const Octet& octet) {
+  std::byte* to = array + place.first * bits_of<T> / 8;
+  if constexpr (Whole) {
+    const PackedOctet<T> packed = pack<T>(octet);
+    __builtin_memcpy(__builtin_assume_aligned(to, alignof(PackedOctet<T>)), &packed, sizeof packed);
+  } else {
+    for (std::size_t i = 0; i < octet_size; ++i) {
+      if (i < place.count) store_element<T>(to, i, octet.at[i]);
     }
   }
 }

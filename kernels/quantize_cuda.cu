@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(threads_per_chunk)
 
 template <class Byte>
 bool aligned_codes(Byte* codes) {
-  return is_octet_aligned(reinterpret_cast<const std::byte*>(codes), 1);
+  return is_octet_aligned(reinterpret_cast<const std::byte*>(codes), octet_size);
 }
 
 }  // namespace

@@ -83,16 +83,6 @@ constexpr auto from_code(U code, decltype(as_float(U{})) scale) {
   return one_nan((as_float(code + U(whole_number_zero)) - F(whole_numbers)) * scale);
 }
 
-// These pack two 4-bit codes into a byte, the first in the low half, and unpack them. An unpacked pair is two bytes in
-// 16 bits.
-template <class U>
-constexpr U pack_codes(U pair) {
-  return (pair & U(0xfu)) | (shift_right<4>(pair) & U(0xf0u));
-}
-template <class U>
-constexpr U unpack_codes(U packed) {
-  return (packed & U(0xfu)) | (shift_left<4>(packed) & U(0xf00u));
-}
 template <class U>
 constexpr U extend_sign_of_4_bits(U code) {
   return (code ^ U(8u)) - U(8u);

@@ -45,28 +45,13 @@ constexpr FloatOctet from_codes(const Octet& codes, float scale) {
 
 // --- Codes in memory: eight or four bytes an octet ---
 
-// An octet of 4-bit codes lies in memory as four bytes.
-constexpr OctetPlace place_of_pairs(const OctetPlace& place) {
-  return {.first = place.first / 2, .count = (place.count + 1) / 2, .whole = false};
-}
-
 template <class Byte>
 constexpr void store_codes(Byte* codes, CodeBits code_bits, const OctetPlace& place, const Octet& octet) {
   auto* const bytes = reinterpret_cast<std::byte*>(codes);
   if (code_bits == CodeBits::eight) {
     store_octet_of<std::uint8_t>(bytes, place, octet);
-    return;
-  }
-  Octet pairs{};
-  for (std::size_t i = 0; i < octet_size; i += 2) {
-    pairs.at[i / 2] = pack_codes((octet.at[i] & 0xffu) | (octet.at[i + 1] & 0xffu) << 8);
-  }
-  if (place.whole) {
-    const std::uint32_t word =
-        (pairs.at[0] & 0xffu) | (pairs.at[1] & 0xffu) << 8 | (pairs.at[2] & 0xffu) << 16 | pairs.at[3] << 24;
-    *reinterpret_cast<std::uint32_t*>(bytes + place.first / 2) = word;
   } else {
-    store_octet<std::uint8_t, false>(bytes, place_of_pairs(place), pairs);
+    store_octet_of<Nibble>(bytes, place, octet);
   }
 }
 
@@ -74,19 +59,10 @@ constexpr void store_codes(Byte* codes, CodeBits code_bits, const OctetPlace& pl
 template <class Byte>
 constexpr Octet load_codes(const Byte* codes, CodeBits code_bits, const OctetPlace& place) {
   const auto* const bytes = reinterpret_cast<const std::byte*>(codes);
-  Octet octet{};
-  if (code_bits == CodeBits::eight) {
-    octet = load_octet_of<std::uint8_t>(bytes, place);
-    for (std::uint32_t& code : octet.at) {
-      code = sign_extended(code);
-    }
-    return octet;
-  }
-  const Octet pairs = load_octet<std::uint8_t, false>(bytes, place_of_pairs(place));
-  for (std::size_t i = 0; i < octet_size; i += 2) {
-    const std::uint32_t pair = unpack_codes(pairs.at[i / 2]);
-    octet.at[i] = extend_sign_of_4_bits(pair & 0xffu);
-    octet.at[i + 1] = extend_sign_of_4_bits(shift_right<8>(pair));
+  const bool eight = code_bits == CodeBits::eight;
+  Octet octet = eight ? load_octet_of<std::uint8_t>(bytes, place) : load_octet_of<Nibble>(bytes, place);
+  for (std::uint32_t& code : octet.at) {
+    code = eight ? sign_extended(code) : extend_sign_of_4_bits(code);
   }
   return octet;
 }

@@ -2,6 +2,7 @@
 // filled up with zeros, which change no scale and become zeros in the codes.
 #pragma once
 
+#include "kernels/code_array.h"
 #include "kernels/number_walk.h"
 #include "kernels/quantize_pieces.h"
 #include "kernels/random_math.h"
@@ -10,12 +11,6 @@
 namespace ballast::kernels {
 
 constexpr std::size_t group_code_bytes(CodeBits bits) { return bits == CodeBits::eight ? group_size : group_size / 2; }
-
-// The codes of a group, one byte each. They are accessed as bytes, and as pairs for packing.
-struct alignas(64) GroupCodes {
-  std::uint16_t pairs[group_size / 2];
-  std::uint8_t* bytes() { return reinterpret_cast<std::uint8_t*>(pairs); }
-};
 
 // --- Quantize ---
 
@@ -31,25 +26,27 @@ std::uint32_t read_group(const typename Format::Stored* from, float* group) {
   return S::max_of_lanes(largest);
 }
 
-template <class S>
+template <class S, class Codes>
 void encode_group(const float* group, const GroupScale& scale, const CodeRounding& rounding, CodeBits code_bits,
-                  std::uint8_t* codes) {
+                  const Codes& codes) {
   using F = typename S::F;
   using U = typename S::U;
   const U largest(static_cast<std::uint32_t>(largest_code(code_bits)));
   const F factor(scale.factor);
   if (scale.factor == 0.0f) {
-    std::memset(codes, 0, group_size);
+    for (std::size_t i = 0; i < group_size; i += S::width) {
+      codes.store(i, U(0u));
+    }
   } else if (!rounding.stochastic) {
     for (std::size_t i = 0; i < group_size; i += S::width) {
-      S::store(codes + i, to_nearest_code(S::load(group + i), factor, largest));
+      codes.store(i, to_nearest_code(S::load(group + i), factor, largest));
     }
   } else {
     const RoundingKey key = rounding_key(rounding.stream, rounding.first_index);
     const U index = S::lane_numbers() + U(static_cast<std::uint32_t>(rounding.first_index));
     for (std::size_t i = 0; i < group_size; i += S::width) {
       const F noise = noise_of(random_bits(index + U(static_cast<std::uint32_t>(i)), key));
-      S::store(codes + i, to_stochastic_code(S::load(group + i), factor, noise, largest));
+      codes.store(i, to_stochastic_code(S::load(group + i), factor, noise, largest));
     }
   }
 }
@@ -60,13 +57,9 @@ void quantize_group(const typename Format::Stored* from, const QuantizedPiece& t
   const GroupScale scale = group_scale(read_group<S, Format>(from, group), to.bits);
   *to.scales = scale.scale;
   if (to.bits == CodeBits::eight) {
-    encode_group<S>(group, scale, rounding, to.bits, to.codes);
-    return;
-  }
-  GroupCodes codes;
-  encode_group<S>(group, scale, rounding, to.bits, codes.bytes());
-  for (std::size_t i = 0; i < group_size / 2; i += S::width) {
-    S::store(to.codes + i, pack_codes(S::load(codes.pairs + i)));
+    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 8>(to.codes));
+  } else {
+    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 4>(to.codes));
   }
 }
 
@@ -104,12 +97,8 @@ void dequantize_group(const ConstQuantizedPiece& from, typename Format::Stored* 
     }
     return;
   }
-  GroupCodes codes;
-  for (std::size_t i = 0; i < group_size / 2; i += S::width) {
-    S::store(codes.pairs + i, unpack_codes(S::load(from.codes + i)));
-  }
   for (std::size_t i = 0; i < group_size; i += S::width) {
-    const auto code = extend_sign_of_4_bits(S::load(codes.bytes() + i));
+    const auto code = extend_sign_of_4_bits(S::load_nibbles(from.codes, i));
     store_number<S, Format>(to + i, from_code(code, scale), stores);
   }
 }

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/code_array.h"
 #include "kernels/fp16_math.h"
+#include "kernels/moment_code_math.h"
 #include "kernels/state_math.h"
 
 namespace ballast::kernels {
@@ -17,8 +19,6 @@ namespace {
 
 // Half of the last kept bit. Adding it as noise rounds to the nearest.
 constexpr std::uint32_t half_of_bf16 = 0x8000u;
-constexpr std::uint32_t half_of_momentum = 1u << 31;  // of which compand_momentum takes the upper 19 bits
-constexpr std::uint32_t half_of_root = 1u << 17;
 constexpr std::uint32_t half_of_remainder = 0x80u;
 
 struct Stored {
@@ -41,29 +41,42 @@ Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
   return found;
 }
 
-float expand(std::uint8_t code, Moment moment, float scale) {
-  if (moment == Moment::momentum) {
-    return expand_momentum<float>(static_cast<std::uint32_t>(static_cast<std::int32_t>(static_cast<std::int8_t>(code))),
-                                  scale);
+// Calls visit(code) with the code of a moment in a format that has scales.
+template <class Visit>
+void with_code(StateFormat format, Moment moment, const Visit& visit) {
+  const auto visit_codes = [&]<class Codes>(Codes) {
+    if (moment == Moment::momentum) {
+      visit(typename Codes::Momentum{});
+    } else {
+      visit(typename Codes::Root{});
+    }
+  };
+  if (format == StateFormat::compact) {
+    visit_codes(MomentCodes<StateFormat::compact>{});
+  } else {
+    visit_codes(MomentCodes<StateFormat::four_bit>{});
   }
-  const float root = expand_root<float>(std::uint32_t{code}, scale);
-  return root * root;
 }
 
-// Returns the root of a variance, or a momentum as it is.
-float companded(float number, Moment moment) { return moment == Moment::momentum ? number : std::sqrt(number); }
+template <class Code>
+CodeArray<simd::Scalar, Code::bits_of_code> codes_at(std::byte* bytes) {
+  return CodeArray<simd::Scalar, Code::bits_of_code>(reinterpret_cast<std::uint8_t*>(bytes));
+}
 
-void compand_group(std::span<const float> values, Moment moment, std::uint8_t* codes, float& scale) {
+// A momentum is coded as it is, a variance by its root.
+float coded(float value, Moment moment) { return moment == Moment::momentum ? value : std::sqrt(value); }
+float from_coded(float x, Moment moment) { return moment == Moment::momentum ? x : x * x; }
+
+template <class Code>
+void encode_group(std::span<const float> values, Moment moment, std::byte* bytes, float& scale) {
   float largest = 0.0f;
   for (const float value : values) {
-    largest = std::max(largest, std::abs(companded(value, moment)));
+    largest = std::max(largest, std::abs(coded(value, moment)));
   }
-  const float factor = compand_factor(largest);
-  scale = compand_scale(largest);
+  const float factor = Code::factor(largest);
+  scale = Code::scale(largest);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const float value = companded(values[i], moment);
-    codes[i] = static_cast<std::uint8_t>(moment == Moment::momentum ? compand_momentum(value, factor, half_of_momentum)
-                                                                    : compand_root(value, factor, half_of_root));
+    codes_at<Code>(bytes).store(i, Code::encode(coded(values[i], moment), factor, Code::nearest));
   }
 }
 
@@ -77,7 +90,8 @@ float read_master(const TileMemory& tile, std::size_t i) {
     case StateFormat::fp32: return reinterpret_cast<const float*>(tile.master)[i];
     case StateFormat::split:
     case StateFormat::bf16: return join16(parameter << 16 | halves(tile.master)[i]);
-    case StateFormat::compact: break;
+    case StateFormat::compact:
+    case StateFormat::four_bit: break;
   }
   return join8(parameter << 16, static_cast<std::uint32_t>(static_cast<std::int8_t>(tile.master[i])));
 }
@@ -93,7 +107,7 @@ void write_master(const TileMemory& tile, std::size_t i, float master) {
     if (tile.master != nullptr) reinterpret_cast<float*>(tile.master)[i] = master;
     const bool is_bf16 = tile.parameter_dtype == DType::bf16;
     parameter = static_cast<std::uint16_t>(is_bf16 ? to_bf16_parameter(master) : to_fp16(master));
-  } else if (tile.format == StateFormat::compact) {
+  } else if (master_bytes(tile.format) == 1) {
     const auto nearest = split8(master, half_of_remainder);
     const auto below = split8(master, 0u);
     // The parameter must have the bits that it has in every other format, so rounding the remainder may not change it.
@@ -127,7 +141,7 @@ void copy_moment(const TileMemory& from, const TileMemory& to, Moment moment) {
   const Stored source = of(from);
   const Stored target = of(to);
   if (target.bytes == nullptr) return;
-  const std::size_t bytes = to.count * moment_bytes(to.format);
+  const std::size_t bytes = moment_bytes(to.format, to.count);
   const std::size_t groups = target.scales == nullptr ? 0 : (to.count + group_size - 1) / group_size;
   if (source.bytes == nullptr) {
     std::memset(target.bytes, 0, bytes);
@@ -166,9 +180,13 @@ void read_moment(const TileMemory& tile, Moment moment, std::span<float> values)
       }
       return;
     case StateFormat::compact:
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        values[i] = expand(static_cast<std::uint8_t>(bytes[i]), moment, scales[i / group_size]);
-      }
+    case StateFormat::four_bit:
+      with_code(tile.format, moment, [&]<class Code>(Code) {
+        const auto codes = codes_at<Code>(bytes);
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          values[i] = from_coded(Code::decode(codes.load(i), scales[i / group_size]), moment);
+        }
+      });
       return;
   }
 }
@@ -185,9 +203,13 @@ void write_moment(const TileMemory& tile, Moment moment, std::span<const float> 
       }
       return;
     case StateFormat::compact:
+    case StateFormat::four_bit:
+      std::memset(bytes, 0, moment_bytes(tile.format, values.size()));  // a last byte may have an unused half
       for (std::size_t first = 0; first < values.size(); first += group_size) {
         const auto group = values.subspan(first, std::min(group_size, values.size() - first));
-        compand_group(group, moment, reinterpret_cast<std::uint8_t*>(bytes) + first, scales[first / group_size]);
+        with_code(tile.format, moment, [&]<class Code>(Code) {
+          encode_group<Code>(group, moment, bytes + moment_bytes(tile.format, first), scales[first / group_size]);
+        });
       }
       return;
   }

@@ -1,16 +1,18 @@
 // The CPU walk of the state formats: a group of elements is read as fp32 lanes and written back from them.
 //
-//   format    master           moments
-//   fp32      Fp32Master       Fp32Moments
-//   split     SplitMaster      Fp32Moments
-//   bf16      SplitMaster      Bf16Moments
-//   compact   CompactMaster    CompactMoments
+//   format           master           moments
+//   fp32             Fp32Master       Fp32Moments
+//   split            SplitMaster      Fp32Moments
+//   bf16             SplitMaster      Bf16Moments
+//   compact, 4bit    CompactMaster    CodedMoments
 //
 // Each object serves the group that begins at element `first` of the tile. If both master and moments round, they use
 // different bits of an element's random bits.
 #pragma once
 
+#include "kernels/code_array.h"
 #include "kernels/fp16_math.h"
+#include "kernels/moment_code_math.h"
 #include "kernels/rules/second_moment.h"
 #include "kernels/state_math.h"
 #include "kernels/update.h"
@@ -177,31 +179,33 @@ class Bf16Moments {
 };
 
 // The scale of a group is known only when all its new moments are known. Until then they stay as fp32 in the scratch.
-template <class S>
-class CompactMoments {
+template <class S, StateFormat format>
+class CodedMoments {
   using F = typename S::F;
   using U = typename S::U;
+  using Momentum = typename MomentCodes<format>::Momentum;
+  using Root = typename MomentCodes<format>::Root;
 
  public:
   static constexpr bool rounds = true;
 
-  CompactMoments(const TileMemory& tile, std::size_t first, Scratch& scratch)
-      : momenta_(at<std::uint8_t>(tile.momentum, first)),
-        roots_(at<std::uint8_t>(tile.variance, first)),
+  CodedMoments(const TileMemory& tile, std::size_t first, Scratch& scratch)
+      : momenta_(at<std::uint8_t>(tile.momentum, moment_bytes(format, first))),
+        roots_(at<std::uint8_t>(tile.variance, moment_bytes(format, first))),
         scratch_(scratch) {
-    if (momenta_ != nullptr) {
+    if (tile.momentum != nullptr) {
       momentum_scale_ = tile.momentum_scales + first / group_size;
       old_momentum_scale_ = F(*momentum_scale_);
     }
-    if (roots_ != nullptr) {
+    if (tile.variance != nullptr) {
       root_scale_ = tile.variance_scales + first / group_size;
       old_root_scale_ = F(*root_scale_);
     }
   }
 
-  F momentum(std::size_t i) const { return expand_momentum(S::load_signed(momenta_ + i), old_momentum_scale_); }
+  F momentum(std::size_t i) const { return Momentum::decode(momenta_.load(i), old_momentum_scale_); }
   SecondMoment<F> variance(std::size_t i) const {
-    const F root = expand_root(S::load(roots_ + i), old_root_scale_);
+    const F root = Root::decode(roots_.load(i), old_root_scale_);
     return {root * root, root};
   }
   void write_momentum(std::size_t i, F m) {
@@ -215,31 +219,32 @@ class CompactMoments {
 
   template <class Rule>
   void find_scales() {
-    if constexpr (Rule::has_momentum) momentum_factor_ = new_scale(largest_momentum_, *momentum_scale_);
-    if constexpr (Rule::has_variance) root_factor_ = new_scale(largest_root_, *root_scale_);
+    if constexpr (Rule::has_momentum) momentum_factor_ = new_scale<Momentum>(largest_momentum_, *momentum_scale_);
+    if constexpr (Rule::has_variance) root_factor_ = new_scale<Root>(largest_root_, *root_scale_);
   }
   template <class Rule>
   void encode() {
     for (std::size_t i = 0; i < group_size; i += S::width) {
       const U random = S::load(scratch_.random + i);
       if constexpr (Rule::has_momentum) {
-        S::store(momenta_ + i, compand_momentum(S::load(scratch_.momentum + i), momentum_factor_, random));
+        momenta_.store(i, Momentum::encode(S::load(scratch_.momentum + i), momentum_factor_, random));
       }
       if constexpr (Rule::has_variance) {
-        S::store(roots_ + i, compand_root(S::load(scratch_.root + i), root_factor_, random));
+        roots_.store(i, Root::encode(S::load(scratch_.root + i), root_factor_, random));
       }
     }
   }
 
  private:
+  template <class Code>
   static F new_scale(U largest_lanes, float& scale) {
     const float largest = as_float(S::max_of_lanes(largest_lanes));
-    scale = compand_scale(largest);
-    return F(compand_factor(largest));
+    scale = Code::scale(largest);
+    return F(Code::factor(largest));
   }
 
-  std::uint8_t* momenta_;
-  std::uint8_t* roots_;
+  CodeArray<S, Momentum::bits_of_code> momenta_;
+  CodeArray<S, Root::bits_of_code> roots_;
   float* momentum_scale_ = nullptr;
   float* root_scale_ = nullptr;
   Scratch& scratch_;

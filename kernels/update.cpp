@@ -45,10 +45,10 @@ void check_memory(const TileMemory& tile, const Rule& rule) {
   }
   const auto [momentum, variance] =
       std::visit([](const auto& r) { return std::pair(r.has_momentum, r.has_variance); }, rule);
-  const std::size_t moment = moment_bytes(tile.format);
+  const std::size_t moment = moment_bytes(tile.format, 1);
   if (momentum) need(tile.momentum, moment, "momentum", tile.format);
   if (variance) need(tile.variance, moment, "variance", tile.format);
-  if (tile.format == StateFormat::compact) {
+  if (has_scales(tile.format)) {
     if (momentum) need(tile.momentum_scales, sizeof(float), "momentum scales", tile.format);
     if (variance) need(tile.variance_scales, sizeof(float), "variance scales", tile.format);
   }
@@ -64,7 +64,7 @@ void check_run(const TileMemory& tile, const Run& run, std::size_t groups) {
     return Problem{.what = fmt::format("a run names parameter group {}", run.group),
                    .available = fmt::format("{} groups", groups)};
   });
-  const bool rounds_by_index = tile.format == StateFormat::bf16 || tile.format == StateFormat::compact;
+  const bool rounds_by_index = tile.format == StateFormat::bf16 || has_scales(tile.format);
   require(!rounds_by_index || (run.begin % group_size == 0 && tile.first_index % group_size == 0), Code::unaligned,
           [&] {
             return Problem{
@@ -90,17 +90,17 @@ void check_order(std::span<const Run> runs) {
 }  // namespace
 
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
-  const auto advance = [first](auto* pointer, std::size_t element_bytes) {
-    return pointer == nullptr ? nullptr : pointer + first * element_bytes;
+  const auto advance = [](auto* pointer, std::size_t elements) {
+    return pointer == nullptr ? nullptr : pointer + elements;
   };
   TileMemory piece = tile;
-  piece.parameter = advance(tile.parameter, byte_size(tile.parameter_dtype));
-  piece.gradient = advance(tile.gradient, byte_size(tile.gradient_dtype));
-  piece.master = advance(tile.master, master_bytes(tile.format));
-  piece.momentum = advance(tile.momentum, moment_bytes(tile.format));
-  piece.variance = advance(tile.variance, moment_bytes(tile.format));
-  piece.momentum_scales = tile.momentum_scales == nullptr ? nullptr : tile.momentum_scales + first / group_size;
-  piece.variance_scales = tile.variance_scales == nullptr ? nullptr : tile.variance_scales + first / group_size;
+  piece.parameter = advance(tile.parameter, first * byte_size(tile.parameter_dtype));
+  piece.gradient = advance(tile.gradient, first * byte_size(tile.gradient_dtype));
+  piece.master = advance(tile.master, first * master_bytes(tile.format));
+  piece.momentum = advance(tile.momentum, moment_bytes(tile.format, first));
+  piece.variance = advance(tile.variance, moment_bytes(tile.format, first));
+  piece.momentum_scales = advance(tile.momentum_scales, first / group_size);
+  piece.variance_scales = advance(tile.variance_scales, first / group_size);
   piece.first_index += first;
   piece.count = count;
   return piece;

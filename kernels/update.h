@@ -24,7 +24,7 @@ struct Run {
   std::size_t group = 0;
 };
 
-// The part from `first` on, `count` elements long. With format compact, `first` is a multiple of the group size.
+// The part from `first` on, `count` elements long. If has_scales(tile.format), `first` is a multiple of the group size.
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count);
 
 // Throws a UsageError for wrong arguments. Every backend's update calls it first.

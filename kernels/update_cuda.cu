@@ -9,7 +9,7 @@ __global__ void __launch_bounds__(threads_per_chunk) update_kernel(const __grid_
   each_chunk(chunks(table.runs), [&](std::size_t chunk) {
     const OctetStep step = begin_step<format>(table, chunk, threadIdx.x);
     Largest largest;
-    if constexpr (format == StateFormat::compact) {
+    if constexpr (has_scales(format)) {
       largest = {max_of_group(step.largest.momentum), max_of_group(step.largest.root)};
     }
     end_step<format>(table, step, threadIdx.x, largest);
@@ -26,6 +26,7 @@ void launch_update(const Cuda& cuda, const UpdateTable<Rule>& table) {
     case StateFormat::split: return with.template operator()<StateFormat::split>();
     case StateFormat::bf16: return with.template operator()<StateFormat::bf16>();
     case StateFormat::compact: return with.template operator()<StateFormat::compact>();
+    case StateFormat::four_bit: return with.template operator()<StateFormat::four_bit>();
   }
 }
 

@@ -1,8 +1,9 @@
 // The optimizer step of one CUDA thread: eight elements, read, updated and written back. It has two halves. Between
-// them the sixteen threads of a group agree, for format compact, on the largest of its new moments.
+// them the sixteen threads of a group agree, if its moments share a scale, on the largest of its new moments.
 #pragma once
 
 #include "kernels/fp16_math.h"
+#include "kernels/moment_code_math.h"
 #include "kernels/random_math.h"
 #include "kernels/update_table.h"
 
@@ -24,7 +25,7 @@ struct NewOctet {  // decoded
   SecondMoment<float> variance[octet_size];
 };
 
-// Format compact: the patterns of the largest new moments, of a thread and then of the group.
+// Formats with scales: the patterns of the largest new moments, of a thread and then of the group.
 struct Largest {
   std::uint32_t momentum = 0;
   std::uint32_t root = 0;
@@ -53,6 +54,11 @@ template <>
 struct StateTypes<StateFormat::compact> {
   using Master = std::uint8_t;
   using Moment = std::uint8_t;
+};
+template <>
+struct StateTypes<StateFormat::four_bit> {
+  using Master = std::uint8_t;
+  using Moment = Nibble;
 };
 
 constexpr std::byte* master_of(const TileMemory& tile) {
@@ -106,7 +112,7 @@ template <StateFormat format>
 constexpr float decode_master(std::uint32_t parameter, std::uint32_t stored) {
   if constexpr (format == StateFormat::fp32) {
     return as_float(stored);
-  } else if constexpr (format == StateFormat::compact) {
+  } else if constexpr (master_bytes(format) == 1) {
     return join8(shift_left<16>(parameter), sign_extended(stored));
   } else {
     return join16(shift_left<16>(parameter) | stored);
@@ -115,8 +121,8 @@ constexpr float decode_master(std::uint32_t parameter, std::uint32_t stored) {
 
 template <StateFormat format>
 constexpr float decode_momentum(std::uint32_t stored, float scale) {
-  if constexpr (format == StateFormat::compact) {
-    return expand_momentum<float>(sign_extended(stored), scale);
+  if constexpr (has_scales(format)) {
+    return MomentCodes<format>::Momentum::decode(stored, scale);
   } else if constexpr (format == StateFormat::bf16) {
     return from_bf16(stored);
   } else {
@@ -126,8 +132,8 @@ constexpr float decode_momentum(std::uint32_t stored, float scale) {
 
 template <StateFormat format>
 constexpr SecondMoment<float> decode_variance(std::uint32_t stored, float scale) {
-  if constexpr (format == StateFormat::compact) {
-    const float root = expand_root<float>(stored, scale);
+  if constexpr (has_scales(format)) {
+    const float root = MomentCodes<format>::Root::decode(stored, scale);
     return {root * root, root};
   } else if constexpr (format == StateFormat::bf16) {
     return {from_bf16(stored), 0.0f};
@@ -144,10 +150,10 @@ struct Scales {
 template <class Rule, StateFormat format>
 constexpr Scales read_scales(const TileMemory& tile, std::size_t group) {
   Scales scales;
-  if constexpr (format == StateFormat::compact && Rule::has_momentum) {
+  if constexpr (has_scales(format) && Rule::has_momentum) {
     scales.momentum = tile.momentum_scales[group];
   }
-  if constexpr (format == StateFormat::compact && Rule::has_variance) {
+  if constexpr (has_scales(format) && Rule::has_variance) {
     scales.variance = tile.variance_scales[group];
   }
   return scales;
@@ -186,14 +192,28 @@ constexpr Largest largest_of(const NewOctet& updated) {
   return largest;
 }
 
-template <class Rule>
+template <class Rule, StateFormat format>
 constexpr void write_scales(const TileMemory& tile, std::size_t group, const Largest& largest) {
   if constexpr (Rule::has_momentum) {
-    tile.momentum_scales[group] = compand_scale(as_float(largest.momentum));
+    tile.momentum_scales[group] = MomentCodes<format>::Momentum::scale(as_float(largest.momentum));
   }
   if constexpr (Rule::has_variance) {
-    tile.variance_scales[group] = compand_scale(as_float(largest.root));
+    tile.variance_scales[group] = MomentCodes<format>::Root::scale(as_float(largest.root));
   }
+}
+
+struct Factors {
+  float momentum = 0.0f;
+  float root = 0.0f;
+};
+
+template <StateFormat format>
+constexpr Factors factors_of(const Largest& largest) {
+  if constexpr (has_scales(format)) {
+    return {MomentCodes<format>::Momentum::factor(as_float(largest.momentum)),
+            MomentCodes<format>::Root::factor(as_float(largest.root))};
+  }
+  return {};
 }
 
 // Encodes an octet. `largest` is that of the group; `index` is the index of the octet's first element in its unit.
@@ -201,20 +221,19 @@ template <class Rule, StateFormat format>
 constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& tile, std::uint64_t index,
                                    const Largest& largest) {
   [[maybe_unused]] const RoundingKey key = rounding_key(tile.rounding_stream, index);
-  [[maybe_unused]] const float momentum_factor = compand_factor(as_float(largest.momentum));
-  [[maybe_unused]] const float root_factor = compand_factor(as_float(largest.root));
+  [[maybe_unused]] const Factors factors = factors_of<format>(largest);
   StoredOctet stored{};
   for (std::size_t i = 0; i < octet_size; ++i) {
     const float master = updated.master[i];
     const float momentum = updated.momentum[i];
     const SecondMoment<float>& variance = updated.variance[i];
     [[maybe_unused]] const std::uint32_t random = random_bits(static_cast<std::uint32_t>(index + i), key);
-    if constexpr (format == StateFormat::compact) {
+    if constexpr (has_scales(format)) {
       const auto parts = split8(master, random);
       stored.parameter.at[i] = shift_right<16>(parts.parameter);
       stored.master.at[i] = parts.remainder;
-      stored.momentum.at[i] = compand_momentum(momentum, momentum_factor, random);
-      stored.variance.at[i] = compand_root(variance.root, root_factor, random);
+      stored.momentum.at[i] = MomentCodes<format>::Momentum::encode(momentum, factors.momentum, random);
+      stored.variance.at[i] = MomentCodes<format>::Root::encode(variance.root, factors.root, random);
     } else {
       stored.parameter.at[i] = tile.parameter_dtype == DType::fp16 ? to_fp16(master) : to_bf16_parameter(master);
       stored.master.at[i] = format == StateFormat::fp32 ? bits(master) : split16(master);
@@ -249,7 +268,7 @@ constexpr OctetStep begin_step(const UpdateTable<Rule>& table, std::size_t chunk
   const Scales scales =
       step.place.count > 0 ? read_scales<Rule, format>(tile, step.place.first / group_size) : Scales{};
   step.updated = update_octet<format>(stored, table.steps[run], tile.gradient_dtype, scales);
-  if constexpr (format == StateFormat::compact) {
+  if constexpr (has_scales(format)) {
     step.largest = largest_of<Rule>(step.updated);
   }
   return step;
@@ -260,8 +279,10 @@ constexpr void end_step(const UpdateTable<Rule>& table, const OctetStep& step, u
                         const Largest& largest_of_group) {
   const TileMemory& tile = table.tile;
   const OctetPlace& place = step.place;
-  if (format == StateFormat::compact && thread % threads_per_group == 0 && place.count > 0) {
-    write_scales<Rule>(tile, place.first / group_size, largest_of_group);
+  if constexpr (has_scales(format)) {
+    if (thread % threads_per_group == 0 && place.count > 0) {
+      write_scales<Rule, format>(tile, place.first / group_size, largest_of_group);
+    }
   }
   const StoredOctet stored =
       encode_octet<Rule, format>(step.updated, tile, tile.first_index + place.first, largest_of_group);

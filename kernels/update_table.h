@@ -24,12 +24,14 @@ struct UpdateTable {
 
 // Returns whether every array of the tile may be accessed by whole octets from element `begin` on.
 inline bool aligned_at(const TileMemory& tile, std::size_t begin) {
-  const auto aligned = [begin](const std::byte* array, std::size_t element_bytes) {
-    return array == nullptr || is_octet_aligned(array + begin * element_bytes, element_bytes);
+  const TileMemory run = part(tile, begin, 0);
+  const auto aligned = [](const std::byte* array, std::size_t element_bytes) {
+    return is_octet_aligned(array, octet_size * element_bytes);
   };
-  return aligned(tile.gradient, byte_size(tile.gradient_dtype)) &&
-         aligned(tile.parameter, byte_size(tile.parameter_dtype)) && aligned(tile.master, master_bytes(tile.format)) &&
-         aligned(tile.momentum, moment_bytes(tile.format)) && aligned(tile.variance, moment_bytes(tile.format));
+  const std::size_t octet_of_moments = moment_bytes(tile.format, octet_size);
+  return aligned(run.gradient, byte_size(tile.gradient_dtype)) &&
+         aligned(run.parameter, byte_size(tile.parameter_dtype)) && aligned(run.master, master_bytes(tile.format)) &&
+         is_octet_aligned(run.momentum, octet_of_moments) && is_octet_aligned(run.variance, octet_of_moments);
 }
 
 template <class Rule>

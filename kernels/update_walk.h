@@ -77,7 +77,10 @@ void update_groups(const TileMemory& tile, const Rule& rule, float gradient_fact
     case StateFormat::split: return update_each_group<S, SplitMaster<S>, Fp32Moments<S>>(tile, rule, gradient_factor);
     case StateFormat::bf16: return update_each_group<S, SplitMaster<S>, Bf16Moments<S>>(tile, rule, gradient_factor);
     case StateFormat::compact:
-      return update_each_group<S, CompactMaster<S>, CompactMoments<S>>(tile, rule, gradient_factor);
+      return update_each_group<S, CompactMaster<S>, CodedMoments<S, StateFormat::compact>>(tile, rule, gradient_factor);
+    case StateFormat::four_bit:
+      return update_each_group<S, CompactMaster<S>, CodedMoments<S, StateFormat::four_bit>>(tile, rule,
+                                                                                            gradient_factor);
   }
 }
 
@@ -89,27 +92,42 @@ void update_tail(const TileMemory& tail, const Rule& rule, float gradient_factor
   alignas(64) std::byte copies[parts][4 * group_size]{};
   TileMemory group = tail;
   group.count = group_size;
-  const auto copy_in = [&](auto*& pointer, std::byte* copy, std::size_t element_bytes) {
+  const auto copy_in = [&](auto*& pointer, std::byte* copy, std::size_t bytes) {
     if (pointer != nullptr) {
-      std::memcpy(copy, pointer, tail.count * element_bytes);
+      std::memcpy(copy, pointer, bytes);
       pointer = copy;
     }
   };
-  const auto copy_back = [&](std::byte* pointer, const std::byte* copy, std::size_t element_bytes) {
+  const auto copy_back = [&](std::byte* pointer, const std::byte* copy, std::size_t bytes) {
     if (pointer != nullptr) {
-      std::memcpy(pointer, copy, tail.count * element_bytes);
+      std::memcpy(pointer, copy, bytes);
     }
   };
-  copy_in(group.gradient, copies[0], byte_size(tail.gradient_dtype));
-  copy_in(group.parameter, copies[1], byte_size(tail.parameter_dtype));
-  copy_in(group.master, copies[2], master_bytes(tail.format));
-  copy_in(group.momentum, copies[3], moment_bytes(tail.format));
-  copy_in(group.variance, copies[4], moment_bytes(tail.format));
+  const std::size_t moment = moment_bytes(tail.format, tail.count);
+  // The unused half of a last byte is no element of the group: it is read and written as zero.
+  const auto clear_unused_half = [&](std::byte* copy) {
+    if (moment_bits(tail.format) == 4 && tail.count % 2 == 1) {
+      copy[moment - 1] &= std::byte{0xf};
+    }
+  };
+  const auto copy_moment_in = [&](auto*& pointer, std::byte* copy) {
+    copy_in(pointer, copy, moment);
+    clear_unused_half(copy);
+  };
+  const auto copy_moment_back = [&](std::byte* pointer, std::byte* copy) {
+    clear_unused_half(copy);
+    copy_back(pointer, copy, moment);
+  };
+  copy_in(group.gradient, copies[0], tail.count * byte_size(tail.gradient_dtype));
+  copy_in(group.parameter, copies[1], tail.count * byte_size(tail.parameter_dtype));
+  copy_in(group.master, copies[2], tail.count * master_bytes(tail.format));
+  if constexpr (Rule::has_momentum) copy_moment_in(group.momentum, copies[3]);
+  if constexpr (Rule::has_variance) copy_moment_in(group.variance, copies[4]);
   update_groups<S>(group, rule, gradient_factor);
-  copy_back(tail.parameter, copies[1], byte_size(tail.parameter_dtype));
-  copy_back(tail.master, copies[2], master_bytes(tail.format));
-  copy_back(tail.momentum, copies[3], moment_bytes(tail.format));
-  copy_back(tail.variance, copies[4], moment_bytes(tail.format));
+  copy_back(tail.parameter, copies[1], tail.count * byte_size(tail.parameter_dtype));
+  copy_back(tail.master, copies[2], tail.count * master_bytes(tail.format));
+  if constexpr (Rule::has_momentum) copy_moment_back(tail.momentum, copies[3]);
+  if constexpr (Rule::has_variance) copy_moment_back(tail.variance, copies[4]);
 }
 
 // Updates one run on the calling thread.

@@ -18,9 +18,9 @@ StateLayout::StateLayout(const StateKind& kind, std::size_t elements) : kind_(ki
   if (kind.parameter != DType::fp32) {  // an fp32 parameter is itself the master
     add("master", elements * master_bytes(kind.format));
   }
-  if (has_momentum) add("momentum", elements * moment_bytes(kind.format));
-  if (has_variance) add("variance", elements * moment_bytes(kind.format));
-  if (kind.format == StateFormat::compact) {
+  if (has_momentum) add("momentum", moment_bytes(kind.format, elements));
+  if (has_variance) add("variance", moment_bytes(kind.format, elements));
+  if (has_scales(kind.format)) {
     const std::size_t scales = round_up(elements, group_size) / group_size * sizeof(float);
     if (has_momentum) add("momentum scales", scales);
     if (has_variance) add("variance scales", scales);
@@ -33,10 +33,11 @@ void StateLayout::add(std::string_view name, std::size_t bytes) {
 }
 
 double StateLayout::bytes_per_element() const {
-  const std::size_t moment = moment_bytes(kind_.format);
-  const std::size_t master = kind_.parameter == DType::fp32 ? 0 : master_bytes(kind_.format);
+  const std::size_t moment = moment_bits(kind_.format);
+  const std::size_t master = kind_.parameter == DType::fp32 ? 0 : 8 * master_bytes(kind_.format);
   return static_cast<double>(master + (kind_.names.momentum.empty() ? 0 : moment) +
-                             (kind_.names.variance.empty() ? 0 : moment));
+                             (kind_.names.variance.empty() ? 0 : moment)) /
+         8;
 }
 
 std::byte* StateLayout::at(std::byte* state, std::string_view name) const {

@@ -5,11 +5,11 @@
 namespace ballast::benchmarks {
 
 double adamw_bytes_of_an_element(StateFormat format) {
-  const std::size_t state = master_bytes(format) + 2 * moment_bytes(format);
+  const double state = static_cast<double>(8 * master_bytes(format) + 2 * moment_bits(format)) / 8;
   // A remainder is of no use without its parameter, which is therefore read as well as written.
-  const std::size_t parameter = format == StateFormat::fp32 ? 2 : 4;
-  const double scales = format == StateFormat::compact ? 2.0 * 2 * sizeof(float) / group_size : 0;
-  return static_cast<double>(2 + parameter + 2 * state) + scales;
+  const double parameter = format == StateFormat::fp32 ? 2 : 4;
+  const double scales = has_scales(format) ? 2.0 * 2 * sizeof(float) / group_size : 0;
+  return 2 + parameter + 2 * state + scales;
 }
 
 }  // namespace ballast::benchmarks

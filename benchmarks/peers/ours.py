@@ -5,10 +5,11 @@ import itertools
 
 import torch
 
-FORMATS = {"fp32": 0, "split": 1, "bf16": 2, "compact": 3}
+FORMATS = {"fp32": 0, "split": 1, "bf16": 2, "compact": 3, "4bit": 4}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8}
-MOMENTS = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.int8}
+MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8, "4bit": torch.int8}
+MOMENTS = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.int8, "4bit": torch.int8}
+WITH_SCALES = ("compact", "4bit")
 
 
 class Tile(ctypes.Structure):
@@ -45,12 +46,13 @@ class Ballast:
         self.parameter = parameter
         self._library = library
         self._steps = itertools.count(1)
-        state = {"momentum": torch.zeros(count, dtype=MOMENTS[format])}
-        state["variance"] = torch.zeros(count, dtype=MOMENTS[format])
+        moments = -(-count // 2) if format == "4bit" else count
+        state = {"momentum": torch.zeros(moments, dtype=MOMENTS[format])}
+        state["variance"] = torch.zeros(moments, dtype=MOMENTS[format])
         if parameter.dtype != torch.float32:  # an fp32 parameter is its own master
             master = parameter.float() if format == "fp32" else torch.zeros(count, dtype=MASTER[format])
             state["master"] = master
-        if format == "compact":
+        if format in WITH_SCALES:
             state["momentum_scales"] = torch.zeros(groups)
             state["variance_scales"] = torch.zeros(groups)
         self._tensors = {"parameter": parameter, "gradient": gradient, **state}  # kept alive while the tile points there

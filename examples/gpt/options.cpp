@@ -98,7 +98,8 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
   const std::map<std::string, StateFormat> formats{{"fp32", StateFormat::fp32},
                                                    {"split", StateFormat::split},
                                                    {"bf16", StateFormat::bf16},
-                                                   {"compact", StateFormat::compact}};
+                                                   {"compact", StateFormat::compact},
+                                                   {"4bit", StateFormat::four_bit}};
   const auto spread = [&](const char* option, Spread& to, const char* text) {
     app.add_option_function<std::string>(
            option, [&to](const std::string& tier) { to = spread_from(tier); }, text)
@@ -113,7 +114,7 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
   spread("--gradients", training.gradients, "Tier of the reduced gradients");
   spread("--state", training.state, "Tier of the optimizer state");
   add_choice(app, "--format", training.format, formats,
-             "Format of the optimizer state: fp32, split (default), bf16 or compact")
+             "Format of the optimizer state: fp32, split (default), bf16, compact or 4bit")
       ->group("Memory");
   app.add_option("--drive", training.drives.directories, "A directory on a drive for the nvme tier; can be repeated")
       ->take_all()

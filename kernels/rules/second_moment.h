@@ -5,7 +5,7 @@
 
 namespace ballast::kernels {
 
-// The rules divide by the root, and format compact stores it, so it is computed once. The value is at least the
+// The rules divide by the root, and some formats store it, so it is computed once. The value is at least the
 // smallest normal number, so it never becomes subnormal and its root is never zero.
 template <class F>
 struct SecondMoment {

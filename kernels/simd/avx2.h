@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace ballast::kernels::simd::avx2 {
 
@@ -98,6 +99,20 @@ struct Avx2 {
     const __m128i halves = _mm_and_si128(low_halves(x), _mm_set1_epi16(0xff));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(halves, halves));
   }
+  static U load_nibbles(const std::uint8_t* from, std::size_t i) {
+    std::int32_t bytes;
+    std::memcpy(&bytes, from + i / 2, sizeof bytes);
+    return nibbles_apart(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes)));
+  }
+  static void store_nibbles(std::uint8_t* to, std::size_t i, U x) {
+    const __m256i first_byte_of_each =
+        _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                         -1, -1, 0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i bytes = _mm256_shuffle_epi8(nibbles_together(x), first_byte_of_each);
+    const std::int32_t all =
+        _mm_cvtsi128_si32(_mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+    std::memcpy(to + i / 2, &all, sizeof all);
+  }
   static void stream(float* to, F x) { _mm256_stream_ps(to, x.v); }
   static void stream(std::uint16_t* to, U x) { _mm_stream_si128(reinterpret_cast<__m128i*>(to), low_halves(x)); }
   static void finish_streams() { _mm_sfence(); }
@@ -132,6 +147,14 @@ struct Avx2 {
   }
 
  private:
+  // These convert between a byte of two nibbles in each 64 bits, and a nibble in each 32 bits.
+  static U nibbles_apart(__m256i bytes) {
+    return _mm256_and_si256(_mm256_or_si256(bytes, _mm256_slli_epi64(bytes, 28)), _mm256_set1_epi32(0xf));
+  }
+  static __m256i nibbles_together(U x) {
+    const __m256i nibbles = _mm256_and_si256(x.v, _mm256_set1_epi32(0xf));
+    return _mm256_or_si256(nibbles, _mm256_srli_epi64(nibbles, 28));
+  }
   // Returns all lower halves, then all upper halves.
   static __m256i halves_apart(U x) {
     const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //

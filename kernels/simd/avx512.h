@@ -108,6 +108,16 @@ struct Avx512 {
   static void store(std::uint8_t* to, U x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(x.v));
   }
+  // Between memory and lanes, each 64 bits hold a byte of two nibbles.
+  static U load_nibbles(const std::uint8_t* from, std::size_t i) {
+    const __m512i bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i / 2)));
+    return _mm512_and_si512(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)), _mm512_set1_epi32(0xf));
+  }
+  static void store_nibbles(std::uint8_t* to, std::size_t i, U x) {
+    const __m512i nibbles = _mm512_and_si512(x.v, _mm512_set1_epi32(0xf));
+    const __m512i bytes = _mm512_or_si512(nibbles, _mm512_srli_epi64(nibbles, 28));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + i / 2), _mm512_cvtepi64_epi8(bytes));
+  }
   static void stream(float* to, F x) { _mm512_stream_ps(to, x.v); }
   static void stream(std::uint16_t* to, U x) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.v));

@@ -75,6 +75,12 @@ struct Scalar {
   static void store(std::uint32_t* to, U x) { *to = x; }
   static void store(std::uint16_t* to, U x) { *to = static_cast<std::uint16_t>(x); }  // the low half
   static void store(std::uint8_t* to, U x) { *to = static_cast<std::uint8_t>(x); }    // the low byte
+  // These access elements i to i + width of an array of 4-bit codes, two in a byte, the first in its lower half.
+  static U load_nibbles(const std::uint8_t* from, std::size_t i) { return from[i / 2] >> (4 * (i % 2)) & 0xfu; }
+  static void store_nibbles(std::uint8_t* to, std::size_t i, U x) {
+    const unsigned low = 4 * (i % 2);
+    to[i / 2] = static_cast<std::uint8_t>((to[i / 2] & ~(0xfu << low)) | (x & 0xfu) << low);
+  }
   // Stores past the caches, to addresses that are multiples of the bytes written.
   static void stream(float* to, F x) { store(to, x); }
   static void stream(std::uint16_t* to, U x) { store(to, x); }

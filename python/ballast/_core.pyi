@@ -46,11 +46,7 @@ class Lane(enum.Enum):
     disk = 7
     fetch = 8
 
-class StateFormat(enum.Enum):
-    fp32 = 0
-    split = 1
-    bf16 = 2
-    compact = 3
+StateFormat = enum.Enum("StateFormat", {"fp32": 0, "split": 1, "bf16": 2, "compact": 3, "4bit": 4})
 
 class Reduction(enum.Enum):
     each = 0

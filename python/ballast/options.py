@@ -14,7 +14,7 @@ from ballast.tiers import KINDS, TIERS, Offload, fractions_of
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 Stage = int | Literal["auto"]  # 0 to 3
-StateFormat = Literal["fp32", "split", "bf16", "compact"]  # what the optimizer keeps of each parameter
+StateFormat = Literal["fp32", "split", "bf16", "compact", "4bit"]  # what the optimizer keeps of each parameter
 
 
 @dataclass(frozen=True)

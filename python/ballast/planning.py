@@ -47,7 +47,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     micro_steps       backward passes of one step
     efficiency        the fraction of the GPU's peak that the model's arithmetic reaches
     optimizer         "adamw", or another optimizer that the library knows
-    format            the format of the optimizer's state: "fp32", "split", "bf16" or "compact"
+    format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`

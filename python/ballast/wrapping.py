@@ -68,7 +68,7 @@ def wrap(
                         activations. A larger plan is refused before anything is reserved (B2004). All ranks set it, or
                         none: "auto" then counts on three quarters of the free memory
     max_grad_norm       clips gradients to this norm in each step
-    state_format        "split" ("auto"), "fp32", "bf16" or "compact": the format of the state of bfloat16 parameters
+    state_format        "split" ("auto"), "fp32", "bf16", "compact" or "4bit": the format of the state of bfloat16 parameters
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards

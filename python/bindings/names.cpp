@@ -27,7 +27,8 @@ void bind_names(py::module_& module) {
   bind(module, "Lane",
        {Lane::compute, Lane::gather, Lane::reduce, Lane::upload, Lane::download, Lane::update, Lane::host, Lane::disk,
         Lane::fetch});
-  bind(module, "StateFormat", {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::compact});
+  bind(module, "StateFormat",
+       {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::compact, StateFormat::four_bit});
   py::native_enum<Reduction>(module, "Reduction", "enum.Enum")
       .value("each", Reduction::each)
       .value("boundary", Reduction::boundary)

@@ -34,7 +34,7 @@ TEST_CASE("gpt uses the last value of an option that is given twice") {
 
 TEST_CASE("gpt refuses an unknown word and names the known ones") {
   CHECK_THROWS_WITH(parsed("--format fp8"),
-                    Contains("cannot set --format to \"fp8\"") && Contains("one of bf16, compact, fp32, split"));
+                    Contains("cannot set --format to \"fp8\"") && Contains("one of 4bit, bf16, compact, fp32, split"));
   CHECK_THROWS_WITH(parsed("--dtype half"),
                     Contains("cannot set --dtype to \"half\"") && Contains("one of bf16, fp32"));
   CHECK_THROWS_WITH(parsed("--state disk"), Contains("there is no tier \"disk\"") && Contains("device, host or nvme"));

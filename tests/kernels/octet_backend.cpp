@@ -84,6 +84,7 @@ class OctetBackend : public Backend {
           case StateFormat::split: update_chunk<StateFormat::split>(table, chunk); break;
           case StateFormat::bf16: update_chunk<StateFormat::bf16>(table, chunk); break;
           case StateFormat::compact: update_chunk<StateFormat::compact>(table, chunk); break;
+          case StateFormat::four_bit: update_chunk<StateFormat::four_bit>(table, chunk); break;
         }
       }
     });
@@ -158,7 +159,7 @@ class OctetBackend : public Backend {
     auto* codes = reinterpret_cast<std::uint8_t*>(to.codes.data());
     auto* scales = reinterpret_cast<float*>(to.scales.data());
     const Stretch all =
-        whole_array(from.count(), is_octet_aligned(numbers(from)) && is_octet_aligned(to.codes.data(), 1));
+        whole_array(from.count(), is_octet_aligned(numbers(from)) && is_octet_aligned(to.codes.data(), octet_size));
     for (std::size_t chunk = 0; chunk < all.chunks_end; ++chunk) {
       quantize_chunk(numbers(from), {to.bits, codes, scales}, rounding, all, chunk);
     }
@@ -167,7 +168,7 @@ class OctetBackend : public Backend {
   void dequantize(const ConstQuantized& from, const View& to) override {
     const auto* codes = reinterpret_cast<const std::uint8_t*>(from.codes.data());
     const auto* scales = reinterpret_cast<const float*>(from.scales.data());
-    const bool aligned = is_octet_aligned(numbers(to)) && is_octet_aligned(from.codes.data(), 1);
+    const bool aligned = is_octet_aligned(numbers(to)) && is_octet_aligned(from.codes.data(), octet_size);
     each_place(whole_array(to.count(), aligned), [&](const OctetPlace& place) {
       if (place.count > 0) {
         const Octet stored = load_codes(codes, from.bits, place);

@@ -46,6 +46,36 @@ TEMPLATE_TEST_CASE("an octet is read and written the same way whole and element 
   }
 }
 
+TEST_CASE("an octet of 4-bit codes has the first of two in the lower half of a byte") {
+  Array<std::uint8_t> array;
+  const OctetPlace whole{.first = 16, .count = 8, .whole = true};
+  const Octet codes = load_octet<Nibble, true>(array.bytes(), whole);
+  for (std::size_t i = 0; i < octet_size; ++i) {
+    CHECK(codes.at[i] == (array.memory[8 + i / 2] >> (i % 2 == 0 ? 0 : 4) & 15));
+  }
+  for (unsigned count = 0; count <= octet_size; ++count) {
+    const OctetPlace place{.first = 16, .count = count, .whole = false};
+    const Octet some = load_octet<Nibble, false>(array.bytes(), place);
+    Array<std::uint8_t> written;
+    Octet wide = some;
+    for (std::uint32_t& code : wide.at) {
+      code |= 0xabcdef50u;  // only the low bits are stored
+    }
+    store_octet<Nibble, false>(written.bytes(), place, wide);
+    for (std::size_t i = 0; i < octet_size; ++i) {
+      CHECK(some.at[i] == (i < count ? codes.at[i] : 0));
+    }
+    for (std::size_t i = 0; i < written.memory.size(); ++i) {
+      const bool is_half = i == 8 + count / 2 && count % 2 == 1;  // the unused half becomes zero
+      CHECK(written.memory[i] == (is_half ? array.memory[i] & 15 : array.memory[i]));
+    }
+    if (count == octet_size) {
+      store_octet<Nibble, true>(written.bytes(), whole, wide);
+      CHECK(written.memory == array.memory);
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("an incomplete octet touches only its elements", "", std::uint8_t, std::uint16_t, std::uint32_t) {
   for (unsigned count = 0; count < octet_size; ++count) {
     Array<TestType> array;

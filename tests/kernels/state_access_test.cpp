@@ -20,8 +20,11 @@ struct Rounding {
 
 Rounding rounding_of(StateFormat format, Moment moment) {
   if (format == StateFormat::bf16) return {0x1p-8f, 0.0f};
-  if (format != StateFormat::compact) return {0.0f, 0.0f};
-  return moment == Moment::momentum ? Rounding{0x1p-5f, 0x1p-11f} : Rounding{0x1p-5f, 0x1p-11f};
+  if (format == StateFormat::compact) return {0x1p-5f, 0x1p-11f};
+  if (format == StateFormat::four_bit) {  // half of a step: of a power of two, or of half of one and squared
+    return moment == Moment::momentum ? Rounding{0.5f, 0x1p-8f} : Rounding{0.57f, 0.0f};
+  }
+  return {0.0f, 0.0f};
 }
 
 std::vector<float> some_moments(Moment moment) {
@@ -75,6 +78,7 @@ TEST_CASE("a new master equals the parameter") {
       switch (format) {
         case StateFormat::fp32: master = reinterpret_cast<const float*>(tile.master)[i]; break;
         case StateFormat::compact:
+        case StateFormat::four_bit:
           master = join8(parameter << 16, static_cast<std::uint32_t>(static_cast<std::int8_t>(tile.master[i])));
           break;
         default: master = join16((parameter << 16) | low);
@@ -118,8 +122,8 @@ std::vector<std::byte> bytes_of(const TileMemory& tile) {
     if (from != nullptr) bytes.insert(bytes.end(), from, from + size);
   };
   add(tile.master, count * master_bytes(tile.format));
-  add(tile.momentum, count * moment_bytes(tile.format));
-  add(tile.variance, count * moment_bytes(tile.format));
+  add(tile.momentum, moment_bytes(tile.format, count));
+  add(tile.variance, moment_bytes(tile.format, count));
   add(tile.momentum_scales, 3 * sizeof(float));
   add(tile.variance_scales, 3 * sizeof(float));
   return bytes;
@@ -170,7 +174,7 @@ TEST_CASE("a master survives every format of the same width, and parameters surv
         const float before = reinterpret_cast<const float*>(exact.tile().master)[i];
         const float after = reinterpret_cast<const float*>(once_more.tile().master)[i];
         CHECK(std::abs(after - before) <=
-              (to == StateFormat::compact ? std::max(std::abs(before), 0x1p-126f) * 0x1p-15f : 0.0f));
+              (master_bytes(to) == 1 ? std::max(std::abs(before), 0x1p-126f) * 0x1p-15f : 0.0f));
       }
     }
   }

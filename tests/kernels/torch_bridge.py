@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-FORMATS = ["fp32", "split", "bf16", "compact"]  # in the order of kernels::StateFormat
+FORMATS = ["fp32", "split", "bf16", "compact", "4bit"]  # in the order of kernels::StateFormat
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]  # and of DType
-MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8}
-MOMENT = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.uint8}
+MASTER = {"fp32": torch.float32, "split": torch.int16, "bf16": torch.int16, "compact": torch.int8, "4bit": torch.int8}
+MOMENT = {"fp32": torch.float32, "split": torch.float32, "bf16": torch.bfloat16, "compact": torch.uint8, "4bit": torch.uint8}
+ELEMENTS_OF_A_VALUE = {"4bit": 2}  # of MOMENT
 GROUP = 128
 
 
@@ -54,8 +55,9 @@ class State:
         groups = (count + GROUP - 1) // GROUP
         self.format = format
         self.parameter = parameter
-        self.momentum = torch.zeros(count, dtype=MOMENT[format])
-        self.variance = torch.zeros(count, dtype=MOMENT[format])
+        moments = -(-count // ELEMENTS_OF_A_VALUE.get(format, 1))
+        self.momentum = torch.zeros(moments, dtype=MOMENT[format])
+        self.variance = torch.zeros(moments, dtype=MOMENT[format])
         self.momentum_scales = torch.zeros(groups)
         self.variance_scales = torch.zeros(groups)
         self.master = None

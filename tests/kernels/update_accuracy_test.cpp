@@ -37,6 +37,16 @@ Element storage_step(const TileMemory& tile, std::size_t i, const Element& size)
               .momentum = (size.momentum + momentum_scale / 128) / 16 * 1.01,
               .variance = 2 * root * root_step + root_step * root_step};
     }
+    case StateFormat::four_bit: {
+      const double momentum_scale = tile.momentum_scales[i / 128];
+      const double root = std::sqrt(size.variance);
+      // A step of a momentum is its segment's beginning, counted from -1/128 of the scale; of a root it is half of its
+      // power of two. Smaller roots become the smallest one.
+      const double root_step = std::max(root / 2, double{tile.variance_scales[i / 128]} / 128) * 1.01;
+      return {.parameter = 256 * ulp(size.parameter),
+              .momentum = (size.momentum + momentum_scale / 128) * 1.01,
+              .variance = 2 * root * root_step + root_step * root_step};
+    }
     default: return {};
   }
 }
@@ -88,11 +98,11 @@ void forgive_run(UpdateMemory& expected, UpdateMemory& got, const Run& run, cons
   copy(to.parameter, from.parameter, run.count * byte_size(to.parameter_dtype));
   copy(to.master, from.master, run.count * master_bytes(to.format));
   if (has_momentum(rule)) {
-    copy(to.momentum, from.momentum, run.count * moment_bytes(to.format));
+    copy(to.momentum, from.momentum, moment_bytes(to.format, run.count));
     copy(to.momentum_scales, from.momentum_scales, groups * sizeof(float));
   }
   if (has_variance(rule)) {
-    copy(to.variance, from.variance, run.count * moment_bytes(to.format));
+    copy(to.variance, from.variance, moment_bytes(to.format, run.count));
     copy(to.variance_scales, from.variance_scales, groups * sizeof(float));
   }
 }
@@ -145,6 +155,11 @@ TEST_CASE("updates of 0 to 1,100 elements agree with doubles, bf16") {
 TEST_CASE("updates of 0 to 1,100 elements agree with doubles, compact") {
   for (const Rule& rule : sample_rules())
     check_sizes(StateFormat::compact, rule);
+}
+
+TEST_CASE("updates of 0 to 1,100 elements agree with doubles, 4bit") {
+  for (const Rule& rule : sample_rules())
+    check_sizes(StateFormat::four_bit, rule);
 }
 
 TEST_CASE("large updates agree with doubles") {

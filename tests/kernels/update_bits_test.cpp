@@ -114,7 +114,7 @@ TEST_CASE("any cut into tiles gives the same bits") {
 TEST_CASE("a tile's index among the others changes only its random bits") {
   const Work work = work_for_all_rules(1000);
   for (const StateFormat format : all_state_formats) {
-    const bool rounds = format == StateFormat::bf16 || format == StateFormat::compact;
+    const bool rounds = format == StateFormat::bf16 || has_scales(format);
     const auto here = updated({.threads = 1}, {.format = format, .count = work.count}, work);
     const auto there = updated({.threads = 1}, {.format = format, .count = work.count, .first_index = 128}, work);
     const auto far = updated({.threads = 1}, {.format = format, .count = work.count, .first_index = 1ull << 32}, work);

@@ -14,17 +14,16 @@ namespace {
 struct Array {
   std::byte* from;
   std::byte* to;
-  std::size_t element_bytes;
+  std::size_t bytes;
 };
 
 // Returns the arrays of a small tile, and their places from element `first` of a huge tile.
 std::vector<Array> arrays_of(const TileMemory& small, const TileMemory& huge, std::size_t first) {
   const TileMemory at = part(huge, first, small.count);
-  const std::size_t master = master_bytes(small.format);
-  const std::size_t moment = moment_bytes(small.format);
-  return {{small.parameter, at.parameter, 2},
-          {const_cast<std::byte*>(small.gradient), const_cast<std::byte*>(at.gradient), 2},
-          {small.master, at.master, master},
+  const std::size_t moment = moment_bytes(small.format, small.count);
+  return {{small.parameter, at.parameter, 2 * small.count},
+          {const_cast<std::byte*>(small.gradient), const_cast<std::byte*>(at.gradient), 2 * small.count},
+          {small.master, at.master, master_bytes(small.format) * small.count},
           {small.momentum, at.momentum, moment},
           {small.variance, at.variance, moment}};
 }
@@ -62,7 +61,7 @@ TEST_CASE("the first and last of more than 2^32 elements are updated as those of
     for (auto [small, first] : {std::pair{&low, std::size_t{0}}, std::pair{&high, last}}) {
       const TileMemory tile = small->tile();
       for (const Array& array : arrays_of(tile, huge, first)) {
-        std::memcpy(array.to, array.from, tile.count * array.element_bytes);
+        std::memcpy(array.to, array.from, array.bytes);
       }
       copy_scales(huge.momentum_scales + first / group_size, tile.momentum_scales, tile.count);
       copy_scales(huge.variance_scales + first / group_size, tile.variance_scales, tile.count);
@@ -79,7 +78,7 @@ TEST_CASE("the first and last of more than 2^32 elements are updated as those of
     for (auto [small, first] : {std::pair{&low, std::size_t{0}}, std::pair{&high, last}}) {
       const TileMemory tile = small->tile();
       for (const Array& array : arrays_of(tile, huge, first)) {
-        CHECK(std::memcmp(array.to, array.from, tile.count * array.element_bytes) == 0);
+        CHECK(std::memcmp(array.to, array.from, array.bytes) == 0);
       }
     }
   }

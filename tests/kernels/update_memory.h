@@ -45,9 +45,9 @@ class UpdateMemory {
     tile.parameter = base + place(0, byte_size(shape_.parameter_dtype));
     tile.gradient = base + place(1, byte_size(shape_.gradient_dtype));
     tile.master = shape_.parameter_dtype == DType::fp32 ? nullptr : base + place(2, master_bytes(shape_.format));
-    tile.momentum = base + place(3, moment_bytes(shape_.format));
-    tile.variance = base + place(4, moment_bytes(shape_.format));
-    if (shape_.format == StateFormat::compact) {
+    tile.momentum = base + place(3, moment_bytes(shape_.format, 1));
+    tile.variance = base + place(4, moment_bytes(shape_.format, 1));
+    if (has_scales(shape_.format)) {
       tile.momentum_scales = reinterpret_cast<float*>(base + place(5, 0));
       tile.variance_scales = reinterpret_cast<float*>(base + place(6, 0));
     }
@@ -109,14 +109,14 @@ class UpdateMemory {
   }
 
   void fill_moments(const TileMemory& tile) {
-    if (tile.format != StateFormat::compact) {
-      const DType dtype = moment_bytes(tile.format) == 4 ? DType::fp32 : DType::bf16;
+    if (!has_scales(tile.format)) {
+      const DType dtype = moment_bits(tile.format) == 32 ? DType::fp32 : DType::bf16;
       fill(dtype, tile.momentum, -0.1f, 0.1f);
       fill(dtype, tile.variance, 0.0f, 0.1f);
       return;
     }
-    fill_any(tile.momentum, shape_.count);
-    fill_any(tile.variance, shape_.count);
+    fill_any(tile.momentum, moment_bytes(tile.format, shape_.count));
+    fill_any(tile.variance, moment_bytes(tile.format, shape_.count));
     for (std::size_t group = 0; group * group_size < shape_.count; ++group) {
       tile.momentum_scales[group] = draw(1e-6f, 0.1f);
       tile.variance_scales[group] = draw(1e-6f, 0.1f);

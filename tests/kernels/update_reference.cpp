@@ -31,9 +31,16 @@ double master_of(const TileMemory& tile, std::size_t i) {
   switch (tile.format) {
     case StateFormat::fp32: return number(tile.master, DType::fp32, i);
     case StateFormat::compact:
+    case StateFormat::four_bit:
       return joined(read<std::uint16_t>(tile.parameter, i), 256 * read<std::int8_t>(tile.master, i));
     default: return joined(read<std::uint16_t>(tile.parameter, i), read<std::int16_t>(tile.master, i));
   }
+}
+
+std::uint8_t code_at(const TileMemory& tile, const std::byte* codes, std::size_t i) {
+  if (tile.format == StateFormat::compact) return read<std::uint8_t>(codes, i);
+  const auto pair = read<std::uint8_t>(codes, i / 2);
+  return i % 2 == 0 ? pair & 15 : pair >> 4;
 }
 
 DType moment_dtype(StateFormat format) { return format == StateFormat::bf16 ? DType::bf16 : DType::fp32; }
@@ -123,12 +130,13 @@ double gradient_of(const TileMemory& tile, std::size_t i) { return number(tile.g
 
 Element state_of(const TileMemory& tile, std::size_t i, const Rule& rule) {
   Element element{.parameter = master_of(tile, i)};
-  if (tile.format == StateFormat::compact) {
+  if (has_scales(tile.format)) {
     if (has_momentum(rule)) {
-      element.momentum = momentum_code(read<std::uint8_t>(tile.momentum, i)) * tile.momentum_scales[i / 128];
+      element.momentum = momentum_code(tile.format, code_at(tile, tile.momentum, i)) * tile.momentum_scales[i / 128];
     }
     if (has_variance(rule)) {
-      element.variance = square(root_code(read<std::uint8_t>(tile.variance, i)) * tile.variance_scales[i / 128]);
+      element.variance =
+          square(root_code(tile.format, code_at(tile, tile.variance, i)) * tile.variance_scales[i / 128]);
     }
     return element;
   }
@@ -158,13 +166,20 @@ double ulp(double size) { return ulp(size, 23); }
 double coarse_ulp(double size) { return ulp(size, 7); }
 
 // Eight segments, each twice as coarse as the one before.
-double momentum_code(std::uint8_t code) {
-  const int segment = code >> 4 & 7;
-  const double size = (std::ldexp(1 + (code & 15) / 16.0, segment) - 1) / 128;
-  return code & 0x80 ? -size : size;
+double momentum_code(StateFormat format, std::uint8_t code) {
+  if (format == StateFormat::compact) {
+    const double size = (std::ldexp(1 + (code & 15) / 16.0, code >> 4 & 7) - 1) / 128;
+    return code & 0x80 ? -size : size;
+  }
+  const double size = (std::ldexp(1, code & 7) - 1) / 128;
+  return code & 8 ? -size : size;
 }
 
-double root_code(std::uint8_t code) { return (std::ldexp(1 + (code & 31) / 32.0, code >> 5) - 1) / 128; }
+// Eight such segments, or floats of eight exponents.
+double root_code(StateFormat format, std::uint8_t code) {
+  if (format == StateFormat::compact) return (std::ldexp(1 + (code & 31) / 32.0, code >> 5) - 1) / 128;
+  return std::ldexp(1 + (code & 1) / 2.0, code >> 1) / 128;
+}
 
 bool has_momentum(const Rule& rule) {
   return std::visit([](const auto& r) { return r.has_momentum; }, rule);

@@ -25,10 +25,12 @@ ExactStep exact_step(const Rule& rule, const Element& old, double gradient);
 
 double bf16_value(std::uint16_t pattern);
 double fp16_value(std::uint16_t pattern);
-double ulp(double size);                  // the distance between floats of this size
-double coarse_ulp(double size);           // between bf16 numbers of this size
-double momentum_code(std::uint8_t code);  // of format compact, before it is scaled
-double root_code(std::uint8_t code);
+double ulp(double size);         // the distance between floats of this size
+double coarse_ulp(double size);  // between bf16 numbers of this size
+
+// What a code of a format with scales stands for, before it is scaled.
+double momentum_code(StateFormat format, std::uint8_t code);
+double root_code(StateFormat format, std::uint8_t code);
 
 bool has_momentum(const Rule& rule);
 bool has_variance(const Rule& rule);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/backend.h"
+#include "kernels/moment_code_math.h"
 #include "kernels/random_math.h"
 #include "kernels/state_math.h"
 #include "tests/kernels/update_memory.h"
@@ -132,25 +133,37 @@ TEST_CASE("rounding a master to 24 bits is unbiased, and its two parts give the 
   }
 }
 
+namespace {
+
+// Rounds a value 0.3 of a step above each of these codes, of a group whose scale is 1/128.
+template <class Code, class ValueOfCode>
+void check_code_is_unbiased(std::initializer_list<unsigned> codes, const ValueOfCode& value_of) {
+  constexpr float factor = 128.0f;
+  for (const unsigned code : codes) {
+    const double low = value_of(static_cast<std::uint8_t>(code));
+    const double high = value_of(static_cast<std::uint8_t>(code + 1));
+    const auto size = static_cast<float>((low + 0.3 * (high - low)) / double{factor});
+    check_unbiased(0.3, [=](std::uint32_t random) {
+      constexpr std::uint32_t mask = (1u << Code::bits_of_code) - 1;
+      return static_cast<double>(Code::encode(size, factor, random) & mask) - code;
+    });
+  }
+}
+
+template <StateFormat format>
+void check_codes_are_unbiased(std::initializer_list<unsigned> momenta, std::initializer_list<unsigned> roots) {
+  using Codes = MomentCodes<format>;
+  check_code_is_unbiased<typename Codes::Momentum>(momenta,
+                                                   [](std::uint8_t code) { return momentum_code(format, code); });
+  check_code_is_unbiased<typename Codes::Root>(roots, [](std::uint8_t code) { return root_code(format, code); });
+}
+
+}  // namespace
+
 TEST_CASE("rounding moments to codes is unbiased, above the smallest code") {
-  // A code's step is 1/16 (momentum) or 1/32 (root) of its segment's beginning; probe 0.3 of a step above a code.
-  const float factor = 128.0f;
-  for (const unsigned code : {5u, 20u, 60u, 100u}) {
-    const double low = momentum_code(static_cast<std::uint8_t>(code));
-    const double high = momentum_code(static_cast<std::uint8_t>(code + 1));
-    const auto size = static_cast<float>((low + 0.3 * (high - low)) / double{factor});
-    check_unbiased(0.3, [=](std::uint32_t random) {
-      return static_cast<double>((compand_momentum(size, factor, random) & 0xffu) - code);
-    });
-  }
-  for (const unsigned code : {5u, 40u, 130u, 220u}) {
-    const double low = root_code(static_cast<std::uint8_t>(code));
-    const double high = root_code(static_cast<std::uint8_t>(code + 1));
-    const auto size = static_cast<float>((low + 0.3 * (high - low)) / double{factor});
-    check_unbiased(0.3, [=](std::uint32_t random) {
-      return static_cast<double>((compand_root(size, factor, random) & 0xffu) - code);
-    });
-  }
+  check_codes_are_unbiased<StateFormat::compact>({5u, 20u, 60u, 100u}, {5u, 40u, 130u, 220u});
+  check_codes_are_unbiased<StateFormat::four_bit>({0u, 1u, 2u, 3u, 4u, 5u, 6u},
+                                                  {0u, 1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 10u, 11u, 12u, 13u, 14u});
 }
 
 TEST_CASE("moments that decay for 500 steps keep their mean in bf16 and compact") {

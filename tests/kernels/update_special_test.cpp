@@ -57,10 +57,10 @@ bool same_element(const TileMemory& a, const TileMemory& b, std::size_t i, const
          parameter_of(a, i) == parameter_of(b, i);
 }
 
-// Returns whether element i may be lost with the bad one: the bad element itself, and in format compact its group's
-// moments.
+// Returns whether element i may be lost with the bad one: the bad element itself, and in formats with scales its
+// group's moments.
 bool belongs_to_bad(StateFormat format, std::size_t i) {
-  return format == StateFormat::compact ? i / group_size == bad_group : i == bad;
+  return has_scales(format) ? i / group_size == bad_group : i == bad;
 }
 
 template <class Check>
@@ -116,8 +116,8 @@ TEST_CASE("a NaN stays NaN in later steps, in every format") {
   });
 }
 
-TEST_CASE("in format compact a NaN makes the moments of its group NaN, and not yet the group's parameters") {
-  const UpdateShape shape{.format = StateFormat::compact, .count = count};
+TEST_CASE("where moments share a scale a NaN makes those of its group NaN, and not yet the group's parameters") {
+  const UpdateShape shape{.format = GENERATE(StateFormat::compact, StateFormat::four_bit), .count = count};
   UpdateMemory clean(shape);
   UpdateMemory dirty(shape);
   put_gradient(dirty.tile(), bad, 0x7fc00000u);

@@ -131,6 +131,11 @@ TEST_CASE("whole octets are used only for runs whose arrays are all aligned") {
   tile.gradient = memory;
   tile.momentum = memory + 4;
   CHECK_FALSE(aligned_at(tile, 0));
+  tile.format = StateFormat::four_bit;  // eight elements are four bytes
+  CHECK(aligned_at(tile, 0));
+  CHECK(aligned_at(tile, 128));
+  tile.momentum = memory + 2;
+  CHECK_FALSE(aligned_at(tile, 0));
   const Table table = table_of({.count = 100}, {{0, 100, 0}});
   CHECK(table.runs.at[0].aligned);
   CHECK(place_of(table.runs, 0, 0, 11).whole);

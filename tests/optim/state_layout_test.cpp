@@ -20,6 +20,7 @@ TEST_CASE("AdamW stores 12, 10, 6 and 3 bytes per element") {
   CHECK(bytes_per_element(StateFormat::split, optim::AdamW{}) == 10);
   CHECK(bytes_per_element(StateFormat::bf16, optim::AdamW{}) == 6);
   CHECK(bytes_per_element(StateFormat::compact, optim::AdamW{}) == 3);
+  CHECK(bytes_per_element(StateFormat::four_bit, optim::AdamW{}) == 2);
 }
 
 TEST_CASE("rules store only the state that they need, and an fp32 parameter is its own master") {

@@ -22,6 +22,7 @@ SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
         {"stage": 3, "offload": {"state": {"host": 1 / 3, "nvme": 2 / 3}}},
         {"stage": 3, "offload": "nvme", "resumable": True},
         {"stage": 1, "format": "compact", "offload": {"state": "host"}},
+        {"stage": 1, "format": "4bit", "offload": {"state": "host"}},
     ],
     ids=str,
 )
@@ -49,10 +50,11 @@ def test_70b_is_planned_for_few_and_for_many_ranks(ranks):
     assert all(offered.fits for offered in ballast.front("llama-70b", ranks=ranks, **MACHINE))
 
 
-def test_memory_is_to_the_byte():
-    plan = ballast.plan(SMALL, ranks=2, stage=2, offload="none", gpu_memory="8GiB", reserve=0)
+@pytest.mark.parametrize("state_format, bytes_of_128", [("split", 10 * 128), ("compact", 3 * 128 + 8), ("4bit", 2 * 128 + 8)])
+def test_memory_is_to_the_byte(state_format, bytes_of_128):
+    plan = ballast.plan(SMALL, ranks=2, stage=2, format=state_format, offload="none", gpu_memory="8GiB", reserve=0)
     parameters = 2 * 512 * 512
-    assert plan.memory["device"]["state"] == 10 * parameters // 2
+    assert plan.memory["device"]["state"] == bytes_of_128 * parameters // 2 // 128
     assert plan.memory["device"]["parameters"] == 2 * parameters
     assert plan.bytes_in("device") == sum(plan.memory["device"].values())
     assert not plan.memory["host"] and not plan.memory["nvme"]

@@ -23,7 +23,7 @@ def suggestions_in(error):
     [
         ("llama-70b --ranks 8 --gpu a100", "--format compact --no-clipping"),
         ("llama-70b --ranks 8 --gpu h100 --format compact", "--no-clipping"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format bf16 --no-clipping"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format 4bit"),
         ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--host-memory 2TiB"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
@@ -63,7 +63,7 @@ def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
 def test_nothing_is_suggested_that_is_requested_already():
     from ballast.suggestions import machines_for, settings_of
 
-    given = {"format": "compact", "clipping": False, "host_memory": "4TiB", "drives": "64TiB", "activations": "1GiB"}
+    given = {"format": "4bit", "clipping": False, "host_memory": "4TiB", "drives": "64TiB", "activations": "1GiB"}
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
     assert [axis[0].flag for axis in machines_for(request.options)] == ["--ranks 2"]

@@ -40,7 +40,7 @@ TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
 }
 
 TEST_CASE("tiles of different sizes in several tiers do not change a bit") {
-  for (const auto format : {StateFormat::split, StateFormat::compact}) {
+  for (const auto format : {StateFormat::split, StateFormat::compact, StateFormat::four_bit}) {
     const Setup reference{.placement = placement_of_stage(0, 2),
                           .model_times = 2000,
                           .tile_elements = 128 * 1024,

@@ -66,8 +66,8 @@ inline void check_large_tiles_are_read_in_stretches() {
   const auto backend = kernels::cpu_backend({.threads = 1});
   const auto world = lone_communicator(*backend);
   const Stream stream;
-  for (const auto format : {StateFormat::split, StateFormat::compact}) {
-    if (sanitized && format == StateFormat::compact) continue;  // takes minutes
+  for (const auto format : {StateFormat::split, StateFormat::compact, StateFormat::four_bit}) {
+    if (sanitized && format != StateFormat::split) continue;  // takes minutes
     CAPTURE(name(format));
     std::vector<std::vector<float>> moments, parameters;
     for (const bool gpu : {false, true}) {

@@ -50,7 +50,7 @@ std::vector<std::span<std::byte>> stretches(const LocalTile& tile) {
   };
   add(memory.master, memory.count * master_bytes(memory.format));
   for (std::byte* const moment : {memory.momentum, memory.variance}) {
-    add(moment, memory.count * moment_bytes(memory.format));
+    add(moment, moment_bytes(memory.format, memory.count));
   }
   for (float* const scales : {memory.momentum_scales, memory.variance_scales}) {
     add(reinterpret_cast<std::byte*>(scales), (memory.count + group_size - 1) / group_size * sizeof(float));

@@ -10,28 +10,38 @@
 namespace ballast {
 
 // Which bytes an optimizer keeps for an element. See docs/concepts/state-formats.md.
-enum class StateFormat : std::uint8_t { fp32, split, bf16, compact };
+enum class StateFormat : std::uint8_t { fp32, split, bf16, compact, four_bit };
 
 inline constexpr StateFormat all_state_formats[] = {StateFormat::fp32, StateFormat::split, StateFormat::bf16,
-                                                    StateFormat::compact};
+                                                    StateFormat::compact, StateFormat::four_bit};
 
 // Elements that share a scale. Shards, tiles and runs start at multiples of it, so that a group has one owner.
 inline constexpr std::size_t group_size = 128;
 
 constexpr std::string_view name(StateFormat format) {
-  constexpr std::string_view names[] = {"fp32", "split", "bf16", "compact"};
+  constexpr std::string_view names[] = {"fp32", "split", "bf16", "compact", "4bit"};
   return names[static_cast<std::size_t>(format)];
 }
 
 constexpr std::size_t master_bytes(StateFormat format) {
-  constexpr std::size_t bytes[] = {4, 2, 2, 1};
+  constexpr std::size_t bytes[] = {4, 2, 2, 1, 1};
   return bytes[static_cast<std::size_t>(format)];
 }
 
-constexpr std::size_t moment_bytes(StateFormat format) {
-  constexpr std::size_t bytes[] = {4, 4, 2, 1};
-  return bytes[static_cast<std::size_t>(format)];
+constexpr std::size_t moment_bits(StateFormat format) {
+  constexpr std::size_t bits[] = {32, 32, 16, 8, 4};
+  return bits[static_cast<std::size_t>(format)];
 }
+
+// The bytes of one moment of `count` elements, the first of which begins a group. Two elements of format 4bit share a
+// byte, the first in its lower half; an unused half is zero.
+constexpr std::size_t moment_bytes(StateFormat format, std::size_t count) {
+  const std::size_t bits = moment_bits(format);
+  return bits >= 8 ? count * (bits / 8) : count / 2 + count % 2;
+}
+
+// Whether the moments of a group share a scale.
+constexpr bool has_scales(StateFormat format) { return moment_bits(format) <= 8; }
 
 enum class Moment : std::uint8_t { momentum, variance };
 
@@ -45,7 +55,7 @@ struct TileMemory {
   std::byte* master = nullptr;       // null if the parameter is the master
   std::byte* momentum = nullptr;     // null if the rule has none
   std::byte* variance = nullptr;     // null if the rule has none
-  float* momentum_scales = nullptr;  // format compact: one for each group of elements
+  float* momentum_scales = nullptr;  // one for each group of elements, if has_scales(format)
   float* variance_scales = nullptr;
   std::size_t count = 0;
   std::uint64_t first_index = 0;      // of the first element in its unit; determines the random bits

@@ -33,7 +33,7 @@ WORDS = {
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
-    "format": ("NAME", "format of the optimizer's state: fp32, split (default), bf16 or compact"),
+    "format": ("NAME", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
 COUNTS = {

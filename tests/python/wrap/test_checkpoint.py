@@ -41,8 +41,8 @@ def pairs_for(to, count):
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {**BF16}, {**BF16, "state_format": "compact"}],
-    ids=["fp32", "bf16 in split", "bf16 in compact"],
+    [{}, {**BF16}, {**BF16, "state_format": "compact"}, {**BF16, "state_format": "4bit"}],
+    ids=["fp32", "bf16 in split", "bf16 in compact", "bf16 in 4bit"],
 )
 def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(kind, tmp_path):
     configurations = everywhere(tmp_path, **kind)
@@ -64,13 +64,13 @@ def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(ki
                 assert (steps, extra) == (4, {"rank": rank % by})
                 losses_of.setdefault((by, rank), []).append(losses)
             assert same(values_in(paths[number][1]), there[by, one]), (by, one, to, other)
-        if kind.get("state_format") not in ("bf16", "compact"):  # their random rounding depends on units, and so on the stage
+        if "state_format" not in kind:  # the random rounding of smaller formats depends on units, and so on the stage
             assert all(all(losses == each[0] for losses in each) for each in losses_of.values())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_resumed_training_continues_as_if_it_had_not_stopped(ranks, tmp_path):
-    for kind in ({}, BF16, {**BF16, "state_format": "bf16"}, {**BF16, "state_format": "compact"}):
+    for kind in ({}, BF16, *({**BF16, "state_format": format} for format in ("bf16", "compact", "4bit"))):
         configurations = everywhere(tmp_path, **kind)
         for losses, again in run_ranks(ranks, saved.interrupted, str(tmp_path / str(kind)), configurations):
             assert losses == again
@@ -101,8 +101,8 @@ def test_state_of_an_optimizers_own_step_is_resharded(optimizer, kind, tmp_path)
         assert losses == again
 
 
-@pytest.mark.parametrize("to", ["fp32", "split", "bf16", "compact"])
-@pytest.mark.parametrize("by", ["fp32", "split", "bf16", "compact"])
+@pytest.mark.parametrize("to", ["fp32", "split", "bf16", "compact", "4bit"])
+@pytest.mark.parametrize("by", ["fp32", "split", "bf16", "compact", "4bit"])
 def test_another_state_format_rounds_the_state(by, to, tmp_path):
     [parameters] = saved.train_and_save(0, str(tmp_path), [{**BF16, "stage": 2, "state_format": by}])
     [(everything, *_)] = saved.load_and_save(
@@ -114,7 +114,9 @@ def test_another_state_format_rounds_the_state(by, to, tmp_path):
     assert same(before, after) == (to in (by, "split", "fp32"))
     for name in before:
         largest = before[name].abs().max().item() if before[name].numel() else 0
-        assert torch.allclose(before[name].double(), after[name].double(), rtol=0.05, atol=largest * 2e-3), name
+        # Codes of 4 bits are a factor of up to 2 apart, and a variance is the square of its code.
+        rtol, atol = (0.6, 5e-3) if to == "4bit" and "/" in name else (0.05, 2e-3)
+        assert torch.allclose(before[name].double(), after[name].double(), rtol=rtol, atol=largest * atol), name
 
 
 def test_a_model_of_another_number_format_gets_the_masters(tmp_path):

@@ -79,7 +79,7 @@ def test_the_forecast_is_the_reserved_memory_to_the_byte(stage, tmp_path):
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("state_format", ["split", "compact"])
+@pytest.mark.parametrize("state_format", ["split", "compact", "4bit"])
 def test_the_same_with_frozen_parameters_of_another_format(stage, state_format):
     run = Loop(make_model=adapted, make_optimizer=only_trained, steps=1).run(stage=stage, state_format=state_format)
     assert bodies.bytes_kept_by(run.optimizer) == bodies.forecast_of(run.optimizer._ballast)

@@ -9,7 +9,8 @@ from python.wrap.support.loops import Loop
 from python.wrap.support.ranks import run_ranks
 
 BF16 = torch.bfloat16
-FORMATS = ["fp32", "split", "fp32 of bf16", "compact", "compact, stage 3"]
+ROUNDED = ["compact", "4bit"]
+FORMATS = ["fp32", "split", "fp32 of bf16", *ROUNDED, *(f"{name}, stage 3" for name in ROUNDED)]
 
 
 def options_of(folder):
@@ -22,8 +23,11 @@ def options_of(folder):
         "split": (BF16, stages),
         "fp32 of bf16": (BF16, [{**each, "state_format": "fp32"} for each in stages]),
         # Rounding depends on an element's index in its unit, and stage 3 has other units.
-        "compact": (BF16, [{"stage": stage, "state_format": "compact"} for stage in range(3)]),
-        "compact, stage 3": (BF16, [{"stage": 3, "state_format": "compact", "offload": tier} for tier in tiers]),
+        **{name: (BF16, [{"stage": stage, "state_format": name} for stage in range(3)]) for name in ROUNDED},
+        **{
+            f"{name}, stage 3": (BF16, [{"stage": 3, "state_format": name, "offload": tier} for tier in tiers])
+            for name in ROUNDED
+        },
     }
 
 

@@ -65,7 +65,7 @@ def in_bfloat16(**changes):
     return Loop(make_model=lambda: mlp(64).to(torch.bfloat16), loss=loss, **changes)
 
 
-@pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact"])
+@pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact", "4bit"])
 def test_bfloat16_parameters_keep_updates_that_rounding_would_lose(state_format):
     options = {"lr": 1e-4}  # bfloat16 alone would round the updates away
     small = in_bfloat16(optimizer_options=options, steps=100)

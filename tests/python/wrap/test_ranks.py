@@ -54,7 +54,7 @@ def test_freezing_and_beginning_again_gives_the_same_bits_at_all_stages(training
 def test_another_plan_keeps_the_masters(kind):
     configurations = [{"stage": stage} for stage in range(4)]
     if kind is torch.optim.AdamW:
-        configurations += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact")]
+        configurations += [{"stage": 3, "state_format": format} for format in ("fp32", "bf16", "compact", "4bit")]
     for undisturbed, disturbed in run_ranks(2, plans.others_freeze, kind, configurations)[0]:
         assert (undisturbed != 1.0).any()
         assert torch.equal(undisturbed, disturbed)
