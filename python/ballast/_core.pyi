@@ -52,13 +52,24 @@ class StateFormat(enum.Enum):
     bf16 = 2
     compact = 3
 
+class GradientFormat(enum.Enum):
+    fp32 = 0
+    bf16 = 1
+
 class Reduction(enum.Enum):
     each = 0
     boundary = 1
 
 class Tensor:
     def __init__(
-        self, name: str, shape: Sequence[int], *, group: int = 0, frozen: bool = False, counted: bool = True
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        group: int = 0,
+        frozen: bool = False,
+        counted: bool = True,
+        number: int | None = None,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -70,6 +81,8 @@ class Tensor:
     def frozen(self) -> bool: ...
     @property
     def counted(self) -> bool: ...
+    @property
+    def number(self) -> int | None: ...
     @property
     def elements(self) -> int: ...
 
@@ -184,6 +197,7 @@ class Question:
     ranks: int
     stage: int | None
     format: StateFormat
+    gradient_format: GradientFormat
     tile_elements: int
     micro_steps: int
     schedule: Schedule
@@ -350,6 +364,7 @@ class TrainingOptions:
     directories: list[str]
     run: str
     format: StateFormat
+    gradient_format: GradientFormat
     tile_elements: int
     backward_order: list[int]
     threads: int
@@ -396,6 +411,8 @@ class TileToUpdate:
     def first(self) -> int: ...
     @property
     def gradients(self) -> Memory: ...
+    @property
+    def gradient_dtype(self) -> DType: ...
     @property
     def masters(self) -> Memory: ...
 
