@@ -1,5 +1,5 @@
+#include "kernels/accumulate_octet.h"
 #include "kernels/cuda_launch.cuh"
-#include "kernels/number_octet.h"
 
 namespace ballast::kernels {
 namespace {
@@ -20,6 +20,11 @@ __global__ void __launch_bounds__(threads_per_chunk)
   each_chunk(all.chunks_end, [&](std::size_t chunk) { sum_octet(from, into, place_in(all, chunk, threadIdx.x)); });
 }
 
+__global__ void __launch_bounds__(threads_per_chunk)
+    accumulate_stochastic_kernel(const __grid_constant__ AccumulateTable table) {
+  each_chunk(chunks(table.runs), [&](std::size_t chunk) { accumulate_in_chunk(table, chunk, threadIdx.x); });
+}
+
 }  // namespace
 
 void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into) {
@@ -35,6 +40,13 @@ void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const N
 void sum(const Cuda& cuda, const Summands& from, const Numbers& into) {
   const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
   launch<sum_kernel>(cuda, "launching a sum of arrays", all.chunks_end, from, into, all);
+}
+
+void accumulate_stochastic(const Cuda& cuda, const ConstNumbers& from, const Numbers& into, std::span<const Run> runs,
+                           const RoundingPlace& place) {
+  each_accumulate_table(from, into, runs, place, [&](const AccumulateTable& table) {
+    launch<accumulate_stochastic_kernel>(cuda, "launching a stochastic accumulation", chunks(table.runs), table);
+  });
 }
 
 }  // namespace ballast::kernels

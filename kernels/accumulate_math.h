@@ -1,7 +1,8 @@
-// The formulas of accumulate and begin_sum for one element.
+// The formulas of accumulate, accumulate_stochastic and begin_sum for one element.
 #pragma once
 
 #include "kernels/number_format.h"
+#include "kernels/state_math.h"
 
 namespace ballast::kernels {
 
@@ -9,6 +10,13 @@ namespace ballast::kernels {
 template <class F>
 constexpr F accumulated(F into, F from, F scale) {
   return one_nan(fma(scale, from, into));
+}
+
+// The bf16 pattern of the sum, rounded up or down by 16 of the random bits. A sum that bf16 can represent stays as it is.
+template <class F>
+constexpr BitsOf<F> accumulated_stochastic(F into, F from, BitsOf<F> random) {
+  using U = BitsOf<F>;
+  return shift_right<16>(to_bf16_stochastic(accumulated(into, from, F(1.0f)), random & U(0xffffu)));
 }
 
 // The result of accumulated() on 0.

@@ -3,6 +3,7 @@
 
 #include "kernels/accumulate_math.h"
 #include "kernels/cast_walk.h"
+#include "kernels/random_math.h"
 
 namespace ballast::kernels {
 
@@ -49,30 +50,66 @@ typename S::F sum_of_vectors(const Summands& from, typename S::F sum, std::size_
   return sum;
 }
 
-template <class S, class From>
-void sum_arrays(const Summands& from, float* into, Stores stores) {
+template <class S, class From, class Into>
+void sum_arrays(const Summands& from, typename Into::Stored* into, Stores stores) {
   using F = typename S::F;
   const std::size_t rest = from.count % S::width;
   const std::size_t whole = from.count - rest;
   for (std::size_t i = 0; i < whole; i += S::width) {
-    const F before = from.continues ? load_number<S, Fp32Format>(into + i) : F(0.0f);
-    store_number<S, Fp32Format>(into + i, sum_of_vectors<S, From>(from, before, i), stores);
+    const F before = from.continues ? load_number<S, Into>(into + i) : F(0.0f);
+    store_number<S, Into>(into + i, sum_of_vectors<S, From>(from, before, i), stores);
   }
   if (stores == Stores::streamed) S::finish_streams();
   if (rest > 0) {
-    Padded<S, float> last(into + whole, rest);
-    const F before = from.continues ? load_number<S, Fp32Format>(last.at) : F(0.0f);
-    store_number<S, Fp32Format>(last.at, sum_of_vectors<S, From>(from, before, whole, rest));
-    std::memcpy(into + whole, last.at, rest * sizeof(float));
+    Padded<S, typename Into::Stored> last(into + whole, rest);
+    const F before = from.continues ? load_number<S, Into>(last.at) : F(0.0f);
+    store_number<S, Into>(last.at, sum_of_vectors<S, From>(from, before, whole, rest));
+    std::memcpy(into + whole, last.at, rest * sizeof(typename Into::Stored));
   }
 }
 
-// `into` is fp32, and has the count of the arrays.
+// `into` has the count of the arrays, and is fp32 if the sum continues.
 template <class S>
 void sum_walk(const Summands& from, const Numbers& into, Stores stores) {
-  float* const target = elements<Fp32Format>(into);
-  with_format(from.dtype,
-              [&]<class From>(From) { sum_arrays<S, From>(from, target, allowed<S, Fp32Format>(stores, target)); });
+  with_format(from.dtype, [&]<class From>(From) {
+    with_format(into.dtype, [&]<class Into>(Into) {
+      auto* const target = elements<Into>(into);
+      sum_arrays<S, From, Into>(from, target, allowed<S, Into>(stores, target));
+    });
+  });
+}
+
+template <class S>
+void accumulate_vectors_stochastic(const std::uint16_t* from, std::uint16_t* into, std::size_t count,
+                                   std::uint64_t stream, std::uint64_t first_index) {
+  using U = typename S::U;
+  const RoundingKey key = rounding_key(stream, first_index);
+  for (std::size_t i = 0; i < count; i += S::width) {
+    const U index = S::lane_numbers() + U(static_cast<std::uint32_t>(first_index + i));
+    S::store(into + i, accumulated_stochastic(load_number<S, Bf16Format>(into + i),
+                                              load_number<S, Bf16Format>(from + i), random_bits(index, key)));
+  }
+}
+
+// Both arrays are bf16 and have the same count. `first_index`: of the first element in its stream, a multiple of the group
+// size, so that no group's indices differ in their upper halves.
+template <class S>
+void accumulate_stochastic_walk(const ConstNumbers& from, const Numbers& into, std::uint64_t stream,
+                                std::uint64_t first_index) {
+  const std::uint16_t* const source = elements<Bf16Format>(from);
+  std::uint16_t* const target = elements<Bf16Format>(into);
+  const std::size_t rest = from.count % S::width;
+  const std::size_t whole = from.count - rest;
+  for (std::size_t first = 0; first < whole; first += group_size) {
+    const std::size_t count = whole - first < group_size ? whole - first : group_size;
+    accumulate_vectors_stochastic<S>(source + first, target + first, count, stream, first_index + first);
+  }
+  if (rest > 0) {
+    const Padded<S, std::uint16_t> last_source(source + whole, rest);
+    Padded<S, std::uint16_t> last_target(target + whole, rest);
+    accumulate_vectors_stochastic<S>(last_source.at, last_target.at, S::width, stream, first_index + whole);
+    std::memcpy(target + whole, last_target.at, rest * sizeof(std::uint16_t));
+  }
 }
 
 // A format whose values are added to zero before they are stored.

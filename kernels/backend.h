@@ -35,9 +35,16 @@ class Backend {
   // into += scale * from, in fp32, then rounded to the format of `into`.
   virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 
-  // into = the sum of arrays of one format, in order, in fp32: the bits of begin_sum() of the first and accumulate() of
-  // each other one, in one pass over memory.
+  // into = the sum of arrays of one format, in order, in fp32, then rounded once to the format of `into`, to nearest. With
+  // `into` in fp32 it has the bits of begin_sum() of the first and accumulate() of each other one, in one pass over memory.
+  // The CUDA backend adds more than Summands::most arrays only into fp32.
   virtual void sum(std::span<const ConstView> from, const View& into) = 0;
+
+  // into += from, both in bf16: the sum is in fp32, then rounded stochastically. The random bits of an element depend on the
+  // stream, the tensor of its run and its index in the tensor. Elements outside all runs stay as they are; tensors and runs
+  // begin at multiples of the group size.
+  virtual void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                                     const RoundingPlace& place) = 0;
 
   // Adds the squares to *into, which begins as {} or comes from an earlier call. The sum is exact (exact_sum_math.h),
   // so the order of calls does not matter: calls on parts, cut at multiples of the group size, give the bits of one

@@ -22,6 +22,10 @@ class CpuBackend : public Backend {
     kernels::accumulate(cpu_, from, scale, into);
   }
   void sum(std::span<const ConstView> from, const View& into) override { kernels::sum(cpu_, from, into); }
+  void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                             const RoundingPlace& place) override {
+    kernels::accumulate_stochastic(cpu_, from, into, runs, place);
+  }
   void sum_of_squares(const ConstView& values, ExactSum* into) override { kernels::sum_of_squares(cpu_, values, into); }
   void first_non_finite(const ConstView& values, std::uint64_t first_index, std::uint64_t* first) override {
     kernels::first_non_finite(cpu_, values, first_index, first);

@@ -56,7 +56,14 @@ class CudaBackend : public Backend {
 
   void sum(std::span<const ConstView> from, const View& into) override {
     check_sum(from, into);
+    check_passes(from, into);
     each_pass(from, 0, into.count(), [&](const Summands& summands) { kernels::sum(cuda_, summands, numbers(into)); });
+  }
+
+  void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                             const RoundingPlace& place) override {
+    check_accumulate_stochastic(from, into, runs, place);
+    kernels::accumulate_stochastic(cuda_, numbers(from), numbers(into), runs, place);
   }
 
   void sum_of_squares(const ConstView& values, ExactSum* into) override {

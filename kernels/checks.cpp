@@ -1,8 +1,12 @@
 #include "kernels/checks.h"
 
+#include <ballast/state_format.h>
+
 #include <fmt/format.h>
 #include <cmath>
 #include <functional>
+
+#include "kernels/numbers.h"
 
 namespace ballast::kernels {
 namespace {
@@ -59,17 +63,37 @@ void check_accumulate(const ConstView& from, const View& into) {
 }
 
 void check_sum(std::span<const ConstView> from, const View& into) {
-  require(!from.empty() && into.dtype() == DType::fp32, from.empty() ? Code::bad_argument : Code::wrong_dtype, [&] {
-    return Problem{.what = "cannot sum arrays",
-                   .needed = "one array or more, and a target in fp32",
-                   .available = fmt::format("{} arrays, and a target in {}", from.size(), name(into.dtype()))};
-  });
+  require(!from.empty(), Code::bad_argument,
+          [&] { return Problem{.what = "cannot sum arrays", .needed = "one array or more", .available = "none"}; });
   for (const ConstView& each : from) {
     check_accumulate(each, into);
     require(each.dtype() == from[0].dtype(), Code::wrong_dtype, [&] {
       return Problem{.what = "cannot sum arrays of different formats",
                      .needed = std::string(name(from[0].dtype())),
                      .available = std::string(name(each.dtype()))};
+    });
+  }
+}
+
+void check_passes(std::span<const ConstView> from, const View& into) {
+  require(from.size() <= Summands::most || into.dtype() == DType::fp32, Code::unsupported, [&] {
+    return Problem{.what = fmt::format("cannot sum {} arrays into {} on a GPU", from.size(), name(into.dtype())),
+                   .needed = fmt::format("at most {} arrays, or a sum in fp32", Summands::most)};
+  });
+}
+
+void check_accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                                 const RoundingPlace& place) {
+  check_size(from, DType::bf16, into.count(), "the source of a stochastic accumulation");
+  check_size(into, DType::bf16, into.count(), "the target of a stochastic accumulation");
+  check_apart(from, into, "a stochastic accumulation");
+  check_runs(runs, into.count());
+  for (const Run& run : runs) {
+    require(run.begin % group_size == 0 && index_in_tensor(run, place) % group_size == 0, Code::unaligned, [&] {
+      return Problem{
+          .what = "cannot start a stochastic accumulation: a run does not begin at a group of elements",
+          .needed = fmt::format("multiples of {} elements", group_size),
+          .available = fmt::format("a run at {}, at {} of its tensor", run.begin, index_in_tensor(run, place))};
     });
   }
 }

@@ -20,6 +20,8 @@ void fill(const Cpu& cpu, const View& to, float value);
 void begin_sum(const Cpu& cpu, const ConstView& from, const View& into);
 void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into);
 void sum(const Cpu& cpu, std::span<const ConstView> from, const View& into);
+void accumulate_stochastic(const Cpu& cpu, const ConstView& from, const View& into, std::span<const Run> runs,
+                           const RoundingPlace& place);
 void sum_of_squares(const Cpu& cpu, const ConstView& values, ExactSum* into);
 void first_non_finite(const Cpu& cpu, const ConstView& values, std::uint64_t first_index, std::uint64_t* first);
 void copy_pieces(const Cpu& cpu, std::span<const CopyPiece> pieces);

@@ -30,6 +30,8 @@ void fill(const Cuda& cuda, const Numbers& to, float value);
 void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into);
 void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into);
 void sum(const Cuda& cuda, const Summands& from, const Numbers& into);
+void accumulate_stochastic(const Cuda& cuda, const ConstNumbers& from, const Numbers& into, std::span<const Run> runs,
+                           const RoundingPlace& place);
 void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into);
 void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_t first_index, std::uint64_t* first);
 void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);

@@ -22,7 +22,7 @@ struct ConstNumbers {
 
 // Arrays of one format that are added element by element, in order.
 struct Summands {
-  static constexpr std::size_t most = 32;
+  static constexpr std::size_t most = 128;
 
   const std::byte* data[most] = {};
   std::size_t arrays = 0;  // at least one

@@ -4,10 +4,13 @@
 #include <ballast/view.h>
 
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "kernels/numbers.h"
 #include "kernels/state_math.h"
 #include "kernels/threads.h"
+#include "kernels/update.h"
 
 namespace ballast::kernels {
 
@@ -23,6 +26,17 @@ void each_piece(const Threads& threads, std::size_t count, Body&& body) {
     const std::size_t first = i * elements_per_task;
     body(first, std::min(elements_per_task, count - first));
   });
+}
+
+// Cuts runs into pieces, none of them empty.
+inline std::vector<Run> cut(std::span<const Run> runs) {
+  std::vector<Run> pieces;
+  for (const Run& run : runs) {
+    for (std::size_t first = 0; first < run.count; first += elements_per_task) {
+      pieces.push_back(part(run, first, std::min(elements_per_task, run.count - first)));
+    }
+  }
+  return pieces;
 }
 
 inline Numbers numbers(const View& view, std::size_t first, std::size_t count) {

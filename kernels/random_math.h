@@ -20,9 +20,18 @@ constexpr std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// The seeds of a training's streams.
+inline constexpr std::uint64_t seed_of_state = 0;
+inline constexpr std::uint64_t seed_of_gradients = 1;
+
 // One stream of random bits for each unit and step of a run.
 constexpr std::uint64_t rounding_stream(std::uint64_t seed, std::uint64_t unit, std::uint64_t step) {
   return mix(mix(mix(seed + 0x9e3779b97f4a7c15u) + unit) + step);
+}
+
+// The part of a stream that belongs to a tensor. Tensor 0 has the stream itself.
+constexpr std::uint64_t stream_of_tensor(std::uint64_t stream, std::uint64_t tensor) {
+  return stream + tensor * 0x9e3779b97f4a7c15u;
 }
 
 // The key of the elements of a stream that share the upper half of their index.

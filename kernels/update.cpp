@@ -54,12 +54,16 @@ void check_memory(const TileMemory& tile, const Rule& rule) {
   }
 }
 
-void check_run(const TileMemory& tile, const Run& run, std::size_t groups) {
-  require(run.begin <= tile.count && run.count <= tile.count - run.begin, Code::wrong_size, [&] {
+void check_inside(const Run& run, std::size_t count) {
+  require(run.begin <= count && run.count <= count - run.begin, Code::wrong_size, [&] {
     return Problem{.what = "a run reaches past the end of its tile",
                    .needed = fmt::format("{} + {} elements", run.begin, run.count),
-                   .available = fmt::format("{}", tile.count)};
+                   .available = fmt::format("{}", count)};
   });
+}
+
+void check_run(const TileMemory& tile, const Run& run, std::size_t groups) {
+  check_inside(run, tile.count);
   require(run.group < groups, Code::bad_argument, [&] {
     return Problem{.what = fmt::format("a run names parameter group {}", run.group),
                    .available = fmt::format("{} groups", groups)};
@@ -104,6 +108,13 @@ TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
   piece.first_index += first;
   piece.count = count;
   return piece;
+}
+
+void check_runs(std::span<const Run> runs, std::size_t count) {
+  for (const Run& run : runs) {
+    check_inside(run, count);
+  }
+  check_order(runs);
 }
 
 void check_update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups) {

@@ -22,10 +22,34 @@ struct Run {
   std::size_t begin = 0;
   std::size_t count = 0;
   std::size_t group = 0;
+  // The model's number of its tensor, and where that begins in the unit: random bits depend on both.
+  std::uint64_t tensor = 0;
+  std::uint64_t tensor_begin = 0;
+
+  bool operator==(const Run&) const = default;
 };
+
+// Where the random bits of an array of elements come from.
+struct RoundingPlace {
+  std::uint64_t stream = 0;
+  std::uint64_t first_index = 0;  // of the first element in its unit
+};
+
+// Of the run's first element.
+constexpr std::uint64_t index_in_tensor(const Run& run, const RoundingPlace& place) {
+  return place.first_index + run.begin - run.tensor_begin;
+}
+
+// The part of a run from its element `first` on, `count` elements long.
+inline Run part(const Run& run, std::size_t first, std::size_t count) {
+  return {run.begin + first, count, run.group, run.tensor, run.tensor_begin};
+}
 
 // The part from `first` on, `count` elements long. If has_scales(tile.format), `first` is a multiple of the group size.
 TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count);
+
+// Throws a UsageError unless runs lie in order, apart, within `count` elements.
+void check_runs(std::span<const Run> runs, std::size_t count);
 
 // Throws a UsageError for wrong arguments. Every backend's update calls it first.
 void check_update(const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);

@@ -16,6 +16,8 @@ struct Walks {
   void (*begin_sum)(const ConstNumbers& from, const Numbers& into, Stores stores);
   void (*accumulate)(const ConstNumbers& from, float scale, const Numbers& into);
   void (*sum)(const Summands& from, const Numbers& into, Stores stores);
+  void (*accumulate_stochastic)(const ConstNumbers& from, const Numbers& into, std::uint64_t stream,
+                                std::uint64_t first_index);
   void (*sum_of_squares)(const ConstNumbers& values, double* sum_of_each_group);
   std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count if there is none
   void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);

@@ -21,6 +21,7 @@ constexpr Walks walks_of() {
           .begin_sum = &begin_sum_walk<S>,
           .accumulate = &accumulate_walk<S>,
           .sum = &sum_walk<S>,
+          .accumulate_stochastic = &accumulate_stochastic_walk<S>,
           .sum_of_squares = &sum_of_squares_walk<S>,
           .first_non_finite = &first_non_finite_walk<S>,
           .quantize = &quantize_walk<S>,

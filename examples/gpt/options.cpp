@@ -100,6 +100,8 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
                                                    {"bf16", StateFormat::bf16},
                                                    {"compact", StateFormat::compact},
                                                    {"4bit", StateFormat::four_bit}};
+  const std::map<std::string, GradientFormat> gradient_formats{{"fp32", GradientFormat::fp32},
+                                                               {"bf16", GradientFormat::bf16}};
   const auto spread = [&](const char* option, Spread& to, const char* text) {
     app.add_option_function<std::string>(
            option, [&to](const std::string& tier) { to = spread_from(tier); }, text)
@@ -115,6 +117,9 @@ void describe_placement(CLI::App& app, TrainingOptions& training) {
   spread("--state", training.state, "Tier of the optimizer state");
   add_choice(app, "--format", training.format, formats,
              "Format of the optimizer state: fp32, split (default), bf16, compact or 4bit")
+      ->group("Memory");
+  add_choice(app, "--gradient-format", training.gradient_format, gradient_formats,
+             "Format of the reduced gradients of bf16 parameters: fp32 (default) or bf16")
       ->group("Memory");
   app.add_option("--drive", training.drives.directories, "A directory on a drive for the nvme tier; can be repeated")
       ->take_all()

@@ -48,13 +48,24 @@ class Lane(enum.Enum):
 
 StateFormat = enum.Enum("StateFormat", {"fp32": 0, "split": 1, "bf16": 2, "compact": 3, "4bit": 4})
 
+class GradientFormat(enum.Enum):
+    fp32 = 0
+    bf16 = 1
+
 class Reduction(enum.Enum):
     each = 0
     boundary = 1
 
 class Tensor:
     def __init__(
-        self, name: str, shape: Sequence[int], *, group: int = 0, frozen: bool = False, counted: bool = True
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        group: int = 0,
+        frozen: bool = False,
+        counted: bool = True,
+        number: int | None = None,
     ) -> None: ...
     @property
     def name(self) -> str: ...
@@ -66,6 +77,8 @@ class Tensor:
     def frozen(self) -> bool: ...
     @property
     def counted(self) -> bool: ...
+    @property
+    def number(self) -> int | None: ...
     @property
     def elements(self) -> int: ...
 
@@ -180,6 +193,7 @@ class Question:
     ranks: int
     stage: int | None
     format: StateFormat
+    gradient_format: GradientFormat
     tile_elements: int
     micro_steps: int
     schedule: Schedule
@@ -346,6 +360,7 @@ class TrainingOptions:
     directories: list[str]
     run: str
     format: StateFormat
+    gradient_format: GradientFormat
     tile_elements: int
     backward_order: list[int]
     threads: int
@@ -392,6 +407,8 @@ class TileToUpdate:
     def first(self) -> int: ...
     @property
     def gradients(self) -> Memory: ...
+    @property
+    def gradient_dtype(self) -> DType: ...
     @property
     def masters(self) -> Memory: ...
 

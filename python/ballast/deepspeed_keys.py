@@ -101,7 +101,7 @@ TOP_LEVEL: Rows = {
     "checkpoint": Dropped(CHECKPOINTS),
     "datastates_ckpt": feature(CHECKPOINTS),
     "torch_autocast": feature("run the forward pass inside of torch.autocast() yourself"),
-    "data_types.grad_accum_dtype": Dropped("gradients of several backward passes are summed in fp32"),
+    "data_types.grad_accum_dtype": Dropped("wrap(gradient_format=...) sets the format of summed gradients"),
     "data_types.param_dtype": Dropped("bf16.enabled and fp16.enabled set it"),
     "data_types.buffer_dtype": Dropped("cast the model's buffers yourself"),
     "data_types.keep_in_fp32_modules": Dropped("cast the model's buffers yourself"),

@@ -15,6 +15,7 @@ OFFLOADS = ("auto", "none", "host", "nvme")
 
 Stage = int | Literal["auto"]  # 0 to 3
 StateFormat = Literal["fp32", "split", "bf16", "compact", "4bit"]  # what the optimizer keeps of each parameter
+GradientFormat = Literal["fp32", "bf16"]  # of reduced gradients until the update
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Options:
     efficiency: float
     optimizer: str
     format: str
+    gradient_format: str
     dtype: str | None
     clipping: bool
     resumable: bool

@@ -11,6 +11,7 @@ from ballast.keywords import with_nearest_names
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
 from ballast.options import (
+    GradientFormat,
     Options,
     Stage,
     StateFormat,
@@ -51,6 +52,7 @@ class PlanRequest:
             gpu=options.gpu,
             stage=_stage(placement) if options.stage is None else options.stage,
             format=options.format,
+            gradient_format=options.gradient_format,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
             budget={**vars(self.budget), "device": self.budget.device + self.activations + options.reserve},
@@ -103,6 +105,7 @@ def request_plan(
     efficiency: float = 0.5,
     optimizer: str = "adamw",
     format: StateFormat = "split",
+    gradient_format: GradientFormat = "fp32",
     dtype: str | None = None,
     clipping: bool = True,
     resumable: bool = False,
@@ -128,6 +131,7 @@ def request_plan(
         efficiency=read_efficiency(efficiency),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
         format=read_word("state format", format, (known.name for known in _core.StateFormat)),
+        gradient_format=read_word("gradient format", gradient_format, (known.name for known in _core.GradientFormat)),
         dtype=dtype,
         clipping=clipping,
         resumable=resumable,
@@ -165,6 +169,7 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
     question = _core.Question(description.model, _machine(options, budget))
     question.ranks, question.stage, question.micro_steps = options.ranks, options.stage, options.micro_steps
     question.format = _core.StateFormat[options.format]
+    question.gradient_format = _core.GradientFormat[options.gradient_format]
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     question.set_work(_work(description, options))

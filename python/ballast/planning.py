@@ -48,6 +48,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     efficiency        the fraction of the GPU's peak that the model's arithmetic reaches
     optimizer         "adamw", or another optimizer that the library knows
     format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"
+    gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`

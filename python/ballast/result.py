@@ -31,6 +31,7 @@ class Plan:
     gpu: str
     stage: int
     format: str
+    gradient_format: str
     placement: Mapping[str, Mapping[str, float]]  # fractions by tier, of parameters, gradients and state
     memory: Mapping[str, Mapping[str, int]]  # bytes of a rank, by tier and owner
     budget: Mapping[str, int]  # bytes of a rank, by tier
@@ -84,6 +85,7 @@ class Plan:
         options = [f"stage={self.stage}"]
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.format}"'] if self.format != "split" else []
+        options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
         options += ["update_in_backward=True"] if in_backward else []
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
         return f"ballast.wrap(optimizer, model, {', '.join(options)})"
@@ -95,7 +97,8 @@ class Plan:
     def _head(self) -> list[str]:
         billions = self.parameters / 1e9
         gpus = f"{self.ranks} x {self.gpu.upper()}"
-        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; format {self.format}"]
+        formats = f"format {self.format}" + (f", gradients in {self.gradient_format}" if self.gradient_format != "fp32" else "")
+        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; {formats}"]
 
     def _memory_lines(self) -> list[str]:
         lines = ["memory of one rank"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from ballast import _core
 from ballast.checks import refuse
 from ballast.keywords import with_nearest_names
-from ballast.options import Stage, StateFormat, read_stage
+from ballast.options import GradientFormat, Stage, StateFormat, read_stage
 from ballast.sizes import Size
 from ballast.tiers import Offload
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_units
@@ -31,6 +31,7 @@ def wrap(
     memory: Size | None = None,
     max_grad_norm: float | None = None,
     state_format: StateFormat | Literal["auto"] = "auto",
+    gradient_format: GradientFormat = "fp32",
     update_in_backward: bool = False,
     elementwise: bool = False,
     units: str | Iterable[str] = (),
@@ -69,6 +70,8 @@ def wrap(
                         none: "auto" then counts on three quarters of the free memory
     max_grad_norm       clips gradients to this norm in each step
     state_format        "split" ("auto"), "fp32", "bf16", "compact" or "4bit": the format of the state of bfloat16 parameters
+    gradient_format     "fp32" or "bf16": the format of the reduced gradients of bfloat16 parameters until the update; with
+                        "bf16" they are summed over the ranks in fp32, rounded, and take half of the memory
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
@@ -92,6 +95,7 @@ def wrap(
         memory=read_memory(memory),
         max_grad_norm=max_grad_norm,
         state_format=state_format,
+        gradient_format=gradient_format,
         update_in_backward=update_in_backward,
         elementwise=elementwise,
         units=read_units(units),

@@ -20,6 +20,7 @@ struct Question {
   std::size_t ranks = 1;
   std::optional<int> stage{};
   StateFormat format = StateFormat::split;
+  GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
   std::size_t tile_elements = 0;  // 0: the library chooses
   std::size_t micro_steps = 1;
@@ -30,8 +31,19 @@ struct Question {
   ChoiceInput input() const {
     require(work.size() == model.units.size(), Code::wrong_size,
             [] { return Problem{.what = "the work of each unit is needed", .needed = "one entry for each unit"}; });
-    return {model, machine,       work,        ranks,    stage,   format,
-            names, tile_elements, micro_steps, schedule, trace(), full_records};
+    return {.model = model,
+            .machine = machine,
+            .work = work,
+            .ranks = ranks,
+            .stage = stage,
+            .format = format,
+            .gradient_format = gradient_format,
+            .names = names,
+            .tile_elements = tile_elements,
+            .micro_steps = micro_steps,
+            .schedule = schedule,
+            .trace = trace(),
+            .full_records = full_records};
   }
 
   Trace trace() const {
@@ -53,6 +65,7 @@ struct Question {
                                     .tile_elements = tile_elements,
                                     .micro_steps = micro_steps,
                                     .format = format,
+                                    .gradient_format = gradient_format,
                                     .names = names,
                                     .trace = trace(),
                                     .schedule = schedule,
@@ -120,6 +133,7 @@ void bind_question(py::module_& module) {
       .def_readwrite("ranks", &Question::ranks)
       .def_readwrite("stage", &Question::stage)
       .def_readwrite("format", &Question::format)
+      .def_readwrite("gradient_format", &Question::gradient_format)
       .def_readwrite("tile_elements", &Question::tile_elements)
       .def_readwrite("micro_steps", &Question::micro_steps)
       .def_readwrite("schedule", &Question::schedule)

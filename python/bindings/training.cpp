@@ -33,6 +33,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("directories", &BindingOptions::directories)
       .def_readwrite("run", &BindingOptions::run)
       .def_readwrite("format", &BindingOptions::format)
+      .def_readwrite("gradient_format", &BindingOptions::gradient_format)
       .def_readwrite("tile_elements", &BindingOptions::tile_elements)
       .def_readwrite("backward_order", &BindingOptions::backward_order)
       .def_readwrite("threads", &BindingOptions::threads)
@@ -80,6 +81,7 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       .def_readonly("unit", &TileToUpdate::unit)
       .def_readonly("first", &TileToUpdate::first)
       .def_readonly("gradients", &TileToUpdate::gradients)
+      .def_readonly("gradient_dtype", &TileToUpdate::gradient_dtype)
       .def_readonly("masters", &TileToUpdate::masters);
   training.def(
       "step",

@@ -13,6 +13,7 @@ TrainingOptions training_options(const BindingOptions& request) {
       .state = request.state,
       .drives = {.directories = {request.directories.begin(), request.directories.end()}, .run = request.run},
       .format = request.format,
+      .gradient_format = request.gradient_format,
       .schedule = {.update_in_backward = request.update_in_backward},
       .keeps_timeline = request.keeps_timeline,
       .verify = request.verify,
@@ -126,7 +127,7 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
     return Memory{view.data(), view.bytes(), on_gpu ? gpu_ : std::nullopt, {}};
   };
   for (const SummedTile& tile : tiles) {
-    shown.push_back({tile.unit, tile.range.first, memory(tile.gradients, tile.gradients_on_gpu),
+    shown.push_back({tile.unit, tile.range.first, memory(tile.gradients, tile.gradients_on_gpu), tile.gradients.dtype(),
                      memory(tile.masters, tile.masters_on_gpu)});
   }
   return shown;

@@ -29,6 +29,7 @@ struct BindingOptions {
   std::vector<std::string> directories{};
   std::string run;
   StateFormat format = StateFormat::fp32;
+  GradientFormat gradient_format = GradientFormat::fp32;
   std::size_t tile_elements = 0;              // 0: the library chooses
   std::vector<std::size_t> backward_order{};  // of units, which have no forward leases; else in order of declaration
   int threads = 0;
@@ -43,8 +44,9 @@ struct BindingOptions {
 struct TileToUpdate {
   std::size_t unit = 0;
   std::size_t first = 0;  // of the unit's elements
-  Memory gradients{};     // in fp32, as the masters
-  Memory masters{};
+  Memory gradients{};
+  DType gradient_dtype = DType::fp32;
+  Memory masters{};  // in fp32
 };
 using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor)>;
 

@@ -36,15 +36,17 @@ void gathers(Communicator& ranks, DType dtype, std::size_t count) {
   expect(in_place == expected, "all_gather in place of " + of(dtype, count));
 }
 
-void reduces(Communicator& ranks, DType dtype, std::size_t count) {
+void reduces(Communicator& ranks, DType dtype, std::size_t count, DType sum) {
+  const auto expected = [&](std::size_t first) { return summed_and_rounded(ranks.size(), dtype, first, count, sum); };
+  const std::string what = of(dtype, count) + " in " + std::string(name(sum));
   const Values all = Values::of_rank(ranks.rank(), dtype, ranks.size() * count);
-  Values part = overwritten(count);
+  Values part = overwritten(count, sum);
   ranks.reduce_scatter(all.view(), part.view());
-  expect(part == summed(ranks.size(), dtype, ranks.rank() * count, count), "reduce_scatter of " + of(dtype, count));
+  expect(part == expected(ranks.rank() * count), "reduce_scatter of " + what);
 
-  Values whole = overwritten(count);
+  Values whole = overwritten(count, sum);
   ranks.all_reduce(all.view().part(0, count), whole.view());
-  expect(whole == summed(ranks.size(), dtype, 0, count), "all_reduce of " + of(dtype, count));
+  expect(whole == expected(0), "all_reduce of " + what);
 }
 
 void broadcasts(Communicator& ranks, DType dtype, std::size_t count) {
@@ -73,7 +75,8 @@ void check_all_collectives(Communicator& ranks, std::size_t count) {
     broadcasts(ranks, dtype, count);
   }
   for (const DType dtype : float_dtypes) {
-    reduces(ranks, dtype, count);
+    reduces(ranks, dtype, count, DType::fp32);
+    if (dtype != DType::fp16) reduces(ranks, dtype, count, DType::bf16);
   }
   adds_integers(ranks, count);
 }
@@ -94,7 +97,8 @@ TEST_CASE("large collectives return the values of all ranks") {
   for (const std::size_t size : {2u, 3u}) {
     on_all_groups(size, [](Communicator& ranks) {
       gathers(ranks, DType::bf16, large_count / ranks.size());
-      reduces(ranks, DType::fp32, large_count / ranks.size());
+      reduces(ranks, DType::fp32, large_count / ranks.size(), DType::fp32);
+      reduces(ranks, DType::bf16, large_count / ranks.size(), DType::bf16);
     });
   }
 }

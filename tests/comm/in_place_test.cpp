@@ -74,6 +74,12 @@ void reduces(Communicator& ranks, std::size_t count) {
     SharedValues sum(ranks, DType::fp32, count);
     ranks.all_reduce(all.view().part(0, count), sum.view());
     expect(sum.equal(summed(ranks.size(), DType::bf16, 0, count)), "an all_reduce within shared memory");
+
+    all.put(0, Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count));
+    SharedValues rounded(ranks, DType::bf16, count);
+    ranks.all_reduce(all.view().part(0, count), rounded.view());
+    expect(rounded.equal(summed_and_rounded(ranks.size(), DType::bf16, 0, count, DType::bf16)),
+           "a rounded all_reduce within shared memory");
   }
 }
 

@@ -87,8 +87,8 @@ class Values {
 };
 
 // Returns memory for sums, which must overwrite all of it.
-inline Values overwritten(std::size_t count) {
-  Values values(DType::fp32, count);
+inline Values overwritten(std::size_t count, DType dtype = DType::fp32) {
+  Values values(dtype, count);
   for (std::size_t i = 0; i < count; ++i) {
     values.set(i, std::numeric_limits<float>::quiet_NaN());
   }
@@ -106,6 +106,16 @@ inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::siz
     }
   }
   return sum;
+}
+
+// The same, rounded once to another format.
+inline Values summed_and_rounded(std::size_t ranks, DType dtype, std::size_t first, std::size_t count, DType into) {
+  const Values sum = summed(ranks, dtype, first, count);
+  Values rounded(into, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    rounded.set(i, sum.get(i));
+  }
+  return rounded;
 }
 
 }  // namespace ballast::testing

@@ -66,10 +66,16 @@ TEST_CASE("three ranks with a GPU each prefetch, update in the backward pass and
                        {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}, .offloads = true});
 }
 
+TEST_CASE("ranks with a GPU each keep gradients in bf16 as ranks on the CPU do") {
+  check_all_placements(2, {.micro_steps = 3, .gradient_format = GradientFormat::bf16, .max_norm = 0.05});
+}
+
 TEST_CASE("four ranks with a GPU each shard in pairs, and reduce between the pairs") {
-  Setup setup{.placement = placement_of_stage(3, 2), .micro_steps = 2};
-  setup.placement.replicas = 2;
-  const std::vector<Outcome> expected = train(setup);
-  const TemporaryDirectory folder;
-  check_ranks_as_processes(with_directory(setup, folder), expected);
+  for (const auto gradient_format : {GradientFormat::fp32, GradientFormat::bf16}) {
+    Setup setup{.placement = placement_of_stage(3, 2), .micro_steps = 2, .gradient_format = gradient_format};
+    setup.placement.replicas = 2;
+    const std::vector<Outcome> expected = train(setup);
+    const TemporaryDirectory folder;
+    check_ranks_as_processes(with_directory(setup, folder), expected);
+  }
 }

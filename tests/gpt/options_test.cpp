@@ -20,9 +20,11 @@ ProgramOptions parsed(const std::string& line) {
 }  // namespace
 
 TEST_CASE("gpt's command line names formats and tiers") {
-  const ProgramOptions options = parsed("--dtype fp32 --format compact --state host=0.25,nvme=0.75 --gradients host");
+  const ProgramOptions options =
+      parsed("--dtype fp32 --format compact --gradient-format bf16 --state host=0.25,nvme=0.75 --gradients host");
   CHECK(options.run.shape.dtype == DType::fp32);
   CHECK(options.run.training.format == StateFormat::compact);
+  CHECK(options.run.training.gradient_format == GradientFormat::bf16);
   CHECK(options.run.training.state == Spread{.device = 0.0, .host = 0.25, .nvme = 0.75});
   CHECK(options.run.training.gradients == all_in(Tier::host));
 }

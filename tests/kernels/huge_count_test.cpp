@@ -7,27 +7,27 @@
 namespace ballast::kernels {
 namespace {
 
-constexpr std::size_t count = (std::size_t{1} << 31) + 100'003;
+constexpr std::size_t huge_count = (std::size_t{1} << 31) + 100'003;
 
 }  // namespace
 
 TEST_CASE("searches and sums reach all of more than 2^31 elements") {
-  const SparseMemory memory(2 * count);
+  const SparseMemory memory(2 * huge_count);
   if (!memory.exists()) {
     return skip("no 4 GiB of address space");
   }
   auto* values = reinterpret_cast<std::uint16_t*>(memory.data());
-  const View view(memory.data(), count, DType::bf16);
+  const View view(memory.data(), huge_count, DType::bf16);
   const std::unique_ptr<Backend> on = cpu_backend();
-  values[0] = 0x3f80;          // 1
-  values[count - 1] = 0x4000;  // 2
+  values[0] = 0x3f80;               // 1
+  values[huge_count - 1] = 0x4000;  // 2
   ExactSum sum;
   on->sum_of_squares(view, &sum);
   CHECK(value(sum) == 5);
-  values[count - 1] = 0x7f80;
+  values[huge_count - 1] = 0x7f80;
   std::uint64_t first = no_index;
   on->first_non_finite(view, 10, &first);
-  CHECK(first == count + 9);
+  CHECK(first == huge_count + 9);
 }
 
 TEST_CASE("pieces cover more than 2^32 elements, each at its place") {

@@ -54,6 +54,22 @@ TEST_CASE("fills, sums and searches refuse unsupported arguments") {
   CHECK(code_of([&] { on.first_non_finite(at(2, 10, DType::fp32), 0, &first); }) == Code::unaligned);
 }
 
+TEST_CASE("stochastic accumulation refuses unsupported arguments") {
+  Backend& on = plain_backend();
+  const View from = at(0, 300, DType::bf16), into = at(1024, 300, DType::bf16);
+  const auto with = [&](const ConstView& source, const View& target, std::vector<Run> runs) {
+    return code_of([&] { on.accumulate_stochastic(source, target, runs, {}); });
+  };
+  CHECK(with(at(0, 300, DType::fp32), at(2048, 300, DType::bf16), {}) == Code::wrong_dtype);
+  CHECK(with(from, at(1024, 300, DType::fp16), {}) == Code::wrong_dtype);
+  CHECK(with(from, into.part(0, 299), {}) == Code::wrong_size);
+  CHECK(with(from, at(2, 300, DType::bf16), {}) == Code::bad_argument);
+  CHECK(with(from, into, {{.begin = 256, .count = 45}}) == Code::wrong_size);
+  CHECK(with(from, into, {{.begin = 128, .count = 1}, {.begin = 0, .count = 1}}) == Code::bad_argument);
+  CHECK(with(from, into, {{.begin = 64, .count = 1}}) == Code::unaligned);
+  CHECK(with(from, into, {{.count = 1, .tensor_begin = 64}}) == Code::unaligned);
+}
+
 TEST_CASE("quantization refuses unsupported arguments") {
   Backend& on = plain_backend();
   const View values = at(0, 200, DType::fp32);

@@ -1,3 +1,4 @@
+#include "kernels/accumulate_octet.h"
 #include "kernels/cast_table.h"
 #include "kernels/non_finite_octet.h"
 #include "kernels/quantize_octet.h"
@@ -130,6 +131,15 @@ class OctetBackend : public Backend {
       const bool aligned = is_octet_aligned(summands) && is_octet_aligned(numbers(into));
       each_place(whole_array(into.count(), aligned),
                  [&](const OctetPlace& place) { sum_octet(summands, numbers(into), place); });
+    });
+  }
+
+  void accumulate_stochastic(const ConstView& from, const View& into, std::span<const Run> runs,
+                             const RoundingPlace& place) override {
+    each_accumulate_table(numbers(from), numbers(into), runs, place, [](const AccumulateTable& table) {
+      for (std::size_t chunk = 0; chunk < chunks(table.runs); ++chunk) {
+        each_thread([&](unsigned thread) { accumulate_in_chunk(table, chunk, thread); });
+      }
     });
   }
 

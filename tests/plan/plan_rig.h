@@ -13,6 +13,7 @@ struct PlanSetup {
   std::size_t rank = 0;
   std::size_t tile_elements = 256;
   std::size_t micro_steps = 1;
+  GradientFormat gradient_format = GradientFormat::fp32;
   Schedule schedule{};
   Trace trace{};
   bool full_records = false;
@@ -24,6 +25,7 @@ inline CompiledPlan plan_of(const PlanSetup& setup) {
                                     .rank = setup.rank,
                                     .tile_elements = setup.tile_elements,
                                     .micro_steps = setup.micro_steps,
+                                    .gradient_format = setup.gradient_format,
                                     .names = optim::AdamW::state,
                                     .trace = setup.trace,
                                     .schedule = setup.schedule,

@@ -36,11 +36,12 @@ PlanSetup all_on_drives() {
   return setup;
 }
 
-PlanSetup mesh_on_host() {
+PlanSetup mesh_on_host(GradientFormat gradient_format) {
   PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
   setup.placement.replicas = 2;
   setup.placement.gradients = all_in(Tier::host);
   setup.micro_steps = 2;
+  setup.gradient_format = gradient_format;
   return setup;
 }
 
@@ -51,7 +52,8 @@ const std::map<std::string, PlanSetup> characteristic{
     {"stage3_nvme_scratch", state_on_drives(false)},
     {"stage3_nvme_scratch_cpu", state_on_drives(false, true)},
     {"all_on_drives_update_in_backward", all_on_drives()},
-    {"mesh_on_host_two_micro_steps", mesh_on_host()},
+    {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
+    {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
 };
 
 // Returns the texts of the programs, and of one's off-plan lists: after the first backward use, the trainer uses the

@@ -76,6 +76,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             if (schedule.update_in_backward && micro_steps > 1) continue;
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.shards - 1;
+            if (programs % 2 == 1) setup.gradient_format = GradientFormat::bf16;
             for (const HostUpdates& updates : host_updates(placement)) {
               setup.full_records = updates.full_records;
               setup.host_is_device = updates.host_is_device;

@@ -35,6 +35,7 @@ wrapped: torch.optim.AdamW = ballast.wrap(
     memory="40GiB",
     units=["Block"],
     state_format="compact",
+    gradient_format="bf16",
     process_group=torch.distributed.group.WORLD,
 )
 ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, units="Block", max_grad_norm=1)
@@ -48,6 +49,7 @@ WRONG = [
     ("ballast.wrap(adamw, stage=2.5)", 'Argument "stage" to "wrap" has incompatible type "float"'),
     ('ballast.wrap(adamw, stage="three")', 'Argument "stage" to "wrap"'),
     ('ballast.wrap(adamw, state_format="fp8")', 'Argument "state_format" to "wrap"'),
+    ('ballast.wrap(adamw, gradient_format="fp8")', 'Argument "gradient_format" to "wrap"'),
     ('ballast.wrap(adamw, offload={"state": 3})', "Dict entry 0 has incompatible type"),
     ('ballast.wrap(adamw, timeline="yes")', 'Argument "timeline" to "wrap"'),
     ("ballast.wrap(model)", 'Value of type variable "Optimizer" of "wrap" cannot be "Linear"'),

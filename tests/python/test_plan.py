@@ -23,6 +23,7 @@ SMALL = {"h.0.weight": (512, 512), "h.1.weight": (512, 512)}
         {"stage": 3, "offload": "nvme", "resumable": True},
         {"stage": 1, "format": "compact", "offload": {"state": "host"}},
         {"stage": 1, "format": "4bit", "offload": {"state": "host"}},
+        {"stage": 2, "gradient_format": "bf16"},
     ],
     ids=str,
 )
@@ -58,6 +59,19 @@ def test_memory_is_to_the_byte(state_format, bytes_of_128):
     assert plan.memory["device"]["parameters"] == 2 * parameters
     assert plan.bytes_in("device") == sum(plan.memory["device"].values())
     assert not plan.memory["host"] and not plan.memory["nvme"]
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_gradients_in_bf16_take_half_of_the_memory_wherever_they_are(tier):
+    machine = {"ranks": 2, "stage": 3, "offload": {"gradients": tier, "state": "host"}, **MACHINE}
+    plans = {name: ballast.plan(SMALL, gradient_format=name, **machine) for name in ("fp32", "bf16")}
+    elements = 2 * 512 * 512
+    assert plans["fp32"].memory[tier]["reduced"] == 4 * elements // 2
+    assert plans["bf16"].memory[tier]["reduced"] == 2 * elements // 2
+    assert plans["bf16"].bytes_in("host") < plans["fp32"].bytes_in("host")  # on their way, too
+    assert "gradients in bf16" in str(plans["bf16"]) and "gradients in" not in str(plans["fp32"])
+    in_fp32 = ballast.plan(SMALL, gradient_format="bf16", dtype="fp32", **machine)
+    assert in_fp32.memory[tier]["reduced"] == 4 * elements // 2
 
 
 @pytest.mark.parametrize(("resumable", "bytes_of_element"), [(False, 10), (True, 12)])

@@ -33,6 +33,7 @@ PUBLIC_HEADERS = {
     "state_format.h": "kernels",
     "optim.h": "optim",
     "comm.h": "zero/comm",
+    "gradient_format.h": "zero/plan",
     "model.h": "zero/plan",
     "placement.h": "zero/plan",
     "planner.h": "zero/plan",

@@ -27,6 +27,10 @@ class FaultyBackend final : public kernels::Backend {
     right_->accumulate(from, scale, into);
   }
   void sum(std::span<const ConstView> from, const View& into) override { right_->sum(from, into); }
+  void accumulate_stochastic(const ConstView& from, const View& into, std::span<const kernels::Run> runs,
+                             const kernels::RoundingPlace& place) override {
+    right_->accumulate_stochastic(from, into, runs, place);
+  }
   void sum_of_squares(const ConstView& values, kernels::ExactSum* into) override {
     right_->sum_of_squares(values, into);
   }

@@ -60,6 +60,17 @@ inline void check_gpu_trains_in_all_formats() {
   }
 }
 
+inline void check_gpu_keeps_gradients_in_bf16() {
+  Sweep sweep(3);
+  const auto bf16 = GradientFormat::bf16;
+  for (const std::size_t ranks : {1u, 2u}) {
+    check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 3, .gradient_format = bf16, .max_norm = 0.05});
+    check_gpu_trains_as_cpu(sweep, ranks, {.gradient_format = bf16, .uses_by_step = off_plan_steps()});
+    check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .gradient_format = bf16, .poisoned_step = 1, .verify = 1});
+  }
+  check_gpu_trains_as_cpu(sweep, 2, {.schedule = {.update_in_backward = true}, .gradient_format = bf16});
+}
+
 // Tiles as large as a shard are read and changed in stretches.
 inline void check_large_tiles_are_read_in_stretches() {
   const Model model = plain_model(1, (std::size_t{5} << 18) + 128);

@@ -7,6 +7,10 @@ TEST_CASE("on a GPU, stages and tiers give the bits of the CPU", "[gpu]") { chec
 
 TEST_CASE("all formats train to the same bits on a GPU as on the CPU", "[gpu]") { check_gpu_trains_in_all_formats(); }
 
+TEST_CASE("gradients in bf16 train to the same bits on a GPU as on the CPU", "[gpu]") {
+  check_gpu_keeps_gradients_in_bf16();
+}
+
 TEST_CASE("on a GPU, tiles as large as a shard are read and changed in stretches", "[gpu]") {
   check_large_tiles_are_read_in_stretches();
 }

@@ -101,6 +101,7 @@ TEST_CASE("an order that repeats is served on demand twice and then compiled, wi
                        {.placement = {.shards = ranks, .reduction = reduction},
                         .micro_steps = micro_steps,
                         .schedule = {.prefetch = 2, .staging_slots = 3, .kept_records = 2},
+                        .gradient_format = micro_steps > 1 ? GradientFormat::bf16 : GradientFormat::fp32,
                         .max_norm = 0.05,
                         .uses_by_step = {std::vector<Trace>(micro_steps, uses)}},
                        {1, 1, 0, 0});
@@ -113,7 +114,9 @@ TEST_CASE("orders that change at every step give the bits of programs compiled f
                                 {recomputed}, {unused}};
   for (const std::size_t ranks : {1u, 2u}) {
     const TemporaryDirectory directory;
-    Setup planned{.placement = placement_of_stage(0, ranks), .directory = directory.path()};
+    const auto gradient_format = ranks == 1 ? GradientFormat::bf16 : GradientFormat::fp32;
+    Setup planned{
+        .placement = placement_of_stage(0, ranks), .gradient_format = gradient_format, .directory = directory.path()};
     planned.placement.state = all_in(Tier::nvme);
     Outcome expected;
     for (std::size_t step = 0; step < uses_by_step.size(); ++step) {  // each resumes where the last one ended
@@ -131,6 +134,7 @@ TEST_CASE("orders that change at every step give the bits of programs compiled f
               placement.gradients.fractions(), placement.state.fractions());
       const std::vector<Outcome> outcomes = train({.placement = placement,
                                                    .schedule = {.prefetch = 2, .kept_records = 3},
+                                                   .gradient_format = gradient_format,
                                                    .steps = uses_by_step.size(),
                                                    .uses_by_step = uses_by_step});
       CHECK(on_demand(outcomes) == std::vector<std::size_t>{1, 1, 0, 1, 1, 1, 1});

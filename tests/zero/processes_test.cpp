@@ -49,6 +49,12 @@ Setup on_drives(std::size_t ranks, std::size_t steps) {
   return setup;
 }
 
+Setup with_gradients_in_bf16(Setup setup) {
+  setup.gradient_format = GradientFormat::bf16;
+  setup.micro_steps = 2;
+  return setup;
+}
+
 // Returns a setup with units so large that ranks of one machine read each other's memory in place.
 Setup in_place() {
   return {.placement = placement_of_stage(3, 2),
@@ -63,7 +69,9 @@ Setup in_place() {
 TEST_CASE("processes as ranks give the bits of threads as ranks") {
   for (const ProcessKind& kind : process_kinds()) {
     CAPTURE(kind.name);
-    for (const Setup& setup : {Setup{.placement = placement_of_stage(0, 2)}, on_drives(3, 4), in_place()}) {
+    const Setup stage_0{.placement = placement_of_stage(0, 2)};
+    for (const Setup& setup : {stage_0, on_drives(3, 4), in_place(), with_gradients_in_bf16(in_place()),
+                               with_gradients_in_bf16({.placement = placement_of_stage(0, 3), .model_times = 100})}) {
       const TrainingJob job(setup, kind.transport);
       const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
       {

@@ -31,6 +31,7 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .reduction = placement.reduction,
           .drives = {.directories = {setup.directory}, .run = setup.keeps_run ? "test" : "", .depth = 4},
           .format = setup.format,
+          .gradient_format = setup.gradient_format,
           .tile_elements = setup.tile_elements,
           .micro_steps = setup.micro_steps,
           .trace = setup.trace,

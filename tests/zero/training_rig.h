@@ -17,6 +17,7 @@ struct Setup {
   std::size_t micro_steps = 1;
   Schedule schedule{};
   StateFormat format = StateFormat::split;
+  GradientFormat gradient_format = GradientFormat::fp32;
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;

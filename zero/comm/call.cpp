@@ -27,8 +27,12 @@ std::string text(const Call& call) {
     case Collective::sum: return fmt::format("{}{}, {} of them", name(call.kind), text(call.purpose), call.count);
     case Collective::broadcast:
       return fmt::format("{} of {} {} from rank {}", name(call.kind), call.count, name(call.dtype), call.root);
-    default: return fmt::format("{} of {} {}", name(call.kind), call.count, name(call.dtype));
+    case Collective::all_gather: return fmt::format("{} of {} {}", name(call.kind), call.count, name(call.dtype));
+    case Collective::reduce_scatter:
+    case Collective::all_reduce:
+      return fmt::format("{} of {} {} in {}", name(call.kind), call.count, name(call.dtype), name(call.sum));
   }
+  return {};
 }
 
 void require_same(const Call& ours, const Call& theirs, std::string_view peer) {

@@ -19,10 +19,11 @@ struct Call {
   std::uint32_t root = 0;
   std::uint64_t count = 0;
   Purpose purpose = Purpose::values;
+  DType sum = DType::fp32;  // the format of a sum
   bool operator==(const Call&) const = default;
 };
 
-std::string text(const Call& call);  // "reduce_scatter of 100 bf16"
+std::string text(const Call& call);  // "reduce_scatter of 100 bf16 in fp32"
 
 // Throws B1001 that names the peer if the calls differ.
 void require_same(const Call& ours, const Call& theirs, std::string_view peer);

@@ -32,6 +32,14 @@ void require_dtype(DType dtype, DType needed) {
   });
 }
 
+void require_sum(DType dtype) {
+  require(dtype == DType::fp32 || dtype == DType::bf16, Code::wrong_dtype, [&] {
+    return Problem{.what = "cannot start a collective: its sum has another number format",
+                   .needed = "fp32 or bf16",
+                   .available = std::string(name(dtype))};
+  });
+}
+
 template <class T>
 ConstView bytes_of(const T& values) {
   const auto bytes = std::as_bytes(std::span(values));
@@ -82,16 +90,17 @@ class Collectives : public Communicator {
   void reduce_scatter(ConstView all, View into) override {
     together([&] {
       require_counts(all.count(), size() * into.count());
-      require_dtype(into.dtype(), DType::fp32);
-      add_parts({Collective::reduce_scatter, all.dtype(), 0, into.count()}, all, into);
+      require_sum(into.dtype());
+      add_parts({.kind = Collective::reduce_scatter, .dtype = all.dtype(), .count = into.count(), .sum = into.dtype()},
+                all, into);
     });
   }
 
   void all_reduce(ConstView all, View into) override {
     together([&] {
       require_counts(all.count(), into.count());
-      require_dtype(into.dtype(), DType::fp32);
-      const Call call{Collective::all_reduce, all.dtype(), 0, all.count()};
+      require_sum(into.dtype());
+      const Call call{.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()};
       const std::size_t part = all.bytes() <= small_bytes ? 0 : all.count() / size();
       const std::size_t in_parts = part * size();
       const std::size_t rest = all.count() - in_parts;
@@ -206,10 +215,29 @@ class Collectives : public Communicator {
   // If all ranks' values are there at once, one pass adds them.
   void add(const Sent& sent, View into) {
     if (transport_->delivers_together(sent.where)) return add_together(sent, into);
+    if (into.dtype() != DType::fp32) return add_and_round(sent, into);
     exchange(sent, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
-      const View sum = into.part(first, theirs.count());
-      peer == 0 ? backend_.begin_sum(theirs, sum) : backend_.accumulate(theirs, 1.0f, sum);
+      add_next(peer, theirs, into.part(first, theirs.count()));
     });
+  }
+
+  // Adds a chunk in fp32, and rounds it when all ranks' values are in. Only transports between CPUs deliver rank by rank,
+  // and their chunks are small.
+  void add_and_round(const Sent& sent, View into) {
+    const std::size_t width = byte_size(sent.values.dtype());
+    each_chunk(sent, [&](const ConstView& mine, std::size_t first) {
+      sums_.resize(std::max(sums_.size(), mine.count()));
+      const View sum = View(std::span(sums_)).part(0, mine.count());
+      transport_->exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
+        const ConstView values(theirs.data(), theirs.size() / width, mine.dtype());
+        add_next(peer, values, sum.part(at / width, values.count()));
+      });
+      backend_.cast(sum, into.part(first, mine.count()));
+    });
+  }
+
+  void add_next(std::size_t peer, const ConstView& theirs, const View& sum) {
+    peer == 0 ? backend_.begin_sum(theirs, sum) : backend_.accumulate(theirs, 1.0f, sum);
   }
 
   void add_together(const Sent& sent, View into) {
@@ -232,6 +260,7 @@ class Collectives : public Communicator {
   std::shared_ptr<void> owned_;  // outlives the transport
   std::unique_ptr<Transport> transport_;
   kernels::Backend& backend_;
+  std::vector<float> sums_;  // of a chunk, before they are rounded
 };
 
 }  // namespace

@@ -14,12 +14,24 @@ void Arithmetic::clear(const Op& op) const {
 
 void Arithmetic::copy(const Op& op) const { context_.copy(slots_.data(op.to), slots_.data(op.from), op.to.bytes); }
 
-void Arithmetic::accumulate(const Op& op) const {
-  context_.backend().accumulate(slots_.view(op.from, DType::fp32), 1.0f, slots_.view(op.to, DType::fp32));
+View Arithmetic::sums(const Op& op, const Piece& piece) const {
+  return slots_.view(piece, plan_.input().dtype_of_sums(op.unit));
+}
+
+// Rounding to nearest again and again would drop gradients that are small next to the sum.
+void Arithmetic::accumulate(const Op& op, std::uint64_t step) const {
+  const View from = sums(op, op.from);
+  const View into = sums(op, op.to);
+  if (into.dtype() == DType::fp32) return context_.backend().accumulate(from, 1.0f, into);
+  const UnitLayout& layout = plan_.layout().units[op.unit];
+  const Range shard = layout.trained.of_rank(plan_.input().rank_in_shard_group);
+  const std::uint64_t stream = kernels::rounding_stream(kernels::seed_of_gradients, op.sum, step);
+  context_.backend().accumulate_stochastic(from, into, runs_in(plan_.model().units[op.unit], layout, shard),
+                                           {.stream = stream, .first_index = shard.first});
 }
 
 void Arithmetic::add_squares(const Op& op) const {
-  const View gradients = slots_.view(op.from, DType::fp32);
+  const View gradients = sums(op, op.from);
   auto* const sum = reinterpret_cast<kernels::ExactSum*>(slots_.data(op.to));
   for (const Range& part :
        counted_in(plan_.model().units[op.unit], plan_.layout().units[op.unit], plan_.input().rank_in_shard_group)) {
@@ -38,10 +50,10 @@ TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
   TileMemory tile = plan_.blocks().state(op.unit, op.tile).tile(slots_.data(op.state));
   tile.parameter = slots_.data(op.to);
   tile.gradient = slots_.data(op.from);
-  tile.gradient_dtype = DType::fp32;
+  tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
   tile.count = range.count;
   tile.first_index = range.first;
-  tile.rounding_stream = kernels::rounding_stream(0, op.unit, step.number);
+  tile.rounding_stream = kernels::rounding_stream(kernels::seed_of_state, op.unit, step.number);
   return tile;
 }
 
@@ -70,7 +82,7 @@ std::uint64_t Arithmetic::first_non_finite(const Op& norm) const {
   std::uint64_t first = kernels::no_index;
   std::byte* const found = slots_.data(norm.to);
   context_.copy(found, reinterpret_cast<const std::byte*>(&first), sizeof first);
-  context_.backend().first_non_finite(slots_.view(norm.from, DType::fp32), 0, reinterpret_cast<std::uint64_t*>(found));
+  context_.backend().first_non_finite(sums(norm, norm.from), 0, reinterpret_cast<std::uint64_t*>(found));
   context_.copy(reinterpret_cast<std::byte*>(&first), found, sizeof first);
   context_.finish();
   context_.zero(found, sizeof first);
@@ -84,7 +96,7 @@ void Arithmetic::save_sum(const Piece& squares, kernels::ExactSum* host) const {
 void Arithmetic::squares_of(const Op& norm, const Range& part, kernels::ExactSum* host) const {
   std::byte* const sum = slots_.data(norm.to);
   context_.zero(sum, sizeof *host);
-  const View values = slots_.view(norm.from, DType::fp32).part(part.first, part.count);
+  const View values = sums(norm, norm.from).part(part.first, part.count);
   context_.backend().sum_of_squares(values, reinterpret_cast<kernels::ExactSum*>(sum));
   save_sum(norm.to, host);
 }

@@ -23,7 +23,7 @@ class Arithmetic {
 
   void clear(const Op& op) const;
   void copy(const Op& op) const;
-  void accumulate(const Op& op) const;
+  void accumulate(const Op& op, std::uint64_t step) const;
   void add_squares(const Op& op) const;
   kernels::ExactSum read_sum(const Piece& squares) const;
   kernels::ExactSum take_sum(const Piece& squares) const;  // reads it and leaves zero
@@ -53,6 +53,7 @@ class Arithmetic {
  private:
   Range range_of(const Op& update) const;  // of the unit's elements
   DType dtype(const Op& op) const { return plan_.model().units[op.unit].dtype; }
+  View sums(const Op& op, const Piece& piece) const;  // of the gradients of its unit
 
   const CompiledPlan& plan_;
   const Slots& slots_;

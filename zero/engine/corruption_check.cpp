@@ -25,7 +25,9 @@ std::vector<kernels::Run> runs_in(const std::vector<kernels::Run>& runs, const R
   std::vector<kernels::Run> found;
   for (const kernels::Run& run : runs) {
     const Range common = intersection({run.begin, run.count}, range);
-    if (common.count > 0) found.push_back({common.first - range.first, common.count, run.group});
+    if (common.count == 0) continue;
+    found.push_back(kernels::part(run, common.first - run.begin, common.count));
+    found.back().begin = common.first - range.first;
   }
   return found;
 }

@@ -54,7 +54,7 @@ SummedTile CustomUpdate::summed_tile(const Op& update, const Piece& gradients) c
   std::byte* const master = parts_.plan.blocks().state(update.unit, update.tile).tile(slots.data(update.state)).master;
   return {.unit = update.unit,
           .range = {layout.trained.of_rank(parts_.plan.input().rank_in_shard_group).first + first, count},
-          .gradients = slots.view(gradients, DType::fp32),
+          .gradients = slots.view(gradients, parts_.plan.input().dtype_of_sums(update.unit)),
           .masters = {master != nullptr ? master : slots.data(update.to), count, DType::fp32},
           .gradients_on_gpu = slots.on_gpu(gradients),
           .masters_on_gpu = slots.on_gpu(master != nullptr ? update.state : update.to)};

@@ -127,6 +127,12 @@ void Engine::resume(const ParameterSource& frozen) {
 void Engine::begin() {
   scheduler_.run_entry(running_.program().entry, true);
   has_begun_ = true;
+  number_step();
+}
+
+void Engine::set_steps(std::uint64_t steps) {
+  agreement_.set_steps(steps);
+  number_step();
 }
 
 Lease Engine::acquire(std::size_t unit, Phase phase) {
@@ -234,6 +240,7 @@ StepResult Engine::step() {
   agreement_.end_step(run.numbers.number);
   off_plan_.end_step();
   scheduler_.begin_step();
+  number_step();
   norm_is_known_ = false;
   run.result.metrics = counters_.end_step(metrics());
   return run.result;

@@ -86,7 +86,7 @@ class Engine {
   void change_state(
       const TileVisitor& change, const std::function<void()>& agree = [] {});
   std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
-  void set_steps(std::uint64_t steps) { agreement_.set_steps(steps); }
+  void set_steps(std::uint64_t steps);
   void parameters_changed();  // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
@@ -105,6 +105,7 @@ class Engine {
   void reach_agreement();
   void complete_gradients();  // no more can be added until step()
   void begin();
+  void number_step() { scheduler_.run().step = steps() + 1; }
   void require_usable() const;
 
   EngineParts parts_;

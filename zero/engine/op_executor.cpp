@@ -78,7 +78,7 @@ void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& ru
     case OpKind::keep: return arithmetic.copy(op);
     case OpKind::gather: return gather(op);
     case OpKind::reduce: return reduce(op);
-    case OpKind::accumulate: return arithmetic.accumulate(op);
+    case OpKind::accumulate: return arithmetic.accumulate(op, run.step);
     case OpKind::norm: return arithmetic.add_squares(op);
     case OpKind::agree: return parts_.agreement.agree(op, run, parts_.counters.own_seconds());
     case OpKind::update: return update(op, run.numbers);
@@ -96,16 +96,17 @@ void OpExecutor::gather(const Op& op) const {
 }
 
 void OpExecutor::reduce(const Op& op) const {
-  const DType dtype = is_partial_sum(op) ? DType::fp32 : parts_.plan.model().units[op.unit].dtype;
-  const View from = parts_.slots.view(op.from, dtype);
-  const View to = parts_.slots.view(op.to, DType::fp32);
-  const bool over_shards = op.ranks == Ranks::shard_group;
-  over_shards ? parts_.mesh.reduce->reduce_scatter(from, to) : parts_.mesh.replicas->all_reduce(from, to);
-}
-
-// The result of another reduction is a sum in fp32 already.
-bool OpExecutor::is_partial_sum(const Op& op) const {
-  return op.ranks == Ranks::replica_group && parts_.plan.placement().shards > 1;
+  const Placement& placement = parts_.plan.placement();
+  const DType gradient = parts_.plan.model().units[op.unit].dtype;
+  const DType sum = parts_.plan.input().dtype_of_sums(op.unit);
+  const auto view = [&](const Piece& piece, DType dtype) { return parts_.slots.view(piece, dtype); };
+  if (op.ranks == Ranks::shard_group) {
+    const bool is_partial = placement.replicas > 1;  // another reduction completes the sum, and rounds it
+    parts_.mesh.reduce->reduce_scatter(view(op.from, gradient), view(op.to, is_partial ? DType::fp32 : sum));
+  } else {
+    const bool is_partial = placement.shards > 1;
+    parts_.mesh.replicas->all_reduce(view(op.from, is_partial ? DType::fp32 : gradient), view(op.to, sum));
+  }
 }
 
 void OpExecutor::update(const Op& op, const StepNumbers& step) const {

@@ -40,7 +40,6 @@ class OpExecutor {
   void gather(const Op& op) const;
   void reduce(const Op& op) const;
   void update(const Op& op, const StepNumbers& step) const;
-  bool is_partial_sum(const Op& op) const;
 
   Parts parts_;
 };

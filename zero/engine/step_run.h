@@ -28,6 +28,7 @@ struct StreamWait {
 struct StepRun {
   const std::vector<Op>* list = nullptr;
   std::vector<OpStatus> ops{};
+  std::uint64_t step = 0;  // updates made before it, and one: random bits of sums depend on it
   StepNumbers numbers{};
   StepResult result{};
   std::optional<GpuClock> clock{};  // set when the run began; for a timeline only

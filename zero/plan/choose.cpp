@@ -30,6 +30,7 @@ struct Candidate {
                       .micro_steps = input.micro_steps,
                       .trace = input.trace,
                       .schedule = input.schedule,
+                      .gradient_format = input.gradient_format,
                       .host_is_device = input.machine.host_is_device} {}
 
   Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }

@@ -17,6 +17,7 @@ struct CompileContext {
   const Trace& trace() const { return uses.trace(); }
   std::size_t units() const { return input.model.units.size(); }
   std::size_t width(std::size_t unit) const { return byte_size(input.model.units[unit].dtype); }  // of a parameter
+  std::size_t width_of_sums(std::size_t unit) const { return byte_size(input.dtype_of_sums(unit)); }
   const UnitLayout& layout(std::size_t unit) const { return input.layout.units[unit]; }
   const UnitResidence& residence(std::size_t unit) const { return slots.residence(unit); }
 };

@@ -1,6 +1,8 @@
 // What a program is compiled from.
 #pragma once
 
+#include <ballast/gradient_format.h>
+
 #include "zero/plan/block.h"
 #include "zero/plan/trace.h"
 
@@ -15,8 +17,13 @@ struct CompileInput {
   std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
   Trace trace{};                // of each micro-step; empty: the order of declaration
   Schedule schedule{};
+  GradientFormat gradient_format = GradientFormat::fp32;
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
+
+  DType dtype_of_sums(std::size_t unit) const {
+    return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);
+  }
 };
 
 // Its trace, or the order of declaration if it has none.

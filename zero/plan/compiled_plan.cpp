@@ -36,6 +36,7 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
              .micro_steps = options.micro_steps,
              .trace = options.trace,
              .schedule = options.schedule,
+             .gradient_format = options.gradient_format,
              .host_is_device = options.host_is_device},
       program_(compile(input_)),
       rule_(options.rule) {

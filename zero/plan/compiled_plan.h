@@ -11,6 +11,7 @@ struct PlanOptions {
   std::size_t tile_elements = 0;  // at most in a tile; 0: the sizes of tiling.h
   std::size_t micro_steps = 1;    // backward passes whose gradients one step sums
   StateFormat format = StateFormat::split;
+  GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};  // of the state that the optimizer keeps
   std::string rule{};         // name of the update rule
   Trace trace{};

@@ -75,6 +75,7 @@ bool GradientSums::sum(std::size_t unit, const Piece& gradients, bool complete) 
                           .lane = on_device ? Lane::reduce : Lane::host,
                           .phase = Phase::backward,
                           .unit = unit,
+                          .sum = sums_done_[unit] - 1,
                           .from = sum,
                           .to = home});
   }
@@ -98,7 +99,7 @@ void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece&
   };
   if (placement.shards == 1) return add(Ranks::replica_group, gradients, to);
   if (placement.replicas == 1) return add(Ranks::shard_group, gradients, to);
-  const Piece partial = context_.slots.rings.partial.next(to.bytes);
+  const Piece partial = context_.slots.rings.partial.next(context_.slots.partial_bytes(unit));
   add(Ranks::shard_group, gradients, partial);
   add(Ranks::replica_group, partial, to);
 }

@@ -59,8 +59,12 @@ Layout make_layout(const Model& model, std::size_t shards, std::size_t tile_elem
   require(shards > 0, Code::bad_argument,
           [] { return Problem{.what = "cannot lay out a model for no ranks", .needed = "at least one shard"}; });
   Layout layout{.shards = shards, .units = {}};
+  std::uint64_t declared = 0;
   for (const Unit& unit : model.units) {
     layout.units.push_back(lay_out(unit, shards, tile_elements));
+    for (const Tensor& tensor : unit.tensors) {
+      layout.units.back().tensor_number.push_back(tensor.number.value_or(declared++));
+    }
   }
   return layout;
 }
@@ -77,7 +81,12 @@ std::vector<kernels::Run> runs_in(const Unit& unit, const UnitLayout& layout, Ra
   std::vector<kernels::Run> runs;
   for (std::size_t i = 0; i < unit.tensors.size(); ++i) {
     const Range common = intersection(range_of(unit, layout, i), range);
-    if (common.count > 0) runs.push_back({common.first - range.first, common.count, unit.tensors[i].group});
+    if (common.count == 0) continue;
+    runs.push_back({.begin = common.first - range.first,
+                    .count = common.count,
+                    .group = unit.tensors[i].group,
+                    .tensor = layout.tensor_number[i],
+                    .tensor_begin = layout.tensor_begin[i]});
   }
   return runs;
 }

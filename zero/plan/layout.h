@@ -25,7 +25,8 @@ struct Section {
 
 // Trained tensors come first, frozen ones after them, so that a rank keeps only the parameters of those.
 struct UnitLayout {
-  std::vector<std::size_t> tensor_begin;  // multiples of the group size, so that no group has two owners
+  std::vector<std::size_t> tensor_begin;     // multiples of the group size, so that no group has two owners
+  std::vector<std::uint64_t> tensor_number;  // of each tensor in the model
   Section trained;
   Section frozen;
   std::size_t tile_elements = 0;    // of the unit's largest tile, leaving out the device's; 0: it has no other tile

@@ -15,8 +15,9 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::gather: return op.to.bytes - op.from.bytes;
     case OpKind::reduce: {
       const bool shards = op.ranks == Ranks::shard_group;
-      const double part = shards ? part_of_others(placement.shards) : 2 * part_of_others(placement.replicas);
-      return static_cast<std::size_t>(part * static_cast<double>(op.from.bytes));
+      const double part = part_of_others(shards ? placement.shards : placement.replicas);
+      const std::size_t bytes = op.from.bytes + (shards ? 0 : op.to.bytes);  // replicas gather the sum
+      return static_cast<std::size_t>(part * static_cast<double>(bytes));
     }
     case OpKind::upload:
     case OpKind::download:

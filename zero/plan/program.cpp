@@ -25,6 +25,7 @@ std::string op_text(const Program& program, const Op& op) {
   if (op.kind == OpKind::use) text += fmt::format(" {}", name(op.phase));
   if (op.unit != none) text += fmt::format(" unit={}", op.unit);
   if (op.tile != none) text += fmt::format(" tile={}", op.tile);
+  if (op.kind == OpKind::accumulate) text += fmt::format(" sum={}", op.sum);
   if (op.ranks == Ranks::replica_group) text += " over=replicas";
   return text + piece_text(program, "from", op.from) + piece_text(program, "to", op.to) +
          piece_text(program, "state", op.state) + waits_text(op) + "\n";

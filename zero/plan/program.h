@@ -24,8 +24,8 @@ enum class OpKind : std::uint8_t {
   upload,      // to = from: a host's bytes to the device
   gather,      // to = the `from` of every rank, one after another
   use,         // by the trainer: it reads `from` (parameters) and, in backward, adds to `to` (gradients)
-  reduce,      // to = the sum over the ranks of `from`, in fp32: this rank's part of it, or all
-  accumulate,  // to += from, in fp32
+  reduce,      // to = the sum over the ranks of `from`: this rank's part of it, or all
+  accumulate,  // to += from
   download,    // to = from: the device's bytes to the host
   keep,        // to = from: on the host
   norm,        // to += the squares of `from`, exactly
@@ -71,6 +71,7 @@ struct Op {
   std::size_t unit = none;
   std::size_t tile = none;
   Ranks ranks = Ranks::shard_group;
+  std::size_t sum = 0;  // of accumulate: how many sums of the unit came before in its step
   Piece from{};
   Piece to{};
   Piece state{};
@@ -82,12 +83,12 @@ enum class SlotRole : std::uint8_t {
   parameters,       // of a unit: full, or this rank's shard of them
   frozen,           // this rank's shard of a unit's frozen parameters, on the host
   gradients,        // of a unit, of this rank alone
-  reduced,          // this rank's shard of a unit's summed gradients, in fp32
+  reduced,          // this rank's shard of a unit's summed gradients
   state,            // of a unit's tiles, on the device
   blocks,           // parameters and state of a unit's tiles, on the host
   gathered,         // full parameters of units that are gathered on demand
   norm,             // the exact sum of squares of a tier's gradients
-  partial,          // gradients that are summed over the shard group, not yet over the replicas
+  partial,          // gradients that are summed over the shard group, not yet over the replicas: in fp32
   arriving,         // summed gradients on their way to their tier
   landed,           // the same, on the host
   tile_gradients,   // of one tile, for an update on the host

@@ -43,6 +43,10 @@ std::size_t StepSlots::full_bytes(std::size_t unit) const {
 }
 
 std::size_t StepSlots::shard_bytes(std::size_t unit) const {
+  return in_.layout.units[unit].trained.shard * byte_size(in_.dtype_of_sums(unit));
+}
+
+std::size_t StepSlots::partial_bytes(std::size_t unit) const {
   return in_.layout.units[unit].trained.shard * sizeof(float);
 }
 
@@ -112,12 +116,14 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
   needs.gradient_bytes =
       std::max(needs.gradient_bytes, layout.trained.count() * byte_size(in_.model.units[unit].dtype));
   needs.shard_bytes = std::max(needs.shard_bytes, shard_bytes(unit));
+  needs.partial_bytes = std::max(needs.partial_bytes, partial_bytes(unit));
   needs.arriving = needs.arriving || passes_by || at.gradients == Tier::host || !has_home;
   needs.landed = needs.landed || (at.gradients == Tier::host && (passes_by || !has_home));
   needs.first_regions = needs.first_regions || at.parameters == Tier::nvme;
   needs.records += on_drive;
   if (passes_to_host && at.gradients == Tier::device) {
-    needs.tile_gradient_bytes = std::max(needs.tile_gradient_bytes, layout.tile_elements * sizeof(float));
+    const std::size_t tile_bytes = layout.tile_elements * byte_size(in_.dtype_of_sums(unit));
+    needs.tile_gradient_bytes = std::max(needs.tile_gradient_bytes, tile_bytes);
   }
   if (passes_to_host && at.parameters == Tier::device && on_drive > 0 && !in_.blocks.full_records()) {
     needs.tile_parameter_bytes = std::max(needs.tile_parameter_bytes, in_.blocks.of(unit).parameter);
@@ -135,7 +141,7 @@ void StepSlots::add_rings(const Needs& needs, std::size_t held_together) {
   if (in_.placement.reduction == Reduction::each) {
     rings.gradients = on_device(SlotRole::gradients, std::max(pieces_in_flight, held_together), needs.gradient_bytes);
   }
-  if (mesh) rings.partial = on_device(SlotRole::partial, pieces_in_flight, needs.shard_bytes);
+  if (mesh) rings.partial = on_device(SlotRole::partial, pieces_in_flight, needs.partial_bytes);
   if (needs.arriving) rings.arriving = on_device(SlotRole::arriving, pieces_in_flight, needs.shard_bytes);
   if (needs.landed) rings.landed = on_host(SlotRole::landed, pieces_in_flight, needs.shard_bytes);
   rings.tile_gradients = on_host(SlotRole::tile_gradients, tiles_on_their_way, needs.tile_gradient_bytes);

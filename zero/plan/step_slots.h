@@ -15,7 +15,7 @@ struct UnitSlots {
   std::size_t parameters = none;  // on the device: full, or this rank's shard of both sections, one after the other
   std::size_t frozen = none;      // on the host: this rank's shard of the frozen section
   std::size_t gradients = none;   // full, where a step's micro-steps are summed in them
-  std::size_t reduced = none;     // this rank's summed gradients, fp32
+  std::size_t reduced = none;     // this rank's summed gradients
   std::vector<Piece> state{};     // by tile, on the device
   std::vector<Piece> blocks{};    // by tile, on the host: parameter and state
   std::vector<Piece> copies{};    // by tile, on the host: the parameter of a tile whose record is on a drive
@@ -46,7 +46,8 @@ class StepSlots {
   // Whether a unit's full parameters are there only from a gather to the end of its use.
   bool is_gathered_per_use(std::size_t unit) const { return is_gathered_per_use_[unit]; }
   std::size_t full_bytes(std::size_t unit) const;
-  std::size_t shard_bytes(std::size_t unit) const;  // of reduced gradients, fp32
+  std::size_t shard_bytes(std::size_t unit) const;    // of reduced gradients
+  std::size_t partial_bytes(std::size_t unit) const;  // of gradients that are not summed over the replicas yet
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return gathered_ == none ? 0 : all()[gathered_].bytes; }
   // Whether a unit's sum is complete when it arrives on the device, on its way to the host: its squares are added there,
@@ -68,6 +69,7 @@ class StepSlots {
   struct Needs {
     std::size_t gradient_bytes = 0;
     std::size_t shard_bytes = 0;
+    std::size_t partial_bytes = 0;
     std::size_t tile_gradient_bytes = 0;
     std::size_t tile_parameter_bytes = 0;
     std::size_t records = 0;

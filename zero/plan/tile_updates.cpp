@@ -34,7 +34,8 @@ void TileUpdates::update_tile(std::size_t unit, std::size_t tile) {
 
 Piece TileUpdates::gradient_of(std::size_t unit, std::size_t tile) const {
   const auto [first, count] = context_.layout(unit).tiles[tile];
-  return parts_.gradients.summed(unit).part(first * sizeof(float), count * sizeof(float));
+  const std::size_t width = context_.width_of_sums(unit);
+  return parts_.gradients.summed(unit).part(first * width, count * width);
 }
 
 void TileUpdates::update_on_device(std::size_t unit, std::size_t tile) {

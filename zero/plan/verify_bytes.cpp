@@ -174,9 +174,9 @@ class Follower {
     const Content from = contents_.first(op.from);
     expect(op.from, {op.ranks == Ranks::replica_group && mesh ? Meaning::partial_sum : Meaning::gradients, op.unit, 0,
                      from.version});
-    if (op.to.bytes != expected_.layout(op.unit).trained.shard * sizeof(float))
-      complain("sums to {} bytes", op.to.bytes);
     const Meaning meaning = op.ranks == Ranks::shard_group && mesh ? Meaning::partial_sum : Meaning::sum;
+    const std::size_t width = meaning == Meaning::partial_sum ? sizeof(float) : expected_.width_of_sums(op.unit);
+    if (op.to.bytes != expected_.layout(op.unit).trained.shard * width) complain("sums to {} bytes", op.to.bytes);
     contents_.write(op.to, {meaning, op.unit, 0, from.version});
     if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // can be summed once only
   }
@@ -186,6 +186,7 @@ class Follower {
     const Content to = contents_.first(op.to);
     expect(op.from, {Meaning::sum, op.unit, 0, from.version});
     expect(op.to, {Meaning::sum, op.unit, 0, to.version});
+    if (op.sum != to.version) complain("adds sum {} to {} of them", op.sum, to.version);
     contents_.write(op.to, {Meaning::sum, op.unit, 0, from.version + to.version});
     contents_.write(op.from, {});
   }
@@ -218,7 +219,8 @@ class Follower {
     const Range range = expected_.of_tile(op.unit, op.tile);
     const std::size_t version = updates_[op.unit][op.tile]++;
     if (!step_.agreed && !in_.schedule.update_in_backward) complain("comes before the agreement");
-    if (op.from.bytes != range.count * sizeof(float) || op.to.bytes != range.count * expected_.width(op.unit)) {
+    if (op.from.bytes != range.count * expected_.width_of_sums(op.unit) ||
+        op.to.bytes != range.count * expected_.width(op.unit)) {
       complain("updates {} bytes with {}", op.to.bytes, op.from.bytes);
     }
     expect(op.from, expected_.all_gradients(op.unit, expected_.layout(op.unit).tiles[op.tile].first));

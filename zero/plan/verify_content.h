@@ -11,6 +11,7 @@ class ExpectedContent {
   ExpectedContent(const CompileInput& input, const Uses& uses) : in_(input), uses_(uses) {}
 
   std::size_t width(std::size_t unit) const { return byte_size(in_.model.units[unit].dtype); }
+  std::size_t width_of_sums(std::size_t unit) const { return byte_size(in_.dtype_of_sums(unit)); }
   const UnitLayout& layout(std::size_t unit) const { return in_.layout.units[unit]; }
 
   Content parameters(std::size_t unit, std::size_t first_element, std::size_t version) const {
@@ -27,7 +28,7 @@ class ExpectedContent {
   }
   // This rank's sum of all that a step's backward uses give.
   Content all_gradients(std::size_t unit, std::size_t from_element) const {
-    return {Meaning::sum, unit, from_element * sizeof(float), uses_.backward_visits(unit) * in_.micro_steps};
+    return {Meaning::sum, unit, from_element * width_of_sums(unit), uses_.backward_visits(unit) * in_.micro_steps};
   }
   bool has_gradients(std::size_t unit) const {
     return uses_.backward_visits(unit) > 0 && layout(unit).trained.count() > 0;

@@ -34,6 +34,7 @@ WORDS = {
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
     "format": ("NAME", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit"),
+    "gradient-format": ("NAME", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
 COUNTS = {

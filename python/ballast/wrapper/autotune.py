@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+import torch
+
 from ballast import _core
 from ballast.candidates import STAGES
 from ballast.checks import fail
@@ -112,6 +114,7 @@ class Search:
         options, ranks = self._options, self._request.group.size
         question = _core.Question(model_of(units), self._machine)
         question.ranks, question.stage, question.format = ranks, stage, options.format
+        question.gradient_format = _core.GradientFormat[options.gradient_format]
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         question.tile_elements = parse_size(options.tile)
@@ -154,6 +157,9 @@ class Search:
     def refuse(self, configuration: Configuration) -> NoReturn:
         options = self._options
         remedies = ["more free memory" if options.memory is None else "more memory="]
+        in_bfloat16 = any(member.parameter.dtype == torch.bfloat16 for member in self._request.members)
+        if options.gradient_format == "fp32" and in_bfloat16:
+            remedies.append('gradient_format="bf16"')
         if options.stage is not None and options.keeps_full_parameters:
             remedies.append('stage="auto"')
         elif options.stage is None and not self._request.has_model:

@@ -16,7 +16,7 @@ from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.rules import Group, Rule, require_elementwise, rule_of
 from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.units import Member
+from ballast.wrapper.units import TORCH_DTYPES, Member
 from ballast.wrapper.updates import RuleUpdates, State, Updates
 
 Part = tuple[int, int]  # a range of a parameter's elements: first, count
@@ -43,7 +43,7 @@ class CustomUpdates:
     ) -> None:
         """Run the step between the library's sum of gradients and its use of the new parameters."""
         for tile in tiles:
-            gradients = tensor_of(tile.gradients, torch.float32).mul_(factor)
+            gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
             masters = tensor_of(tile.masters, torch.float32)
             for member, begin in kept.in_tile(tile.unit, tile.first):
                 count = kept.part(member)[1]

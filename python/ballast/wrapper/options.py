@@ -27,6 +27,7 @@ class WrapOptions:
     memory: int | None  # bytes that the library may keep on this rank's device
     max_grad_norm: float | None
     state_format: str
+    gradient_format: str
     update_in_backward: bool
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
@@ -42,6 +43,7 @@ class WrapOptions:
         assert self.stage is not None  # it is chosen by now
         options.stage = self.stage
         options.format = self.format
+        options.gradient_format = _core.GradientFormat[self.gradient_format]
         options.run = self.run
         options.threads = self.threads
         options.gpu = gpu
@@ -107,6 +109,7 @@ def checked(options: WrapOptions) -> WrapOptions:
     """Refuse values and combinations that are not possible. Return the options, with stage 3 where only that is
     possible."""
     one_of("state format", options.state_format, [AUTO, *(known.name for known in _core.StateFormat)])
+    one_of("gradient format", options.gradient_format, [known.name for known in _core.GradientFormat])
     if options.max_grad_norm is not None and not (is_number(options.max_grad_norm) and options.max_grad_norm > 0):
         refuse(f"max_grad_norm={options.max_grad_norm!r} is not possible", needed="a number above 0, or None")
     _require_count("verify", options.verify, "a number of steps, or 0 for never")

@@ -66,11 +66,20 @@ class Planner:
     def _members(self, made: dict[int, int], steps: int) -> list[Member]:
         names = self._wrapped.names()
         self.groups = Groups()
+        numbers = {id(parameter): number for number, (_, parameter) in enumerate(self._wrapped.parameters())}
         members = []
         for place, parameter in self._wrapped.trained():
             begun_at = steps - made.get(id(parameter), 0)
-            group = self.groups.number(place, begun_at)
-            members.append(Member(parameter, names[id(parameter)], group, begun_at, self.ranks.counts(parameter)))
+            members.append(
+                Member(
+                    parameter,
+                    names[id(parameter)],
+                    group=self.groups.number(place, begun_at),
+                    begun_at=begun_at,
+                    counted=self.ranks.counts(parameter),
+                    number=numbers[id(parameter)],
+                )
+            )
         return members
 
     def _settled(self, members: list[Member]) -> WrapOptions:

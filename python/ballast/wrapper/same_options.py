@@ -14,7 +14,17 @@ from ballast.wrapper.options import AUTO, WrapOptions
 
 # The other options change no value of the training, so each rank may have its own: memory, threads, timeout, timeline, verify,
 # and the directories on drives.
-SHARED = ("stage", "state_format", "max_grad_norm", "update_in_backward", "elementwise", "units", "run", "tile")
+SHARED = (
+    "stage",
+    "state_format",
+    "gradient_format",
+    "max_grad_norm",
+    "update_in_backward",
+    "elementwise",
+    "units",
+    "run",
+    "tile",
+)
 
 
 def require_same(group: Group, mine: dict[str, str]) -> None:
@@ -37,7 +47,7 @@ def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[st
     """Return everything that has to be the same on all ranks, by name.
 
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    >>> options = WrapOptions(2, "host", None, None, "auto", False, False, (), "", False, 0, 0, 0, None)
+    >>> options = WrapOptions(2, "host", None, None, "auto", "fp32", False, False, (), "", False, 0, 0, 0, None)
     >>> found = described(optimizer, options)
     >>> found["optimizer"], found["stage"], found["offload"], found["lr of parameter group 0"]
     ('SGD', '2', "{'gradients': {'host': 1.0}, 'state': {'host': 1.0}}", '0.5')

@@ -24,6 +24,8 @@ DTYPES = {
     torch.float16: _core.DType.fp16,
 }
 
+TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
+
 
 @dataclass(eq=False)
 class Member:
@@ -34,6 +36,7 @@ class Member:
     group: int | None  # of the library's groups, see Groups; None: it is frozen
     begun_at: int = 0  # steps of the training before the parameter's first one
     counted: bool = True  # whether the norm of all gradients includes it
+    number: int | None = None  # among the optimizer's parameters, in whichever units they are; None: it is not one of them
     unit: int = 0
     tensor: int = 0  # number in the unit
 
@@ -133,6 +136,7 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
                         group=member.group or 0,
                         frozen=member.group is None,
                         counted=member.counted,
+                        number=member.number,
                     )
                     for member in unit.members
                 ],

@@ -13,6 +13,7 @@ DIFFERENT = {
     "optimizer": ({}, {"make": torch.optim.Adam}),
     "max_grad_norm": ({"max_grad_norm": 1.0}, {}),
     "state_format": ({"state_format": "bf16"}, {"state_format": "fp32"}),
+    "gradient_format": ({"gradient_format": "bf16"}, {}),
     "stage": ({"stage": 1}, {"stage": 2}),
     "offload": ({"stage": 3}, {"stage": 3, "offload": "host"}),
     "tile": ({"tile": 128}, {"tile": 256}),

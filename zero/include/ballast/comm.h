@@ -44,7 +44,8 @@ class Communicator {
 
   // Writes every rank's `mine` into `all`, in rank order. `mine` may be its own part of `all`.
   virtual void all_gather(ConstView mine, View all) = 0;
-  // Adds the ranks' `all` to zeros in rank order and writes this rank's part, or the whole, into `into`, which is fp32.
+  // Adds the ranks' `all` to zeros in rank order, in fp32, and writes this rank's part, or the whole, into `into`: in fp32, or
+  // rounded once to bf16.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
   // Adds integers, which are exact in any order, in place.

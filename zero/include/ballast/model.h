@@ -4,6 +4,8 @@
 #include <ballast/view.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,9 @@ struct Tensor {
   std::size_t group = 0;  // of parameters with the same options
   bool frozen = false;    // has neither gradient nor optimizer state
   bool counted = true;    // in the norm of all gradients; if not, another rank has the same tensor and counts it
+  // Random bits of the tensor's elements depend on it, so two models that are cut into different units round in the same
+  // way if they have the same numbers. None: the tensor's place in the order of declaration.
+  std::optional<std::uint64_t> number{};
 
   std::size_t elements() const;
 };

@@ -31,7 +31,7 @@ Spread all_in(Tier tier);
 // When gradients are summed over the ranks. The two round differently, as (a + b) + c and a + (b + c) do. Programs with
 // the same choice give equal bits.
 enum class Reduction : std::uint8_t {
-  each,      // after each backward use, into fp32
+  each,      // after each backward use
   boundary,  // once a step: the trainer adds up its micro-steps in full gradients, in the unit's format
 };
 

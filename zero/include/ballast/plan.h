@@ -1,6 +1,7 @@
 // The options of a training, and the plan that they lead to.
 #pragma once
 
+#include <ballast/gradient_format.h>
 #include <ballast/log.h>
 #include <ballast/memory.h>
 #include <ballast/model.h>
@@ -42,6 +43,7 @@ struct TrainingOptions {
   Reduction reduction = Reduction::each;
   RecordOptions drives{};
   StateFormat format = StateFormat::split;
+  GradientFormat gradient_format = GradientFormat::fp32;  // of the reduced gradients of bf16 parameters
   // At most in a tile, which is updated and moved at once; a run keeps those it began with. 0: one tile for what a rank
   // keeps of a unit on the device; elsewhere 256 Ki to 2 Mi.
   std::size_t tile_elements = 0;

@@ -2,6 +2,7 @@
 // take the least time of those that fit.
 #pragma once
 
+#include <ballast/gradient_format.h>
 #include <ballast/model.h>
 #include <ballast/optim.h>
 #include <ballast/placement.h>
@@ -77,6 +78,7 @@ struct ChoiceInput {
   std::size_t ranks = 1;
   std::optional<int> stage{};  // none: it is chosen too
   StateFormat format = StateFormat::split;
+  GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
   std::size_t tile_elements = 0;  // at most in a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;

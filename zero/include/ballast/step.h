@@ -20,7 +20,7 @@ namespace ballast {
 struct SummedTile {
   std::size_t unit = 0;
   Range range{};     // of the unit's elements
-  View gradients{};  // in fp32, summed over all ranks; may be overwritten
+  View gradients{};  // summed over all ranks, in the format in which they are kept; may be overwritten
   View masters{};    // in fp32
   bool gradients_on_gpu = false;
   bool masters_on_gpu = false;

@@ -24,6 +24,14 @@ def mean_square(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).square().mean()
 
 
+def mlp_in_bfloat16() -> torch.nn.Module:
+    return mlp(64).to(torch.bfloat16)
+
+
+def mean_square_in_bfloat16(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return mean_square(model, batch.to(torch.bfloat16))
+
+
 @dataclass
 class Loop:
     """A training that runs with a plain or a wrapped optimizer, and is otherwise the same."""

@@ -1,0 +1,88 @@
+"""Tests of gradients that are kept in bfloat16: all stages and tiers give the same bits, in half of the memory."""
+
+import ballast
+import pytest
+import torch
+from python.wrap.support import bodies
+from python.wrap.support.loops import Loop, check_equal, mean_square_in_bfloat16, mlp, mlp_in_bfloat16
+from python.wrap.support.ranks import run_ranks
+
+IN_BF16 = {"make_model": mlp_in_bfloat16, "loss": mean_square_in_bfloat16}
+
+
+def run(loop=None, **options):
+    """Train with gradients in bfloat16, and return the run with all parameters."""
+    ended = (loop or Loop(**IN_BF16)).run(**{"gradient_format": "bf16", **options})
+    ended.optimizer.close()
+    return ended
+
+
+@pytest.mark.parametrize(("ranks", "micro_steps"), [(1, 4), (2, 1), (2, 3), (3, 3)])
+def test_all_stages_and_tiers_give_the_same_bits(ranks, micro_steps, tmp_path):
+    configurations = [{"stage": 2}]  # in fp32
+    configurations += [{"stage": stage, "gradient_format": "bf16"} for stage in (0, 1, 2, 3)]
+    configurations += [
+        {"stage": stage, "offload": where, "gradient_format": "bf16", "tile": 256}
+        for stage in (2, 3)
+        for where in ({"gradients": "host", "state": "host"}, f"nvme:{tmp_path}")
+    ]
+    training = {**IN_BF16, "micro_steps": micro_steps, "clip": 0.05}
+    for _, in_fp32, first, *others in run_ranks(ranks, bodies.in_every_configuration, training, configurations):
+        assert not all(torch.equal(mine, theirs) for mine, theirs in zip(first[1], in_fp32[1]))
+        assert first[0][-1] == pytest.approx(in_fp32[0][-1], rel=0.05)
+        for other in others:
+            assert other[0] == first[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
+
+
+def test_updates_in_the_backward_pass_and_checks_change_no_bit():
+    check_equal(run(stage=2), run(stage=3, update_in_backward=True))
+    check_equal(run(stage=2), run(stage=3, verify=1))
+
+
+def test_one_pass_of_one_rank_has_nothing_to_round():
+    check_equal(run(stage=2), run(stage=2, gradient_format="fp32"))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_optimizers_own_step_gets_the_kept_gradients(stage):
+    loop = Loop(make_optimizer=torch.optim.RMSprop, optimizer_options={"lr": 1e-3}, micro_steps=3, **IN_BF16)
+    check_equal(run(loop, stage=2), run(loop, stage=stage))
+    once = Loop(make_optimizer=torch.optim.RMSprop, optimizer_options={"lr": 1e-3}, **IN_BF16)
+    check_equal(run(once, stage=stage), run(once, stage=stage, gradient_format="fp32"))
+
+
+def test_a_gradient_scaler_skips_a_step_that_is_not_finite():
+    model = mlp_in_bfloat16()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, gradient_format="bf16")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (float("inf"), 1.0):
+        scaler.scale(mean_square_in_bfloat16(model, torch.ones(20)) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        changed = any(not torch.equal(now, then) for now, then in zip(model.parameters(), before))
+        assert changed == (factor == 1.0)
+
+
+def device_bytes(model, **options):
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=2, **options)
+    dtype = next(model.parameters()).dtype
+    model(torch.ones(20, dtype=dtype)).square().sum().backward()
+    optimizer.step()
+    kept = optimizer.metrics()["memory_bytes/device"]
+    optimizer.close()
+    return kept
+
+
+def test_gradients_take_2_bytes_less_of_each_bfloat16_parameter():
+    padded = 20 * 64 + 128 + 64 * 5 + 64 + 128  # tensors begin at multiples of 128
+    in_fp32, in_bf16 = (device_bytes(mlp_in_bfloat16(), gradient_format=name) for name in ("fp32", "bf16"))
+    assert in_fp32 - in_bf16 == 2 * padded
+    assert device_bytes(mlp(), gradient_format="fp32") == device_bytes(mlp(), gradient_format="bf16")
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ballast.UsageError, match="fp8"):
+        ballast.wrap(torch.optim.SGD(mlp().parameters(), lr=0.1), gradient_format="fp8")
