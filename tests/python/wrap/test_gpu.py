@@ -17,7 +17,8 @@ def a_gpu():
     return pytest.mark.skipif(not usable, reason=known["no_gpu_because"] or "torch has no CUDA")
 
 
-on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=a_gpu())])
+emulated = pytest.param("emulated", marks=pytest.mark.emulated)
+on_devices = pytest.mark.parametrize("device", ["cpu", emulated, pytest.param("cuda", marks=a_gpu())])
 CONFIGURATIONS = [
     {"stage": 2},
     {"stage": 2, "offload": "host"},
@@ -119,8 +120,9 @@ class Streams:
 
 @pytest.fixture
 def in_another_stream(device, monkeypatch):
-    if device == "cuda":
-        return lambda: torch.cuda.stream(torch.cuda.Stream())
+    if device != "cpu":
+        of_torch = torch.get_device_module(device)
+        return lambda: of_torch.stream(of_torch.Stream())
     streams = Streams(monkeypatch)
     return lambda: streams.stream(8)
 
