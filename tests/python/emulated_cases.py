@@ -26,7 +26,7 @@ def mark_emulated(item: pytest.Item, build: Path) -> None:
 
 def take_result(item: pytest.Item, build: Path) -> None:
     if not (build / "python" / LIBRARY).exists():
-        pytest.skip("emulated GPUs are not built: CMake found no torch with headers")
+        pytest.skip("emulated GPUs are not built: CMake found no torch for CPUs")
     cases = [each.nodeid for each in item.session.items if each.path == item.path and is_emulated(each)]
     results, output = run_cases(build, item.config.rootpath, tuple(cases))
     outcome, text = results.get(item.nodeid, ("failed", f"the process ended before this case did:\n{output[-8000:]}"))

@@ -143,6 +143,11 @@ def synchronize(gpu: int | torch.device | None = None) -> None:
     torch._C._accelerator_synchronizeDevice(_index(gpu))
 
 
+def _sleep(cycles: int) -> None:
+    """Keep the current stream busy for this many cycles of a GPU with 1 GHz."""
+    calls.emulated_sleep(cycles // 1_000_000)
+
+
 # --- Memory ---
 
 

@@ -1,5 +1,7 @@
 // What the Python module of the emulated GPUs calls. See tests/python/emulated_gpu.py.
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 #include "tests/emulated_cuda/emulated.h"
 #include "tests/emulated_cuda/torch/device.h"
@@ -20,6 +22,11 @@ std::size_t emulated_free_bytes(int gpu) {
 std::size_t emulated_total_bytes(int gpu) {
   cudaDeviceProp properties{};
   return cudaGetDeviceProperties(&properties, gpu) == cudaSuccess ? properties.totalGlobalMem : 0;
+}
+void emulated_sleep(int milliseconds) {
+  emulated_torch::launch(emulated_torch::current_gpu(), [milliseconds] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  });
 }
 void emulated_empty_cache() { emulated_torch::empty_cache(); }
 

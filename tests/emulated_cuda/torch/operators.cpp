@@ -159,8 +159,17 @@ void give_generators(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
 }
 
+void require_on_gpu(const c10::OperatorHandle& op, const c10::ArrayRef<c10::IValue>& arguments) {
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    TORCH_CHECK(is_on_gpu(argument.toTensor()) || argument.toTensor().dim() == 0, op.schema().name(),
+                ": expected all tensors on one GPU, and found one on ", argument.toTensor().device());
+  }
+}
+
 void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const OnGpu on(gpu_of_call(torch::jit::last(*stack, op.schema().arguments().size())));
+  require_on_gpu(op, torch::jit::last(*stack, op.schema().arguments().size()));
   give_generators(op, *stack);
   const InFallback copies_are_kernels;
   at::native::cpu_fallback(op, stack, true);

@@ -1,11 +1,13 @@
 """Tests of trainings on emulated GPUs that look into the emulation: what waits, what is copied, and what several GPUs do."""
 
+from functools import partial
+
 import ballast
 import pytest
 import torch
 from python.conftest import PACKAGE
 from python.wrap.support.emulated_ranks import train_on_gpu
-from python.wrap.support.loops import Tower, mean_square
+from python.wrap.support.loops import Loop, Tower, check_equal, mean_square
 from python.wrap.support.ranks import run_ranks
 
 pytestmark = pytest.mark.emulated
@@ -73,6 +75,29 @@ def test_a_step_waits_for_the_gpu_only_where_a_value_is_read(options):
     step()
     assert waits_of(step) == {}
     assert waits_of(lambda: step().item()) == {"wait of torch": 1}
+
+
+@pytest.mark.parametrize("offload", [None, "host"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_deferred_model_is_made_on_the_gpu(stage, offload):
+    def deferred() -> torch.nn.Module:
+        with ballast.deferred():
+            return Tower(width=48).to("emulated")
+
+    plain = Loop(make_model=lambda: Tower(width=48), device="emulated").run(stage=stage, offload=offload)
+    ours = Loop(make_model=deferred, device="emulated").run(stage=stage, offload=offload)
+    with ballast.gather(plain.model), ballast.gather(ours.model):
+        assert all(each.is_emulated for each in ours.model.parameters())
+        check_equal(plain, ours)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_full_and_sharded_parameters_train_to_the_same_bits(autocast, checkpointing):
+    loop = Loop(make_model=partial(Tower, checkpointing), micro_steps=2, clip=0.5, autocast=autocast, device="emulated")
+    full, sharded = loop.run(stage=2), loop.run(stage=3)
+    with ballast.gather(sharded.model):
+        check_equal(full, sharded)
 
 
 def test_offloading_returns_the_memory_of_the_gpu():

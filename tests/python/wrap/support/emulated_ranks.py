@@ -21,13 +21,9 @@ def train_on_gpu(
     import ballast  # the first import after torch has the GPUs
     from python.wrap.support.loops import Loop, Tower
 
-    class OnGpu(Loop):
-        def batch(self, number: int) -> torch.Tensor:
-            return super().batch(number).to(emulated_gpu.NAME)
-
     trained = []
     for options in configurations:
-        loop = OnGpu(make_model=lambda: Tower().to(emulated_gpu.NAME), micro_steps=2, clip=0.5, rank=rank, ranks=2)
+        loop = Loop(make_model=Tower, micro_steps=2, clip=0.5, device=emulated_gpu.NAME, rank=rank, ranks=2)
         run = loop.run(**options)
         with ballast.gather(run.model):
             trained.append((run.losses, [parameter.cpu() for parameter in run.parameters]))
