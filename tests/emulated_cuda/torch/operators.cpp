@@ -2,6 +2,7 @@
 // from copies of the operands, and what they return is written late: in the current stream.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -122,7 +123,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 at::Scalar value_of(const at::Tensor& self) {
   const at::Tensor on_host = at::empty({}, self.options().device(c10::kCPU).pinned_memory(true));
   copy_to_or_from_host(self.reshape({}), on_host, false);
-  return on_host.item();
+  return at::native::_local_scalar_dense_cpu(on_host);
 }
 
 // --- Everything else ---
