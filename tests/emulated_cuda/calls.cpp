@@ -20,6 +20,7 @@ cudaError_t fault = cudaSuccess;
 
 std::atomic<std::size_t> calls_made = 0;
 std::atomic<cudaError_t> fatal = cudaSuccess;
+thread_local Counts counted_here;
 thread_local int current = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -28,6 +29,7 @@ bool ends_context(cudaError_t error) { return error == cudaErrorLaunchFailure ||
 // Counts the call, and returns the error that it has been told to return.
 cudaError_t counted_call(const char* name) {
   ++calls_made;
+  ++counted_here[name];
   const std::lock_guard lock(mutex);
   ++counted[name];
   if (calls_until_fault == 0 || --calls_until_fault > 0) return cudaSuccess;
@@ -50,6 +52,7 @@ cudaError_t end_call(cudaError_t result) {
 }
 
 void count(const char* name) {
+  ++counted_here[name];
   const std::lock_guard lock(mutex);
   ++counted[name];
 }
@@ -62,7 +65,10 @@ Counts counts() {
   return counted;
 }
 
+Counts counts_of_this_thread() { return counted_here; }
+
 void reset_counts() {
+  counted_here.clear();
   const std::lock_guard lock(mutex);
   counted.clear();
 }

@@ -32,7 +32,6 @@ cudaError_t releasing_call(const char* name, Body&& body) {
   return end_call(refused != cudaSuccess ? refused : result);
 }
 
-void count(const char* name);
 bool context_has_failed();  // an error that ends the context: no more work is done
 int current_gpu();
 

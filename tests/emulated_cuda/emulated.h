@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,16 +36,22 @@ Live live();
 std::vector<int> gpus_with_context();  // of this process
 void allow_context_only_on(int gpu);   // from now on, another one ends the process
 
-// The calls since the last reset, by name. Kernels count as "kernel", and work of NCCL as "NCCL kernel".
+// The calls since the last reset, by name; a thread's are reset by that thread. Kernels count as "kernel", and work of NCCL as "NCCL kernel".
 using Counts = std::map<std::string, std::size_t>;
 Counts counts();
+Counts counts_of_this_thread();  // only those that it made
 void reset_counts();
+
+void count(const char* name);  // something that a library does, which is no call of CUDA
 
 // Lets the call with this number fail, counted from now on, and all later ones if the error is of the kind that ends a
 // context. Errors of NCCL's calls are ncclSystemError.
 void fail_call(std::size_t number, cudaError_t error);
 void fail_no_call();
 std::size_t calls_since_fault_was_set();
+
+// Adds a kernel of another library, such as torch, to a stream of the current GPU. It can access the GPU's memory.
+cudaError_t launch_foreign(cudaStream_t stream, std::function<void()> kernel);
 
 // Pages of host memory that were not populated when they were pinned: the driver would have done it, on one thread.
 std::size_t pages_populated_by_pinning();

@@ -54,6 +54,19 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const T
   });
 }
 
+cudaError_t launch_foreign(cudaStream_t handle, std::function<void()> kernel) {
+  return call("foreign kernel", Context::on_current, [&] {
+    CUstream_st& stream = stream_of(handle);
+    if (stream.gpu != current_gpu()) return cudaErrorInvalidResourceHandle;
+    stream.queue.add([kernel = std::move(kernel), &memory = device(stream.gpu).memory] {
+      if (context_has_failed()) return;
+      const DeviceMemory::Access access(memory);
+      kernel();
+    });
+    return cudaSuccess;
+  });
+}
+
 }  // namespace emulated
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {

@@ -57,6 +57,12 @@ bool is_pinned(const void* address, std::size_t bytes) {
   return byte + bytes <= next->first + next->second.bytes;
 }
 
+bool is_being_copied(const void* address) {
+  const std::lock_guard lock(mutex);
+  const Range* const range = range_around(address);
+  return range != nullptr && range->copies > 0;
+}
+
 void begin_copy(const void* address) {
   const std::lock_guard lock(mutex);
   if (Range* const range = range_around(address)) ++range->copies;

@@ -8,6 +8,7 @@
 namespace emulated {
 
 bool is_pinned(const void* address, std::size_t bytes);
+bool is_being_copied(const void* address);
 std::size_t live_pinned_ranges();
 
 // Copies under way, which must end before their memory is unpinned.

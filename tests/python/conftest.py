@@ -6,18 +6,39 @@ from pathlib import Path
 
 import pytest
 
+from python import emulated_cases
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
 PACKAGE = BUILD / "python"
+IS_EMULATED = (PACKAGE / emulated_cases.LIBRARY).exists()  # this process runs cases on emulated GPUs
 BUILT = any((PACKAGE / "ballast").glob("_core*.so"))
 if BUILT:
     sys.path.insert(0, str(PACKAGE))
+    if IS_EMULATED:
+        from python import emulated_gpu  # needs torch
+
+        emulated_gpu.install(PACKAGE)
 else:
     collect_ignore_glob = ["test_*.py"]
 
 
 def pytest_report_header() -> str:
     return f"ballast: {PACKAGE if BUILT else 'not built (BALLAST_PYTHON=ON): its tests are left out'}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "emulated: runs on an emulated GPU, in another process")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not IS_EMULATED:
+        for item in filter(emulated_cases.is_emulated, items):
+            emulated_cases.mark_emulated(item, BUILD / "tests" / "emulated_cuda" / "torch")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    emulated_cases.write_report(report)
 
 
 @pytest.fixture(scope="session")

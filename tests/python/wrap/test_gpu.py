@@ -17,7 +17,8 @@ def a_gpu():
     return pytest.mark.skipif(not usable, reason=known["no_gpu_because"] or "torch has no CUDA")
 
 
-on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=a_gpu())])
+emulated = pytest.param("emulated", marks=pytest.mark.emulated)
+on_devices = pytest.mark.parametrize("device", ["cpu", emulated, pytest.param("cuda", marks=a_gpu())])
 CONFIGURATIONS = [
     {"stage": 2},
     {"stage": 2, "offload": "host"},
@@ -75,6 +76,21 @@ def test_values_written_to_parameters_between_steps_are_trained(device, configur
 
 
 @on_devices
+@pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] < 3], ids=str)
+def test_values_written_right_before_a_step_are_trained(device, configuration):
+    mine, theirs = Training(device, **configuration), Training(device)
+    for _ in range(3):
+        for training in (mine, theirs):
+            training.model(training.batch).square().mean().backward()
+            with torch.no_grad():
+                for parameter in training.model.parameters():
+                    parameter.mul_(0.5).add_(0.01)
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+    assert mine.step() == pytest.approx(theirs.step(), rel=1e-4)
+
+
+@on_devices
 @every_configuration
 def test_gradients_are_clipped_and_checkpoints_resume(device, configuration, tmp_path):
     if "update_in_backward" in configuration:
@@ -119,8 +135,9 @@ class Streams:
 
 @pytest.fixture
 def in_another_stream(device, monkeypatch):
-    if device == "cuda":
-        return lambda: torch.cuda.stream(torch.cuda.Stream())
+    if device != "cpu":
+        of_torch = torch.get_device_module(device)
+        return lambda: of_torch.stream(of_torch.Stream())
     streams = Streams(monkeypatch)
     return lambda: streams.stream(8)
 
@@ -188,6 +205,19 @@ def test_a_training_ends_in_any_stream(device, configuration, when, in_another_s
         training.optimizer.close()
     undisturbed.optimizer.close()
     assert all(map(torch.equal, training.model.parameters(), undisturbed.model.parameters()))
+
+
+@pytest.mark.parametrize("device", [emulated, pytest.param("cuda", marks=a_gpu())])
+@pytest.mark.parametrize("configuration", [each for each in CONFIGURATIONS if each["stage"] < 3], ids=str)
+def test_values_that_another_stream_still_writes_are_there_at_the_end(device, configuration, in_another_stream):
+    training, undisturbed = Training(device, **configuration), Training(device, **configuration)
+    assert training.step() == undisturbed.step()
+    with in_another_stream(), torch.no_grad():
+        torch.get_device_module(device)._sleep(50_000_000)
+        for parameter in training.model.parameters():
+            parameter.fill_(2)
+        training.optimizer.close()
+    assert all((parameter == 2).all() for parameter in training.model.parameters())
 
 
 @pytest.mark.parametrize("use", [lambda each: torch.nn.utils.clip_grad_norm_(each, 1.0), lambda each: each[0].grad.norm()])

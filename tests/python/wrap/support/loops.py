@@ -44,6 +44,7 @@ class Loop:
     micro_steps: int = 1
     clip: float | None = None
     autocast: bool = False  # to bfloat16
+    device: str = "cpu"
     after_step: Callable[[torch.nn.Module, Any], None] = lambda model, optimizer: None
     rank: int = 0
     ranks: int = 1
@@ -51,11 +52,13 @@ class Loop:
     def batch(self, number: int) -> torch.Tensor:
         """Return this rank's part of the global batch."""
         everything = torch.randn(8 * self.ranks, 20, generator=torch.Generator().manual_seed(number))
-        return everything[self.rank * 8 : (self.rank + 1) * 8]
+        return everything[self.rank * 8 : (self.rank + 1) * 8].to(self.device)
 
     def run(self, **options: Any) -> Run:
         """Train. With options, the optimizer is wrapped."""
         model = self.make_model()
+        if not any(each.is_meta for each in model.parameters()):  # which is moved where it is made
+            model.to(self.device)
         optimizer = self.make_optimizer(model.parameters(), **self.optimizer_options)
         if options:
             optimizer = ballast.wrap(optimizer, model, **options)
@@ -65,7 +68,7 @@ class Loop:
         losses = []
         for step in range(first, self.steps):
             for micro in range(self.micro_steps):
-                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                with torch.autocast(self.device, torch.bfloat16, enabled=self.autocast):
                     loss = self.loss(model, self.batch(step * self.micro_steps + micro))
                 (loss / self.micro_steps).backward()
                 losses.append(loss.item())

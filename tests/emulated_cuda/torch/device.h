@@ -1,0 +1,47 @@
+// What the parts of torch's backend share: errors, devices, current streams and launches.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+
+#include "tests/emulated_cuda/include/cuda_runtime_api.h"
+
+namespace emulated_torch {
+
+constexpr c10::DeviceType device_type = c10::DeviceType::PrivateUse1;
+
+void check(cudaError_t result, const char* call);  // throws torch's error
+
+int gpus();
+int current_gpu();
+
+// Makes a GPU the thread's current one inside of a block.
+class OnGpu {
+ public:
+  explicit OnGpu(int gpu);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  int before_;
+};
+
+// A stream's number in torch is its handle.
+cudaStream_t handle_of(const c10::Stream& stream);
+c10::Stream stream_of(int gpu, cudaStream_t handle);
+cudaStream_t current_stream(int gpu);  // of this thread
+cudaStream_t exchange_stream(int gpu, cudaStream_t stream);
+
+// The host's waits for the GPU that torch makes: Ballast's are counted without them.
+void wait_for_stream(cudaStream_t stream);
+void count_wait();
+
+// Adds a kernel to the thread's current stream of this GPU. It can access the GPU's memory.
+void launch(int gpu, std::function<void()> kernel);
+// The same, and returns when the kernel has ended. CUDA has no such call: the waits of Ballast and torch are counted without it.
+void launch_and_wait(int gpu, const std::function<void()>& kernel);
+
+}  // namespace emulated_torch

@@ -1,0 +1,121 @@
+"""Tests of trainings on emulated GPUs that look into the emulation: what waits, what is copied, and what several GPUs do."""
+
+from functools import partial
+
+import ballast
+import pytest
+import torch
+from python.conftest import PACKAGE
+from python.wrap.support.emulated_ranks import train_on_gpu
+from python.wrap.support.loops import Loop, Tower, check_equal, mean_square
+from python.wrap.support.ranks import run_ranks
+
+pytestmark = pytest.mark.emulated
+WAITS = ["wait of torch", "copy that waits"]
+
+
+def training(**options):
+    torch.manual_seed(0)
+    model = Tower().to("emulated")
+    return model, ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options)
+
+
+def batch() -> torch.Tensor:
+    return torch.linspace(-1, 1, 20, device="emulated")
+
+
+def waits_of(use) -> dict[str, int]:
+    """Return how often torch lets this thread wait for the GPU: by a call of torch, and by a copy of pageable memory."""
+    torch.emulated.reset_counts()
+    use()
+    return {call: torch.emulated.count(call) for call in WAITS if torch.emulated.count(call)}
+
+
+def test_freed_memory_is_overwritten_and_used_again():
+    tensor = torch.ones(100, device="emulated")
+    address = tensor.data_ptr()
+    del tensor
+    again = torch.empty(100, device="emulated")
+    assert again.data_ptr() == address
+    assert again.isnan().all()
+
+
+def test_results_are_written_by_the_stream():
+    """The host continues before the result is there: a stream that does not wait for it may find what was there before."""
+    into = torch.zeros(4, device="emulated")
+    ready = torch.Event("emulated")
+    assert waits_of(lambda: (into.add_(1), ready.record())) == {}
+    ready.synchronize()
+    assert into.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_clipping_waits_for_the_gpu_once(stage):
+    model, optimizer = training(stage=stage)
+    for _ in range(2):
+        mean_square(model, batch()).backward()
+        waits = waits_of(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
+        optimizer.step()
+        optimizer.zero_grad()
+        assert waits == {"wait of torch": 1}  # for the factor of all gradients
+
+
+@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3}, {"stage": 3, "update_in_backward": True}], ids=str)
+def test_a_step_waits_for_the_gpu_only_where_a_value_is_read(options):
+    model, optimizer = training(**options)
+    inputs = batch()
+
+    def step() -> torch.Tensor:
+        loss = mean_square(model, inputs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step()
+    assert waits_of(step) == {}
+    assert waits_of(lambda: step().item()) == {"wait of torch": 1}
+
+
+@pytest.mark.parametrize("offload", [None, "host"])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_deferred_model_is_made_on_the_gpu(stage, offload):
+    def deferred() -> torch.nn.Module:
+        with ballast.deferred():
+            return Tower(width=48).to("emulated")
+
+    plain = Loop(make_model=lambda: Tower(width=48), device="emulated").run(stage=stage, offload=offload)
+    ours = Loop(make_model=deferred, device="emulated").run(stage=stage, offload=offload)
+    with ballast.gather(plain.model), ballast.gather(ours.model):
+        assert all(each.is_emulated for each in ours.model.parameters())
+        check_equal(plain, ours)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "not reentrant"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_full_and_sharded_parameters_train_to_the_same_bits(autocast, checkpointing):
+    loop = Loop(make_model=partial(Tower, checkpointing), micro_steps=2, clip=0.5, autocast=autocast, device="emulated")
+    full, sharded = loop.run(stage=2), loop.run(stage=3)
+    with ballast.gather(sharded.model):
+        check_equal(full, sharded)
+
+
+def test_offloading_returns_the_memory_of_the_gpu():
+    model, optimizer = training(stage=3)
+    mean_square(model, batch()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with_training = torch.emulated.mem_get_info()[0]
+    optimizer.offload()
+    torch.emulated.empty_cache()
+    without = torch.emulated.mem_get_info()[0]
+    optimizer.reload()
+    assert without > with_training
+
+
+def test_two_ranks_train_with_nccl():
+    full, *others = zip(*run_ranks(2, train_on_gpu, PACKAGE, [{"stage": 2}, {"stage": 3}, {"stage": 3, "offload": "host"}]))
+    for ranks in others:
+        for (losses, parameters), (expected_losses, expected) in zip(ranks, full):
+            assert losses == expected_losses
+            assert all(map(torch.equal, parameters, expected))
