@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ballast.checks import all_known, one_of, refuse
+from ballast.formats import Formats
 from ballast.hardware import GPUS, Gpu, Rates, rates_of
 from ballast.sizes import Rate, Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, fractions_of
@@ -14,8 +15,6 @@ from ballast.tiers import KINDS, TIERS, Offload, fractions_of
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 Stage = int | Literal["auto"]  # 0 to 3
-StateFormat = Literal["fp32", "split", "bf16", "compact", "4bit"]  # what the optimizer keeps of each parameter
-GradientFormat = Literal["fp32", "bf16"]  # of reduced gradients until the update
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Options:
     micro_steps: int
     efficiency: float
     optimizer: str
-    format: str
-    gradient_format: str
+    format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
+    gradient_format: tuple[str, ...]
     dtype: str | None
     clipping: bool
     resumable: bool
@@ -47,6 +46,11 @@ class Options:
     @property
     def hardware(self) -> Gpu:
         return GPUS[self.gpu]
+
+    @property
+    def formats(self) -> Formats:
+        """The formats; the most exact ones, while several are allowed."""
+        return Formats(self.format[0], self.gradient_format[0])
 
     @property
     def chooses_tiers(self) -> bool:

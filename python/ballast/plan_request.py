@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ballast import _core, searching
+from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import GPUS, RATES, Budget, machine
 from ballast.keywords import with_nearest_names
 from ballast.models import ModelLike, describe
 from ballast.models.description import Description
 from ballast.options import (
-    GradientFormat,
     Options,
     Stage,
-    StateFormat,
     read_activations,
     read_count,
     read_efficiency,
@@ -40,6 +39,15 @@ class PlanRequest:
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
 
+    def of_each_format(self) -> list[PlanRequest]:
+        """Return a request for each pair of formats that are allowed, the most exact ones first."""
+        options = self.options
+        pairs = each_pair(options.format, options.gradient_format)
+        if len(pairs) == 1:
+            return [self]
+        changed = (replace(options, format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
+        return [request_of(each, self.description) for each in changed]
+
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
         options, step, placement = self.options, choice.simulation, choice.placement
@@ -51,8 +59,8 @@ class PlanRequest:
             ranks=options.ranks,
             gpu=options.gpu,
             stage=_stage(placement) if options.stage is None else options.stage,
-            format=options.format,
-            gradient_format=options.gradient_format,
+            format=options.formats.state,
+            gradient_format=options.formats.gradients,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
             budget={**vars(self.budget), "device": self.budget.device + self.activations + options.reserve},
@@ -104,8 +112,8 @@ def request_plan(
     micro_steps: int = 1,
     efficiency: float = 0.5,
     optimizer: str = "adamw",
-    format: StateFormat = "split",
-    gradient_format: GradientFormat = "fp32",
+    format: StateFormats = "split",
+    gradient_format: GradientFormats = "fp32",
     dtype: str | None = None,
     clipping: bool = True,
     resumable: bool = False,
@@ -130,8 +138,8 @@ def request_plan(
         micro_steps=read_count("micro_steps", micro_steps),
         efficiency=read_efficiency(efficiency),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
-        format=read_word("state format", format, (known.name for known in _core.StateFormat)),
-        gradient_format=read_word("gradient format", gradient_format, (known.name for known in _core.GradientFormat)),
+        format=read_state_formats(format),
+        gradient_format=read_gradient_formats(gradient_format),
         dtype=dtype,
         clipping=clipping,
         resumable=resumable,
@@ -168,8 +176,8 @@ def _machine(options: Options, budget: Budget) -> _core.Machine:
 def _question(description: Description, options: Options, budget: Budget) -> _core.Question:
     question = _core.Question(description.model, _machine(options, budget))
     question.ranks, question.stage, question.micro_steps = options.ranks, options.stage, options.micro_steps
-    question.format = _core.StateFormat[options.format]
-    question.gradient_format = _core.GradientFormat[options.gradient_format]
+    question.format = _core.StateFormat[options.formats.state]
+    question.gradient_format = _core.GradientFormat[options.formats.gradients]
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     question.set_work(_work(description, options))

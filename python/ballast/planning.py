@@ -8,6 +8,7 @@ from ballast import _core
 from ballast.candidates import candidates
 from ballast.checks import fail
 from ballast.errors import OutOfMemoryError
+from ballast.formats import preferred
 from ballast.keywords import with_keywords_of
 from ballast.models import ModelLike
 from ballast.plan_request import PlanRequest, fits, request_plan
@@ -47,8 +48,9 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     micro_steps       backward passes of one step
     efficiency        the fraction of the GPU's peak that the model's arithmetic reaches
     optimizer         "adamw", or another optimizer that the library knows
-    format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"
-    gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"
+    format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
+                      or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
+    gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
@@ -74,20 +76,23 @@ def front(model: ModelLike, **options: Any) -> list[Plan]:
 def best(request: PlanRequest) -> Plan:
     """Return the plan of `plan()`."""
     _require_room(request)
-    if request.options.chooses_tiers:
-        return _chosen(request)
-    fitting = _fitting(request)
-    if not fitting:
-        _refuse(request)
-    return min((request.plan(request.exact.price(placement)) for placement, _ in fitting), key=lambda plan: plan.seconds)
+    requests = request.of_each_format()
+    found = [plan for each in requests if (plan := _fastest(each)) is not None]
+    if not found:
+        _refuse(requests[-1])
+    return preferred(found, lambda plan: plan.seconds)
 
 
 def unbeaten(request: PlanRequest, *, also: Plan | None = None) -> list[Plan]:
     """Return the plans of `front()`. `also` is a plan that is known already and always listed."""
     _require_room(request)
-    plans = [request.plan(request.coarse.price(placement), ledger=ledger) for placement, ledger in _fitting(request)]
+    plans = [
+        each.plan(each.coarse.price(placement), ledger=ledger)
+        for each in request.of_each_format()
+        for placement, ledger in _fitting(each)
+    ]
     if also:
-        plans = [also, *(plan for plan in plans if (plan.stage, plan.placement) != (also.stage, also.placement))]
+        plans = [also, *(plan for plan in plans if not plan.is_as(also))]
     plans.sort(key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []
     for plan in plans:
@@ -101,19 +106,15 @@ def _fitting(request: PlanRequest) -> list[tuple[_core.Placement, list[_core.Led
     return [(placement, ledger) for placement, ledger in priced if fits(request, ledger)]
 
 
-def _chosen(request: PlanRequest) -> Plan:
-    try:
-        return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
-    except OutOfMemoryError as error:
-        nothing_fits = error
-    problem = _core.Problem(
-        what=nothing_fits.what_happened,
-        where=_reserved(request),
-        needed=nothing_fits.needed,
-        available=nothing_fits.available,
-        remedy=remedy(request),
-    )
-    fail("memory_budget", problem)
+def _fastest(request: PlanRequest) -> Plan | None:
+    """Return the fastest plan with the request's formats, if one fits."""
+    if request.options.chooses_tiers:
+        try:
+            return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
+        except OutOfMemoryError:
+            return None
+    plans = (request.plan(request.exact.price(placement)) for placement, _ in _fitting(request))
+    return min(plans, key=lambda plan: plan.seconds, default=None)
 
 
 def _require_room(request: PlanRequest) -> None:
@@ -140,12 +141,18 @@ def _reserved(request: PlanRequest) -> str:
 
 
 def _refuse(request: PlanRequest) -> NoReturn:
-    """Raise B2004 for the placements that the options leave open."""
+    """Raise B2004, with the memory of what comes closest."""
     closest = min((request.exact.needs(placement) for placement in candidates(request)), key=lambda needs: needs["device"])
+    what, needed = "the requested placement does not fit", by_tier(closest)
+    if request.options.chooses_tiers:
+        try:
+            request.exact.choose()
+        except OutOfMemoryError as error:
+            what, needed = error.what_happened, error.needed
     problem = _core.Problem(
-        what="the requested placement does not fit",
+        what=what,
         where=_reserved(request),
-        needed=by_tier(closest),
+        needed=needed,
         available=by_tier(vars(request.budget)),
         remedy=remedy(request),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ballast import _core
+from ballast.formats import Formats
 from ballast.sizes import human_size
 from ballast.tiers import in_words
 
@@ -90,6 +91,15 @@ class Plan:
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
         return f"ballast.wrap(optimizer, model, {', '.join(options)})"
 
+    def is_as(self, other: Plan) -> bool:
+        """Return whether the two differ in no choice of the planner."""
+        chosen = ("stage", "placement", "format", "gradient_format")
+        return all(getattr(self, name) == getattr(other, name) for name in chosen)
+
+    def formats(self) -> str:
+        """Return the formats in a few words, such as "format compact, gradients in bf16"."""
+        return Formats(self.format, self.gradient_format).in_words()
+
     def where(self) -> str:
         """Return the placement in a few words, such as "stage 3, state on the host"."""
         return in_words(self.stage, self.placement, device="the GPU")
@@ -97,8 +107,7 @@ class Plan:
     def _head(self) -> list[str]:
         billions = self.parameters / 1e9
         gpus = f"{self.ranks} x {self.gpu.upper()}"
-        formats = f"format {self.format}" + (f", gradients in {self.gradient_format}" if self.gradient_format != "fp32" else "")
-        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; {formats}"]
+        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; {self.formats()}"]
 
     def _memory_lines(self) -> list[str]:
         lines = ["memory of one rank"]

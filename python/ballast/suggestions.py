@@ -10,12 +10,13 @@ from typing import Any
 from ballast import _core, searching
 from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
+from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
 from ballast.options import Options
 from ballast.plan_request import PlanRequest, fits, request_of
 from ballast.sizes import human_size
 
-FORMATS = [format.name for format in _core.StateFormat]  # from the largest state to the smallest
 FEWEST_TOKENS = 512
+MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens
 
 
 @dataclass(frozen=True)
@@ -29,20 +30,33 @@ class Change:
 Axis = Sequence[Change]  # one option, from the smallest change to the largest
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """Changes with which a step fits, and its time."""
+
+    changes: Sequence[Change]
+    seconds: float
+
+    def in_words(self) -> str:
+        return f"{' '.join(change.flag for change in self.changes)}: {self.seconds:.1f} s per step"
+
+
 def remedy(request: PlanRequest) -> str:
-    """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together."""
+    """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. The one with
+    the fastest step comes first."""
     search = Search(request)
     settings, machine = settings_of(request), machines_for(request.options)
     found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
     if found:
-        return "Any of these fits:" + "".join(f"\n  {suggestion}" for suggestion in found)
+        return "Any of these fits:" + "".join(f"\n  {each.in_words()}" for each in sorted(found, key=lambda each: each.seconds))
     tried = ", ".join(axis[-1].flag for axis in (*settings, *machine))
     return f"None of these fits either, alone, in pairs or all together: {tried}."
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
     """List smaller settings for the same machine. Those that change the training come last."""
-    options, axes = request.options, []
+    options = request.options
+    axes: list[Axis] = []
     if options.stage is not None:
         axes.append([Change("--stage auto", {"stage": None})])
     if options.offload != "auto":
@@ -50,15 +64,35 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     if request.description.activations and isinstance(options.activations, str):
         if options.activations != "checkpointed":
             axes.append([Change("--activations checkpointed", {"activations": "checkpointed"})])
-        fewer = reversed(_doubled(FEWEST_TOKENS, options.tokens // 2))
-        axes.append([Change(f"--tokens {tokens}", {"tokens": tokens}) for tokens in fewer])
-    smaller = FORMATS[FORMATS.index(options.format) + 1 :]
-    axes.append([Change(f"--format {name}", {"format": name}) for name in smaller])
+        axes.append(_smaller_micro_steps(options))
+    states = _after(options.format, STATE_FORMATS)
+    gradients = _after(options.gradient_format, GRADIENT_FORMATS)
+    axes.append([Change(f"--format {name}", {"format": (name,)}) for name in states])
+    axes.append([Change(f"--gradient-format {name}", {"gradient_format": (name,)}) for name in gradients])
     if options.micro_steps > 1:
         axes.append([Change("--micro-steps 1 --no-clipping", {"micro_steps": 1, "clipping": False})])
     elif options.clipping:
         axes.append([Change("--no-clipping", {"clipping": False})])
     return [axis for axis in axes if axis]
+
+
+def _smaller_micro_steps(options: Options) -> Axis:
+    """List smaller micro-steps: at first more of them with the same tokens in all, then fewer tokens."""
+    smaller = []
+    for tokens in reversed(_doubled(FEWEST_TOKENS, options.tokens // 2)):
+        parts = options.tokens // tokens
+        if parts * tokens == options.tokens and parts <= MOST_PARTS:
+            micro_steps = parts * options.micro_steps
+            words, changes = f"--tokens {tokens} --micro-steps {micro_steps}", {"tokens": tokens, "micro_steps": micro_steps}
+            smaller.append(Change(words, changes))
+        else:
+            smaller.append(Change(f"--tokens {tokens}", {"tokens": tokens}))
+    return smaller
+
+
+def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """Return the formats that are smaller than all that are allowed."""
+    return known[known.index(allowed[-1]) + 1 :]
 
 
 def machines_for(options: Options) -> list[Axis]:
@@ -90,18 +124,18 @@ class Search:
         self._request = request
         self._known: dict[tuple[Change, ...], bool] = {}
 
-    def nearest(self, axes: Sequence[Axis]) -> list[str]:
+    def nearest(self, axes: Sequence[Axis]) -> list[Suggestion]:
         """Return the single changes that fit; else the pairs; else as few as possible of all of them."""
         for count in (1, 2):
             combined = [self._least(chosen) for chosen in combinations(axes, count)]
-            found = [text for changes in combined if changes and (text := self._in_words(changes))]
+            found = [suggestion for changes in combined if changes and (suggestion := self._suggestion(changes))]
             if found:
                 return found
         if not self._fits([axis[-1] for axis in axes]):
             return []
         changes = self._least(self._needed(axes))
-        text = self._in_words(changes) if changes else None
-        return [text] if text else []
+        suggestion = self._suggestion(changes) if changes else None
+        return [suggestion] if suggestion else []
 
     def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
         """Leave out axes that are not needed in addition to the others, beginning with the last."""
@@ -135,9 +169,9 @@ class Search:
             self._known[key] = any(_has_placement(request) for request in self._changed(changes))
         return self._known[key]
 
-    def _in_words(self, changes: Sequence[Change]) -> str | None:
+    def _suggestion(self, changes: Sequence[Change]) -> Suggestion | None:
         found = [seconds for request in self._changed(changes) if (seconds := _seconds(request)) is not None]
-        return f"{' '.join(change.flag for change in changes)}: {min(found):.1f} s per step" if found else None
+        return Suggestion(changes, min(found)) if found else None
 
 
 def _has_placement(request: PlanRequest) -> bool:

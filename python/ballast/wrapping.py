@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ballast import _core
 from ballast.checks import refuse
+from ballast.formats import GradientFormats, StateFormats, read_gradient_formats, read_state_formats
 from ballast.keywords import with_nearest_names
-from ballast.options import GradientFormat, Stage, StateFormat, read_stage
+from ballast.options import Stage, read_stage
 from ballast.sizes import Size
 from ballast.tiers import Offload
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_units
@@ -30,8 +31,8 @@ def wrap(
     offload: Offload | None = None,
     memory: Size | None = None,
     max_grad_norm: float | None = None,
-    state_format: StateFormat | Literal["auto"] = "auto",
-    gradient_format: GradientFormat = "fp32",
+    state_format: StateFormats | None = None,
+    gradient_format: GradientFormats = "fp32",
     update_in_backward: bool = False,
     elementwise: bool = False,
     units: str | Iterable[str] = (),
@@ -69,9 +70,12 @@ def wrap(
                         activations. A larger plan is refused before anything is reserved (B2004). All ranks set it, or
                         none: "auto" then counts on three quarters of the free memory
     max_grad_norm       clips gradients to this norm in each step
-    state_format        "split" ("auto"), "fp32", "bf16", "compact" or "4bit": the format of the state of bfloat16 parameters
+    state_format        "split" (default), "fp32", "bf16", "compact" or "4bit": the format of the state of bfloat16
+                        parameters. Several of them, or "auto" for all: chooses the most exact ones that fit and cost at
+                        most 5 % of a step. None: "split", or "fp32" for an optimizer with its own step
     gradient_format     "fp32" or "bf16": the format of the reduced gradients of bfloat16 parameters until the update; with
-                        "bf16" they are summed over the ranks in fp32, rounded, and take half of the memory
+                        "bf16" they are summed over the ranks in fp32, rounded, and take half of the memory. Both, or
+                        "auto": chooses as with `state_format`
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
@@ -94,8 +98,8 @@ def wrap(
         offload=offload,
         memory=read_memory(memory),
         max_grad_norm=max_grad_norm,
-        state_format=state_format,
-        gradient_format=gradient_format,
+        state_format=None if state_format is None else read_state_formats(state_format),
+        gradient_format=read_gradient_formats(gradient_format),
         update_in_backward=update_in_backward,
         elementwise=elementwise,
         units=read_units(units),

@@ -13,7 +13,8 @@ from pathlib import Path
 import ballast
 import pytest
 from ballast import _core
-from ballast.options import Options, StateFormat
+from ballast.formats import StateFormat
+from ballast.options import Options
 from ballast.plan_request import request_plan
 from ballast.wrapper.options import WrapOptions
 

@@ -33,8 +33,8 @@ WORDS = {
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
     "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
-    "format": ("NAME", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit"),
-    "gradient-format": ("NAME", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16"),
+    "format": ("NAMES", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
+    "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
 COUNTS = {
@@ -99,8 +99,10 @@ def table(plans: list[Plan], plan: Plan) -> str:
     """Return a table of memory and time, with one plan on each line."""
     lines = ["time for memory (fastest first; * is the plan above)"]
     lines.append(f"  {'GPU':>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}  placement")
+    varies = len({each.formats() for each in plans}) > 1
     for each in plans:
         sizes = "  ".join(f"{human_size(each.bytes_in(tier)) if each.bytes_in(tier) else '-':>10}" for tier in each.memory)
         mark = "*" if each is plan else " "
-        lines.append(f"{mark} {sizes}  {each.seconds:>7.2f} s  {each.tokens_per_second:>11,.0f}  {each.where()}")
+        how = f"{each.where()}; {each.formats()}" if varies else each.where()
+        lines.append(f"{mark} {sizes}  {each.seconds:>7.2f} s  {each.tokens_per_second:>11,.0f}  {how}")
     return "\n".join(lines)

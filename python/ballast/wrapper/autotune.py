@@ -13,6 +13,7 @@ from ballast import _core
 from ballast.candidates import STAGES
 from ballast.checks import fail
 from ballast.connecting import Group
+from ballast.formats import STATE_FORMATS, preferred
 from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
@@ -57,37 +58,50 @@ def settled(options: WrapOptions, request: PartitionRequest) -> WrapOptions:
     """
     if not options.chooses and options.memory is None:
         return options
-    search = Search(options, request)
-    configurations = [search.best(stage) for stage in search.stages]
-    fitting = [configuration for configuration in configurations if search.fits(configuration)]
+    machine = budget_of_all_ranks(request.group, options, request.members)
+    searches = [Search(each, request, machine) for each in options.of_each_format()]
+    fitting = [search for search in searches if search.fastest is not None]
     if not fitting:
-        search.refuse(min(configurations, key=search.shortage))
+        searches[-1].refuse()
     if not options.chooses:
         return options
-    chosen = min(fitting, key=lambda configuration: configuration.seconds)
+    chosen = preferred(fitting, Search.seconds)
     if request.group.rank == 0:
-        log.info("%s", search.in_words(chosen, configurations))
-    if not options.chooses_tiers:
-        return replace(options, stage=chosen.stage)
-    return replace(options, stage=chosen.stage, offload=_named(chosen.placement, options.directories))
+        formats = f"; {chosen.formats_in_words()}" if options.chooses_formats else ""
+        log.info("%s%s", chosen.in_words(), formats)
+    return chosen.settled()
 
 
 class Search:
-    """Asks the planner about configurations."""
+    """Asks the planner about configurations with one pair of formats."""
 
-    def __init__(self, options: WrapOptions, request: PartitionRequest):
+    def __init__(self, options: WrapOptions, request: PartitionRequest, machine: _core.Machine):
         self._options = options
         self._request = request
-        self._machine = budget_of_all_ranks(request.group, options, request.members)
-        of = self._machine
+        self._machine = of = machine
         self._has = {"device": of.device_bytes, "host": of.host_bytes, "nvme": of.nvme_bytes}
         if not options.chooses:  # memory of the host and drives is checked when it is reserved
             self._has = {"device": of.device_bytes}
         elif of.host_is_device:
             del self._has["host"]
+        self._configurations = [self._best(stage) for stage in self._stages()]
+        fitting = [configuration for configuration in self._configurations if self._fits(configuration)]
+        self.fastest = min(fitting, key=lambda configuration: configuration.seconds, default=None)
 
-    @property
-    def stages(self) -> tuple[int, ...]:
+    def seconds(self) -> float:
+        """Return the time of the fastest configuration that fits."""
+        assert self.fastest is not None
+        return self.fastest.seconds
+
+    def settled(self) -> WrapOptions:
+        """Return the options of the fastest configuration that fits."""
+        assert self.fastest is not None
+        options = replace(self._options, stage=self.fastest.stage)
+        if not options.chooses_tiers:
+            return options
+        return replace(options, offload=_named(self.fastest.placement, options.directories))
+
+    def _stages(self) -> tuple[int, ...]:
         if self._options.stage is not None:
             return (self._options.stage,)
         alone = self._request.group.size == 1
@@ -95,14 +109,14 @@ class Search:
             stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._request.has_model)
         )
 
-    def best(self, stage: int) -> Configuration:
+    def _best(self, stage: int) -> Configuration:
         """Return the fastest configuration that fits, else the one that lacks the least memory."""
         units = self._request.units(stage)
         exact = self._question(stage, units)
         placements = exact.placements() if self._options.chooses_tiers else [self._given(stage)]
         configurations = [Configuration(stage, placement, exact.needs(placement)) for placement in placements]
-        if not self._options.chooses or not any(self.fits(configuration) for configuration in configurations):
-            return min(configurations, key=self.shortage)
+        if not self._options.chooses or not any(self._fits(configuration) for configuration in configurations):
+            return min(configurations, key=self._shortage)
         if self._options.chooses_tiers:
             choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
         else:
@@ -113,8 +127,8 @@ class Search:
         """Return the question about the program that the training will compile."""
         options, ranks = self._options, self._request.group.size
         question = _core.Question(model_of(units), self._machine)
-        question.ranks, question.stage, question.format = ranks, stage, options.format
-        question.gradient_format = _core.GradientFormat[options.gradient_format]
+        question.ranks, question.stage, question.format = ranks, stage, _core.StateFormat[options.formats.state]
+        question.gradient_format = _core.GradientFormat[options.formats.gradients]
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         question.tile_elements = parse_size(options.tile)
@@ -136,30 +150,38 @@ class Search:
 
     # --- Configurations that fit ---
 
-    def fits(self, configuration: Configuration) -> bool:
-        return self.shortage(configuration) == 0
+    def _fits(self, configuration: Configuration) -> bool:
+        return self._shortage(configuration) == 0
 
-    def shortage(self, configuration: Configuration) -> int:
+    def _shortage(self, configuration: Configuration) -> int:
         """Return how many bytes the tiers lack in total."""
         return sum(max(0, configuration.needs[tier] - size) for tier, size in self._has.items())
 
-    def in_words(self, chosen: Configuration, configurations: Sequence[Configuration]) -> str:
+    def formats_in_words(self) -> str:
+        return f"state in {self._options.formats.in_words()}"
+
+    def in_words(self) -> str:
         """Return the reason for the choice."""
+        chosen = self.fastest
+        assert chosen is not None
         others = [
-            f"stage {configuration.stage} {_seconds(configuration.seconds) if self.fits(configuration) else 'does not fit'}"
-            for configuration in configurations
+            f"stage {configuration.stage} {_seconds(configuration.seconds) if self._fits(configuration) else 'does not fit'}"
+            for configuration in self._configurations
             if configuration is not chosen
         ]
         budget = by_tier({tier: size for tier, size in self._has.items() if size > 0})
         forecast = f"transfers and updates of a step are forecast to take {_seconds(chosen.seconds)}"
         return f"chosen for {budget} of each rank: {'; '.join([chosen.in_words(), forecast, *others])}"
 
-    def refuse(self, configuration: Configuration) -> NoReturn:
-        options = self._options
+    def refuse(self) -> NoReturn:
+        """Raise B2004, with the memory of the configuration that lacks the least."""
+        options, configuration = self._options, min(self._configurations, key=self._shortage)
         remedies = ["more free memory" if options.memory is None else "more memory="]
         in_bfloat16 = any(member.parameter.dtype == torch.bfloat16 for member in self._request.members)
-        if options.gradient_format == "fp32" and in_bfloat16:
+        if options.formats.gradients == "fp32" and in_bfloat16:
             remedies.append('gradient_format="bf16"')
+        if options.formats.state != STATE_FORMATS[-1] and in_bfloat16:
+            remedies.append(f'state_format="{STATE_FORMATS[-1]}"')
         if options.stage is not None and options.keeps_full_parameters:
             remedies.append('stage="auto"')
         elif options.stage is None and not self._request.has_model:
@@ -171,7 +193,7 @@ class Search:
             where=configuration.in_words() + (", which lacks the least" if options.chooses else ""),
             needed=by_tier({tier: configuration.needs[tier] for tier in self._has}),
             available=by_tier(self._has),
-            remedy="Any of these may do: " + "; ".join([*remedies, "a smaller state_format=", "more ranks"]) + ".",
+            remedy="Any of these may do: " + "; ".join([*remedies, "more ranks"]) + ".",
         )
         fail("memory_budget", problem)
 

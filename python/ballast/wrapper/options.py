@@ -11,6 +11,7 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
+from ballast.formats import Formats, each_pair
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
 
@@ -26,8 +27,8 @@ class WrapOptions:
     offload: Offload | None
     memory: int | None  # bytes that the library may keep on this rank's device
     max_grad_norm: float | None
-    state_format: str
-    gradient_format: str
+    state_format: tuple[str, ...] | None  # those to choose from, the most exact one first; None: see `formats`
+    gradient_format: tuple[str, ...]
     update_in_backward: bool
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
@@ -42,8 +43,8 @@ class WrapOptions:
         options = _core.TrainingOptions()
         assert self.stage is not None  # it is chosen by now
         options.stage = self.stage
-        options.format = self.format
-        options.gradient_format = _core.GradientFormat[self.gradient_format]
+        options.format = _core.StateFormat[self.formats.state]
+        options.gradient_format = _core.GradientFormat[self.formats.gradients]
         options.run = self.run
         options.threads = self.threads
         options.gpu = gpu
@@ -58,8 +59,24 @@ class WrapOptions:
         return options
 
     @property
-    def format(self) -> _core.StateFormat:
-        return _core.StateFormat.split if self.state_format == AUTO else _core.StateFormat[self.state_format]
+    def formats(self) -> Formats:
+        """The formats; the most exact ones, while several are allowed."""
+        return Formats(self.state_formats[0], self.gradient_format[0])
+
+    @property
+    def state_formats(self) -> tuple[str, ...]:
+        return self.state_format or ("split",)
+
+    @property
+    def chooses_formats(self) -> bool:
+        return len(self.state_formats) > 1 or len(self.gradient_format) > 1
+
+    def of_each_format(self) -> list[WrapOptions]:
+        """Return options for each pair of formats that are allowed, the most exact ones first."""
+        return [self.with_formats(pair) for pair in each_pair(self.state_formats, self.gradient_format)]
+
+    def with_formats(self, formats: Formats) -> WrapOptions:
+        return replace(self, state_format=(formats.state,), gradient_format=(formats.gradients,))
 
     @property
     def chooses_tiers(self) -> bool:
@@ -67,7 +84,7 @@ class WrapOptions:
 
     @property
     def chooses(self) -> bool:
-        return self.stage is None or self.chooses_tiers
+        return self.stage is None or self.chooses_tiers or self.chooses_formats
 
     @property
     def keeps_full_parameters(self) -> bool:
@@ -108,8 +125,6 @@ def read_units(units: str | Iterable[str]) -> tuple[str, ...]:
 def checked(options: WrapOptions) -> WrapOptions:
     """Refuse values and combinations that are not possible. Return the options, with stage 3 where only that is
     possible."""
-    one_of("state format", options.state_format, [AUTO, *(known.name for known in _core.StateFormat)])
-    one_of("gradient format", options.gradient_format, [known.name for known in _core.GradientFormat])
     if options.max_grad_norm is not None and not (is_number(options.max_grad_norm) and options.max_grad_norm > 0):
         refuse(f"max_grad_norm={options.max_grad_norm!r} is not possible", needed="a number above 0, or None")
     _require_count("verify", options.verify, "a number of steps, or 0 for never")
@@ -145,15 +160,15 @@ def for_own_step(options: WrapOptions) -> WrapOptions:
         refuse(f"cannot keep state in several tiers: {why}", needed='"host" or "device": its state is not divided')
     if options.tier_of_state == "nvme":
         refuse(f"cannot keep state on a drive: {why}", needed='"host" or "device": its step needs all state at once')
-    if options.state_format not in (AUTO, "fp32"):
-        refuse(f"state_format={options.state_format!r} is not possible: {why}", needed="fp32: its step computes with that")
+    if options.state_format not in (None, ("fp32",)):
+        refuse(f"state_format={options.formats.state!r} is not possible: {why}", needed="fp32: its step computes with that")
     if options.update_in_backward:
         refuse(f"update_in_backward is not possible: {why}", needed="updates after the backward pass")
     if options.verify > 0:
         refuse(f"verify={options.verify} is not possible: {why}", needed="0: the library cannot repeat its updates")
     if parse_size(options.tile) > 0:
         refuse(f"tile={options.tile!r} is not possible: {why}", needed="no tile: its step takes the shard of a rank as a whole")
-    return replace(options, state_format="fp32", tile=ALL_OF_A_SHARD)
+    return replace(options, state_format=("fp32",), tile=ALL_OF_A_SHARD)
 
 
 def without_gpu(options: WrapOptions) -> WrapOptions:

@@ -45,6 +45,7 @@ class Planner:
         steps = max([steps_before, *made.values()])
         members = self._members(made, steps)
         self.options = self._settled(members)
+        self._requested = self._requested.with_formats(self.options.formats)  # a training keeps its formats
         units, is_full = self.units(members, self.options.stage), self.options.keeps_full_parameters
         if (model := self._wrapped.model) is not None:
             make_unpartitioned(model, (member.parameter for unit in units for member in unit.members))

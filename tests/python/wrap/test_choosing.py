@@ -10,7 +10,7 @@ import torch
 from ballast.hardware import rates_of_cpus
 from ballast.wrapper.memory_budget import AvailableMachine, _machine
 from python.wrap.support import bodies
-from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, mlp, only_trained
+from python.wrap.support.loops import Loop, Tower, adapted, check_close, check_equal, in_bfloat16, mlp, only_trained
 from python.wrap.support.ranks import run_ranks
 
 TILE = 1024  # so small that buffers of drive transfers take little memory, as in a large model
@@ -68,6 +68,43 @@ def test_a_chosen_plan_trains_to_the_bits_of_the_same_plan_by_hand(tmp_path):
         check_equal(chosen, by_hand)
 
 
+def bytes_on_device(state_format, gradient_format):
+    run = in_bfloat16(steps=1).run(stage=2, state_format=state_format, gradient_format=gradient_format)
+    return bodies.bytes_kept_by(run.optimizer)[0]
+
+
+def test_the_most_exact_formats_that_fit_are_chosen(caplog):
+    pairs = [(state, gradients) for state in ("split", "bf16", "compact", "4bit") for gradients in ("fp32", "bf16")]
+    needed = {pair: bytes_on_device(*pair) for pair in pairs}
+    for allowed in pairs:
+        fitting = [pair for pair in pairs if needed[pair] <= needed[allowed]]
+        caplog.clear()
+        caplog.set_level(logging.INFO, logger="ballast")
+        run = in_bfloat16(steps=1).run(stage=2, memory=needed[allowed], state_format="auto", gradient_format="auto")
+        formats = run.optimizer._ballast.options.formats
+        assert (formats.state, formats.gradients) == fitting[0]
+        assert bodies.bytes_kept_by(run.optimizer)[0] == needed[fitting[0]]
+        assert f"state in {formats.in_words()}" in caplog.records[0].getMessage()
+
+
+def test_only_formats_that_are_allowed_are_chosen():
+    allowed = {"state_format": ("compact", "split"), "gradient_format": "bf16"}
+    least = bytes_on_device("compact", "bf16")
+    run = in_bfloat16(steps=1).run(stage=2, memory=least, **allowed)
+    assert run.optimizer._ballast.options.formats.state == "compact"
+    with pytest.raises(ballast.OutOfMemoryError, match="B2004") as raised:
+        in_bfloat16(steps=1).run(stage=2, memory=least - 1, **allowed)
+    assert 'state_format="4bit"' in raised.value.remedy
+    assert "gradient_format" not in raised.value.remedy
+
+
+def test_a_training_keeps_the_formats_that_were_chosen():
+    run = in_bfloat16(steps=2).run(stage=2, state_format="auto", gradient_format="auto", memory="1GiB")
+    by_hand = in_bfloat16(steps=2).run(stage=2)
+    check_equal(run, by_hand)
+    assert not run.optimizer._ballast.plans.planner._requested.chooses_formats
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_the_forecast_is_the_reserved_memory_to_the_byte(stage, tmp_path):
     drive = f"nvme:{tmp_path}"
@@ -90,7 +127,7 @@ def test_the_forecast_below_stage_3_is_a_backward_pass_and_a_step():
     session = run.optimizer._ballast
     search = bodies.search_of(session)
     units = session.plans.planner.units(list(session.partition().members), 2)
-    program = search._question(2, units).program(search.best(2).placement)
+    program = search._question(2, units).program(search.fastest.placement)
     assert "use backward" in program and "use forward" not in program
 
 

@@ -6,7 +6,7 @@ import math
 import ballast
 import pytest
 import torch
-from python.wrap.support.loops import Loop, Run, check_close, check_equal, mlp
+from python.wrap.support.loops import Loop, Run, check_close, check_equal, in_bfloat16, mlp
 
 RULES = [
     (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -58,11 +58,6 @@ def test_tiers_and_stages_give_the_same_bits(offload, tmp_path):
     where = f"nvme:{tmp_path}" if offload == "nvme" else offload
     loop = Loop(micro_steps=2)
     check_equal(loop.run(stage=0), loop.run(stage=2, offload=where))
-
-
-def in_bfloat16(**changes):
-    loss = lambda model, batch: model(batch.to(torch.bfloat16)).float().square().mean()
-    return Loop(make_model=lambda: mlp(64).to(torch.bfloat16), loss=loss, **changes)
 
 
 @pytest.mark.parametrize("state_format", ["fp32", "split", "bf16", "compact", "4bit"])

@@ -353,14 +353,15 @@ def chooses(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[Any, 
 
 def forecast_of(session: Any) -> tuple[int, int]:
     """Return the bytes in memory and on the drive that the planner forecasts for a session."""
-    needs = search_of(session).best(session.options.stage).needs
+    needs = search_of(session).fastest.needs
     return needs["device"] + needs["host"], needs["nvme"]
 
 
 def search_of(session: Any) -> autotune.Search:
     members, rule = session.partition().members, session.plans.planner.step_inputs().rules[0]
     request = autotune.PartitionRequest(session.group, rule, members, True, partial(session.plans.planner.units, members))
-    return autotune.Search(session.options, request)
+    machine = autotune.budget_of_all_ranks(session.group, session.options, members)
+    return autotune.Search(session.options, request, machine)
 
 
 def begins_a_step_and_loads(rank: int, stage: int) -> tuple[list[float], list[torch.Tensor]]:

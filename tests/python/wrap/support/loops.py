@@ -165,3 +165,12 @@ class Tower(torch.nn.Module):
                 batch = torch.utils.checkpoint.checkpoint(block, batch, use_reentrant=reentrant)
         result: torch.Tensor = self.head(self.last(batch))
         return result
+
+
+def in_bfloat16(**changes: Any) -> Loop:
+    """Return a loop over a model of bfloat16 parameters."""
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch.to(torch.bfloat16)).float().square().mean()
+
+    return Loop(make_model=lambda: mlp(64).to(torch.bfloat16), loss=loss, **changes)
