@@ -36,7 +36,7 @@ wrapped: torch.optim.AdamW = ballast.wrap(
     memory="40GiB",
     units=["Block"],
     state_format="compact",
-    gradient_format="bf16",
+    gradient_format=("fp32", "bf16"),
     process_group=torch.distributed.group.WORLD,
 )
 ballast.wrap(adamw, stage="auto", offload="auto", memory=1 << 30, units="Block", max_grad_norm=1)

@@ -61,6 +61,30 @@ def test_memory_is_to_the_byte(state_format, bytes_of_128):
     assert not plan.memory["host"] and not plan.memory["nvme"]
 
 
+CARD = {"ranks": 1, "gpu": "rtx4090", "tokens": 2048}
+
+
+@pytest.mark.parametrize(
+    ("host", "formats"),
+    [("256GiB", ("split", "fp32")), ("80GiB", ("bf16", "bf16")), ("64GiB", ("compact", "bf16")), ("48GiB", ("4bit", "bf16"))],
+)
+def test_the_most_exact_formats_that_fit_are_chosen(host, formats):
+    plan = ballast.plan("llama-8b", host_memory=host, format="auto", gradient_format="auto", **CARD)
+    assert (plan.format, plan.gradient_format) == formats
+    by_hand = ballast.plan("llama-8b", host_memory=host, format=formats[0], gradient_format=formats[1], **CARD)
+    assert (plan.placement, plan.memory, plan.seconds) == (by_hand.placement, by_hand.memory, by_hand.seconds)
+    listed = ballast.front("llama-8b", host_memory=host, format="auto", gradient_format="auto", **CARD)
+    assert all(each.fits for each in listed)
+
+
+def test_formats_that_save_much_time_are_chosen_before_exact_ones():
+    machine = {**CARD, "host_memory": "32GiB", "drives": "1TiB", "rates": {"read": "1GB/s", "write": "1GB/s"}}
+    plans = [ballast.plan("llama-8b", format=name, **machine) for name in ("split", "compact")]
+    chosen = ballast.plan("llama-8b", format="compact,split", **machine)
+    assert plans[0].seconds > 1.05 * plans[1].seconds
+    assert (chosen.format, chosen.seconds) == ("compact", plans[1].seconds)
+
+
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_gradients_in_bf16_take_half_of_the_memory_wherever_they_are(tier):
     machine = {"ranks": 2, "stage": 3, "offload": {"gradients": tier, "state": "host"}, **MACHINE}
@@ -153,6 +177,8 @@ def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
         ({"rates": {"raed": "1GB/s"}}, "read"),
         ({"optimizer": "adam_w"}, "adamw"),
         ({"format": "splt"}, "split"),
+        ({"format": "split,compat"}, "compact"),
+        ({"gradient_format": ["bf61", "fp32"]}, "bf16"),
         ({"activations": "checkpoint"}, "checkpointed"),
         ({"dtype": "bfloat"}, "bf16"),
     ],
