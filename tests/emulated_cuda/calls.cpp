@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "tests/emulated_cuda/devices.h"
 #include "tests/emulated_cuda/rules.h"
@@ -13,14 +14,14 @@
 namespace emulated {
 namespace {
 
-std::mutex mutex;  // guards the next three variables
+std::mutex mutex;  // guards the next four variables
 Counts counted;
+std::map<std::thread::id, Counts> counted_by;
 std::size_t calls_until_fault = 0;  // 0: none
 cudaError_t fault = cudaSuccess;
 
 std::atomic<std::size_t> calls_made = 0;
 std::atomic<cudaError_t> fatal = cudaSuccess;
-thread_local Counts counted_here;
 thread_local int current = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -29,9 +30,9 @@ bool ends_context(cudaError_t error) { return error == cudaErrorLaunchFailure ||
 // Counts the call, and returns the error that it has been told to return.
 cudaError_t counted_call(const char* name) {
   ++calls_made;
-  ++counted_here[name];
   const std::lock_guard lock(mutex);
   ++counted[name];
+  ++counted_by[std::this_thread::get_id()][name];
   if (calls_until_fault == 0 || --calls_until_fault > 0) return cudaSuccess;
   if (ends_context(fault)) fatal = fault;
   return fault;
@@ -52,9 +53,9 @@ cudaError_t end_call(cudaError_t result) {
 }
 
 void count(const char* name) {
-  ++counted_here[name];
   const std::lock_guard lock(mutex);
   ++counted[name];
+  ++counted_by[std::this_thread::get_id()][name];
 }
 
 bool context_has_failed() { return fatal != cudaSuccess; }
@@ -65,12 +66,15 @@ Counts counts() {
   return counted;
 }
 
-Counts counts_of_this_thread() { return counted_here; }
+Counts counts_of_this_thread() {
+  const std::lock_guard lock(mutex);
+  return counted_by[std::this_thread::get_id()];
+}
 
 void reset_counts() {
-  counted_here.clear();
   const std::lock_guard lock(mutex);
   counted.clear();
+  counted_by.clear();
 }
 
 void fail_call(std::size_t number, cudaError_t error) {

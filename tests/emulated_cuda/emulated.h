@@ -36,7 +36,7 @@ Live live();
 std::vector<int> gpus_with_context();  // of this process
 void allow_context_only_on(int gpu);   // from now on, another one ends the process
 
-// The calls since the last reset, by name; a thread's are reset by that thread. Kernels count as "kernel", and work of NCCL as "NCCL kernel".
+// The calls since the last reset, by name. Kernels count as "kernel", and work of NCCL as "NCCL kernel".
 using Counts = std::map<std::string, std::size_t>;
 Counts counts();
 Counts counts_of_this_thread();  // only those that it made

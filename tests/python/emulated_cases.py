@@ -66,6 +66,7 @@ def write_report(report: pytest.TestReport) -> None:
     """Write how a phase of a case ended, if another process waits for it."""
     if REPORTS not in os.environ or (report.when != "call" and report.passed):
         return
-    text = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else report.longreprtext
+    skipped = report.skipped and isinstance(report.longrepr, tuple)
+    text = report.longrepr[2].removeprefix("Skipped: ") if skipped else report.longreprtext
     with open(os.environ[REPORTS], "a") as file:
         print(json.dumps([report.nodeid, report.outcome, text]), file=file)

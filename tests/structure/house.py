@@ -186,6 +186,7 @@ PRIVATE_TO_TORCH |= {"_use_count", "_post_accumulate_grad_hooks", "_opt_called",
 
 # The file of the package that may name torch's type of GPUs, and torch's module for them.
 TORCH_GPU = "python/ballast/wrapper/gpu.py"
+TORCH_FACTORIES = {f"torch.{name}" for name in ("arange", "as_tensor", "empty", "full", "ones", "rand", "tensor", "zeros")}
 
 FILE_LINES = 400
 FUNCTION_LINES = 60

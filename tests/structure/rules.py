@@ -370,6 +370,15 @@ def torch_gpus_have_one_home(tree: Tree):
                     yield path, token.start[0], f"{token.string} names torch's GPU, and belongs in {house.TORCH_GPU}"
 
 
+@rule("torch-device")
+def tensors_are_made_on_a_named_device(tree: Tree):
+    for path, text in tree.with_suffix({".py"}):
+        for node in ast.walk(ast.parse(text)) if path.startswith(house.PYTHON_PACKAGE + "/") else ():
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name in house.TORCH_FACTORIES and all(each.arg not in ("device", None) for each in node.keywords):
+                yield path, node.lineno, f"{name}() without device= is on the device of torch.set_default_device()"
+
+
 @rule("developer-path")
 def no_paths_of_one_machine(tree: Tree):
     for path, text in tree.files.items():

@@ -133,6 +133,7 @@ PLANTED = [
     ("torch-gpu", "python/ballast/checks.py", 1, 'device = f"cuda:{gpu}"\n'),
     ("torch-gpu", "python/ballast/checks.py", 1, "from torch.cuda import synchronize\n"),
     ("torch-gpu", "python/ballast/checks.py", 1, "import torch.cuda\n"),
+    ("torch-device", "python/ballast/checks.py", 2, "import torch\nvalues = torch.empty(3, dtype=torch.float32)\n"),
     ("developer-path", "README.md", 2, "# Ballast\nSee /" + "home/ann/ballast.\n"),
     ("developer-path", "CMakeLists.txt", 1, 'set(NCCL "/' + 'root/wheels/nccl")\n'),
 ]

@@ -40,7 +40,7 @@ def custom_state(access: CheckpointAccess, partition: Partition, names: Mapping[
         for key, described in kinds.items():
             if isinstance(described, torch.dtype):
                 first, mine_by_key = shards.get(name, (0, {}))
-                value = mine_by_key.get(key, torch.empty(0, dtype=described))
+                value = mine_by_key.get(key, torch.empty(0, dtype=described, device="cpu"))
                 writers = Writers.in_turns if in_turns or name in frozen else Writers.each
                 yield TorchTensor(moment_name(name, key), BY_ELEMENT, value, writers, begin=first, full_shape=shapes[name])
             else:
@@ -84,7 +84,7 @@ def _description(where: str, value: Any, is_by_element: bool) -> Any:
             needed="tensors, and numbers of the types int and float",
             remedy="Keep it in the parameter group: options may be text, None, and lists too.",
         )
-    return NUMBER, torch.tensor(value, dtype=NUMBERS[type(value)])
+    return NUMBER, torch.tensor(value, dtype=NUMBERS[type(value)], device="cpu")
 
 
 def _merged(of_all: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -139,7 +139,7 @@ class CustomState:
         if entries:
             self._values[id(parameter)] = {
                 key: torch.empty(
-                    shape if entry.role == BY_ELEMENT else entry.shape, dtype=getattr(torch, entry.dtype)
+                    shape if entry.role == BY_ELEMENT else entry.shape, dtype=getattr(torch, entry.dtype), device="cpu"
                 )
                 for key, entry in entries.items()
             }

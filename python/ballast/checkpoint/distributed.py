@@ -108,7 +108,7 @@ class Distributed:
         reader = FileSystemReader(self._directory)
         reader.read_metadata = lambda *args, **options: self._metadata  # torch's method unpickles anything
         entry = self._entries[key]
-        into = {key: torch.empty(entry.size, dtype=entry.properties.dtype)}
+        into = {key: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")}
         try:
             load(into, storage_reader=reader, no_dist=True)
         except CheckpointException as error:  # a BaseException with the errors of each rank

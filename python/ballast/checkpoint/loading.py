@@ -122,9 +122,9 @@ class Loading:
                 kept = [moment for _, moment in self._access.names_of_moments()]
             if not kept or (parameter.requires_grad and entry.role == "trained"):
                 continue
-            values = {moment: torch.zeros(parameter.shape, dtype=torch.float32) for moment in kept}
+            values = {moment: torch.zeros(parameter.shape, dtype=torch.float32, device="cpu") for moment in kept}
             where = thawed if parameter.requires_grad else frozen_state
-            where[id(parameter)] = {"step": torch.tensor(float(entry.steps)), **values}
+            where[id(parameter)] = {"step": torch.tensor(float(entry.steps), device="cpu"), **values}
         return frozen_state, thawed
 
     def _targets(self, partition: Partition, moments: State) -> list[Target]:

@@ -35,7 +35,7 @@ class PlainTensor:
         self._dtype = getattr(torch, entry.dtype)
 
     def begin(self) -> None:
-        self._flat = torch.empty(self.count, dtype=self._dtype)
+        self._flat = torch.empty(self.count, dtype=self._dtype, device="cpu")
 
     def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
         values = torch.frombuffer(reader.memory(), dtype=self._dtype)[cut.first : cut.first + cut.count]
@@ -58,7 +58,7 @@ class TrainedTensor:
 
     def begin(self) -> None:
         dtype = torch.float32 if self._parameter is None else self._parameter.dtype
-        self._values = torch.empty(self.entry.shape, dtype=dtype)
+        self._values = torch.empty(self.entry.shape, dtype=dtype, device="cpu")
         at = {kind: moment.data_ptr() for kind, moment in self._moments.items()}
         self._part = _core.StatePart(
             dtype=PARAMETER_DTYPES[str(dtype).removeprefix("torch.")],

@@ -70,7 +70,7 @@ def _users_of_storage(tensor: torch.Tensor) -> int:
 @cache
 def _references_of_a_variable() -> int:
     """Return the references in Python to a tensor that is in one variable and in one place in torch."""
-    holder, tensor = torch.zeros(1), torch.zeros(1)
+    holder, tensor = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
     holder.grad = tensor
     return _references_in_python(tensor)
 
@@ -78,4 +78,4 @@ def _references_of_a_variable() -> int:
 @cache
 def _users_of_own_storage() -> int:
     """Return the users of a storage that only one tensor has."""
-    return _users_of_storage(torch.zeros(1))
+    return _users_of_storage(torch.zeros(1, device="cpu"))

@@ -189,7 +189,7 @@ def full_state(member: Member, kept: Sequence[tuple[Part, dict[str, Any]]]) -> d
             for part, values in kept
         )
         if by_element:
-            full = torch.zeros(member.parameter.numel(), dtype=value.dtype)
+            full = torch.zeros(member.parameter.numel(), dtype=value.dtype, device="cpu")
             for (first, count), values in kept:
                 full[first : first + count] = values[name].view(-1)
             value = full.view(member.parameter.shape)

@@ -222,7 +222,7 @@ def make_unpartitioned(model: torch.nn.Module, partitioned: Iterable[torch.nn.Pa
             continue
         if found.lacks_values:
             refuse_to_begin(name)
-        full = torch.empty(parameter.shape, dtype=parameter.dtype)
+        full = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
         InitialValueReader().read(parameter, 0, full.numel(), full.data_ptr())
         found.release(full.to(parameter.device))
 
@@ -239,7 +239,7 @@ def agree_on_recordings(group: Group, tensors: Iterable[torch.Tensor]) -> None:
     """Let all ranks make the same values as rank 0. All ranks call it together."""
     outside = inputs_from_outside(list(tensors))
     flat = [each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in outside]
-    everything = torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
+    everything = torch.cat([torch.empty(0, dtype=torch.uint8, device="cpu"), *flat])
     bytes_of_ranks = group.all_reduce([len(everything) * (rank == group.rank) for rank in range(group.size)])
     if len(set(bytes_of_ranks)) > 1:
         refuse(
@@ -267,7 +267,7 @@ class InitialValueReader:
 
     def __init__(self) -> None:
         self._parameter: torch.Tensor | None = None
-        self._values = torch.empty(0)
+        self._values = torch.empty(0, device="cpu")
 
     def read(self, parameter: torch.nn.Parameter, first: int, count: int, into: int) -> None:
         """Write elements to this address in host memory."""
@@ -280,7 +280,7 @@ class InitialValueReader:
             tensor_at(into, count, parameter.dtype).zero_()
             return
         if self._parameter is not parameter:
-            self._values = torch.empty(0)  # free the last one before the next is made
+            self._values = torch.empty(0, device="cpu")  # free the last one before the next is made
             return_freed_memory()
             there = parameter.detach() if not isinstance(initial, Recorded) else values_of(initial.tensor)
             self._values = there.reshape(-1)

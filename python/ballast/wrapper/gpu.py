@@ -103,8 +103,8 @@ def wait_for_current_streams(tensors: Sequence[torch.Tensor]) -> None:
 def tensor_on(device: torch.device, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
     """Return the values as a tensor there. The copy to a GPU is ordered with torch's current stream, and not waited for."""
     if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(values, dtype=dtype, device="cpu")
+    return torch.tensor(values, dtype=dtype, device="cpu", pin_memory=True).to(device, non_blocking=True)
 
 
 def free_bytes(gpu: int) -> int:

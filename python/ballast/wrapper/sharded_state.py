@@ -147,7 +147,7 @@ class ShardedState:
         """Return the moment of the full parameter, with zeros where other ranks keep it."""
         member = self._members[self._index[id(parameter)]]
         self._residence.release_unit()
-        full = torch.zeros(parameter.shape, dtype=torch.float32)
+        full = torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
         self._core.read_moment(member.unit, member.tensor, moment, into=full.data_ptr())
         return full
 

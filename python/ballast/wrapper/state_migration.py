@@ -30,7 +30,7 @@ class Shard:
 
     @staticmethod
     def read(part: _core.StatePart, kinds: Iterable[Kind]) -> Shard:
-        shard = Shard(part.first, part.count, {kind: torch.empty(part.count) for kind in kinds})
+        shard = Shard(part.first, part.count, {kind: torch.empty(part.count, device="cpu") for kind in kinds})
         shard.part(part.first, part.count).copy_from(part)
         return shard
 
@@ -214,7 +214,7 @@ class StateMigration:
 
     def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
         """Return all values. The sum begins with -0.0, which changes no value; 0.0 would change -0.0."""
-        mine = torch.full((taken.parameter.numel(),), -0.0)
+        mine = torch.full((taken.parameter.numel(),), -0.0, device="cpu")
         for shard in taken.shards:
             mine[shard.first : shard.first + shard.count] = shard.values[kind]
         return sum_in_fp32(self._sharing, mine).view(taken.parameter.shape)
@@ -231,5 +231,5 @@ class StateMigration:
 
 
 def _shown(taken: TakenParameter, moment: _core.Moment) -> torch.Tensor:
-    local = torch.cat([torch.empty(0), *(shard.values[moment] for shard in taken.shards)])
+    local = torch.cat([torch.empty(0, device="cpu"), *(shard.values[moment] for shard in taken.shards)])
     return local.view(taken.parameter.shape) if local.numel() == taken.parameter.numel() else local

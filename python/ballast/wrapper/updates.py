@@ -150,7 +150,7 @@ def _is_count(value: Any) -> bool:
 
 def steps_of(kept: ShardedState, member: Member) -> torch.Tensor:
     """Return the count of steps of a parameter, in the form in which torch keeps it."""
-    return torch.tensor(float(kept.steps - member.begun_at))
+    return torch.tensor(float(kept.steps - member.begun_at), device="cpu")
 
 
 def _full_moment(kept: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ def _full_moment(kept: ShardedState, member: Member, value: torch.Tensor) -> tor
             where=f"parameter {member.name}",
             needed=f"{tuple(shape)}, or this rank's shard of {sum(count for _, count in parts)} elements",
         )
-    full = torch.zeros(shape, dtype=torch.float32)
+    full = torch.zeros(shape, dtype=torch.float32, device="cpu")
     begin = 0
     for first, count in parts:
         full.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]

@@ -24,9 +24,8 @@ std::size_t emulated_total_bytes(int gpu) {
   return cudaGetDeviceProperties(&properties, gpu) == cudaSuccess ? properties.totalGlobalMem : 0;
 }
 void emulated_sleep(int milliseconds) {
-  emulated_torch::launch(emulated_torch::current_gpu(), [milliseconds] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
-  });
+  emulated_torch::launch(emulated_torch::current_gpu(),
+                         [milliseconds] { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); });
 }
 void emulated_empty_cache() { emulated_torch::empty_cache(); }
 

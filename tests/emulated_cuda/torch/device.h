@@ -35,13 +35,13 @@ c10::Stream stream_of(int gpu, cudaStream_t handle);
 cudaStream_t current_stream(int gpu);  // of this thread
 cudaStream_t exchange_stream(int gpu, cudaStream_t stream);
 
-// The host's waits for the GPU that torch makes: Ballast's are counted without them.
+// The host's waits for the GPU that torch makes. They are counted apart from Ballast's.
 void wait_for_stream(cudaStream_t stream);
 void count_wait();
 
 // Adds a kernel to the thread's current stream of this GPU. It can access the GPU's memory.
 void launch(int gpu, std::function<void()> kernel);
-// The same, and returns when the kernel has ended. CUDA has no such call: the waits of Ballast and torch are counted without it.
+// The same, and returns when the kernel has ended. CUDA has no such call, so this is not counted as a wait.
 void launch_and_wait(int gpu, const std::function<void()>& kernel);
 
 }  // namespace emulated_torch

@@ -109,6 +109,27 @@ def test_gradients_are_clipped_and_checkpoints_resume(device, configuration, tmp
     assert first.step() == again.step()
 
 
+@on_devices
+@every_configuration
+def test_the_default_device_of_torch_is_only_for_the_caller(device, configuration, tmp_path):
+    """Ballast reads and writes memory of the host for state and checkpoints, also where torch.set_default_device() names a
+    GPU."""
+    with torch.device(device):
+        first, again = Training(device, **configuration), Training(device, **configuration)
+        first.step()
+        ballast.save(tmp_path / "saved", first.model, first.optimizer)
+        ballast.load_checkpoint(tmp_path / "saved", again.model, again.optimizer)
+        assert first.step() == again.step()
+        torch.save(first.optimizer.state_dict(), tmp_path / "state")
+        again.optimizer.load_state_dict(torch.load(tmp_path / "state", map_location="cpu"))
+        ballast.export(first.model, tmp_path / "exported.safetensors")
+        again.model.last.weight.requires_grad_(False)
+        first.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+        for training in (first, again):
+            training.step()
+            training.optimizer.close()
+
+
 class Streams:
     """Stands in for CUDA streams in a training on the CPU. Records the current stream and the waits."""
 

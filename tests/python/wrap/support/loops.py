@@ -44,10 +44,10 @@ class Loop:
     micro_steps: int = 1
     clip: float | None = None
     autocast: bool = False  # to bfloat16
-    device: str = "cpu"
     after_step: Callable[[torch.nn.Module, Any], None] = lambda model, optimizer: None
     rank: int = 0
     ranks: int = 1
+    device: str = "cpu"
 
     def batch(self, number: int) -> torch.Tensor:
         """Return this rank's part of the global batch."""
@@ -57,7 +57,7 @@ class Loop:
     def run(self, **options: Any) -> Run:
         """Train. With options, the optimizer is wrapped."""
         model = self.make_model()
-        if not any(each.is_meta for each in model.parameters()):  # which is moved where it is made
+        if not any(each.is_meta for each in model.parameters()):  # a deferred model is moved where it is made
             model.to(self.device)
         optimizer = self.make_optimizer(model.parameters(), **self.optimizer_options)
         if options:
