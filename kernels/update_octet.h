@@ -216,11 +216,12 @@ constexpr Factors factors_of(const Largest& largest) {
   return {};
 }
 
-// Encodes an octet. `largest` is that of the group; `index` is the index of the octet's first element in its unit.
+// Encodes an octet. `largest` is that of the group; the random bits are those of `place`.
 template <class Rule, StateFormat format>
-constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& tile, std::uint64_t index,
+constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& tile, const RoundingPlace& place,
                                    const Largest& largest) {
-  [[maybe_unused]] const RoundingKey key = rounding_key(tile.rounding_stream, index);
+  [[maybe_unused]] const std::uint64_t index = place.first_index;
+  [[maybe_unused]] const RoundingKey key = rounding_key(place.stream, index);
   [[maybe_unused]] const Factors factors = factors_of<format>(largest);
   StoredOctet stored{};
   for (std::size_t i = 0; i < octet_size; ++i) {
@@ -253,6 +254,7 @@ constexpr StoredOctet encode_octet(const NewOctet& updated, const TileMemory& ti
 
 struct OctetStep {
   OctetPlace place;
+  RoundingPlace rounding;
   NewOctet updated;
   Largest largest;  // of this thread
 };
@@ -263,6 +265,8 @@ constexpr OctetStep begin_step(const UpdateTable<Rule>& table, std::size_t chunk
   const std::size_t run = stretch_of(table.runs, chunk);
   OctetStep step{};
   step.place = place_of(table.runs, run, chunk, thread);
+  step.rounding = table.steps[run].tile;
+  step.rounding.first_index += step.place.first;
   const StoredOctet stored = step.place.whole ? read_stored<Rule, format, true>(tile, step.place)
                                               : read_stored<Rule, format, false>(tile, step.place);
   const Scales scales =
@@ -284,8 +288,7 @@ constexpr void end_step(const UpdateTable<Rule>& table, const OctetStep& step, u
       write_scales<Rule, format>(tile, place.first / group_size, largest_of_group);
     }
   }
-  const StoredOctet stored =
-      encode_octet<Rule, format>(step.updated, tile, tile.first_index + place.first, largest_of_group);
+  const StoredOctet stored = encode_octet<Rule, format>(step.updated, tile, step.rounding, largest_of_group);
   if (place.whole) {
     write_stored<Rule, format, true>(tile, place, stored);
   } else {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/chunks.h"
+#include "kernels/random_math.h"
 #include "kernels/update.h"
 
 namespace ballast::kernels {
@@ -13,6 +14,7 @@ template <class Rule>
 struct RunStep {
   Rule rule;
   float gradient_factor;
+  RoundingPlace tile;  // of its first element, as if all of it belonged to the run's tensor
 };
 
 template <class Rule>
@@ -51,7 +53,8 @@ void each_table_of(const TileMemory& tile, std::span<const Run> runs, std::span<
     if (rule == nullptr || run.count == 0) {
       continue;
     }
-    add_run(table, run, {*rule, group.gradient_factor});
+    const RoundingPlace place{stream_of_tensor(tile.rounding_stream, run.tensor), tile.first_index - run.tensor_begin};
+    add_run(table, run, {*rule, group.gradient_factor, place});
     if (table.runs.count == runs_per_launch) {
       launch(table);
       table.runs.count = 0;

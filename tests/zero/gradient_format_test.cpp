@@ -243,14 +243,21 @@ TEST_CASE("tensors with the same numbers round in the same way in other units") 
   const Tensor a{.name = "a", .shape = {700}, .number = 8}, b{.name = "b", .shape = {5, 111}, .number = 3};
   const Model together{{{.name = "both", .tensors = {a, b}}}};
   const Model apart{{{.name = "second", .tensors = {b}}, {.name = "first", .tensors = {a}}}};
-  const auto options = [](int stage) {
-    return TrainingOptions{.stage = stage, .gradient_format = GradientFormat::bf16, .micro_steps = 3};
-  };
-  const Parameters expected = trained_in(together, options(2));
-  CHECK(trained_in(apart, options(3)) == expected);
   Model other = apart;
   other.units[1].tensors[0].number = 9;
-  CHECK(trained_in(other, options(3)) != expected);
+  for (const auto format : all_state_formats) {
+    for (const auto gradient_format : {GradientFormat::fp32, GradientFormat::bf16}) {
+      CAPTURE(name(format), name(gradient_format));
+      const auto options = [&](int stage) {
+        return TrainingOptions{.stage = stage, .format = format, .gradient_format = gradient_format, .micro_steps = 3};
+      };
+      const Parameters expected = trained_in(together, options(2));
+      CHECK(trained_in(apart, options(3)) == expected);
+      const bool rounds_state = format != StateFormat::fp32 && format != StateFormat::split;
+      const bool draws = gradient_format == GradientFormat::bf16 || rounds_state;
+      CHECK((trained_in(other, options(3)) == expected) != draws);
+    }
+  }
 }
 
 TEST_CASE("gradients of bf16 parameters take 2 bytes where they are kept and moved, those of others 4") {

@@ -53,7 +53,7 @@ TileMemory Arithmetic::tile_of(const Op& op, const StepNumbers& step) const {
   tile.gradient_dtype = plan_.input().dtype_of_sums(op.unit);
   tile.count = range.count;
   tile.first_index = range.first;
-  tile.rounding_stream = kernels::rounding_stream(kernels::seed_of_state, op.unit, step.number);
+  tile.rounding_stream = kernels::rounding_stream(kernels::seed_of_state, 0, step.number);
   return tile;
 }
 

@@ -35,6 +35,19 @@ def test_all_stages_and_tiers_give_the_same_bits(ranks, micro_steps, tmp_path):
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("state_format", ["bf16", "compact"])
+def test_state_formats_that_round_stochastically_give_the_same_bits_at_all_stages(state_format, ranks, tmp_path):
+    options = {"gradient_format": "bf16", "state_format": state_format}
+    configurations = [{"stage": stage, **options} for stage in (0, 1, 2, 3)]
+    configurations += [{"stage": 3, "offload": where, **options} for where in ("host", f"nvme:{tmp_path}")]
+    training = {**IN_BF16, "micro_steps": 2}
+    for _, first, *others in run_ranks(ranks, bodies.in_every_configuration, training, configurations):
+        for other in others:
+            assert other[0] == first[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
+
+
 def test_updates_in_the_backward_pass_and_checks_change_no_bit():
     check_equal(run(stage=2), run(stage=3, update_in_backward=True))
     check_equal(run(stage=2), run(stage=3, verify=1))
