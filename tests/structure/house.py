@@ -57,7 +57,7 @@ PYTHON_LAYERS = {
     ],
     "planning": [
         *("machine", "hardware", "tiers", "searching", "result", "options", "candidates", "suggestions", "planning"),
-        *("models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
+        *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
     ],
     "torch": [
