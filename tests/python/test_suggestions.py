@@ -48,7 +48,7 @@ def test_where_no_change_fits_the_remedy_lists_the_changes(capsys, asked):
     assert code == 1
     assert not suggestions_in(error)
     tried = shlex.split(error.partition("all together: ")[2].splitlines()[0].rstrip(".").replace(",", ""))
-    for option in ("--format", "--no-clipping", "--ranks", "--host-memory", "--drives"):
+    for option in ("--format", "--gradient-format", "--no-clipping", "--ranks", "--host-memory", "--drives"):
         assert option in tried
     assert plan(capsys, [*asked.split(), *tried])[0] == 1
 
@@ -63,7 +63,8 @@ def test_a_suggestion_is_the_smallest_of_its_kind(capsys):
 def test_nothing_is_suggested_that_is_requested_already():
     from ballast.suggestions import machines_for, settings_of
 
-    given = {"format": "4bit", "clipping": False, "host_memory": "4TiB", "drives": "64TiB", "activations": "1GiB"}
+    given = {"format": "4bit", "gradient_format": "bf16", "clipping": False, "activations": "1GiB"}
+    given |= {"host_memory": "4TiB", "drives": "64TiB"}
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
     assert [axis[0].flag for axis in machines_for(request.options)] == ["--ranks 2"]
