@@ -170,21 +170,21 @@ void copy_state(const TileMemory& from, const TileMemory& to) {
 }
 
 void read_moment(const TileMemory& tile, Moment moment, std::span<float> values) {
-  const auto [bytes, scales] = stored(tile, moment, values.size());
+  const Stored kept = stored(tile, moment, values.size());
   switch (tile.format) {
     case StateFormat::fp32:
-    case StateFormat::split: std::memcpy(values.data(), bytes, values.size_bytes()); return;
+    case StateFormat::split: std::memcpy(values.data(), kept.bytes, values.size_bytes()); return;
     case StateFormat::bf16:
       for (std::size_t i = 0; i < values.size(); ++i) {
-        values[i] = from_bf16(reinterpret_cast<const std::uint16_t*>(bytes)[i]);
+        values[i] = from_bf16(reinterpret_cast<const std::uint16_t*>(kept.bytes)[i]);
       }
       return;
     case StateFormat::compact:
     case StateFormat::four_bit:
       with_code(tile.format, moment, [&]<class Code>(Code) {
-        const auto codes = codes_at<Code>(bytes);
+        const auto codes = codes_at<Code>(kept.bytes);
         for (std::size_t i = 0; i < values.size(); ++i) {
-          values[i] = from_coded(Code::decode(codes.load(i), scales[i / group_size]), moment);
+          values[i] = from_coded(Code::decode(codes.load(i), kept.scales[i / group_size]), moment);
         }
       });
       return;
@@ -192,23 +192,24 @@ void read_moment(const TileMemory& tile, Moment moment, std::span<float> values)
 }
 
 void write_moment(const TileMemory& tile, Moment moment, std::span<const float> values) {
-  const auto [bytes, scales] = stored(tile, moment, values.size());
+  const Stored kept = stored(tile, moment, values.size());
   switch (tile.format) {
     case StateFormat::fp32:
-    case StateFormat::split: std::memcpy(bytes, values.data(), values.size_bytes()); return;
+    case StateFormat::split: std::memcpy(kept.bytes, values.data(), values.size_bytes()); return;
     case StateFormat::bf16:
       for (std::size_t i = 0; i < values.size(); ++i) {
         const std::uint32_t rounded = add_noise(values[i], half_of_bf16);
-        reinterpret_cast<std::uint16_t*>(bytes)[i] = static_cast<std::uint16_t>(rounded >> 16);
+        reinterpret_cast<std::uint16_t*>(kept.bytes)[i] = static_cast<std::uint16_t>(rounded >> 16);
       }
       return;
     case StateFormat::compact:
     case StateFormat::four_bit:
-      std::memset(bytes, 0, moment_bytes(tile.format, values.size()));  // a last byte may have an unused half
+      std::memset(kept.bytes, 0, moment_bytes(tile.format, values.size()));  // a last byte may have an unused half
       for (std::size_t first = 0; first < values.size(); first += group_size) {
         const auto group = values.subspan(first, std::min(group_size, values.size() - first));
         with_code(tile.format, moment, [&]<class Code>(Code) {
-          encode_group<Code>(group, moment, bytes + moment_bytes(tile.format, first), scales[first / group_size]);
+          encode_group<Code>(group, moment, kept.bytes + moment_bytes(tile.format, first),
+                             kept.scales[first / group_size]);
         });
       }
       return;
