@@ -35,7 +35,7 @@ struct Nibble {};
 template <class T>
 constexpr std::size_t bits_of = 8 * sizeof(T);
 template <>
-constexpr std::size_t bits_of<Nibble> = 4;
+inline constexpr std::size_t bits_of<Nibble> = 4;
 
 // The alignment that accesses of a whole octet of this size need: its size, at most 16 bytes.
 constexpr std::size_t octet_alignment(std::size_t octet_bytes) { return octet_bytes < 16 ? octet_bytes : 16; }
