@@ -71,8 +71,7 @@ class UnitGather:
     def open(self, unit: int) -> None:
         if unit in self.full:
             return
-        if self._gpu is not None:  # asked here too, because every call of a module comes here
-            require_stream(self._gpu, self._stream)
+        require_stream(self._gpu, self._stream)
         if self.open_unit == unit:
             return
         self.require_there(self.units[unit].members[0])
