@@ -24,9 +24,9 @@ constexpr std::uint64_t mix(std::uint64_t x) {
 inline constexpr std::uint64_t seed_of_state = 0;
 inline constexpr std::uint64_t seed_of_gradients = 1;
 
-// One stream of random bits for each unit and step of a run.
-constexpr std::uint64_t rounding_stream(std::uint64_t seed, std::uint64_t unit, std::uint64_t step) {
-  return mix(mix(mix(seed + 0x9e3779b97f4a7c15u) + unit) + step);
+// One stream of random bits for each step of a run, and for each rounding of an element in the step, by its number.
+constexpr std::uint64_t rounding_stream(std::uint64_t seed, std::uint64_t number, std::uint64_t step) {
+  return mix(mix(mix(seed + 0x9e3779b97f4a7c15u) + number) + step);
 }
 
 // The part of a stream that belongs to a tensor. Tensor 0 has the stream itself.

@@ -78,12 +78,12 @@ TEST_CASE(
   };
   const std::uint64_t stream = rounding_stream(1, 5, 100);
   const std::uint64_t next_step = rounding_stream(1, 5, 101);
-  const std::uint64_t next_unit = rounding_stream(1, 6, 100);
+  const std::uint64_t next_number = rounding_stream(1, 6, 100);
   const auto here = [=](std::uint64_t i) { return random_at(stream, i); };
   check(here, [=](std::uint64_t i) { return random_at(stream, i + 1); });
   check(here, [=](std::uint64_t i) { return random_at(stream, i + 128); });
   check(here, [=](std::uint64_t i) { return random_at(next_step, i); });
-  check(here, [=](std::uint64_t i) { return random_at(next_unit, i); });
+  check(here, [=](std::uint64_t i) { return random_at(next_number, i); });
 }
 
 TEST_CASE("elements beyond 2^32 draw bits of their own") {

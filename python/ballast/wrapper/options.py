@@ -11,11 +11,10 @@ from typing import Any
 
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
-from ballast.formats import Formats, each_pair
+from ballast.formats import AUTO, Formats, each_pair
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
 
-AUTO = "auto"
 ALL_OF_A_SHARD = 1 << 60
 
 
