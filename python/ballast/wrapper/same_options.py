@@ -8,9 +8,10 @@ import torch
 
 from ballast.checks import refuse
 from ballast.connecting import Group
+from ballast.formats import AUTO
 from ballast.tiers import fractions_of, tier_of
 from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.options import AUTO, WrapOptions
+from ballast.wrapper.options import WrapOptions
 
 # The other options change no value of the training, so each rank may have its own: memory, threads, timeout, timeline, verify,
 # and the directories on drives.
