@@ -54,6 +54,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
+    price             of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks
+    train_tokens      tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost
 
     Raises OutOfMemoryError (B2004) where nothing fits. The error names the missing memory, and the nearest options that fit.
     """
