@@ -83,6 +83,21 @@ class Plan:
             raise RuntimeError("a plan that is copied field by field has no program")
         return self._question.program(self._placement, rank=rank)
 
+    def timeline(self) -> list[_core.TimelineEntry]:
+        """Return the operations that run during the simulated step of rank 0, in the order of issue.
+
+        Each has `lane`, `phase`, `kind`, `unit`, and `begin` and `end` in seconds from the beginning of the step. An operation
+        with `of_earlier_step` belongs to the step before; it may begin before 0.
+
+        >>> import ballast
+        >>> plan = ballast.plan({"h.0.weight": (512, 512)}, gpu_memory="8GiB")
+        >>> [(op.phase.name, op.kind, op.unit) for op in plan.timeline() if op.lane.name == "compute"]
+        [('forward', 'use', 'h.0'), ('backward', 'use', 'h.0')]
+        """
+        if self._question is None or self._placement is None:
+            raise RuntimeError("a plan that is copied field by field has no timeline")
+        return self._question.timeline(self._placement)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON, and the costs."""
         values = vars(self) | {name: getattr(self, name) for name in DERIVED}
