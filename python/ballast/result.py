@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +188,12 @@ class Plan:
             cost = "" if self.training_cost is None else f", which cost {human_amount(self.training_cost)}"
             lines.append(f"training  {human_count(self.train_tokens)} tokens: {human_time(self.training_seconds)}{cost}")
         return lines
+
+
+def differences(plans: Sequence[Plan]) -> list[str]:
+    """Return the placement of each plan in a few words, with its formats if these differ."""
+    varies = len({plan.formats() for plan in plans}) > 1
+    return [f"{plan.where()}; {plan.formats()}" if varies else plan.where() for plan in plans]
 
 
 def _in_wrap(tiers: Mapping[str, float]) -> str | dict[str, float]:
