@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ballast.checks import all_known, one_of, refuse
+from ballast.checks import all_known, is_number, one_of, refuse
 from ballast.formats import Formats
 from ballast.hardware import GPUS, Gpu, Rates, rates_of
-from ballast.sizes import Rate, Size, parse_size
+from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, fractions_of
 
 OFFLOADS = ("auto", "none", "host", "nvme")
@@ -42,6 +43,8 @@ class Options:
     dtype: str | None
     clipping: bool
     resumable: bool
+    price: float | None  # of one GPU for an hour
+    train_tokens: int | None  # of the whole training
 
     @property
     def hardware(self) -> Gpu:
@@ -91,6 +94,16 @@ def read_efficiency(value: float) -> float:
     if not 0 < value <= 1:
         refuse(f"efficiency={value} is not possible", needed="above 0, and 1 at most")
     return value
+
+
+def read_price(value: float | None) -> float | None:
+    if value is not None and not (is_number(value) and 0 < value < math.inf):
+        refuse(f"price={value!r} is not possible", needed="the price of one GPU for an hour: a number above 0, and finite")
+    return None if value is None else float(value)
+
+
+def read_train_tokens(value: Count | None) -> int | None:
+    return None if value is None else parse_count(value)
 
 
 def read_stage(value: object) -> int | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
+from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import GPUS, RATES, Budget, machine
 from ballast.keywords import with_nearest_names
@@ -18,13 +19,15 @@ from ballast.options import (
     read_count,
     read_efficiency,
     read_offload,
+    read_price,
     read_rates,
     read_stage,
+    read_train_tokens,
     read_word,
 )
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
-from ballast.sizes import Rate, Size, parse_size
+from ballast.sizes import Count, Rate, Size, parse_size
 from ballast.tiers import KINDS, Offload, fractions_in
 
 
@@ -70,6 +73,8 @@ class PlanRequest:
             critical=step.critical,
             tokens_per_second=options.ranks * options.tokens * options.micro_steps / step.seconds,
             assumed={name: getattr(rank, name) for name in RATES} | {"flops": options.hardware.flops * options.efficiency},
+            price=options.price,
+            train_tokens=options.train_tokens,
             notes=self._notes(),
             _question=self.exact,
             _placement=placement,
@@ -117,6 +122,8 @@ def request_plan(
     dtype: str | None = None,
     clipping: bool = True,
     resumable: bool = False,
+    price: float | None = None,
+    train_tokens: Count | None = None,
 ) -> PlanRequest:
     """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains
     them."""
@@ -143,8 +150,22 @@ def request_plan(
         dtype=dtype,
         clipping=clipping,
         resumable=resumable,
+        price=read_price(price),
+        train_tokens=read_train_tokens(train_tokens),
     )
-    return request_of(options, describe(model, dtype=dtype))
+    description = describe(model, dtype=dtype)
+    _require_counted_time(options, description)
+    return request_of(options, description)
+
+
+def _require_counted_time(options: Options, description: Description) -> None:
+    """Refuse to compute a cost from a time without the model's arithmetic."""
+    if (options.price is not None or options.train_tokens is not None) and not any(description.flops):
+        refuse(
+            "cannot compute the cost or the length of a training: the time of this model's arithmetic is not known",
+            where=description.name,
+            needed="a model with matrices, whose work for each token the planner counts",
+        )
 
 
 def request_of(options: Options, description: Description) -> PlanRequest:

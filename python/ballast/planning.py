@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from ballast import _core
@@ -54,6 +55,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
+    price             of one GPU for an hour, in any currency: the plan has the cost of a million tokens on all ranks
+    train_tokens      tokens of the whole training, such as "15T": the plan has its seconds and, with a price, its cost
 
     Raises OutOfMemoryError (B2004) where nothing fits. The error names the missing memory, and the nearest options that fit.
     """
@@ -70,7 +73,7 @@ def front(model: ModelLike, **options: Any) -> list[Plan]:
     >>> all(a.seconds <= b.seconds and a.bytes_in("device") > b.bytes_in("device") for a, b in zip(plans, plans[1:]))
     True
     """
-    return unbeaten(request_plan(model, **options))
+    return unbeaten(searched(request_plan(model, **options)))
 
 
 def best(request: PlanRequest) -> Plan:
@@ -83,17 +86,22 @@ def best(request: PlanRequest) -> Plan:
     return preferred(found, lambda plan: plan.seconds)
 
 
-def unbeaten(request: PlanRequest, *, also: Plan | None = None) -> list[Plan]:
-    """Return the plans of `front()`. `also` is a plan that is known already and always listed."""
+def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = True) -> list[Plan]:
+    """Return a plan for each placement that fits, or for all. `also` is a plan that is known already."""
     _require_room(request)
     plans = [
         each.plan(each.coarse.price(placement), ledger=ledger)
         for each in request.of_each_format()
-        for placement, ledger in _fitting(each)
+        for placement, ledger in _with_memory(each)
+        if not fitting or fits(each, ledger)
     ]
-    if also:
-        plans = [also, *(plan for plan in plans if not plan.is_as(also))]
-    plans.sort(key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
+    return [also, *(plan for plan in plans if not plan.is_as(also))] if also else plans
+
+
+def unbeaten(plans: Iterable[Plan], *, also: Plan | None = None) -> list[Plan]:
+    """Return the plans of `front()`. `also` is one of the plans, and is always listed."""
+    fitting = (plan for plan in plans if plan.fits)
+    plans = sorted(fitting, key=lambda plan: (plan.seconds, plan.bytes_in("device"), plan.bytes_in("host")))
     found: list[Plan] = []
     for plan in plans:
         if plan is also or not found or plan.bytes_in("device") < found[-1].bytes_in("device"):
@@ -101,9 +109,8 @@ def unbeaten(request: PlanRequest, *, also: Plan | None = None) -> list[Plan]:
     return found
 
 
-def _fitting(request: PlanRequest) -> list[tuple[_core.Placement, list[_core.LedgerEntry]]]:
-    priced = ((placement, request.exact.memory(placement)) for placement in candidates(request))
-    return [(placement, ledger) for placement, ledger in priced if fits(request, ledger)]
+def _with_memory(request: PlanRequest) -> Iterator[tuple[_core.Placement, list[_core.LedgerEntry]]]:
+    return ((placement, request.exact.memory(placement)) for placement in candidates(request))
 
 
 def _fastest(request: PlanRequest) -> Plan | None:
@@ -113,7 +120,8 @@ def _fastest(request: PlanRequest) -> Plan | None:
             return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
         except OutOfMemoryError:
             return None
-    plans = (request.plan(request.exact.price(placement)) for placement, _ in _fitting(request))
+    fitting = (placement for placement, ledger in _with_memory(request) if fits(request, ledger))
+    plans = (request.plan(request.exact.price(placement)) for placement in fitting)
     return min(plans, key=lambda plan: plan.seconds, default=None)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ballast import _core
 from ballast.formats import Formats
-from ballast.sizes import human_size
+from ballast.sizes import human_amount, human_count, human_size, human_time
 from ballast.tiers import in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
+DERIVED = ("cost_per_million_tokens", "training_seconds", "training_cost")
+HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,34 @@ class Plan:
     critical: Mapping[str, float]  # seconds of the step, by the lane that it waits for
     tokens_per_second: float  # of all ranks
     assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
+    price: float | None = None  # of one GPU for an hour
+    train_tokens: int | None = None  # of the whole training
     notes: tuple[str, ...] = ()
     _question: _core.Question | None = field(default=None, repr=False, compare=False)
     _placement: _core.Placement | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """The cost of a million tokens on all ranks, in the currency of `price`; None without a price.
+
+        >>> import ballast
+        >>> plan = ballast.plan("llama-8b", ranks=8, gpu="h100", price=2.5)
+        >>> plan.cost_per_million_tokens == 2.5 * 8 / 3600 * 1e6 / plan.tokens_per_second
+        True
+        """
+        return None if self.price is None else self.price * self.ranks / HOUR * 1e6 / self.tokens_per_second
+
+    @property
+    def training_seconds(self) -> float | None:
+        """The time of the whole training, at the speed of the simulated step; None without `train_tokens`."""
+        return None if self.train_tokens is None else self.train_tokens / self.tokens_per_second
+
+    @property
+    def training_cost(self) -> float | None:
+        """The cost of the whole training on all ranks; None without a price or without `train_tokens`."""
+        if self.price is None or self.training_seconds is None:
+            return None
+        return self.price * self.ranks / HOUR * self.training_seconds
 
     def bytes_in(self, tier: str) -> int:
         """Return the bytes of a rank in "device", "host" or "nvme"."""
@@ -56,11 +83,27 @@ class Plan:
             raise RuntimeError("a plan that is copied field by field has no program")
         return self._question.program(self._placement, rank=rank)
 
+    def timeline(self) -> list[_core.TimelineEntry]:
+        """Return the operations that run during the simulated step of rank 0, in the order of issue.
+
+        Each has `lane`, `phase`, `kind`, `unit`, and `begin` and `end` in seconds from the beginning of the step. An operation
+        with `of_earlier_step` belongs to the step before; it may begin before 0.
+
+        >>> import ballast
+        >>> plan = ballast.plan({"h.0.weight": (512, 512)}, gpu_memory="8GiB")
+        >>> [(op.phase.name, op.kind, op.unit) for op in plan.timeline() if op.lane.name == "compute"]
+        [('forward', 'use', 'h.0'), ('backward', 'use', 'h.0')]
+        """
+        if self._question is None or self._placement is None:
+            raise RuntimeError("a plan that is copied field by field has no timeline")
+        return self._question.timeline(self._placement)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
+        """Return the fields for JSON, and the costs."""
+        values = vars(self) | {name: getattr(self, name) for name in DERIVED}
         return {
             key: dict(value) if isinstance(value, Mapping) else value
-            for key, value in vars(self).items()
+            for key, value in values.items()
             if not key.startswith("_")
         }
 
@@ -120,11 +163,12 @@ class Plan:
         return lines
 
     def _time_lines(self) -> list[str]:
-        waits = ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in self.exposed.items())
+        waits = ", ".join(f"{phase} {human_time(seconds)}" for phase, seconds in self.exposed.items())
         lane, share = max(self.critical.items(), key=lambda item: item[1])
         rates = ", ".join(f"{name} {value / 1e9:.4g}" for name, value in self.assumed.items() if name != "flops")
         lines = [
-            f"step      {_seconds(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
+            f"step      {human_time(self.seconds)}, {self.tokens_per_second:,.0f} tokens/s on all ranks",
+            *self._cost_lines(),
             f"waiting   {waits}",
             f"critical  {lane}, {share / self.seconds:.0%} of the step",
             f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s per GPU; GB/s per rank:",
@@ -135,6 +179,23 @@ class Plan:
         return lines + [f"note      {note}" for note in self.notes]
 
 
+    def _cost_lines(self) -> list[str]:
+        lines = []
+        if self.price is not None and self.cost_per_million_tokens is not None:
+            each = f"{human_amount(self.price)} an hour for each GPU"
+            lines.append(f"cost      {human_amount(self.cost_per_million_tokens)} per million tokens, at {each}")
+        if self.train_tokens is not None and self.training_seconds is not None:
+            cost = "" if self.training_cost is None else f", which cost {human_amount(self.training_cost)}"
+            lines.append(f"training  {human_count(self.train_tokens)} tokens: {human_time(self.training_seconds)}{cost}")
+        return lines
+
+
+def differences(plans: Sequence[Plan]) -> list[str]:
+    """Return the placement of each plan in a few words, with its formats if these differ."""
+    varies = len({plan.formats() for plan in plans}) > 1
+    return [f"{plan.where()}; {plan.formats()}" if varies else plan.where() for plan in plans]
+
+
 def _in_wrap(tiers: Mapping[str, float]) -> str | dict[str, float]:
     """Return the tiers of one kind in the form of wrap(). The fractions add up to 1 after they are rounded."""
     words = {tier if tier != "nvme" else "nvme:DIRECTORY": round(part, 4) for tier, part in tiers.items()}
@@ -143,7 +204,3 @@ def _in_wrap(tiers: Mapping[str, float]) -> str | dict[str, float]:
     last = list(words)[-1]
     words[last] = round(1 - sum(part for word, part in words.items() if word != last), 4)
     return words
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

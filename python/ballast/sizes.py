@@ -1,12 +1,20 @@
-"""Parse and format sizes and rates."""
+"""Parse and format sizes, rates, large counts and amounts of money."""
 
 from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
 
 from ballast import _core
 from ballast.checks import refuse
 
 Size = int | str
 Rate = int | float | str
+Count = int | float | str
+
+THOUSANDS = "KMBT"  # thousands, millions, billions and trillions
+COUNT = re.compile(rf"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*([{THOUSANDS}]?)", re.IGNORECASE)
 
 
 def parse_size(size: Size) -> int:
@@ -36,6 +44,55 @@ def parse_rate(rate: Rate) -> float:
     if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate > 0:
         refuse(f"{rate!r} is not a rate", needed='bytes a second, above 0, or text such as "25GB/s"')
     return float(rate)
+
+
+def parse_count(count: Count) -> int:
+    """Return a whole number, from a number or from text.
+
+    >>> parse_count("15T"), parse_count("1.4e12"), parse_count(2e9)
+    (15000000000000, 1400000000000, 2000000000)
+    """
+    found = None if isinstance(count, bool) else COUNT.fullmatch(str(count).strip())
+    number = Decimal(found[1]) * 1000 ** (1 + THOUSANDS.find(found[2].upper()) if found[2] else 0) if found else Decimal(0)
+    if number < 1 or number != int(number):
+        refuse(f"{count!r} is not a count", needed='a whole number from 1 on, or text such as "15T", "2.5B" or "15e12"')
+    return int(number)
+
+
+def human_count(count: int) -> str:
+    """Format a large count for messages.
+
+    >>> human_count(15 * 10**12), human_count(999_999_999), human_count(500)
+    ('15T', '1B', '500')
+    """
+    rounded = float(f"{count:.3g}")
+    power = min(int(math.log10(rounded)) // 3, len(THOUSANDS))
+    return f"{rounded / 1000**power:g}{THOUSANDS[power - 1] if power else ''}"
+
+
+def human_amount(amount: float) -> str:
+    """Format an amount of money for messages, with three digits at least.
+
+    >>> human_amount(0.09129), human_amount(45.678), human_amount(1234567.8)
+    ('0.0913', '45.68', '1,234,568')
+    """
+    if amount >= 1000:
+        return f"{amount:,.0f}"
+    digits = 2 if amount >= 1 or amount == 0 else 2 - math.floor(math.log10(amount))
+    return f"{amount:.{digits}f}"
+
+
+def human_time(seconds: float) -> str:
+    """Format a time for messages.
+
+    >>> human_time(0.012), human_time(1.5), human_time(9000), human_time(1e7)
+    ('12 ms', '1.50 s', '2.5 hours', '115.7 days')
+    """
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 3600:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 3600:.1f} hours" if seconds < 24 * 3600 else f"{seconds / 24 / 3600:,.1f} days"
 
 
 def human_size(size: int) -> str:

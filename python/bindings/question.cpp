@@ -8,9 +8,21 @@
 
 #include "python/bindings/by_name.h"
 #include "zero/plan/compiled_plan.h"
+#include "zero/plan/simulate.h"
 
 namespace ballast::python {
 namespace {
+
+// An operation of a simulated step, by names.
+struct TimelineEntry {
+  Lane lane = Lane::compute;
+  Phase phase = Phase::step;
+  std::string kind;
+  std::string unit;  // empty: of no unit
+  bool of_earlier_step = false;
+  double begin = 0;  // seconds from the beginning of the trainer's step
+  double end = 0;
+};
 
 // A ChoiceInput with the objects that it refers to.
 struct Question {
@@ -59,19 +71,39 @@ struct Question {
   Ledger memory(const Placement& placement) const { return memory_of(input(), placement); }
   TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), machine); }
 
+  CompiledPlan compiled(const Placement& placement, std::size_t rank) const {
+    return CompiledPlan(model, {.placement = placement,
+                                .rank = rank,
+                                .tile_elements = tile_elements,
+                                .micro_steps = micro_steps,
+                                .format = format,
+                                .gradient_format = gradient_format,
+                                .names = names,
+                                .trace = trace(),
+                                .schedule = schedule,
+                                .full_records = full_records,
+                                .host_is_device = machine.host_is_device});
+  }
+
   std::string program(const Placement& placement, std::size_t rank) const {
-    const CompiledPlan plan(model, {.placement = placement,
-                                    .rank = rank,
-                                    .tile_elements = tile_elements,
-                                    .micro_steps = micro_steps,
-                                    .format = format,
-                                    .gradient_format = gradient_format,
-                                    .names = names,
-                                    .trace = trace(),
-                                    .schedule = schedule,
-                                    .full_records = full_records,
-                                    .host_is_device = machine.host_is_device});
-    return to_text(plan.program());
+    return to_text(compiled(placement, rank).program());
+  }
+
+  std::vector<TimelineEntry> timeline(const Placement& placement) const {
+    const ChoiceInput asked = input();
+    const CompiledPlan plan = compiled(placement, 0);
+    std::vector<TimelineEntry> entries;
+    for (const SimulatedOp& ran : timeline_of({plan.program(), placement, machine, asked.work})) {
+      const Op& op = plan.program().ops[ran.op];
+      entries.push_back({.lane = op.lane,
+                         .phase = op.phase,
+                         .kind = std::string(name(op.kind)),
+                         .unit = op.unit == none ? "" : model.units[op.unit].name,
+                         .of_earlier_step = ran.of_earlier_step,
+                         .begin = ran.begin,
+                         .end = ran.end});
+    }
+    return entries;
   }
 };
 
@@ -125,6 +157,14 @@ void bind_question(py::module_& module) {
       .def_readonly("placement", &Choice::placement)
       .def_readonly("ledger", &Choice::ledger)
       .def_readonly("simulation", &Choice::simulation);
+  py::class_<TimelineEntry>(module, "TimelineEntry")
+      .def_readonly("lane", &TimelineEntry::lane)
+      .def_readonly("phase", &TimelineEntry::phase)
+      .def_readonly("kind", &TimelineEntry::kind)
+      .def_readonly("unit", &TimelineEntry::unit)
+      .def_readonly("of_earlier_step", &TimelineEntry::of_earlier_step)
+      .def_readonly("begin", &TimelineEntry::begin)
+      .def_readonly("end", &TimelineEntry::end);
   py::class_<Question>(module, "Question")
       .def(py::init([](const Model& model, const Machine& machine) {
              return Question{model, machine, {}};
@@ -159,7 +199,9 @@ void bind_question(py::module_& module) {
             return by_name<Tier>(bytes);
           },
           py::arg("placement"), "Return the bytes that it needs, by tier.")
-      .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released());
+      .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released())
+      .def("timeline", &Question::timeline, py::arg("placement"), Released(),
+           "Return the operations of the simulated step, with their times.");
 }
 
 }  // namespace ballast::python

@@ -168,6 +168,39 @@ TEST_CASE("where all lanes share a CPU, only the drive works in parallel with th
   CHECK(with_drive.seconds > all - with_drive.busy[at(Lane::disk)]);
 }
 
+TEST_CASE("the timeline has the times of a step, of the trainer and of what overlaps with it") {
+  Machine machine = fast_machine();
+  machine.read = machine.write = 100e6;
+  PlanSetup setup{.model = plain_model(8, 1'000'000), .placement = placement_of_stage(3, 2), .tile_elements = 131072};
+  setup.placement.state = all_in(Tier::nvme);
+  const CompiledPlan plan = plan_of(setup);
+  const std::vector<UnitWork> work(8, {0.02, 0.04});
+  const SimulationInput input{plan.program(), setup.placement, machine, work};
+  const Simulation step = simulate(input);
+  std::array<double, lane_count> busy{};
+  std::array<double, lane_count> last{};
+  double end_of_trainer = 0;
+  std::size_t of_earlier_step = 0;
+  for (const SimulatedOp& ran : timeline_of(input)) {
+    const Op& op = plan.program().ops[ran.op];
+    CAPTURE(ran.op, ran.begin, ran.end);
+    CHECK(ran.end > 0);
+    CHECK(ran.begin < step.seconds);
+    CHECK(ran.begin >= last[at(op.lane)]);  // one after another in each lane
+    last[at(op.lane)] = ran.end;
+    busy[at(op.lane)] += std::min(ran.end, step.seconds) - std::max(ran.begin, 0.0);
+    of_earlier_step += ran.of_earlier_step ? 1 : 0;
+    if (op.kind == OpKind::use || op.kind == OpKind::agree) end_of_trainer = ran.end;
+    if (op.kind == OpKind::use) CHECK((ran.begin >= 0 && !ran.of_earlier_step));
+    if (ran.begin < 0) CHECK(ran.of_earlier_step);
+    if (op.kind == OpKind::use) CHECK(ran.end - ran.begin == Approx(op.phase == Phase::forward ? 0.02 : 0.04));
+  }
+  CHECK(end_of_trainer == Approx(step.seconds));
+  CHECK(busy[at(Lane::compute)] == Approx(step.busy[at(Lane::compute)]));
+  CHECK(busy[at(Lane::disk)] == Approx(step.busy[at(Lane::disk)]).epsilon(0.01));
+  CHECK(of_earlier_step > 0);
+}
+
 TEST_CASE("the ledger sums the bytes that a program reserves, by tier and owner") {
   PlanSetup setup{.model = plain_model(2), .placement = placement_of_stage(3, 2), .tile_elements = 128};
   setup.placement.state = all_in(Tier::nvme);

@@ -59,6 +59,7 @@ PYTHON_LAYERS = {
         *("machine", "hardware", "tiers", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
+        *("reports", "reports.*"),
     ],
     "torch": [
         *("_torch_compat", "wrapper", "wrapper.unwrap", "wrapper.casting", "wrapper.gpu", "wrapper.rules"),

@@ -49,6 +49,19 @@ class Walk {
     return result;
   }
 
+  std::vector<SimulatedOp> timeline() const {
+    std::vector<SimulatedOp> timeline;
+    for (std::size_t i = 0; i < spans_.size(); ++i) {
+      const Span& span = spans_[i];
+      if (span.begin == span.end || span.end <= trainer_at_beginning_ || span.begin >= trainer_free_) continue;
+      timeline.push_back({.op = i % size_,
+                          .of_earlier_step = i < begin_of_step_,
+                          .begin = span.begin - trainer_at_beginning_,
+                          .end = span.end - trainer_at_beginning_});
+    }
+    return timeline;
+  }
+
  private:
   void run(const Op& op) {
     const std::size_t self = spans_.size();
@@ -123,5 +136,6 @@ class Walk {
 }  // namespace
 
 Simulation simulate(const SimulationInput& input) { return Walk(input).result(); }
+std::vector<SimulatedOp> timeline_of(const SimulationInput& input) { return Walk(input).timeline(); }
 
 }  // namespace ballast

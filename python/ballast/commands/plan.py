@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ballast import _core
@@ -12,15 +13,19 @@ from ballast.checks import refuse
 from ballast.hardware import GPUS, Rates
 from ballast.models.known import KNOWN
 from ballast.plan_request import request_plan
-from ballast.planning import best, unbeaten
-from ballast.result import Plan
-from ballast.sizes import human_size
+from ballast.planning import best, searched, unbeaten
+from ballast.reports.front import draw_front
+from ballast.reports.output import output_path, write
+from ballast.reports.page import page
+from ballast.result import Plan, differences
+from ballast.sizes import human_amount, human_size
 
 EXAMPLE = """\
 examples:
   ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drives 30TB
   ballast plan path/to/config.json --ranks 2 --gpu rtx4090 --host-memory 128GiB --offload host --tokens 4096
   ballast plan llama-8b --ranks 1 --gpu rtx4090 --host-memory 128GiB --tokens 2048 --json
+  ballast plan llama-8b --ranks 8 --gpu h100 --price 2.5 --train-tokens 15T --plot front.svg --html plan.html
 """
 
 WORDS = {
@@ -62,14 +67,31 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--resumable", action="store_true", default=None, help="keep parameters with the state on drives")
     help = f"replace a rate, such as read=3GB/s: {', '.join(field.name for field in fields(Rates))}"
     parser.add_argument("--rate", dest="rates", action="append", metavar="NAME=RATE", help=help)
+    _add_costs(parser.add_argument_group("cost"))
+    _add_files(parser.add_argument_group("files"))
     parser.add_argument("--program", action="store_true", help="print only the step, as the engine runs it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
+def _add_costs(group: Any) -> None:
+    help = "price of one GPU for an hour, in any currency: adds the cost of a million tokens, of all GPUs together"
+    group.add_argument("--price", type=float, metavar="X", help=help)
+    help = "tokens of the whole training, such as 15T, 2.5B or 15e12: adds its time and, with --price, its cost"
+    group.add_argument("--train-tokens", metavar="N", help=help)
+
+
+def _add_files(group: Any) -> None:
+    help = "draw memory against throughput: all placements, the best ones joined, and the plan"
+    group.add_argument("--plot", metavar="FILE.svg", help=help)
+    help = "write a page with the plan, the same drawing, the memory by owner, and the timeline of the simulated step"
+    group.add_argument("--html", metavar="FILE.html", help=help)
+
+
 def run(chosen: argparse.Namespace) -> int:
     """Print the plan, and a table of plans with more or less memory."""
-    names = [*COUNTS, *WORDS, "efficiency", "clipping", "resumable"]
+    plot, html = _files(chosen)
+    names = [*COUNTS, *WORDS, "efficiency", "clipping", "resumable", "price", "train_tokens"]
     given = {name.replace("-", "_"): getattr(chosen, name.replace("-", "_")) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if chosen.rates:
@@ -79,13 +101,26 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.program:
         print(plan.program())
         return 0
-    plans = unbeaten(request, also=plan)
+    plans = searched(request, also=plan, fitting=not (plot or html))
+    front = unbeaten(plans, also=plan)
+    if plot:
+        write(plot, draw_front(plans, front, plan).svg(alone=True))
+    if html:
+        write(html, page(plans, front, plan))
     if chosen.json:
-        print(json.dumps({"plan": plan.to_dict(), "front": [each.to_dict() for each in plans]}, indent=2))
+        print(json.dumps({"plan": plan.to_dict(), "front": [each.to_dict() for each in front]}, indent=2))
     else:
         print(plan.text())
-        print("\n" + table(plans, plan))
+        print("\n" + table(front, plan))
     return 0
+
+
+def _files(chosen: argparse.Namespace) -> tuple[Path | None, Path | None]:
+    """Return the files to write, after a check that they can be written."""
+    if chosen.program and (chosen.plot or chosen.html):
+        refuse("cannot write a drawing or a page with --program, which only prints the step", remedy="Leave out --program.")
+    plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
+    return plot, output_path("--html", chosen.html, ".html") if chosen.html is not None else None
 
 
 def _rate(word: str) -> tuple[str, str]:
@@ -98,11 +133,11 @@ def _rate(word: str) -> tuple[str, str]:
 def table(plans: list[Plan], plan: Plan) -> str:
     """Return a table of memory and time, with one plan on each line."""
     lines = ["time for memory (fastest first; * is the plan above)"]
-    lines.append(f"  {'GPU':>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}  placement")
-    varies = len({each.formats() for each in plans}) > 1
-    for each in plans:
+    cost = f"  {'cost/Mtok':>9}" if plan.price is not None else ""
+    lines.append(f"  {'GPU':>10}  {'host':>10}  {'drives':>10}  {'step':>9}  {'tokens/s':>11}{cost}  placement")
+    for each, how in zip(plans, differences(plans), strict=True):
         sizes = "  ".join(f"{human_size(each.bytes_in(tier)) if each.bytes_in(tier) else '-':>10}" for tier in each.memory)
         mark = "*" if each is plan else " "
-        how = f"{each.where()}; {each.formats()}" if varies else each.where()
-        lines.append(f"{mark} {sizes}  {each.seconds:>7.2f} s  {each.tokens_per_second:>11,.0f}  {how}")
+        cost = f"  {human_amount(each.cost_per_million_tokens):>9}" if each.cost_per_million_tokens is not None else ""
+        lines.append(f"{mark} {sizes}  {each.seconds:>7.2f} s  {each.tokens_per_second:>11,.0f}{cost}  {how}")
     return "\n".join(lines)

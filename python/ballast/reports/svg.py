@@ -1,0 +1,119 @@
+"""Write SVG: shapes, text, and axes with round ticks. The drawings can be read on light and on dark screens."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+COLOURS = {  # on light screens, and on dark ones
+    "ground": ("#ffffff", "#161b22"),
+    "ink": ("#1f2933", "#e6edf3"),
+    "quiet": ("#5f6c7b", "#9aa7b4"),
+    "rule": ("#c3ccd6", "#3d4855"),
+    "grid": ("#e9edf1", "#232b35"),
+    "searched": ("#a9b4c0", "#566373"),
+    "chosen": ("#0f766e", "#2dd4bf"),
+    "limit": ("#c2410c", "#fb923c"),
+    "forward": ("#3b82c4", "#58a6e6"),
+    "backward": ("#0f766e", "#2dab9b"),
+    "step": ("#d39218", "#dba63a"),
+    "earlier": ("#eed9a6", "#6b5730"),
+    "waits": ("#f5c4ab", "#6e3520"),
+}
+DARK = "  @media (prefers-color-scheme: dark)"
+FONT = 'system-ui, "Segoe UI", Helvetica, Arial, sans-serif'
+NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def escaped(words: str) -> str:
+    """Return text for XML and HTML, without the characters that XML cannot have.
+
+    >>> escaped("a<b\\x00")
+    'a&lt;b\ufffd'
+    """
+    return escape(NOT_IN_XML.sub("\ufffd", words))
+
+
+def style() -> str:
+    """Return the style sheet of all drawings. The reader's system chooses between the colours."""
+    light, dark = ("".join(_classes(name, pair[i]) for name, pair in COLOURS.items()) for i in (0, 1))
+    return f"{light}  text {{ font: 13px {FONT} }}\n  .bold {{ font-weight: 600 }}\n{DARK} {{\n{dark}  }}\n"
+
+
+def _classes(name: str, colour: str) -> str:
+    return f"  .{name} {{ fill: {colour} }} .{name}-line {{ stroke: {colour}; fill: none }}\n"
+
+
+def variables(*, dark: bool) -> str:
+    """Return the colours as variables of a style sheet."""
+    return "; ".join(f"--{name}: {pair[dark]}" for name, pair in COLOURS.items())
+
+
+class Drawing:
+    """Collects shapes. Coordinates are pixels from the upper left corner; styles are names of COLOURS."""
+
+    def __init__(self, width: float, height: float, label: str):
+        self.width, self.height, self._label = width, height, label
+        self._shapes: list[str] = []
+
+    def text(self, x: float, y: float, words: str, style: str = "ink", anchor: str = "start") -> None:
+        self._shapes.append(f'<text x="{x:.4g}" y="{y:.4g}" class="{style}" text-anchor="{anchor}">{escaped(words)}</text>')
+
+    def box(self, x: float, y: float, size: tuple[float, float], style: str, title: str = "") -> None:
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{max(size[0], 0.7):.1f}" height="{size[1]:.1f}"'
+        self._shapes.append(f'<rect {place} class="{style}"{_with_title("rect", title)}')
+
+    def dot(self, x: float, y: float, radius: float, style: str, title: str = "") -> None:
+        self._shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" class="{style}"{_with_title("circle", title)}')
+
+    def line(self, points: Sequence[tuple[float, float]], style: str, *, width: float = 1, dashes: str = "") -> None:
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
+        self._shapes.append(f'<path d="M{path}" class="{style}-line" stroke-width="{width:g}"{dashed}/>')
+
+    def svg(self, *, alone: bool) -> str:
+        """Return the drawing as a file of its own, or as a part of a page that has the style sheet."""
+        size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escaped(self._label)}">'
+        ground = f'<rect width="{self.width:g}" height="{self.height:g}" class="ground"/>'
+        return "\n".join([head, *([f"<style>\n{style()}</style>", ground] if alone else []), *self._shapes, "</svg>\n"])
+
+
+def _with_title(tag: str, title: str) -> str:
+    """Return the end of a tag, and what is shown where the pointer rests on the shape."""
+    return f"><title>{escaped(title)}</title></{tag}>" if title else "/>"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from values to pixels, which begins with 0."""
+
+    high: float  # the value at `end`
+    begin: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return self.begin + (self.end - self.begin) * value / self.high
+
+    def ticks(self, about: int) -> list[tuple[float, str]]:
+        """Return values at round distances, and their text.
+
+        >>> Axis(84, 0, 100).ticks(5)
+        [(0.0, '0'), (20.0, '20'), (40.0, '40'), (60.0, '60'), (80.0, '80')]
+        """
+        step = round_step(self.high / about)
+        decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+        return [(i * step, f"{i * step:,.{decimals}f}") for i in range(int(self.high / step * (1 + 1e-9)) + 1)]
+
+
+def round_step(least: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, at least as large.
+
+    >>> round_step(0.03), round_step(16.8), round_step(5)
+    (0.05, 20.0, 5.0)
+    """
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((power * times for times in (1, 2, 5) if power * times >= least * (1 - 1e-9)), power * 10)
