@@ -107,7 +107,10 @@ def arguments() -> argparse.Namespace:
 def train(options: argparse.Namespace) -> None:
     trainer = Trainer(options)
     finished = runs.read(options.runs)
-    runs.refuse_other_settings(finished.values(), trainer.settings)
+    try:
+        runs.refuse_other_settings(finished.values(), trainer.settings)
+    except ValueError as problem:
+        sys.exit(f"formats: {problem}")
     for case in runs.remaining(options.cases, finished, trainer.start() is not None):
         print(f"formats: {case.name}", file=sys.stderr, flush=True)
         row = trainer.train(case)

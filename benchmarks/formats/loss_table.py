@@ -1,4 +1,7 @@
-"""The statistics of the last losses, and the table. Run as a program, print the tables of a file of runs."""
+"""The statistics of the last losses, and the tables of a page.
+
+python3 benchmarks/formats/loss_table.py RUNS PAGE      replaces the tables in a page by those of a file of runs
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,16 @@ from variants import REFERENCE, SEEDS, TASKS, VARIANTS, Case, Task, Variant
 
 # The quantile of Student's distribution for a 95 % interval of a mean of three, with two degrees of freedom.
 QUANTILE = 4.303
+
+COLUMNS = (
+    "state",
+    "gradients",
+    "loss, mean of 3 seeds",
+    "lowest to highest",
+    "difference from fp32[^pairs]",
+    "more than chance?",
+)
+HEAD = f"| {' | '.join(COLUMNS)} |"
 
 
 class Difference(NamedTuple):
@@ -74,12 +87,17 @@ def results_of(task: Task, finished: runs.Finished) -> list[Result]:
 
 
 def markdown(results: list[Result]) -> str:
-    lines = [
-        f"| state | gradients | loss, mean of {len(SEEDS)} seeds | lowest to highest | difference from fp32[^pairs] "
-        "| more than chance? |",
-        "|---" * 6 + "|",
-    ]
-    return "\n".join([*lines, *(f"| {' | '.join(cells(result))} |" for result in results)]) + "\n"
+    return "\n".join([HEAD, "|---" * len(COLUMNS) + "|", *(f"| {' | '.join(cells(result))} |" for result in results)]) + "\n"
+
+
+def with_tables(page: str, finished: runs.Finished) -> str:
+    """Return a page with the tables of all tasks, in their order, in the place of those that it has."""
+    tables = [markdown(results_of(task, finished)) for task in TASKS]
+    begins, *old = page.split(HEAD)
+    if len(old) != len(tables):
+        raise ValueError(f"the page must have {len(tables)} tables of losses, not {len(old)}")
+    rests = [part[part.index("\n\n") + 1 :] for part in old]
+    return begins + "".join(table + rest for table, rest in zip(tables, rests))
 
 
 def cells(result: Result) -> list[str]:
@@ -109,5 +127,5 @@ def record(task: Task, result: Result) -> dict:
 
 
 if __name__ == "__main__":
-    recorded = runs.read(Path(sys.argv[1]))
-    print("\n".join(f"{task.name}\n\n{markdown(results_of(task, recorded))}" for task in TASKS))
+    recorded, shown = map(Path, sys.argv[1:])
+    shown.write_text(with_tables(shown.read_text(), runs.read(recorded)))

@@ -65,11 +65,10 @@ def test_fine_tuning_comes_after_the_training_it_begins_with():
 def test_a_recorded_run_is_not_repeated(tmp_path: Path):
     path = tmp_path / "runs.jsonl"
     assert runs.read(path) == {}
-    made = []
-    while left := runs.remaining(CASES[:4], runs.read(path), has_start=False):
-        runs.append(path, row(left[0]))
-        made.append(left[0])
-    assert made == list(CASES[:4])
+    for number, case in enumerate(CASES[:4]):
+        assert runs.remaining(CASES[:4], runs.read(path), has_start=False) == list(CASES[number:4])
+        runs.append(path, row(case))
+    assert runs.remaining(CASES[:4], runs.read(path), has_start=False) == []
 
 
 def test_a_run_is_read_as_it_was_recorded(tmp_path: Path):
@@ -143,3 +142,15 @@ def test_a_line_compares_the_means():
     line = loss_table.records(TRAINING, list(results(losses).values()))[1]
     assert line["case"] == "training, state compact, gradients fp32"
     assert (line["value"], line["against_value"], line["ratio"]) == pytest.approx((4.2, 2.1, 0.5))
+
+
+def test_the_tables_of_a_page_are_replaced():
+    old = loss_table.markdown(list(results({}).values()))
+    page = f"# Losses\n\n{old}\nText between.\n\n{old}\nThe end.\n"
+    losses = {REFERENCE: [2.0, 2.1, 2.2], COMPACT: [2.01, 2.12, 2.23]}
+    new = loss_table.markdown(list(results(losses).values()))
+    renewed = loss_table.with_tables(page, finished(losses))
+    assert renewed == f"# Losses\n\n{new}\nText between.\n\n{old}\nThe end.\n"
+    assert loss_table.with_tables(renewed, finished(losses)) == renewed
+    with pytest.raises(ValueError, match="must have 2 tables of losses, not 1"):
+        loss_table.with_tables(page[: page.index("Text")], {})

@@ -74,6 +74,13 @@ def test_parameters_are_bf16_and_computed_with_in_fp32():
     run.optimizer.close()
 
 
+def test_seeds_of_fine_tuning_differ_in_their_batches_alone():
+    start = loss_run.Run(START, WORDS, 20, {}).model.state_dict()
+    tuned = [loss_run.Run(Case(FINE_TUNING, REFERENCE, seed), WORDS, 20, start) for seed in (0, 1)]
+    assert tuned[0].validate(4) == tuned[1].validate(4)
+    assert tuned[0].train() != tuned[1].train()
+
+
 def test_the_learning_rate_rises_then_falls_to_a_tenth():
     rates = [loss_run.rate(step, 100, 0.05) for step in range(101)]
     assert rates[0] == pytest.approx(0.2) and max(rates) == 1 == rates[5]
@@ -97,6 +104,8 @@ def test_the_suite_resumes_and_fine_tunes_from_the_start(
     assert run_suite("--only", START.name) == [START.name]
     assert run_suite("--only", START.name, "--only", tuned.name) == [tuned.name]
     assert run_suite("--only", START.name, "--only", tuned.name) == []
+    with pytest.raises(SystemExit, match="cannot add to the recorded runs: .*100 steps.*; use another file"):
+        run_suite("--only", START.name, "--steps", "200")
     rows = runs.read(path)
     assert rows[tuned]["curve"][0][1] < rows[START]["curve"][0][1] - 0.1  # it began with trained parameters
     assert len(rows[START]["curve"]) == loss_run.POINTS and rows[START]["setting"] in rows[tuned]["setting"]

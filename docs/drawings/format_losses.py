@@ -1,6 +1,6 @@
 """Draw the losses of each state and gradient format over the steps, and their differences from fp32, from recorded runs.
 
-Bands reach from the lowest to the highest seed. Only variants with all their seeds are drawn. Write loss-curves.svg, or the
+Bands reach from the lowest to the highest seed. Only variants with all their seeds are drawn. Write format-losses.svg, or the
 named file; a second name is that of the file of runs.
 """
 
@@ -125,5 +125,5 @@ def draw(record: Path = RECORD) -> Drawing:
 
 
 if __name__ == "__main__":
-    to, record = [*sys.argv[1:3], *[str(Path(__file__).with_name("loss-curves.svg")), str(RECORD)][len(sys.argv[1:3]) :]]
+    to, record = [*sys.argv[1:3], *[str(Path(__file__).with_name("format-losses.svg")), str(RECORD)][len(sys.argv[1:3]) :]]
     draw(Path(record)).write(Path(to))
