@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -25,6 +26,13 @@ STYLE = """\
   .on-ours { fill: var(--ground); font-weight: 600; }
 """
 
+# Colours of curves, which are told apart on light and on dark ground, also by most readers who confuse colours.
+SERIES = ("#7f8c99", "#e69f00", "#009e73", "#d55e00", "#0072b2", "#56b4e9", "#cc79a7")
+
+
+def path(xs: Sequence[float], ys: Sequence[float]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys))
+
 
 class Drawing:
     """Collects shapes; coordinates are pixels from the upper left corner."""
@@ -42,6 +50,15 @@ class Drawing:
 
     def line(self, x: float, y: float, to_x: float, to_y: float) -> None:
         self._shapes.append(f'<path d="M{x:g} {y:g}L{to_x:g} {to_y:g}" class="line"/>')
+
+    def curve(self, xs: Sequence[float], ys: Sequence[float], series: int) -> None:
+        """Draw a line through points in the colour of a series."""
+        self._shapes.append(f'<path d="{path(xs, ys)}" fill="none" stroke="{SERIES[series]}" stroke-width="2"/>')
+
+    def area(self, xs: Sequence[float], lower: Sequence[float], upper: Sequence[float], series: int) -> None:
+        """Fill what lies between two lines, in the colour of a series."""
+        around = path([*xs, *reversed(xs)], [*lower, *reversed(upper)])
+        self._shapes.append(f'<path d="{around}Z" fill="{SERIES[series]}" fill-opacity="0.18"/>')
 
     def write(self, path: Path) -> None:
         size = f'viewBox="0 0 {self._width} {self._height}" width="{self._width}" height="{self._height}"'

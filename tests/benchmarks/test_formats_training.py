@@ -1,0 +1,111 @@
+"""Tests that the formats suite trains, with a tiny model. They need the built package."""
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from python.conftest import BUILT
+
+if not BUILT or find_spec("torch") is None:
+    pytest.skip("the Python package is not built, or torch is missing", allow_module_level=True)
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+import formats  # noqa: E402 (as all below, it needs both)
+import loss_run  # noqa: E402
+import runs  # noqa: E402
+import texts  # noqa: E402
+import torch  # noqa: E402
+from variants import FINE_TUNING, FIRST, REFERENCE, START, TRAINING, Case, Variant  # noqa: E402
+
+WORDS = texts.split([f"{number} bottles, {number + 1} glasses. ".encode() for number in range(400)])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Train as the suite does. Threads of torch that wait for each other would take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LAYERS": 1, "WIDTH": 32, "HEADS": 1, "SEQUENCES": 2}.items():
+        monkeypatch.setattr(loss_run, name, value)
+    monkeypatch.setattr(texts, "TEXTS", {name: lambda: WORDS for name in texts.TEXTS})
+
+
+def trained(case: Case, steps: int = 20) -> loss_run.Losses:
+    run = loss_run.Run(case, WORDS, steps, {})
+    losses = run.train()
+    run.optimizer.close()
+    return losses
+
+
+def test_the_same_seed_gives_the_same_losses():
+    fast = TRAINING._replace(learning_rate=1e-2)
+    losses = trained(Case(fast, REFERENCE, 0))
+    assert losses == trained(Case(fast, REFERENCE, 0))
+    assert losses != trained(Case(fast, REFERENCE, 1))
+    assert losses.curve[-1][1] < losses.curve[0][1] - 0.5
+    assert losses.last != losses.curve[-1][1]  # more sequences
+
+
+@pytest.mark.parametrize("other", [FIRST[1], FIRST[2], Variant("fp32", "bf16")], ids=lambda variant: variant.name)
+def test_a_format_changes_the_losses(other: Variant):
+    assert trained(Case(TRAINING, other, 0)) != trained(Case(TRAINING, REFERENCE, 0))
+
+
+def test_split_has_the_losses_of_fp32():
+    assert trained(Case(TRAINING, Variant("split", "fp32"), 0)) == trained(Case(TRAINING, REFERENCE, 0))
+
+
+def test_parameters_are_bf16_and_computed_with_in_fp32():
+    run = loss_run.Run(START, WORDS, 20, {})
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.bfloat16}
+    inputs, following = next(loss_run.spread_over(WORDS.held_out, 4))
+    assert run.loss(inputs, following).dtype == torch.float32
+    exact = run.model.float()(inputs, following)
+    assert torch.equal(run.loss(inputs, following), exact)
+    run.optimizer.close()
+
+
+def test_seeds_of_fine_tuning_differ_in_their_batches_alone():
+    start = loss_run.Run(START, WORDS, 20, {}).model.state_dict()
+    tuned = [loss_run.Run(Case(FINE_TUNING, REFERENCE, seed), WORDS, 20, start) for seed in (0, 1)]
+    assert tuned[0].validate(4) == tuned[1].validate(4)
+    assert tuned[0].train() != tuned[1].train()
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth():
+    rates = [loss_run.rate(step, 100, 0.05) for step in range(101)]
+    assert rates[0] == pytest.approx(0.2) and max(rates) == 1 == rates[5]
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[100] == pytest.approx(loss_run.LOWEST_RATE)
+
+
+def test_the_suite_resumes_and_fine_tunes_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "runs.jsonl"
+    tuned = Case(FINE_TUNING, FIRST[1], 0)
+
+    def run_suite(*options: str) -> list[str]:
+        """Return the names of the runs that were made."""
+        monkeypatch.setattr(sys, "argv", ["formats", "--runs", str(path), "--steps", "100", *options])
+        formats.main()
+        lines = capfd.readouterr().err.splitlines()
+        return [line.removeprefix("formats: ") for line in lines if line.startswith("formats: ") and "seed" in line]
+
+    assert run_suite("--only", START.name) == [START.name]
+    assert run_suite("--only", START.name, "--only", tuned.name) == [tuned.name]
+    assert run_suite("--only", START.name, "--only", tuned.name) == []
+    with pytest.raises(SystemExit, match="cannot add to the recorded runs: .*100 steps.*; use another file"):
+        run_suite("--only", START.name, "--steps", "200")
+    rows = runs.read(path)
+    assert rows[tuned]["curve"][0][1] < rows[START]["curve"][0][1] - 0.1  # it began with trained parameters
+    assert len(rows[START]["curve"]) == loss_run.POINTS and rows[START]["setting"] in rows[tuned]["setting"]
