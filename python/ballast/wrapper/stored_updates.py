@@ -27,16 +27,16 @@ from ballast.wrapper.updates import State, StepTurn
 class StoredPiece(Piece):
     """A piece whose values of each element are in the library's memory."""
 
+    member: Member
     values: Mapping[str, torch.Tensor]
 
-    def take_back(self, name: str) -> Numbers:
-        """Keep the values of each element that the step has made, and return the state without them. `name` is that of the
-        parameter."""
+    def take_back(self) -> Numbers:
+        """Keep the values of each element that the step has made, and return the state without them."""
         numbers: Numbers = {}
         for key, value in self.state.items():
             kept = self.values.get(key)
             if kept is None:
-                require_number(name, key, value, self.masters.shape)
+                require_number(self.member.name, key, value, self.masters.shape)
                 numbers[key] = value
                 continue
             if value.data_ptr() != kept.data_ptr():
@@ -65,14 +65,10 @@ class StoredUpdates:
 
     def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, turn: StepTurn) -> None:
         """Update tiles between the library's sum of gradients and its use of the new parameters."""
-        members, pieces = [], []
-        for tile in turn.tiles:
-            for member, piece in self._pieces(optimizer, kept, tile, turn.factor):
-                members.append(member)
-                pieces.append(piece)
+        pieces = [piece for tile in turn.tiles for piece in self._pieces(optimizer, kept, tile, turn.factor)]
         self._step.run(optimizer, pieces, is_last=turn.is_last)
-        for member, piece in zip(members, pieces):
-            self._new[id(member.parameter)] = member, piece.take_back(member.name)
+        for piece in pieces:
+            self._new[id(piece.parameter)] = piece.member, piece.take_back()
         if turn.is_last:
             for member, numbers in self._new.values():
                 self._show(optimizer, kept, member, numbers)
@@ -81,7 +77,7 @@ class StoredUpdates:
 
     def _pieces(
         self, optimizer: torch.optim.Optimizer, kept: ShardedState, tile: _core.TileToUpdate, factor: float
-    ) -> Iterator[tuple[Member, StoredPiece]]:
+    ) -> Iterator[StoredPiece]:
         gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
         masters = tensor_of(tile.masters, torch.float32)
         values = [tensor_of(each, torch.float32) for each in tile.own]
@@ -92,7 +88,7 @@ class StoredUpdates:
             own = {name: each[begin:][:count].view(shape) for name, each in zip(self._names, values)}
             shown = optimizer.state[member.parameter] if id(member.parameter) in self._begun else {}
             state = {name: own[name] if name in own else copied(value) for name, value in shown.items()}
-            yield member, StoredPiece(member.parameter, part, state, own)
+            yield StoredPiece(member.parameter, part, state, member, own)
 
     def _show(self, optimizer: torch.optim.Optimizer, kept: ShardedState, member: Member, numbers: Numbers) -> None:
         moments = {name: moment for moment, name in self.moments(optimizer)}
