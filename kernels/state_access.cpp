@@ -26,6 +26,14 @@ struct Stored {
   float* scales;
 };
 
+void require_size(const TileMemory& tile, std::size_t count) {
+  require(count == tile.count, Code::wrong_size, [&] {
+    return Problem{.what = "cannot read or write a moment: the memory has another size",
+                   .needed = fmt::format("{} elements", tile.count),
+                   .available = fmt::format("{} elements", count)};
+  });
+}
+
 Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
   const bool is_first = moment == Moment::momentum;
   const Stored found{is_first ? tile.momentum : tile.variance, is_first ? tile.momentum_scales : tile.variance_scales};
@@ -33,12 +41,18 @@ Stored stored(const TileMemory& tile, Moment moment, std::size_t count) {
     return Problem{
         .what = fmt::format("cannot read the {} moment: the update rule keeps none", is_first ? "first" : "second")};
   });
-  require(count == tile.count, Code::wrong_size, [&] {
-    return Problem{.what = "cannot read or write a moment: the memory has another size",
-                   .needed = fmt::format("{} elements", tile.count),
-                   .available = fmt::format("{} elements", count)};
-  });
+  require_size(tile, count);
   return found;
+}
+
+// Returns one of the trainer's own values, in each of the tile's elements.
+std::span<float> own_values(const TileMemory& tile, Moment moment, std::size_t count) {
+  require(own_number(moment) < tile.own.count, Code::bad_argument, [&] {
+    return Problem{.what = fmt::format("cannot read value {} of the trainer's own", own_number(moment) + 1),
+                   .available = fmt::format("{} for each element", tile.own.count)};
+  });
+  require_size(tile, count);
+  return {tile.own.array(own_number(moment)), count};
 }
 
 // Calls visit(code) with the code of a moment in a format that has scales.
@@ -156,6 +170,17 @@ void copy_moment(const TileMemory& from, const TileMemory& to, Moment moment) {
   }
 }
 
+// Values that `from` lacks become zero.
+void copy_own_values(const TileMemory& from, const TileMemory& to) {
+  for (std::size_t number = 0; number < to.own.count; ++number) {
+    if (number < from.own.count) {
+      std::copy_n(from.own.array(number), to.count, to.own.array(number));
+    } else {
+      std::fill_n(to.own.array(number), to.count, 0.0f);
+    }
+  }
+}
+
 }  // namespace
 
 void copy_state(const TileMemory& from, const TileMemory& to) {
@@ -167,9 +192,14 @@ void copy_state(const TileMemory& from, const TileMemory& to) {
   copy_master(from, to);
   copy_moment(from, to, Moment::momentum);
   copy_moment(from, to, Moment::variance);
+  copy_own_values(from, to);
 }
 
 void read_moment(const TileMemory& tile, Moment moment, std::span<float> values) {
+  if (is_own(moment)) {
+    std::ranges::copy(own_values(tile, moment, values.size()), values.begin());
+    return;
+  }
   const Stored kept = stored(tile, moment, values.size());
   switch (tile.format) {
     case StateFormat::fp32:
@@ -192,6 +222,10 @@ void read_moment(const TileMemory& tile, Moment moment, std::span<float> values)
 }
 
 void write_moment(const TileMemory& tile, Moment moment, std::span<const float> values) {
+  if (is_own(moment)) {
+    std::ranges::copy(values, own_values(tile, moment, values.size()).begin());
+    return;
+  }
   const Stored kept = stored(tile, moment, values.size());
   switch (tile.format) {
     case StateFormat::fp32:

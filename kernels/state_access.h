@@ -16,7 +16,7 @@ void begin_master(const TileMemory& tile, Backend& backend);
 
 // Copies the state to another tile of as many elements: bit by bit where both store it in the same format, else through
 // fp32 and rounded to the nearest. A tile without a master is frozen, if its parameter is not the master; a moment that
-// `from` lacks becomes zero.
+// `from` lacks becomes zero, and so does a value of the trainer's own.
 void copy_state(const TileMemory& from, const TileMemory& to);
 
 }  // namespace ballast::kernels

@@ -105,6 +105,7 @@ TileMemory part(const TileMemory& tile, std::size_t first, std::size_t count) {
   piece.variance = advance(tile.variance, moment_bytes(tile.format, first));
   piece.momentum_scales = advance(tile.momentum_scales, first / group_size);
   piece.variance_scales = advance(tile.variance_scales, first / group_size);
+  piece.own.first = advance(tile.own.first, first);
   piece.first_index += first;
   piece.count = count;
   return piece;

@@ -1,6 +1,7 @@
 #include "optim/state_layout.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/runtime/round_up.h"
 #include "kernels/state_math.h"
@@ -9,6 +10,8 @@ namespace ballast::optim {
 namespace {
 
 constexpr std::size_t part_alignment = 64;  // a cache line, and four of CUDA's widest accesses
+constexpr std::array<std::string_view, max_own_values> own_names{"own 0", "own 1", "own 2", "own 3",
+                                                                 "own 4", "own 5", "own 6", "own 7"};
 
 }  // namespace
 
@@ -25,6 +28,9 @@ StateLayout::StateLayout(const StateKind& kind, std::size_t elements) : kind_(ki
     if (has_momentum) add("momentum scales", scales);
     if (has_variance) add("variance scales", scales);
   }
+  for (std::size_t number = 0; number < kind.names.own_values; ++number) {
+    add(own_names.at(number), elements * sizeof(float));
+  }
 }
 
 void StateLayout::add(std::string_view name, std::size_t bytes) {
@@ -35,8 +41,9 @@ void StateLayout::add(std::string_view name, std::size_t bytes) {
 double StateLayout::bytes_per_element() const {
   const std::size_t moment = moment_bits(kind_.format);
   const std::size_t master = kind_.parameter == DType::fp32 ? 0 : 8 * master_bytes(kind_.format);
+  const std::size_t own = 8 * sizeof(float) * kind_.names.own_values;
   return static_cast<double>(master + (kind_.names.momentum.empty() ? 0 : moment) +
-                             (kind_.names.variance.empty() ? 0 : moment)) /
+                             (kind_.names.variance.empty() ? 0 : moment) + own) /
          8;
 }
 
@@ -54,6 +61,14 @@ std::vector<StatePart> StateLayout::parts_of(std::size_t first, std::size_t coun
   return parts;
 }
 
+// All arrays have the same size, so that they lie at equal distances.
+OwnValues StateLayout::own_values(std::byte* state) const {
+  const std::size_t count = kind_.names.own_values;
+  if (count == 0) return {};
+  const std::size_t bytes = round_up(elements_ * sizeof(float), part_alignment);
+  return {reinterpret_cast<float*>(at(state, own_names[0])), bytes / sizeof(float), count};
+}
+
 TileMemory StateLayout::tile(std::byte* state) const {
   return {.format = kind_.format,
           .parameter_dtype = kind_.parameter,
@@ -62,6 +77,7 @@ TileMemory StateLayout::tile(std::byte* state) const {
           .variance = at(state, "variance"),
           .momentum_scales = reinterpret_cast<float*>(at(state, "momentum scales")),
           .variance_scales = reinterpret_cast<float*>(at(state, "variance scales")),
+          .own = own_values(state),
           .count = elements_};
 }
 

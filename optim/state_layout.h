@@ -13,7 +13,7 @@
 namespace ballast::optim {
 
 struct StatePart {
-  std::string_view name;  // "master", "momentum", "variance", "momentum scales", "variance scales"
+  std::string_view name;  // "master", "momentum", "variance", "momentum scales", "variance scales", "own 0" to "own 7"
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
@@ -45,6 +45,7 @@ class StateLayout {
  private:
   void add(std::string_view name, std::size_t bytes);
   std::byte* at(std::byte* state, std::string_view name) const;
+  OwnValues own_values(std::byte* state) const;
 
   StateKind kind_;
   std::size_t elements_;

@@ -33,7 +33,19 @@ optim::StateNames names_of(const std::vector<optim::Rule>& groups) {
           Code::unsupported, [] {
             return Problem{.what = "parameter groups with different kinds of rules", .needed = "one kind for all"};
           });
-  return optim::state_names(groups[0]);
+  const optim::StateNames names = optim::state_names(groups[0]);
+  require(std::ranges::all_of(groups, [&](const optim::Rule& rule) { return optim::state_names(rule) == names; }),
+          Code::unsupported, [] {
+            return Problem{.what = "parameter groups with different numbers of own values",
+                           .needed = "the same number for all"};
+          });
+  return names;
+}
+
+// For the description of a run.
+std::string described(const optim::Rule& rule) {
+  const std::size_t own = optim::state_names(rule).own_values;
+  return fmt::format("{}{}", optim::name(rule), own == 0 ? "" : fmt::format(" with {} values of each element", own));
 }
 
 PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
@@ -45,7 +57,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .format = options.format,
           .gradient_format = options.gradient_format,
           .names = names_of(groups),
-          .rule = std::string(optim::name(groups[0])),
+          .rule = described(groups[0]),
           .trace = options.trace,
           .schedule = options.schedule,
           .full_records = !options.drives.run.empty(),

@@ -7,6 +7,18 @@
 #include "zero/plan/layout.h"
 
 namespace ballast {
+namespace {
+
+std::vector<Moment> moments_in(const TileMemory& tile) {
+  std::vector<Moment> moments;
+  if (tile.momentum != nullptr) moments.push_back(Moment::momentum);
+  if (tile.variance != nullptr) moments.push_back(Moment::variance);
+  for (std::size_t number = 0; number < tile.own.count; ++number)
+    moments.push_back(own_value(number));
+  return moments;
+}
+
+}  // namespace
 
 // Visits the tensors' parts in a tile, with the position at which each begins.
 template <class Visit>
@@ -87,8 +99,7 @@ void TensorState::read_moment(std::size_t unit, std::size_t tensor, Moment momen
 void TensorState::write_moments(const MomentSource& source) {
   std::vector<float> values;
   training_.change_state([&](const LocalTile& tile) {
-    for (const Moment moment : {Moment::momentum, Moment::variance}) {
-      if ((moment == Moment::momentum ? tile.memory.momentum : tile.memory.variance) == nullptr) continue;
+    for (const Moment moment : moments_in(tile.memory)) {
       values.resize(tile.memory.count);
       kernels::read_moment(tile.memory, moment, values);
       each_part(tile, [&](std::size_t tensor, const Range& range, std::size_t in_tile) {

@@ -123,6 +123,11 @@ void Training::change_state(const TileVisitor& change, const std::function<void(
 }
 std::vector<LocalTile> Training::local_tiles() const { return impl_->engine->local_tiles(); }
 void Training::set_steps(std::uint64_t steps) { impl_->engine->set_steps(steps); }
+void Training::set_note(std::span<const std::byte> note) { impl_->engine->set_note(note); }
+std::vector<std::byte> Training::note() const {
+  const std::span<const std::byte> note = impl_->engine->note();
+  return {note.begin(), note.end()};
+}
 View Training::full_parameters(std::size_t unit) { return impl_->engine->full_parameters(unit); }
 void Training::parameters_changed() { impl_->engine->parameters_changed(); }
 void Training::read_memory(const ConstView& view, std::byte* into) const { impl_->engine->read_memory(view, into); }

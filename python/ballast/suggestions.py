@@ -190,13 +190,11 @@ def _seconds(request: PlanRequest) -> float | None:
         return None
     if not request.options.chooses_tiers:
         fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement))]
-        return min((request.coarse.price(placement).simulation.seconds for placement in fitting), default=None)
-    choice, has = _choice(request.coarse), vars(request.budget)
-    if choice is None:
+        return min((request.exact.price(placement).simulation.seconds for placement in fitting), default=None)
+    try:
+        return searching.fastest(request.exact, request.coarse, vars(request.budget)).simulation.seconds
+    except OutOfMemoryError:
         return None
-    if searching.fits(request.exact.needs(choice.placement), has) or searching.any_fits(request.exact, request.coarse, has):
-        return choice.simulation.seconds
-    return None
 
 
 def _choice(question: _core.Question) -> _core.Choice | None:

@@ -13,7 +13,7 @@ from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.sizes import Size
 from ballast.tiers import Offload
-from ballast.wrapper.options import WrapOptions, checked, for_own_step, read_memory, read_units
+from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units
 
 if TYPE_CHECKING:
     import torch
@@ -124,13 +124,13 @@ class Groups:
 
 def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups) -> Optimizer:
     from ballast.wrapper import process_groups
-    from ballast.wrapper.custom_optimizer import updates_of
     from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.session import Session
+    from ballast.wrapper.update_kinds import updates_of
 
-    updates = updates_of(optimizer, declared=options.elementwise)
+    updates = updates_of(optimizer, declared=options.elementwise, stored=options.needs_stored_state)
     if updates.own_step is not None:
-        options = for_own_step(options)
+        options = for_stored_step(options) if options.needs_stored_state else for_own_step(options)
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
     ranks = process_groups.connect_groups(groups.process_group, groups.norm_group, groups.replicated, options)

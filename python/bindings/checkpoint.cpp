@@ -69,17 +69,22 @@ void bind_parts(py::module_& module) {
       .def_readonly("variance", &ChunkKind::variance)
       .def("bytes", &ChunkKind::bytes, py::arg("elements"));
   py::class_<StatePart>(module, "StatePart")
-      .def(py::init([](DType dtype, std::uintptr_t parameter, std::uintptr_t momentum, std::uintptr_t variance,
-                       std::size_t count) {
-             const auto at = [](std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); };
-             return StatePart{.memory = {.parameter_dtype = dtype,
-                                         .parameter = at(parameter),
-                                         .momentum = at(momentum),
-                                         .variance = at(variance),
-                                         .count = count}};
-           }),
-           py::kw_only(), py::arg("dtype"), py::arg("parameter"), py::arg("momentum"), py::arg("variance"),
-           py::arg("count"), "A full tensor in the caller's memory, and its moments in fp32; 0: none.")
+      .def(
+          py::init([](DType dtype, std::uintptr_t parameter, std::uintptr_t momentum, std::uintptr_t variance,
+                      const std::tuple<std::uintptr_t, std::size_t, std::size_t>& own, std::size_t count) {
+            const auto [first, distance, arrays] = own;
+            const auto at = [](std::uintptr_t address) { return reinterpret_cast<std::byte*>(address); };
+            return StatePart{.memory = {.parameter_dtype = dtype,
+                                        .parameter = at(parameter),
+                                        .momentum = at(momentum),
+                                        .variance = at(variance),
+                                        .own = {reinterpret_cast<float*>(first), distance, arrays},
+                                        .count = count}};
+          }),
+          py::kw_only(), py::arg("dtype"), py::arg("parameter"), py::arg("momentum") = 0, py::arg("variance") = 0,
+          py::arg("own") = std::tuple(0, 0, 0), py::arg("count"),
+          "A full tensor in the caller's memory, and its moments in fp32; 0: none. `own` is the address of the first of "
+          "the trainer's own values, the elements from one to the next, and their number.")
       .def_readonly("unit", &StatePart::unit)
       .def_readonly("tensor", &StatePart::tensor)
       .def_readonly("first", &StatePart::first)
@@ -88,6 +93,13 @@ void bind_parts(py::module_& module) {
           "copy_from",
           [](const StatePart& part, const StatePart& from) { kernels::copy_state(from.memory, part.memory); },
           py::arg("part"), py::call_guard<py::gil_scoped_release>(), "Copy as many elements from another part.")
+      .def(
+          "own",
+          [](const StatePart& part, std::size_t number) {
+            auto* const values = reinterpret_cast<std::byte*>(part.memory.own.array(number));
+            return Memory{values, part.memory.count * sizeof(float), {}, py::none()};
+          },
+          py::arg("number"), "One of the trainer's own values, in memory that is valid while the part is visited.")
       .def_property_readonly("count", [](const StatePart& part) { return part.memory.count; });
 }
 

@@ -1,5 +1,6 @@
 // The optimizer's rules, under torch's names.
 #include <ballast/optim.h>
+#include <ballast/state_format.h>
 
 #include <pybind11/stl.h>
 
@@ -29,7 +30,10 @@ void bind_rule(py::module_& module) {
   py::class_<Adagrad>(module, "Adagrad")
       .def(py::init<double, double, double, double, bool>(), py::kw_only(), py::arg("lr"), py::arg("lr_decay"),
            py::arg("weight_decay"), py::arg("eps"), py::arg("maximize") = false);
-  py::class_<External>(module, "External").def(py::init<>());
+  module.attr("MAX_OWN_VALUES") = max_own_values;
+  py::class_<External>(module, "External")
+      .def(py::init([](std::size_t own_values) { return External::with_values(own_values); }), py::kw_only(),
+           py::arg("own_values") = 0);
   module.def(
       "check_rule", [](const Rule& rule) { check(rule); }, py::arg("rule"), "Raise an error if the rule is invalid.");
   module.def(

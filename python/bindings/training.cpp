@@ -65,14 +65,16 @@ Memory memory_of(const py::object& training, std::size_t unit) {
 // Returns a callback whose tiles keep the training alive.
 CustomStep custom_step_of(const py::object& training, const py::object& custom_step) {
   if (custom_step.is_none()) return {};
-  return [&](const std::vector<TileToUpdate>& tiles, float gradient_factor) {
+  return [&](const std::vector<TileToUpdate>& tiles, float gradient_factor, bool is_last) {
     const py::gil_scoped_acquire lock;
     py::list shown;
     for (TileToUpdate tile : tiles) {
       tile.gradients.owner = tile.masters.owner = training;
+      for (Memory& values : tile.own)
+        values.owner = training;
       shown.append(std::move(tile));
     }
-    custom_step(shown, gradient_factor);
+    custom_step(shown, gradient_factor, is_last);
   };
 }
 
@@ -82,7 +84,9 @@ void bind_step(py::module_& module, py::class_<TrainingBinding>& training) {
       .def_readonly("first", &TileToUpdate::first)
       .def_readonly("gradients", &TileToUpdate::gradients)
       .def_readonly("gradient_dtype", &TileToUpdate::gradient_dtype)
-      .def_readonly("masters", &TileToUpdate::masters);
+      .def_readonly("count", &TileToUpdate::count)
+      .def_readonly("masters", &TileToUpdate::masters)
+      .def_readonly("own", &TileToUpdate::own);
   training.def(
       "step",
       [](const py::object& self, const std::vector<optim::Rule>& rules, const std::vector<std::uint64_t>& begun_at,
@@ -111,6 +115,10 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def_property_readonly("found", &TrainingBinding::found)
       .def("start", &TrainingBinding::start, py::arg("fill"))
       .def_property_readonly("steps", &TrainingBinding::steps)
+      .def(
+          "set_note", [](TrainingBinding& training, const py::bytes& note) { training.set_note(note); },
+          py::arg("note"))
+      .def("note", [](const TrainingBinding& training) { return py::bytes(training.note()); })
       .def("tensor_begins", &TrainingBinding::tensor_begins, py::arg("unit"))
       .def("full_parameters", memory_of<&TrainingBinding::full_parameters>, py::arg("unit"))
       .def("acquire_parameters", memory_of<&TrainingBinding::acquire_parameters>, py::arg("unit"))
@@ -148,10 +156,12 @@ void bind_state(py::class_<TrainingBinding>& training) {
 void bind_training(py::module_& module) {
   bind_options(module);
   bind_result(module);
-  py::native_enum<Moment>(module, "Moment", "enum.Enum")
-      .value("momentum", Moment::momentum)
-      .value("variance", Moment::variance)
-      .finalize();
+  py::native_enum<Moment> moments(module, "Moment", "enum.Enum");
+  moments.value("momentum", Moment::momentum).value("variance", Moment::variance);
+  for (std::size_t number = 0; number < max_own_values; ++number) {
+    moments.value(("own_" + std::to_string(number)).c_str(), own_value(number));
+  }
+  moments.finalize();
   py::class_<TrainingBinding> training(module, "Training");
   bind_life(training);
   bind_step(module, training);

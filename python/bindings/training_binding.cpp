@@ -74,6 +74,13 @@ void TrainingBinding::set_steps(std::uint64_t steps) {
   count_steps();
 }
 
+void TrainingBinding::set_note(const std::string& note) { training_->set_note(std::as_bytes(std::span(note))); }
+
+std::string TrainingBinding::note() const {
+  const std::vector<std::byte> note = training_->note();
+  return {reinterpret_cast<const char*>(note.data()), note.size()};
+}
+
 std::vector<std::size_t> TrainingBinding::tensor_begins(std::size_t unit) const {
   return training_->plan().compiled().layout().units.at(unit).tensor_begin;
 }
@@ -127,8 +134,17 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
     return Memory{view.data(), view.bytes(), on_gpu ? gpu_ : std::nullopt, {}};
   };
   for (const SummedTile& tile : tiles) {
-    shown.push_back({tile.unit, tile.range.first, memory(tile.gradients, tile.gradients_on_gpu), tile.gradients.dtype(),
-                     memory(tile.masters, tile.masters_on_gpu)});
+    TileToUpdate& shown_tile =
+        shown.emplace_back(TileToUpdate{.unit = tile.unit,
+                                        .first = tile.range.first,
+                                        .gradients = memory(tile.gradients, tile.gradients_on_gpu),
+                                        .gradient_dtype = tile.gradients.dtype(),
+                                        .count = tile.range.count,
+                                        .masters = memory(tile.masters, tile.masters_on_gpu)});
+    for (std::size_t number = 0; number < tile.own.count; ++number) {
+      const View values(reinterpret_cast<std::byte*>(tile.own.array(number)), tile.range.count, DType::fp32);
+      shown_tile.own.push_back(memory(values, tile.masters_on_gpu));
+    }
   }
   return shown;
 }
@@ -137,9 +153,9 @@ std::vector<TileToUpdate> TrainingBinding::shown(std::span<const SummedTile> til
 StepResult TrainingBinding::step(const StepRequest& request) {
   const py::gil_scoped_release released;
   std::exception_ptr raised;
-  const auto custom_step = [&](std::span<const SummedTile> tiles, float gradient_factor) {
+  const auto custom_step = [&](const TilesToUpdate& turn) {
     try {
-      request.custom_step(shown(tiles), gradient_factor);
+      request.custom_step(shown(turn.tiles), turn.gradient_factor, turn.is_last);
     } catch (const std::exception& error) {
       raised = std::current_exception();
       fail(Code::bad_argument, {.what = std::string("the optimizer's own step has failed: ") + error.what()});

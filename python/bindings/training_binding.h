@@ -46,9 +46,11 @@ struct TileToUpdate {
   std::size_t first = 0;  // of the unit's elements
   Memory gradients{};
   DType gradient_dtype = DType::fp32;
-  Memory masters{};  // in fp32
+  std::size_t count = 0;      // of elements
+  Memory masters{};           // in fp32
+  std::vector<Memory> own{};  // values, in fp32
 };
-using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor)>;
+using CustomStep = std::function<void(const std::vector<TileToUpdate>& tiles, float gradient_factor, bool is_last)>;
 
 struct StepRequest {
   std::vector<optim::Rule> rules{};
@@ -76,6 +78,8 @@ class TrainingBinding {
   bool found() const { return training_->found(); }  // a run to resume: start() then requests frozen parameters only
   void start(const Fill& fill);
   std::uint64_t steps() const { return training_->steps(); }
+  void set_note(const std::string& note);
+  std::string note() const;
   std::vector<std::size_t> tensor_begins(std::size_t unit) const;
   Memory full_parameters(std::size_t unit);
 

@@ -303,6 +303,30 @@ TEST_CASE("two tiers hold the state together where neither holds it alone") {
   CHECK(shared.placement.state.host > 0.0);
 }
 
+TEST_CASE("all tiers hold together what no two of them hold") {
+  const Model model = llama(llama_8b);
+  const std::vector<UnitWork> work(model.units.size());
+  ChoiceInput input = asking(model, work, 1);
+  input.stage = {};
+  input.format = StateFormat::four_bit;
+  input.schedule.update_in_backward = true;
+  input.machine.bytes = {16 * gib, 12 * gib, 30 * gib};
+  const Choice filled = choose(input);
+  CHECK(fits(filled.ledger, input.machine));
+  const Placement& placement = filled.placement;
+  CHECK(placement.parameters.device > 0.3);
+  CHECK(placement.parameters.host > 0.1);
+  CHECK(placement.state.nvme > 0.1);
+  const TierBytes needed = needs(filled.ledger, input.machine);
+  for (const Tier tier : {Tier::device, Tier::host}) {  // nearer tiers are nearly full
+    CHECK(10 * needed[static_cast<std::size_t>(tier)] > 9 * input.machine.bytes[static_cast<std::size_t>(tier)]);
+  }
+  input.machine.bytes[2] = 8 * gib;
+  CHECK_THROWS_WITH(choose(input), Contains("B2004") && Contains("nvme"));
+  input.stage = 2;
+  CHECK_THROWS_WITH(choose(input), Contains("B2004"));
+}
+
 TEST_CASE("where nothing fits, the error names the memory that is short") {
   const Model model = llama(llama_8b);
   const std::vector<UnitWork> work(model.units.size());

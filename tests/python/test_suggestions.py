@@ -1,5 +1,6 @@
 """Tests that each change that `ballast plan` suggests, when nothing fits, does fit."""
 
+import json
 import shlex
 
 import pytest
@@ -23,8 +24,9 @@ def suggestions_in(error):
     [
         ("llama-70b --ranks 8 --gpu a100", "--format compact --no-clipping"),
         ("llama-70b --ranks 8 --gpu h100 --format compact", "--no-clipping"),
-        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format 4bit"),
-        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--host-memory 2TiB"),
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format compact"),
+        ("llama-70b --ranks 8 --gpu h100", "--format 4bit --gradient-format bf16"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--tokens 512 --format 4bit --no-clipping"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),
@@ -68,3 +70,26 @@ def test_nothing_is_suggested_that_is_requested_already():
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
     assert [axis[0].flag for axis in machines_for(request.options)] == ["--ranks 2"]
+
+
+# Layers and width of a hidden layer, of models with 5,120 channels and a vocabulary of 152,064.
+LAYERS = {"14B": (48, 13_824), "32B": (64, 27_648)}
+
+
+@pytest.mark.parametrize(
+    ("size", "asked"),
+    [
+        ("14B", "--gpu rtx4090 --host-memory 64GiB --no-clipping"),
+        ("32B", "--gpu h100 --host-memory 128GiB --no-clipping"),
+        ("32B", "--gpu h100 --host-memory 128GiB --tokens 4096"),
+    ],
+)
+def test_the_smallest_formats_fit_large_models_on_one_gpu(capsys, tmp_path, size, asked):
+    layers, width = LAYERS[size]
+    config = {"model_type": "qwen2", "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8}
+    config |= {"vocab_size": 152_064, "num_hidden_layers": layers, "intermediate_size": width, "tie_word_embeddings": False}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    words = [str(path), "--ranks", "1", *asked.split()]
+    assert plan(capsys, words)[0] == 1
+    assert plan(capsys, [*words, "--format", "auto", "--gradient-format", "auto"]) == (0, "")

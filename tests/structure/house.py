@@ -67,7 +67,7 @@ PYTHON_LAYERS = {
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
-        *("wrapper.state", "wrapper.writes"),
+        *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
     ],
     "parameter": [
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
@@ -79,7 +79,8 @@ PYTHON_LAYERS = {
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
-        *("wrapper.partition", "wrapper.updates", "wrapper.custom_optimizer", "wrapper.state_migration"),
+        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.own_numbers"),
+        *("wrapper.rule_updates", "wrapper.custom_optimizer", "wrapper.stored_updates", "wrapper.update_kinds"),
     ],
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),

@@ -73,9 +73,9 @@ void check_by_hand(int stage, std::size_t ranks) {
       for (std::size_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
         add_gradients(training, world.rank(), micro_step);
       }
-      const auto look = [&](std::span<const SummedTile> tiles, float) {
+      const auto look = [&](const TilesToUpdate& turn) {
         const std::lock_guard lock(mutex);
-        for (const SummedTile& tile : tiles) {
+        for (const SummedTile& tile : turn.tiles) {
           const std::span<const bf16> gradients = ConstView(tile.gradients).as<bf16>();
           for (std::size_t i = 0; i < tile.range.count && tile.range.first + i < elements; ++i) {
             kept[tile.range.first + i] = gradients[i].bits;

@@ -1,5 +1,5 @@
 // Tests of the state between steps, which is taken out and put in again; of norms that are requested; of gradients that
-// are discarded; of updates that the trainer makes.
+// are discarded.
 #include <fmt/format.h>
 
 #include <catch2/catch.hpp>
@@ -16,30 +16,6 @@ using namespace ballast::testing;
 using Catch::Contains;
 
 namespace {
-
-TrainingOptions options_of(const Placement& placement, const std::filesystem::path& directory) {
-  const bool stage_0 = placement.shards == 1 && placement.full_parameters;
-  return {.stage = stage_0                     ? 0
-                   : placement.full_parameters ? 2
-                                               : 3,
-          .parameters = placement.parameters,
-          .gradients = placement.gradients,
-          .state = placement.state,
-          .drives = {.directories = {directory}, .depth = 4},
-          .tile_elements = 256};
-}
-
-std::string text(const Placement& placement) {
-  const auto where = [](const Spread& spread) {
-    return spread.device > 0.0 && spread.device < 1.0 ? "mixed"
-           : spread.device > 0.0                      ? "device"
-           : spread.host > 0.0                        ? "host"
-                                                      : "nvme";
-  };
-  return fmt::format("{} shards, parameters {} ({}), gradients {}, state {}", placement.shards,
-                     placement.full_parameters ? "whole" : "sharded", where(placement.parameters),
-                     where(placement.gradients), where(placement.state));
-}
 
 // Returns the stretches of a tile's memory that are in use.
 std::vector<std::span<std::byte>> stretches(const LocalTile& tile) {
@@ -242,102 +218,4 @@ TEST_CASE("a rule without state has tiles without master and moments") {
     elements += tile.range.count;
   });
   CHECK(elements >= 300);
-}
-
-namespace {
-
-constexpr float rate = 0.02f;
-
-void update_as_sgd(std::span<const SummedTile> tiles, float factor) {
-  for (const SummedTile& tile : tiles) {
-    const auto gradients = tile.gradients.as<float>();
-    const auto masters = tile.masters.as<float>();
-    for (std::size_t i = 0; i < tile.range.count; ++i) {
-      masters[i] = std::fma(-rate, gradients[i] * factor, masters[i]);
-    }
-    std::ranges::fill(gradients, NAN);  // the trainer may overwrite them
-  }
-}
-
-std::vector<Placement> placements_in_memory(std::size_t ranks) {
-  std::vector<Placement> all;
-  for (Placement placement : placements(ranks)) {
-    if (placement.state.nvme > 0.0) continue;
-    all.push_back(placement);
-    if (placement.state.host == 0.0) continue;
-    placement.gradients = all_in(Tier::host);
-    all.push_back(placement);
-  }
-  return all;
-}
-
-}  // namespace
-
-TEST_CASE("custom updates give the bits of the rule that they repeat") {
-  for (const Placement& placement : placements_in_memory(2)) {
-    INFO(text(placement));
-    TrainingOptions options = options_of(placement, {});
-    options.format = StateFormat::fp32;
-    const auto failures = failures_of_ranks(2, [&](Communicator& world) {
-      Trainee rule(world, options, {optim::Sgd{.lr = rate}, optim::Sgd{.lr = rate}});
-      Trainee own(world, options, {optim::External{}, optim::External{}});
-      for (const std::size_t step : {0u, 1u, 2u, 3u, 4u}) {
-        for (std::size_t micro = 0; micro < (step == 2 ? 2 : 1); ++micro) {  // once out of the program's order
-          rule.trainer.run(rule.training, step), own.trainer.run(own.training, step);
-        }
-        const bool discard = step == 3;
-        const auto groups = [](Trainee& trainee) { return std::span<const optim::Rule>(trainee.training.groups()); };
-        rule.training.step({.groups = groups(rule), .max_norm = 0.5, .discard = discard});
-        own.training.step({.groups = groups(own), .max_norm = 0.5, .discard = discard, .update = update_as_sgd});
-      }
-      if (rule.parameters() != own.parameters()) throw std::runtime_error("other parameters");
-    });
-    CHECK(failures == std::vector<std::string>(2));
-  }
-}
-
-TEST_CASE("a custom update that fails ends the training on all ranks") {
-  const auto failures = failures_of_ranks(2, [&](Communicator& world) {
-    Trainee own(world, {.stage = 2, .format = StateFormat::fp32}, {optim::External{}, optim::External{}});
-    own.trainer.run(own.training, 0);
-    const auto fails_on_rank_1 = [&](std::span<const SummedTile> tiles, float factor) {
-      if (world.rank() == 1) throw std::runtime_error("nothing works");
-      update_as_sgd(tiles, factor);
-    };
-    own.training.step({.groups = own.training.groups(), .update = fails_on_rank_1});
-    own.training.finish();
-  });
-  CHECK_THAT(failures[0], Contains("B3301") && Contains("nothing works"));
-  CHECK(failures[1] == "nothing works");
-}
-
-TEST_CASE("custom updates are refused where they are not supported") {
-  const auto backend = kernels::cpu_backend({.threads = 1});
-  const auto world = lone_communicator(*backend);
-  const std::vector<optim::Rule> external{optim::External{}, optim::External{}};
-  const auto refusal = [&](const TrainingOptions& options, const std::vector<optim::Rule>& rules,
-                           const TrainerUpdate& update) -> std::string {
-    Trainee trainee(*world, options, rules);
-    try {
-      trainee.training.prepare({.groups = trainee.training.groups(), .update = update});
-    } catch (const UsageError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  const TemporaryDirectory directory;
-  const auto fp32 = StateFormat::fp32;
-  CHECK(refusal({.stage = 0, .format = fp32}, external, update_as_sgd).empty());
-  CHECK_THAT(refusal({.stage = 0, .format = fp32}, external, {}), Contains("B1001") && Contains("External"));
-  CHECK_THAT(refusal({.stage = 0}, {optim::Sgd{}, optim::Sgd{}}, update_as_sgd), Contains("B1001"));
-  CHECK_THAT(refusal({.stage = 0}, external, update_as_sgd), Contains("B1005") && Contains("format fp32"));
-  CHECK_THAT(refusal({.stage = 0,
-                      .gradients = all_in(Tier::host),
-                      .state = all_in(Tier::nvme),
-                      .drives = {.directories = {directory.path()}},
-                      .format = fp32},
-                     external, update_as_sgd),
-             Contains("state in memory"));
-  CHECK_THAT(refusal({.stage = 0, .format = fp32, .schedule = {.update_in_backward = true}}, external, update_as_sgd),
-             Contains("after the backward pass"));
 }

@@ -1,6 +1,9 @@
 // Updates that the trainer makes itself, after a step's decision and before the operations that follow from it.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "zero/engine/agreement.h"
 #include "zero/engine/scheduler.h"
 
@@ -19,16 +22,24 @@ class CustomUpdate {
   };
   explicit CustomUpdate(const Parts& parts) : parts_(parts) {}
 
-  // Throws unless all masters are in memory at once, in fp32, when the norm is known.
+  // Throws unless all masters are in fp32, and are updated when the norm is known.
   void require_possible() const;
 
-  // Called at the agreement: issues it, and calls `update` unless the step is skipped. The list's updates, which come
-  // next, make the parameters from the masters.
+  // Called at the agreement: issues it, and calls `update` unless the step is skipped: once for all tiles in memory, and
+  // then for each other tile, when the list has brought it there. The list's updates make the parameters from the
+  // masters. Issues the list up to the last of those tiles.
   void run(const TrainerUpdate& update) const;
 
  private:
-  std::vector<SummedTile> summed_tiles() const;
+  // The updates in the rest of the list, by their positions in the list.
+  struct Updates {
+    std::vector<std::size_t> of_kept;     // tiles that memory keeps
+    std::vector<std::size_t> of_passing;  // tiles that operations of the list bring to memory
+  };
+  Updates updates() const;
+  std::vector<SummedTile> kept_tiles(std::span<const std::size_t> updates) const;
   SummedTile summed_tile(const Op& update, const Piece& gradients) const;
+  const Op& op(std::size_t position) const { return parts_.scheduler.list()[position]; }
 
   Parts parts_;
 };

@@ -121,6 +121,7 @@ void Engine::initialise(const ParameterSource& source) {
 
 void Engine::resume(const ParameterSource& frozen) {
   agreement_.set_steps(startup_.resume(frozen));
+  note_.assign(note().begin(), note().end());
   begin();
 }
 
@@ -129,6 +130,8 @@ void Engine::begin() {
   has_begun_ = true;
   number_step();
 }
+
+std::span<const std::byte> Engine::note() const { return records_ ? records_->note() : std::span<const std::byte>(); }
 
 void Engine::set_steps(std::uint64_t steps) {
   agreement_.set_steps(steps);
@@ -235,6 +238,7 @@ StepResult Engine::step() {
   StepRun& run = scheduler_.run();
   const std::size_t agreement = scheduler_.position();
   if (agreement_.has_custom_update()) custom_update_.run(agreement_.take_custom_update());
+  run.note = note_;
   scheduler_.issue_rest();
   scheduler_.wait_for(agreement);
   agreement_.end_step(run.numbers.number);
@@ -271,7 +275,7 @@ void Engine::visit_state(const TileVisitor& look, const TileFilter& which) {
 // The entry gathers parameters and reads kept records again, from the changed state.
 void Engine::change_state(const TileVisitor& change, const std::function<void()>& agree) {
   parameters_changed();
-  state_.change(change, agree, [this] { return steps(); });
+  state_.change(change, agree, [this] { return CommittedState{steps(), note_}; });
   scheduler_.run_entry(running_.program().entry, true);
 }
 

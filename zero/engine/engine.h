@@ -87,7 +87,11 @@ class Engine {
       const TileVisitor& change, const std::function<void()>& agree = [] {});
   std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
   void set_steps(std::uint64_t steps);
-  void parameters_changed();  // the caller changed full parameters that have no other copy
+
+  // Bytes of the trainer that each later commit of state on drives holds.
+  void set_note(std::span<const std::byte> note) { note_.assign(note.begin(), note.end()); }
+  std::span<const std::byte> note() const;  // of the last commit
+  void parameters_changed();                // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
 
@@ -130,6 +134,7 @@ class Engine {
   Startup startup_;
   StateVisitor state_;
   DeviceOffload offload_;
+  std::vector<std::byte> note_;
   bool has_begun_ = false;
   bool norm_is_known_ = false;  // in this step: no gradients can be added any more
 };

@@ -85,7 +85,7 @@ void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& ru
     case OpKind::read:
     case OpKind::read_first: status.read = parts_.records->read(op); return;
     case OpKind::write: status.written = parts_.records->write(op); return;
-    case OpKind::commit: return parts_.records->commit(run.numbers.number);
+    case OpKind::commit: return parts_.records->commit({run.numbers.number, run.note});
     case OpKind::meet: return rendezvous(op, run.position, parts_.mesh, parts_.plan.model());
     case OpKind::use: return;
   }

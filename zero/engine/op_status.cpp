@@ -20,6 +20,11 @@ void OpStatus::check_record() const {
   if (read) read->check();
 }
 
+void OpStatus::accept_record() {
+  check_record();
+  read.reset();
+}
+
 // No stream ever waits for a drive: the thread does.
 void OpStatus::wait_in(const ExecContext& context) const {
   begun.wait();

@@ -23,6 +23,7 @@ struct OpStatus {
   void wait() const;          // blocks the calling thread until the end, if that is marked
   void wait_on_host() const;  // also returns before the end of work in a stream
   void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
+  void accept_record();       // the same, once: the caller is about to change what was read
   void wait_in(const ExecContext& context) const;  // later work there begins after the end
 };
 

@@ -10,6 +10,12 @@
 
 namespace ballast {
 
+// The state that records hold at a commit.
+struct CommittedState {
+  std::uint64_t step = 0;
+  std::span<const std::byte> note{};  // the trainer's
+};
+
 class RecordLane {
  public:
   RecordLane(const CompiledPlan& plan, const Slots& slots, offload::RecordStore& store)
@@ -17,9 +23,10 @@ class RecordLane {
 
   offload::PendingRead read(const Op& op) const;
   offload::Completion write(const Op& op) const;
-  void commit(std::uint64_t step) const { store_.commit(step); }
+  void commit(const CommittedState& state) const { store_.commit(state.step, state.note); }
   void abandon() const { store_.abandon(); }
   std::uint64_t step() const { return store_.step(); }
+  std::span<const std::byte> note() const { return store_.user(); }  // of the last commit
   bool keeps_run() const { return store_.shape().run_id != 0; }
 
   // The tile's block in the memory of its record.

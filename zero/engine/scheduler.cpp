@@ -120,6 +120,16 @@ void Scheduler::wait_for(std::size_t position) {
   wait(Phase::step, list()[position].lane, [&] { run().ops[position].wait(); });
 }
 
+void Scheduler::wait_for_inputs_of_next() {
+  const Op& op = list()[next_];
+  for (const Wait& needed : op.after) {
+    wait(op.phase, list()[needed.op].lane, [&] {
+      awaited(needed, run()).wait();
+      if (!needed.of_last_step) run().ops[needed.op].accept_record();
+    });
+  }
+}
+
 // If only a part of a list was issued, the end of its last operation in a lane may not be marked. So this waits for the
 // streams.
 void Scheduler::wait_for_issued() {

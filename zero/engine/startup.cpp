@@ -50,7 +50,7 @@ void Startup::initialise(const ParameterSource& source) const {
   }
   staged.finish();
   if (records) records->finish();
-  if (records) parts_.records->commit(0);
+  if (records) parts_.records->commit({.step = 0});
 }
 
 // Loads a range of a unit, tensor by tensor. Padding stays zero.

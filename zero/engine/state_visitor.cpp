@@ -45,7 +45,7 @@ void StateVisitor::do_on_all_ranks(const std::function<void()>& work) const {
 // A rank overwrites the generation before the last one here, so all ranks must have committed the last one. Otherwise a
 // crash could leave them without a commit in common.
 void StateVisitor::change(const TileVisitor& visit, const std::function<void()>& agree,
-                          const std::function<std::uint64_t()>& step) const {
+                          const std::function<CommittedState()>& committed) const {
   const auto visit_all = [&] { visit_tiles(visit, true, [](const LocalTile&) { return true; }); };
   const bool of_run = parts_.records != nullptr && parts_.records->keeps_run();
   if (of_run) parts_.mesh.barrier();
@@ -56,7 +56,7 @@ void StateVisitor::change(const TileVisitor& visit, const std::function<void()>&
     if (parts_.records != nullptr) parts_.records->abandon();
     throw;
   }
-  if (plan().tiles_on_drive() > 0) parts_.records->commit(step());
+  if (plan().tiles_on_drive() > 0) parts_.records->commit(committed());
 }
 
 void StateVisitor::visit_tiles(const TileVisitor& visit, bool changes, const TileFilter& which) const {

@@ -26,11 +26,11 @@ class StateVisitor {
   std::vector<LocalTile> tiles() const;  // in the order in which they are visited; without their memory
   void look(const TileVisitor& visit, const TileFilter& which) const;
 
-  // Tiles on drives are written, and committed after `agree` as the step that `step` returns then: `agree` may set it.
+  // Tiles on drives are written, and committed after `agree` as the state that `committed` returns then: `agree` may set it.
   // All ranks of a run change its state together; if one fails, none changes its records: it throws its own error, the
   // others B3301.
   void change(const TileVisitor& visit, const std::function<void()>& agree,
-              const std::function<std::uint64_t()>& step) const;
+              const std::function<CommittedState()>& committed) const;
 
  private:
   struct Memory {

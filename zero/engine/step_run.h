@@ -30,6 +30,7 @@ struct StepRun {
   std::vector<OpStatus> ops{};
   std::uint64_t step = 0;  // updates made before it, and one: random bits of sums depend on it
   StepNumbers numbers{};
+  std::vector<std::byte> note{};  // of the trainer, for the commit
   StepResult result{};
   std::optional<GpuClock> clock{};  // set when the run began; for a timeline only
   std::deque<StreamWait> waits{};   // not counted yet

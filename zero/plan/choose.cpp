@@ -8,6 +8,7 @@
 
 #include "kernels/runtime/sizes.h"
 #include "zero/plan/compile.h"
+#include "zero/plan/fill_tiers.h"
 #include "zero/plan/ledger.h"
 #include "zero/plan/simulate.h"
 #include "zero/plan/tiling.h"
@@ -101,6 +102,7 @@ class Search {
 
  private:
   void consider(const Choice& choice);
+  bool consider_if_it_fits(const Placement& placement, const Ledger& ledger);
   void consider_nearer_state(const Placement& far, const Ledger& ledger);
   void note_shortage(const Ledger& ledger);
 
@@ -111,6 +113,12 @@ class Search {
 
 void Search::consider(const Choice& choice) {
   if (!best_ || choice.simulation.seconds < best_->simulation.seconds) best_ = choice;
+}
+
+bool Search::consider_if_it_fits(const Placement& placement, const Ledger& ledger) {
+  const bool is_possible = fits(ledger, input_.machine);
+  is_possible ? consider(price(input_, placement)) : note_shortage(ledger);
+  return is_possible;
 }
 
 void Search::consider_nearer_state(const Placement& far, const Ledger& ledger) {
@@ -126,16 +134,15 @@ void Search::note_shortage(const Ledger& ledger) {
   if (!closest_ || shortage(ledger, input_.machine) < shortage(*closest_, input_.machine)) closest_ = ledger;
 }
 
-// If no placement with its state in one tier fits, two tiers together may still hold what neither holds alone.
+// If no placement with its state in one tier fits, two tiers together may still hold what neither holds alone; and all tiers
+// what two do not.
 void Search::run() {
   std::vector<std::pair<Placement, Ledger>> too_large;
   for (const Placement& placement : pure_placements(input_)) {
     const Ledger ledger = memory_of(input_, placement);
-    if (fits(ledger, input_.machine)) {
-      consider(price(input_, placement));
+    if (consider_if_it_fits(placement, ledger)) {
       consider_nearer_state(placement, ledger);
     } else {
-      note_shortage(ledger);
       too_large.emplace_back(placement, ledger);
     }
   }
@@ -143,6 +150,8 @@ void Search::run() {
   for (const auto& [placement, ledger] : too_large) {
     consider_nearer_state(placement, ledger);
   }
+  if (best_) return;
+  if (const auto placement = fill_tiers(input_)) consider_if_it_fits(*placement, memory_of(input_, *placement));
 }
 
 [[noreturn]] void fail_to_fit(const ChoiceInput& input, const Ledger& closest) {

@@ -43,7 +43,30 @@ constexpr std::size_t moment_bytes(StateFormat format, std::size_t count) {
 // Whether the moments of a group share a scale.
 constexpr bool has_scales(StateFormat format) { return moment_bits(format) <= 8; }
 
-enum class Moment : std::uint8_t { momentum, variance };
+// Values that the trainer keeps for each element, for its own rule: arrays of fp32 at equal distances.
+struct OwnValues {
+  float* first = nullptr;    // null if there are none
+  std::size_t distance = 0;  // floats from one array to the next
+  std::size_t count = 0;     // arrays
+
+  float* array(std::size_t number) const { return first + number * distance; }
+};
+
+inline constexpr std::size_t max_own_values = 8;
+
+// A value of an element's state: a moment of a rule, or one of the trainer's own values, which are numbered from `own` on.
+enum class Moment : std::uint8_t { momentum, variance, own };
+
+constexpr Moment own_value(std::size_t number) {
+  return static_cast<Moment>(static_cast<std::size_t>(Moment::own) + number);
+}
+
+// The number of one of the trainer's own values.
+constexpr std::size_t own_number(Moment moment) {
+  return static_cast<std::size_t>(moment) - static_cast<std::size_t>(Moment::own);
+}
+
+constexpr bool is_own(Moment moment) { return moment >= Moment::own; }
 
 // The memory of a tile, or of a part of one. All pointers refer to its first element.
 struct TileMemory {
@@ -57,6 +80,7 @@ struct TileMemory {
   std::byte* variance = nullptr;     // null if the rule has none
   float* momentum_scales = nullptr;  // one for each group of elements, if has_scales(format)
   float* variance_scales = nullptr;
+  OwnValues own{};
   std::size_t count = 0;
   std::uint64_t first_index = 0;      // of the first element in its unit; determines the random bits
   std::uint64_t rounding_stream = 0;  // the other half of what determines them

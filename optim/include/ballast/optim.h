@@ -3,16 +3,21 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <limits>
 #include <string_view>
 #include <variant>
 
 namespace ballast::optim {
 
-// The names under which torch keeps a rule's state; empty where a rule has none.
+// The state that a rule keeps of each element: its moments, under torch's names, which are empty where a rule has none; and how
+// many values a trainer keeps for its own rule.
 struct StateNames {
   std::string_view momentum{};
   std::string_view variance{};
+  std::size_t own_values = 0;
+
+  bool operator==(const StateNames&) const = default;
 };
 
 // check() of each rule throws B1001 for a wrong option, and B1005 for one that is not supported.
@@ -88,10 +93,13 @@ struct Adagrad {
   void check() const;
 };
 
-// The trainer makes the updates itself, in StepOptions::update, and keeps the state of its rule.
+// The trainer makes the updates itself, in StepOptions::update. The state of its rule is its own: values of fp32 that the library
+// keeps for it, in any tier, or what it keeps elsewhere.
 struct External {
-  static constexpr StateNames state{};
-  void check() const {}
+  StateNames state{};  // own_values alone
+
+  static External with_values(std::size_t count) { return {.state = {.own_values = count}}; }
+  void check() const;
 };
 
 using Rule = std::variant<AdamW, Adam, Sgd, SgdMomentum, Lion, Adagrad, External>;

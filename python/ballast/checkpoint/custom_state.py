@@ -4,7 +4,7 @@ Other state is small, and the same on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state,
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.custom_optimizer import shape_of
+from ballast.wrapper.kept_state import IN_LIBRARY
+from ballast.wrapper.own_step import shape_of
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
 
@@ -109,6 +110,7 @@ class CustomState:
             if colon and entry.role in CUSTOM:
                 self._entries.setdefault(parameter, {})[key] = entry
         self._values: State = {}
+        self._stored: State = {}  # values that the library keeps: IN_LIBRARY
 
     def frozen(self) -> State:
         """Allocate the state of frozen parameters, which targets() fills."""
@@ -117,14 +119,35 @@ class CustomState:
                 self._make(parameter, parameter.shape)
         return dict(self._values)
 
+    def require_stored(self) -> None:
+        """Refuse state of each element for which the library keeps no room."""
+        known = self._access.names_of_stored_values()
+        for name, entries in self._entries.items():
+            for key, entry in entries.items():
+                if known and entry.role == BY_ELEMENT and key not in known:
+                    refuse(
+                        f"cannot load the optimizer's state {key}: the library keeps {', '.join(known)} of each element",
+                        where=f"parameter {name}",
+                        needed="the same options of the optimizer; or its state in memory",
+                    )
+
+    def stored(self, parameter: str) -> list[tuple[int, Tensor]]:
+        """Return the values of each element that the library keeps of this parameter: their number there, and their
+        entry."""
+        entries = self._entries.get(parameter, {})
+        names = enumerate(self._access.names_of_stored_values())
+        return [(number, entries[name]) for number, name in names if name in entries]
+
     def targets(self, partition: Partition) -> list[Target]:
-        """Allocate this rank's shards, and return the targets of the checkpoint's tensors."""
+        """Allocate this rank's shards, without the values that the library keeps, and return the targets of the
+        checkpoint's tensors."""
         begins = {}
+        stored = self._access.names_of_stored_values()
         for member in partition.members:
             first, count = partition.part(member)
             if count > 0:
                 begins[id(member.parameter)] = first
-                self._make(member.parameter, shape_of(member, count))
+                self._make(member.parameter, shape_of(member, count), without=stored)
         targets: list[Target] = []
         for key, values in self._values.items():
             name = self._names[key]
@@ -134,24 +157,24 @@ class CustomState:
                 targets.append(PlainTensor(moment_name(name, kind), entry, value, first))
         return targets
 
-    def _make(self, parameter: torch.nn.Parameter, shape: torch.Size) -> None:
+    def _make(self, parameter: torch.nn.Parameter, shape: torch.Size, without: Collection[str] = ()) -> None:
         entries = self._entries.get(self._names[id(parameter)], {})
+        self._stored[id(parameter)] = {key: IN_LIBRARY for key in entries if key in without}
         if entries:
             self._values[id(parameter)] = {
                 key: torch.empty(
                     shape if entry.role == BY_ELEMENT else entry.shape, dtype=getattr(torch, entry.dtype), device="cpu"
                 )
                 for key, entry in entries.items()
+                if key not in without
             }
 
-    def install(self) -> None:
-        """Give the state to the optimizer, once it is read."""
-        for _, parameter in self._access.parameters():
-            values = self._values.get(id(parameter))
-            if values is None:
-                continue
-            entries = self._entries[self._names[id(parameter)]]
-            for key, value in values.items():
-                if entries[key].role == NUMBER:
-                    values[key] = value.item()
-            self._access.optimizer.state[parameter] = values
+    def install(self, partition: Partition) -> None:
+        """Give the state of trained parameters to the optimizer, once it is read."""
+        state: State = {}
+        for key, values in self._values.items():
+            entries = self._entries[self._names[key]]
+            numbers = {name: value.item() if entries[name].role == NUMBER else value for name, value in values.items()}
+            values.update(numbers)
+            state[key] = {name: {**self._stored.get(key, {}), **values}[name] for name in entries}
+        self._access.install(partition, state)

@@ -31,6 +31,7 @@ from ballast.checkpoint.unpickling import load_without_code
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import by_first_rank
 from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
+from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
 
@@ -74,6 +75,8 @@ class Loading:
             self._files = manifest.data_files(directory, self._checkpoint)
             require_compatible(self._checkpoint, access, self._parameters, self._buffers, self._names)
             require_expected(model, self._buffers.values())
+            self._custom = CustomState(access, self._checkpoint.tensors, self._names)
+            self._custom.require_stored()
             self._extra = read_extra(directory, self._checkpoint, access.group.rank)
         self._agreement.settle()
         self._tensors = self._checkpoint.tensors
@@ -85,16 +88,14 @@ class Loading:
             _core.CheckpointReader(self._files, self._last_pieces())
         self._agreement.settle()
         set_groups(self._access.optimizer, self._checkpoint.groups)
-        custom = CustomState(self._access, self._tensors, self._names)
-        frozen_state, thawed = (custom.frozen(), {}) if self._access.has_own_step else self._empty_moments()
+        frozen_state, thawed = (self._custom.frozen(), {}) if self._access.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
         expect_buffers(self._model)
         self._buffers = buffers_by_name(self._model)
         partition = self._access.begin_from(made, self._checkpoint.step, frozen_state)
         moments = {} if self._access.has_own_step else {**frozen_state, **thawed}
-        self._fill(partition, self._targets(partition, moments) + custom.targets(partition))
-        custom.install()
+        self._fill(partition, self._targets(partition, moments))
         if any(self._access.group.all_reduce([len(thawed)])):
             partition.write_moments(moments_by_kind(thawed, self._access))
         self._access.skipped = self._checkpoint.skipped
@@ -148,12 +149,18 @@ class Loading:
         return PlainTensor(name, self._tensors[name], into)
 
     def _fill(self, partition: Partition, targets: list[Target]) -> None:
+        """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
+        rest."""
         parts = [(self._name_of(part, partition), part) for part in partition.local_shards()]
-        wanted = [cut for name, part in parts for cut in cover(self._tensors[name].pieces, part.first, part.count)]
+        own = self._custom.targets(partition)
+        wanted = [cut for target in own for cut in cuts_of(target)]
+        wanted += [cut for name, part in parts for cut, _ in self._cuts(name, part)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._agreement.attempt():
             stream = Stream(self._files, (cut.piece for cut in wanted))
         self._agreement.settle()
+        self._fill_targets(own, stream)
+        self._custom.install(partition)
 
         def change(part: _core.StatePart) -> None:
             with self._agreement.attempt():
@@ -161,6 +168,9 @@ class Loading:
                     self._change(part, self._name_of(part, partition), stream)
 
         partition.change_shards(change, self._checkpoint.step, self._agreement.settle)
+        self._fill_targets(targets, stream)
+
+    def _fill_targets(self, targets: list[Target], stream: Stream) -> None:
         with self._agreement.attempt():
             for target in targets:
                 target.begin()
@@ -169,11 +179,23 @@ class Loading:
                 target.finish()
         self._agreement.settle()
 
+    def _cuts(self, name: str, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
+        """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
+        of the value."""
+        for cut in cover(self._tensors[name].pieces, part.first, part.count):
+            yield cut, None
+        for number, entry in [] if part.frozen else self._custom.stored(name):
+            for cut in cover(entry.pieces, part.first, part.count):
+                yield cut, number
+
     def _change(self, part: _core.StatePart, name: str, stream: Stream) -> None:
-        entry = self._tensors[name]
-        for cut in cover(entry.pieces, part.first, part.count):
-            elements = (cut.piece.count, cut.first, cut.into, cut.count)
-            stream.go_to(cut.piece, name).copy(entry.kind(), elements, part)
+        entry, values = self._tensors[name], dict(self._custom.stored(name))
+        for cut, number in self._cuts(name, part):
+            reader = stream.go_to(cut.piece, name)
+            if number is None:
+                reader.copy(entry.kind(), (cut.piece.count, cut.first, cut.into, cut.count), part)
+            else:
+                take_values(reader, cut, getattr(torch, values[number].dtype), part.own(number))
 
     def _name_of(self, part: _core.StatePart, partition: Partition) -> str:
         return self._names[id(partition.member_of(part).parameter)]
@@ -181,6 +203,12 @@ class Loading:
 
 def cuts_of(target: Target) -> Iterator[Cut]:
     return cover(target.entry.pieces, target.first, target.count)
+
+
+def take_values(reader: _core.CheckpointReader, cut: Cut, dtype: torch.dtype, into: _core.Memory) -> None:
+    """Copy values of each element to the library's memory, in fp32."""
+    values = torch.frombuffer(reader.memory(), dtype=dtype)[cut.first : cut.first + cut.count]
+    tensor_of(into, torch.float32)[cut.into : cut.into + cut.count] = values
 
 
 def moments_by_kind(thawed: State, access: CheckpointAccess) -> dict[tuple[int, _core.Moment], torch.Tensor]:

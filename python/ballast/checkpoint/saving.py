@@ -160,8 +160,11 @@ class Saving:
         self._partition.visit_shards(look)
         with self._agreement.attempt():
             if self._agreement.error is None:
+                read, tensor = None, torch.empty(0, device="cpu")
                 for held, first, count in self._local_slices():
-                    values = slice_on_host(held.tensor, first, count)
+                    if held is not read:
+                        read, tensor = held, held.read()
+                    values = slice_on_host(tensor, first, count)
                     written = writer.append_memory(values.data_ptr(), values.nbytes)
                     add(chunks, held.name, held.begin + first, count, written)
                 bytes_written = writer.finish()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.state import LazyState
 
 
 class Writers(Enum):
@@ -30,6 +31,10 @@ class TorchTensor:
     steps: int = 0  # that have trained a parameter that is frozen now
     begin: int = 0  # first element of the shard in the full tensor
     full_shape: torch.Size | None = None  # of the full tensor, if this is a shard
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor, read from the library's memory if that has it."""
+        return self.tensor.read_now() if isinstance(self.tensor, LazyState) else self.tensor
 
 
 def moment_name(parameter: str, moment: str) -> str:

@@ -13,6 +13,7 @@ from ballast import _core
 from ballast.candidates import STAGES
 from ballast.checks import fail
 from ballast.connecting import Group
+from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
 from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
@@ -113,14 +114,16 @@ class Search:
         """Return the fastest configuration that fits, else the one that lacks the least memory."""
         units = self._request.units(stage)
         exact = self._question(stage, units)
-        placements = exact.placements() if self._options.chooses_tiers else [self._given(stage)]
-        configurations = [Configuration(stage, placement, exact.needs(placement)) for placement in placements]
-        if not self._options.chooses or not any(self._fits(configuration) for configuration in configurations):
-            return min(configurations, key=self._shortage)
-        if self._options.chooses_tiers:
+        if not self._options.chooses_tiers:
+            placement = self._given(stage)
+            given = Configuration(stage, placement, exact.needs(placement))
+            is_compared = self._options.chooses and self._fits(given)
+            return replace(given, seconds=exact.price(placement).simulation.seconds) if is_compared else given
+        try:
             choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
-        else:
-            choice = exact.price(placements[0])
+        except OutOfMemoryError:
+            configurations = [Configuration(stage, placement, exact.needs(placement)) for placement in exact.placements()]
+            return min(configurations, key=self._shortage)
         return Configuration(stage, choice.placement, exact.needs(choice.placement), choice.simulation.seconds)
 
     def _question(self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False) -> _core.Question:

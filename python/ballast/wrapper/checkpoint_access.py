@@ -42,7 +42,12 @@ class CheckpointAccess:
         return self._plans.wrapped.names()
 
     def names_of_moments(self) -> list[tuple[_core.Moment, str]]:
-        return self._plans.planner.updates.moments(self.optimizer)
+        """Return the moments of a rule of the library."""
+        return [] if self.has_own_step else self._plans.planner.updates.moments(self.optimizer)
+
+    def names_of_stored_values(self) -> list[str]:
+        """Return the values of each element that the library keeps for the optimizer's own step, in their order there."""
+        return [name for _, name in self._plans.planner.updates.moments(self.optimizer)] if self.has_own_step else []
 
     @property
     def has_own_step(self) -> bool:
@@ -79,6 +84,10 @@ class CheckpointAccess:
         finish_loading(). `made` has the number of steps that have trained each parameter, by its id. All ranks call
         it together."""
         return self._plans.begin_from(made, steps, frozen_state)
+
+    def install(self, partition: Partition, state: State) -> None:
+        """Give the optimizer its own state, apart from what the library keeps of it."""
+        self._plans.planner.updates.install(self.optimizer, partition, state)
 
     def finish_loading(self) -> None:
         self._plans.is_half_loaded = False

@@ -1,10 +1,9 @@
-"""Optimizers without a rule of the library: their own step runs on this rank's shard of each parameter."""
+"""Optimizers without a rule of the library: their own step runs on this rank's shard of each parameter, and keeps its state
+in torch's memory."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,15 +11,14 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
-from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.rules import Group, Rule, require_elementwise, rule_of
+from ballast.wrapper.own_step import OwnStep, Piece, shape_of
+from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import TORCH_DTYPES, Member
-from ballast.wrapper.updates import RuleUpdates, State, Updates
+from ballast.wrapper.updates import State, StepTurn
 
 Part = tuple[int, int]  # a range of a parameter's elements: first, count
-HIDDEN = ("grad_scale", "found_inf")  # from a gradient scaler: the library has done its work already
 
 
 class CustomUpdates:
@@ -28,8 +26,7 @@ class CustomUpdates:
     full parameter if this rank keeps all of it, else that of its shard, which is one-dimensional."""
 
     def __init__(self, kind: type[torch.optim.Optimizer]):
-        step: Any = kind.step
-        self._step: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+        self._step = OwnStep(kind)
         self._parts: dict[int, torch.nn.Parameter] = {}  # by id of the parameter: its shard in fp32
 
     def rule(self, group: Group) -> Rule:
@@ -39,22 +36,23 @@ class CustomUpdates:
         return []
 
     def own_step(
-        self, optimizer: torch.optim.Optimizer, kept: ShardedState, tiles: Sequence[_core.TileToUpdate], factor: float
+        self, optimizer: torch.optim.Optimizer, kept: ShardedState, turn: StepTurn
     ) -> None:
-        """Run the step between the library's sum of gradients and its use of the new parameters."""
-        for tile in tiles:
-            gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
+        """Run the step between the library's sum of gradients and its use of the new parameters. A tile is a shard of a
+        unit, as `for_own_step()` has it."""
+        pieces = []
+        for tile in turn.tiles:
+            gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(turn.factor)
             masters = tensor_of(tile.masters, torch.float32)
-            for member, begin in kept.in_tile(tile.unit, tile.first):
-                count = kept.part(member)[1]
+            for member, _, begin, count in kept.in_tile(tile):
                 shape = shape_of(member, count)
                 part = self._part(optimizer, member, masters[begin:][:count].view(shape))
                 part.grad = gradients[begin:][:count].view(shape).to(part.device)
-        with on_shards(optimizer, self._parts):
-            self._step(optimizer)
-        for part in self._parts.values():
-            part.grad = None
-        wait_for_current_streams(list(self._parts.values()))  # the library continues in streams of its own
+                pieces.append(Piece(member.parameter, part, optimizer.state.get(member.parameter, {})))
+        self._step.run(optimizer, pieces, is_last=turn.is_last)
+        for piece in pieces:
+            if piece.state:
+                optimizer.state[piece.parameter] = piece.state
 
     def _part(self, optimizer: torch.optim.Optimizer, member: Member, values: torch.Tensor) -> torch.nn.Parameter:
         key = id(member.parameter)
@@ -73,6 +71,11 @@ class CustomUpdates:
                 optimizer.state[member.parameter] = {
                     name: shard_of_value(member, part, value) for name, value in values.items()
                 }
+
+    def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+        for member in kept.members:
+            if values := state.get(id(member.parameter)):
+                optimizer.state[member.parameter] = values
 
     def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> None:
         return None  # optimizer.state is the state itself
@@ -100,50 +103,6 @@ class CustomUpdates:
     def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
         states = [optimizer.state.get(member.parameter, {}) for member in kept.members]
         return sum(value.nbytes for values in states for value in values.values() if isinstance(value, torch.Tensor))
-
-
-def updates_of(optimizer: torch.optim.Optimizer, *, declared: bool) -> Updates:
-    """Return updates by a rule of the library, if it has one; else by the optimizer's own step. `declared` is true if
-    the user declares that this step does the same to each element."""
-    make_rule = rule_of(optimizer)
-    if make_rule is not None:
-        return RuleUpdates(make_rule)
-    require_elementwise(optimizer, declared)
-    return CustomUpdates(type(optimizer))
-
-
-@contextmanager
-def on_shards(optimizer: torch.optim.Optimizer, parts: dict[int, torch.nn.Parameter]) -> Iterator[None]:
-    """Replace the optimizer's parameters by shards inside the block, for its own step. The step may change everything
-    else."""
-    full = [group["params"] for group in optimizer.param_groups]
-    hidden = {name: vars(optimizer).pop(name) for name in HIDDEN if name in vars(optimizer)}
-    shown = optimizer.state
-    own: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-    parameters = [parameter for params in full for parameter in params if id(parameter) in parts]
-    for parameter in parameters:
-        if parameter in shown:
-            own[parts[id(parameter)]] = shown[parameter]
-    try:
-        optimizer.state = own
-        for group, params in zip(optimizer.param_groups, full):
-            group["params"] = [parts[id(parameter)] for parameter in params if id(parameter) in parts]
-        yield
-    finally:
-        optimizer.state = shown
-        for group, params in zip(optimizer.param_groups, full):
-            group["params"] = params
-        for parameter in parameters:
-            if values := own.get(parts[id(parameter)]):
-                shown[parameter] = values
-        vars(optimizer).update(hidden)
-
-
-def shape_of(member: Member, count: int) -> torch.Size:
-    """Return the shape of a shard."""
-    shape = member.parameter.shape
-    return shape if count == shape.numel() else torch.Size([count])
-
 
 def shard_of_value(member: Member, part: Part, value: Any) -> Any:
     """Return a copy of a value of the state. If it has a number for each element, return only those of this shard."""

@@ -108,6 +108,11 @@ class WrapOptions:
         return tier_of(next(iter(fractions_of(self.tiers.get("state", "device")))))
 
     @property
+    def needs_stored_state(self) -> bool:
+        """Whether the library has to keep all state itself: it may be on a drive, or its size decides where it is."""
+        return self.chooses or self.memory is not None or spread_of(self.tiers.get("state", "device")).nvme > 0.0
+
+    @property
     def max_norm(self) -> float:
         return math.inf if self.max_grad_norm is None else float(self.max_grad_norm)
 
@@ -148,26 +153,32 @@ def _require_count(name: str, value: Any, needed: str) -> None:
         refuse(f"{name}={value!r} is not possible", needed=needed)
 
 
-def for_own_step(options: WrapOptions) -> WrapOptions:
-    """Return the options for an optimizer whose own step makes the updates. That step needs all master parameters at
-    once, in fp32, and each shard in one piece."""
-    why = "the optimizer makes updates with its own step, for which the library has no rule"
-    if options.chooses or options.memory is not None:
-        option = "memory" if options.memory is not None else f'"{AUTO}"'
-        refuse(f"{option} is not possible: {why}", needed="a stage and tiers: what its step keeps is not known beforehand")
-    if len(fractions_of(options.tiers.get("state", "device"))) > 1:
-        refuse(f"cannot keep state in several tiers: {why}", needed='"host" or "device": its state is not divided')
-    if options.tier_of_state == "nvme":
-        refuse(f"cannot keep state on a drive: {why}", needed='"host" or "device": its step needs all state at once')
+OWN_STEP = "the optimizer makes updates with its own step, for which the library has no rule"
+
+
+def for_stored_step(options: WrapOptions) -> WrapOptions:
+    """Return the options for an optimizer whose own step makes the updates, with state that the library keeps. That step
+    needs masters in fp32."""
+    why = OWN_STEP
     if options.state_format not in (None, ("fp32",)):
         refuse(f"state_format={options.formats.state!r} is not possible: {why}", needed="fp32: its step computes with that")
     if options.update_in_backward:
         refuse(f"update_in_backward is not possible: {why}", needed="updates after the backward pass")
     if options.verify > 0:
         refuse(f"verify={options.verify} is not possible: {why}", needed="0: the library cannot repeat its updates")
+    return replace(options, state_format=("fp32",))
+
+
+def for_own_step(options: WrapOptions) -> WrapOptions:
+    """Return the options for an optimizer whose own step makes the updates, and keeps its state itself. That step needs each
+    shard in one piece."""
+    why = OWN_STEP
+    options = for_stored_step(options)
+    if len(fractions_of(options.tiers.get("state", "device"))) > 1:
+        refuse(f"cannot keep state in several tiers: {why}", needed='"host" or "device": its state is not divided')
     if parse_size(options.tile) > 0:
         refuse(f"tile={options.tile!r} is not possible: {why}", needed="no tile: its step takes the shard of a rank as a whole")
-    return replace(options, state_format=("fp32",), tile=ALL_OF_A_SHARD)
+    return replace(options, tile=ALL_OF_A_SHARD)
 
 
 def without_gpu(options: WrapOptions) -> WrapOptions:

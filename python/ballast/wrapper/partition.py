@@ -28,11 +28,12 @@ from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.units import UnitOfMembers, backward_order
+from ballast.wrapper.updates import StepTurn
 
 log = logging.getLogger("ballast")
 
 
-CustomStep = Callable[[ShardedState, Sequence[_core.TileToUpdate], float], None]
+CustomStep = Callable[[ShardedState, StepTurn], None]
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,11 @@ class Partition(ShardedState):
             max_norm=now.max_norm,
             loss_scale=loss_scale if discard else loss_scale / self._factors.agreed(self._taken),
             discard=discard,
-            custom_step=None if now.own_step is None else partial(now.own_step, self),
+            custom_step=None if now.own_step is None else partial(self._own_step, now.own_step),
         )
+
+    def _own_step(self, step: CustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
+        step(self, StepTurn(tiles, factor, is_last))
 
     def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
         if discard:

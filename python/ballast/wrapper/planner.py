@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ballast import _core
 from ballast.wrapper.autotune import PartitionRequest, settled
 from ballast.wrapper.deferred_params import make_unpartitioned
 from ballast.wrapper.full_params import FullParameters
@@ -22,7 +21,7 @@ from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.same_options import described, described_groups, require_same
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
-from ballast.wrapper.updates import State, Updates, steps_in
+from ballast.wrapper.updates import State, StepTurn, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
 
 
@@ -108,9 +107,9 @@ class Planner:
     def _described_groups(self) -> dict[str, str]:
         return described_groups(self._wrapped.optimizer)  # looked up at each call: a reference would keep it alive
 
-    def _custom_step(self, kept: ShardedState, tiles: Sequence[_core.TileToUpdate], factor: float) -> None:
+    def _custom_step(self, kept: ShardedState, turn: StepTurn) -> None:
         assert self.updates.own_step is not None
-        self.updates.own_step(self._wrapped.optimizer, kept, tiles, factor)
+        self.updates.own_step(self._wrapped.optimizer, kept, turn)
 
     def has_planned(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""

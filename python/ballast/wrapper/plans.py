@@ -12,6 +12,7 @@ from ballast import _core
 from ballast.checks import refuse_order
 from ballast.wrapper import preconditions
 from ballast.wrapper.deferred_params import DeferredParameters, drop_pending
+from ballast.wrapper.kept_state import begun_in
 from ballast.wrapper.optimizer_state import OptimizerState
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.planner import Planner
@@ -108,7 +109,7 @@ class Plans:
             self._take_apart(moments)
         try:
             except_for = {id(each) for _, each in self.wrapped.trained()}
-            state = merged(state or {}, self._migration.take_moments(except_for=except_for))
+            state = merged(state or {}, begun_in(state or {}, self._migration.take_moments(except_for=except_for)))
             is_loaded = self.state.loaded is not None
             partition = self._hand_over(partial(self.planner.make, state, steps, is_loaded=is_loaded))
         except BaseException:

@@ -64,6 +64,7 @@ class ShardedState:
         self._members = [member for unit in units for member in unit.trained]
         self._index = {id(member.parameter): number for number, member in enumerate(self._members)}
         self._gpu, self._stream = options.gpu, options.stream
+        self.keeps_run = bool(options.run)
         return_cached_memory(self._gpu)
         self._core = _core.Training(
             model=model_of(units),
@@ -126,6 +127,20 @@ class ShardedState:
     def steps(self) -> int:
         return self._core.steps
 
+    @property
+    def found(self) -> bool:
+        """Whether a run was resumed."""
+        return self._core.found
+
+    @property
+    def note(self) -> bytes:
+        """The bytes that the last commit of state on drives holds for the optimizer."""
+        return self._core.note()
+
+    def set_note(self, note: bytes) -> None:
+        """Set the bytes of the next commits."""
+        self._core.set_note(note)
+
     def parts(self, parameter: torch.Tensor) -> list[tuple[int, int]]:
         """Return the elements whose state this rank keeps: ranges of first and count."""
         member = self._members[self._index[id(parameter)]]
@@ -136,12 +151,15 @@ class ShardedState:
         parts = self._core.parts(member.unit, member.tensor)
         return parts[0] if parts else (0, 0)  # a shard is one range, and so is its part of a parameter
 
-    def in_tile(self, unit: int, first: int) -> Iterator[tuple[Member, int]]:
-        """Yield the members with elements in a tile that holds this rank's shard, and where these begin in the tile."""
-        for member in self._units[unit].trained:
+    def in_tile(self, tile: _core.TileToUpdate) -> Iterator[tuple[Member, int, int, int]]:
+        """Yield the members with elements in a tile: the first of these, where it is in the tile, and how many there
+        are."""
+        for member in self._units[tile.unit].trained:
             begin, count = self.part(member)
-            if count > 0:
-                yield member, self._begins[unit][member.tensor] + begin - first
+            before = self._begins[tile.unit][member.tensor] - tile.first  # of the parameter's first element, in the tile
+            first, end = max(begin, -before), min(begin + count, tile.count - before)
+            if first < end:
+                yield member, first, before + first, end - first
 
     def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """Return the moment of the full parameter, with zeros where other ranks keep it."""

@@ -18,6 +18,7 @@ from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
 
 Kind = _core.Moment | None  # None is the parameter itself
+OWN = [_core.Moment[f"own_{number}"] for number in range(_core.MAX_OWN_VALUES)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Shard:
 
     @staticmethod
     def read(part: _core.StatePart, kinds: Iterable[Kind]) -> Shard:
-        shard = Shard(part.first, part.count, {kind: torch.empty(part.count, device="cpu") for kind in kinds})
+        shard = Shard(part.first, part.count, memory_of(kinds, part.count))
         shard.part(part.first, part.count).copy_from(part)
         return shard
 
@@ -54,8 +55,23 @@ class Shard:
             parameter=address(None),
             momentum=address(_core.Moment.momentum),
             variance=address(_core.Moment.variance),
+            own=self._own(first),
             count=count,
         )
+
+    def _own(self, first: int) -> tuple[int, int, int]:
+        """Return where the optimizer's own values begin, the elements from one to the next, and their number."""
+        at = [self.values[moment][first - self.first :].data_ptr() for moment in OWN if moment in self.values]
+        if not at:
+            return 0, 0, 0
+        return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
+
+
+def memory_of(kinds: Iterable[Kind], count: int) -> dict[Kind, torch.Tensor]:
+    """Allocate values by kind. The optimizer's own values lie at equal distances, as the library takes them."""
+    kinds = [*kinds]
+    own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, device="cpu"))
+    return {kind: next(own) if kind in OWN else torch.empty(count, device="cpu") for kind in kinds}
 
 
 @dataclass
@@ -187,7 +203,9 @@ class StateMigration:
 
     def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
         """Return the elements of a range, which is the shard of another partition."""
-        values = {kind: self._full(taken, kind).view(-1)[first : first + count].clone() for kind in taken.kinds}
+        values = memory_of(taken.kinds, count)
+        for kind, into in values.items():
+            into.copy_(self._full(taken, kind).view(-1)[first : first + count])
         taken.shards = []
         return_freed_memory()  # small and large blocks in turn leave holes in the heap
         return Shard(first, count, values)

@@ -260,9 +260,3 @@ def test_ranks_of_a_machine_share_its_memory():
 def test_impossible_requests_are_refused_at_once(options, said):
     with pytest.raises(ballast.UsageError, match=said):
         ballast.wrap(torch.optim.AdamW(mlp().parameters()), **options)
-
-
-@pytest.mark.parametrize("options", [{"stage": "auto"}, {"memory": "1GiB"}, {"offload": "auto"}], ids=str)
-def test_memory_of_an_own_step_is_not_known_beforehand(options):
-    with pytest.raises(ballast.UsageError, match="is not known beforehand"):
-        ballast.wrap(torch.optim.RMSprop(mlp().parameters()), **options)

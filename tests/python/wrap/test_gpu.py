@@ -30,10 +30,10 @@ every_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, i
 
 
 class Training:
-    def __init__(self, device: str, **configuration):
+    def __init__(self, device: str, kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **configuration):
         torch.manual_seed(0)
         self.model = Tower().to(device)
-        plain = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        plain = kind(self.model.parameters(), lr=1e-2)
         self.optimizer = ballast.wrap(plain, self.model, **configuration) if configuration else plain
         self.batch = torch.linspace(-1, 1, 20, device=device)
 
@@ -50,6 +50,18 @@ class Training:
 def test_trainings_follow_torch(device, configuration):
     mine, theirs = Training(device, **configuration), Training(device)
     for _ in range(5):
+        assert mine.step() == pytest.approx(theirs.step(), rel=1e-4)
+
+
+@on_devices
+@pytest.mark.parametrize("offload", [None, "host", "nvme", {"device": 0.4, "host": 0.3, "nvme": 0.3}], ids=str)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_step_of_the_optimizers_own_follows_torch(device, stage, offload, tmp_path):
+    fractions = offload if isinstance(offload, dict) else {offload: 1.0}
+    tiers = {f"nvme:{tmp_path}" if tier == "nvme" else tier: part for tier, part in fractions.items()}
+    mine = Training(device, kind=torch.optim.NAdam, stage=stage, offload=None if offload is None else {"state": tiers})
+    theirs = Training(device, kind=torch.optim.NAdam)
+    for _ in range(4):
         assert mine.step() == pytest.approx(theirs.step(), rel=1e-4)
 
 

@@ -5,6 +5,7 @@
 #include <ballast/optim.h>
 #include <ballast/placement.h>
 #include <ballast/schedule.h>
+#include <ballast/state_format.h>
 #include <ballast/view.h>
 
 #include <array>
@@ -16,19 +17,28 @@
 
 namespace ballast {
 
-// A tile of this rank when a step is decided: gradients and masters, each in its own tier.
+// A tile of this rank when a step is decided.
 struct SummedTile {
   std::size_t unit = 0;
   Range range{};     // of the unit's elements
   View gradients{};  // summed over all ranks, in the format in which they are kept; may be overwritten
   View masters{};    // in fp32
+  OwnValues own{};   // of the rule External, where the masters are
   bool gradients_on_gpu = false;
   bool masters_on_gpu = false;
 };
 
-// Changes the masters of all tiles, with their gradients times the factor. Called on the trainer's thread; work that it issued
-// to a GPU must be done when it returns.
-using TrainerUpdate = std::function<void(std::span<const SummedTile> tiles, float gradient_factor)>;
+// The tiles that the trainer updates in one call: all that memory keeps, or one whose state is in memory for a while.
+struct TilesToUpdate {
+  std::span<const SummedTile> tiles;
+  float gradient_factor = 1.0f;
+  bool is_last = false;  // call of this step
+};
+
+// Changes the masters and own values of tiles, with their gradients times the factor. A step calls it once for the tiles that
+// memory keeps, and then for each other tile; and at least once. Called on the trainer's thread; work that it issued to a GPU
+// must be done when it returns.
+using TrainerUpdate = std::function<void(const TilesToUpdate& turn)>;
 
 struct StepOptions {
   std::span<const optim::Rule> groups;  // by parameter group; copied before the call returns

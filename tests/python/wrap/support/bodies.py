@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import resource
+import types
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -213,7 +215,9 @@ def saved_state_of_custom_optimizer(rank: int, stage: int) -> tuple[dict[str, An
     return saved["state"], on, longer.train(model, optimizer, 3).losses
 
 
-def own_step_of_changing_parameters(rank: int, stage: int | None) -> list[torch.Tensor]:
+def own_step_of_changing_parameters(
+    rank: int, stage: int | None, options: Mapping[str, Any] = types.MappingProxyType({})
+) -> list[torch.Tensor]:
     """Train while parameters are added, freeze and thaw. Without a stage, one process trains on all ranks' batches."""
     body, head = mlp(), torch.nn.Linear(5, 3)
     torch.manual_seed(1)
@@ -223,7 +227,7 @@ def own_step_of_changing_parameters(rank: int, stage: int | None) -> list[torch.
     optimizer = torch.optim.NAdam(body.parameters(), lr=1e-2)
     loop = loop_of(rank)
     if stage is not None:
-        optimizer = ballast.wrap(optimizer, stage=stage)
+        optimizer = ballast.wrap(optimizer, stage=stage, **options)
     for step in range(9):
         if step == 3:
             optimizer.add_param_group({"params": head.parameters(), "lr": 3e-2})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import ballast
@@ -27,10 +29,17 @@ def kept_in(folder: Path, stage: int = 3) -> dict:
     return {"stage": stage, "offload": {"state": f"nvme:{folder}"}, "run": "mine"}
 
 
-def train(model: torch.nn.Module, rank: int, until: int, data: int = 0, **options) -> tuple[int, list[float]]:
+def train(
+    model: torch.nn.Module,
+    rank: int,
+    until: int,
+    data: int = 0,
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    **options,
+) -> tuple[int, list[float]]:
     """Train up to step `until`. Return the step from which the run was resumed, and the losses from there on."""
     trained = [each for each in model.parameters() if each.requires_grad]
-    optimizer = ballast.wrap(torch.optim.AdamW(trained, lr=1e-2), model, **options)
+    optimizer = ballast.wrap(kind(trained, lr=1e-2), model, **options)
     began_at, losses = optimizer.steps, []
     for step in range(began_at, until):
         seed = torch.Generator().manual_seed(1000 * data + 10 * step + rank)
@@ -41,6 +50,25 @@ def train(model: torch.nn.Module, rank: int, until: int, data: int = 0, **option
         optimizer.zero_grad()
     optimizer.close()
     return began_at, losses
+
+
+class StoppedInAStep(torch.optim.NAdam):
+    """Ends its process while it updates the second tile of its third step."""
+
+    of_step = 0  # tiles of the third step
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        [step] = {int(self.state[each]["step"]) for group in self.param_groups for each in group["params"]}
+        if step == 3:
+            StoppedInAStep.of_step += 1
+        if StoppedInAStep.of_step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_stopped(folder: str) -> None:
+    train(Layers(), 0, 5, kind=StoppedInAStep, elementwise=True, tile=128, **kept_in(Path(folder)))
 
 
 def directory_of(folder: Path, rank: int) -> Path:

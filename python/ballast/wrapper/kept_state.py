@@ -1,0 +1,98 @@
+"""The state of each element that the library keeps, as torch's optimizers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import torch
+
+from ballast import _core
+from ballast.checks import refuse
+from ballast.wrapper.sharded_state import ShardedState
+from ballast.wrapper.state import LazyState
+from ballast.wrapper.units import Member
+from ballast.wrapper.updates import State
+
+
+def left_of_state(optimizer: torch.optim.Optimizer, kept: ShardedState, members: Sequence[Member]) -> State | None:
+    """Return optimizer.state if state of one of these members was removed from it; else None."""
+    missing = [member for member in members if member.parameter not in optimizer.state]
+    if not missing:
+        return None
+    if len(missing) < len(members) and kept.sharing is not None:
+        refuse(
+            "cannot take over optimizer.state: the state of some parameters was removed, and ranks have shards of the rest",
+            where=f"parameter {missing[0].name}",
+            needed="optimizer.state.clear(); or stage 0",
+        )
+    return {id(parameter): values for parameter, values in optimizer.state.items()}
+
+
+class InLibrary(Enum):
+    """Stands for a value of each element that the partition has already. It is the same object in all processes."""
+
+    IN_LIBRARY = "in the library"
+
+
+IN_LIBRARY = InLibrary.IN_LIBRARY
+
+
+def moments_in(
+    state: State, kept: ShardedState, names: Sequence[tuple[_core.Moment, str]]
+) -> dict[tuple[int, _core.Moment], torch.Tensor]:
+    """Return the moments that the state has, as the library takes them over."""
+    moments = {}
+    for member in kept.members:
+        for moment, name in names:
+            value = state.get(id(member.parameter), {}).get(name)
+            if value is not None and value is not IN_LIBRARY:
+                moments[id(member.parameter), moment] = full_moment(kept, member, value)
+    return moments
+
+
+def lazy_moment(kept: ShardedState, member: Member, moment: _core.Moment, name: str) -> LazyState:
+    """Return a value of each element that is read when it is used: full if this rank keeps all of it, else its shard,
+    one-dimensional."""
+    parameter = member.parameter
+    parts = kept.parts(parameter)
+    is_full = sum(count for _, count in parts) == parameter.numel()
+
+    def read() -> torch.Tensor:
+        full = kept.read_moment(parameter, moment)
+        own = [full.view(-1)[first : first + count] for first, count in parts]
+        return full if is_full else torch.cat([full.new_empty(0), *own])
+
+    shape = tuple(parameter.shape) if is_full else (sum(count for _, count in parts),)
+    return LazyState(shape, f"{member.name}, {name}", read)
+
+
+def begun_in(state: State, moments: State) -> State:
+    """Return the moments of parameters that have state, and only those that their state has. `state` is without them: it
+    has IN_LIBRARY in their place, or does not name them."""
+    return {
+        key: {name: value for name, value in values.items() if state[key].get(name, IN_LIBRARY) is IN_LIBRARY}
+        for key, values in moments.items()
+        if state.get(key)
+    }
+
+
+def full_moment(kept: ShardedState, member: Member, value: torch.Tensor) -> torch.Tensor:
+    """Return the moment in fp32, with zeros where other ranks keep it."""
+    shape = member.parameter.shape
+    value = value.detach().to("cpu", torch.float32).contiguous()
+    if value.shape == shape:
+        return value
+    parts = kept.parts(member.parameter)
+    if value.numel() != sum(count for _, count in parts):
+        refuse(
+            f"cannot load state of {value.numel()} elements: the parameter has another size",
+            where=f"parameter {member.name}",
+            needed=f"{tuple(shape)}, or this rank's shard of {sum(count for _, count in parts)} elements",
+        )
+    full = torch.zeros(shape, dtype=torch.float32, device="cpu")
+    begin = 0
+    for first, count in parts:
+        full.view(-1)[first : first + count] = value.view(-1)[begin : begin + count]
+        begin += count
+    return full

@@ -1,0 +1,68 @@
+"""Updates by a rule of the library."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ballast import _core
+from ballast.wrapper.kept_state import lazy_moment, left_of_state, moments_in
+from ballast.wrapper.rules import Group, MakeRule, Rule
+from ballast.wrapper.sharded_state import ShardedState
+from ballast.wrapper.state import LazyState
+from ballast.wrapper.units import Member
+from ballast.wrapper.updates import State
+
+MOMENTS = (_core.Moment.momentum, _core.Moment.variance)
+
+
+class RuleUpdates:
+    """Updates by a rule of the library, which keeps up to two moments of each parameter, and counts steps."""
+
+    def __init__(self, make_rule: MakeRule):
+        self._make_rule = make_rule
+
+    @property
+    def own_step(self) -> None:
+        return None
+
+    def rule(self, group: Group) -> Rule:
+        return self._make_rule(group)
+
+    def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
+        rule = self.rule(optimizer.param_groups[0])
+        return [(moment, name) for moment, name in zip(MOMENTS, _core.state_names(rule)) if name]
+
+    def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+        names = self.moments(optimizer)
+        if moments := moments_in(state, kept, names):
+            kept.write_moments(moments)
+        for member in kept.members:
+            optimizer.state[member.parameter] = {
+                "step": LazyState((), f"{member.name}, step", partial(steps_of, kept, member)),
+                **{name: lazy_moment(kept, member, moment, name) for moment, name in names},
+            }
+
+    def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
+        return left_of_state(optimizer, kept, kept.members)
+
+    def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
+        return {id(member.parameter): {"step": steps_of(kept, member)} for member in kept.members}
+
+    def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
+        pass
+
+    def forget_partition(self) -> None:
+        pass
+
+    def offload(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
+    def state_bytes(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> int:
+        return 0
+
+
+def steps_of(kept: ShardedState, member: Member) -> torch.Tensor:
+    """Return the count of steps of a parameter, in the form in which torch keeps it."""
+    return torch.tensor(float(kept.steps - member.begun_at), device="cpu")
