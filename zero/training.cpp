@@ -11,6 +11,8 @@ namespace ballast {
 
 namespace {
 
+static_assert(max_note_bytes == offload::max_user_bytes);
+
 // A run keeps the tiles that it began with, unless the caller asks for others, which it refuses.
 TrainingOptions with_tiles_of_run(TrainingOptions options, Communicator& world) {
   const RecordOptions& drives = options.drives;
@@ -124,10 +126,7 @@ void Training::change_state(const TileVisitor& change, const std::function<void(
 std::vector<LocalTile> Training::local_tiles() const { return impl_->engine->local_tiles(); }
 void Training::set_steps(std::uint64_t steps) { impl_->engine->set_steps(steps); }
 void Training::set_note(std::span<const std::byte> note) { impl_->engine->set_note(note); }
-std::vector<std::byte> Training::note() const {
-  const std::span<const std::byte> note = impl_->engine->note();
-  return {note.begin(), note.end()};
-}
+const std::vector<std::byte>& Training::note() const { return impl_->engine->note(); }
 View Training::full_parameters(std::size_t unit) { return impl_->engine->full_parameters(unit); }
 void Training::parameters_changed() { impl_->engine->parameters_changed(); }
 void Training::read_memory(const ConstView& view, std::byte* into) const { impl_->engine->read_memory(view, into); }

@@ -353,6 +353,7 @@ class Adagrad:
     ) -> None: ...
 
 MAX_OWN_VALUES: int
+MAX_NOTE_BYTES: int
 
 class External:
     def __init__(self, *, own_values: int = 0) -> None: ...

@@ -156,6 +156,7 @@ void bind_state(py::class_<TrainingBinding>& training) {
 void bind_training(py::module_& module) {
   bind_options(module);
   bind_result(module);
+  module.attr("MAX_NOTE_BYTES") = max_note_bytes;
   py::native_enum<Moment> moments(module, "Moment", "enum.Enum");
   moments.value("momentum", Moment::momentum).value("variance", Moment::variance);
   for (std::size_t number = 0; number < max_own_values; ++number) {

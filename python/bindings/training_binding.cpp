@@ -77,7 +77,7 @@ void TrainingBinding::set_steps(std::uint64_t steps) {
 void TrainingBinding::set_note(const std::string& note) { training_->set_note(std::as_bytes(std::span(note))); }
 
 std::string TrainingBinding::note() const {
-  const std::vector<std::byte> note = training_->note();
+  const std::vector<std::byte>& note = training_->note();
   return {reinterpret_cast<const char*>(note.data()), note.size()};
 }
 

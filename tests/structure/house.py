@@ -79,7 +79,7 @@ PYTHON_LAYERS = {
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),
-        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.own_numbers"),
+        *("wrapper.updates", "wrapper.partition", "wrapper.state_migration", "wrapper.kept_state", "wrapper.note_format"),
         *("wrapper.rule_updates", "wrapper.custom_optimizer", "wrapper.stored_updates", "wrapper.update_kinds"),
     ],
     "plan": [

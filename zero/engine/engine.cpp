@@ -121,7 +121,7 @@ void Engine::initialise(const ParameterSource& source) {
 
 void Engine::resume(const ParameterSource& frozen) {
   agreement_.set_steps(startup_.resume(frozen));
-  note_.assign(note().begin(), note().end());
+  if (records_) note_.assign(records_->note().begin(), records_->note().end());
   begin();
 }
 
@@ -131,7 +131,14 @@ void Engine::begin() {
   number_step();
 }
 
-std::span<const std::byte> Engine::note() const { return records_ ? records_->note() : std::span<const std::byte>(); }
+void Engine::set_note(std::span<const std::byte> note) {
+  require(note.size() <= offload::max_user_bytes, Code::wrong_size, [&] {
+    return Problem{.what = "the trainer's note does not fit into a commit",
+                   .needed = fmt::format("{} bytes", note.size()),
+                   .available = fmt::format("{} bytes", offload::max_user_bytes)};
+  });
+  note_.assign(note.begin(), note.end());
+}
 
 void Engine::set_steps(std::uint64_t steps) {
   agreement_.set_steps(steps);

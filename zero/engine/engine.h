@@ -88,10 +88,10 @@ class Engine {
   std::vector<LocalTile> local_tiles() const { return state_.tiles(); }  // in the order of visits; without their memory
   void set_steps(std::uint64_t steps);
 
-  // Bytes of the trainer that each later commit of state on drives holds.
-  void set_note(std::span<const std::byte> note) { note_.assign(note.begin(), note.end()); }
-  std::span<const std::byte> note() const;  // of the last commit
-  void parameters_changed();                // the caller changed full parameters that have no other copy
+  // Bytes of the trainer that each later commit of state on drives holds; after resume(), those of the resumed commit.
+  void set_note(std::span<const std::byte> note);
+  const std::vector<std::byte>& note() const { return note_; }
+  void parameters_changed();  // the caller changed full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const { homes_.read(view, into); }  // a GPU's too
   View full_parameters(std::size_t unit) { return homes_.full_parameters(unit); }              // where they are kept
 

@@ -23,7 +23,9 @@ struct OpStatus {
   void wait() const;          // blocks the calling thread until the end, if that is marked
   void wait_on_host() const;  // also returns before the end of work in a stream
   void check_record() const;  // waits for a record, if one is read, and checks that it is what was written (B3202)
-  void accept_record();       // the same, once: the caller is about to change what was read
+  // The same, by the trainer, before the operations that use the record are issued: it is about to change the record, so those
+  // do not check it again.
+  void accept_record();
   void wait_in(const ExecContext& context) const;  // later work there begins after the end
 };
 

@@ -124,7 +124,7 @@ class CustomState:
         known = self._access.names_of_stored_values()
         for name, entries in self._entries.items():
             for key, entry in entries.items():
-                if known and entry.role == BY_ELEMENT and key not in known:
+                if known and entry.role == BY_ELEMENT and entry.elements > 1 and key not in known:
                     refuse(
                         f"cannot load the optimizer's state {key}: the library keeps {', '.join(known)} of each element",
                         where=f"parameter {name}",

@@ -160,7 +160,9 @@ class Loading:
             stream = Stream(self._files, (cut.piece for cut in wanted))
         self._agreement.settle()
         self._fill_targets(own, stream)
-        self._custom.install(partition)
+        with self._agreement.attempt():
+            self._custom.install(partition)
+        self._agreement.settle()
 
         def change(part: _core.StatePart) -> None:
             with self._agreement.attempt():

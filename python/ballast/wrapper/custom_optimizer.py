@@ -11,12 +11,13 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.own_step import OwnStep, Piece, shape_of
+from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import TORCH_DTYPES, Member
-from ballast.wrapper.updates import State, StepTurn
+from ballast.wrapper.updates import State, StepCall
 
 Part = tuple[int, int]  # a range of a parameter's elements: first, count
 
@@ -29,30 +30,32 @@ class CustomUpdates:
         self._step = OwnStep(kind)
         self._parts: dict[int, torch.nn.Parameter] = {}  # by id of the parameter: its shard in fp32
 
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
     def rule(self, group: Group) -> Rule:
         return _core.External()
 
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
         return []
 
-    def own_step(
-        self, optimizer: torch.optim.Optimizer, kept: ShardedState, turn: StepTurn
-    ) -> None:
+    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
         """Run the step between the library's sum of gradients and its use of the new parameters. A tile is a shard of a
         unit, as `for_own_step()` has it."""
         pieces = []
-        for tile in turn.tiles:
-            gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(turn.factor)
+        for tile in call.tiles:
+            gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(call.factor)
             masters = tensor_of(tile.masters, torch.float32)
             for member, _, begin, count in kept.in_tile(tile):
                 shape = shape_of(member, count)
                 part = self._part(optimizer, member, masters[begin:][:count].view(shape))
                 part.grad = gradients[begin:][:count].view(shape).to(part.device)
                 pieces.append(Piece(member.parameter, part, optimizer.state.get(member.parameter, {})))
-        self._step.run(optimizer, pieces, is_last=turn.is_last)
+        self._step.run(optimizer, pieces, is_last=call.is_last)
         for piece in pieces:
             if piece.state:
                 optimizer.state[piece.parameter] = piece.state
+        wait_for_current_streams([piece.masters for piece in pieces])  # the library continues in streams of its own
 
     def _part(self, optimizer: torch.optim.Optimizer, member: Member, values: torch.Tensor) -> torch.nn.Parameter:
         key = id(member.parameter)
@@ -71,6 +74,9 @@ class CustomUpdates:
                 optimizer.state[member.parameter] = {
                     name: shard_of_value(member, part, value) for name, value in values.items()
                 }
+
+    def keep_note(self, kept: ShardedState, state: State) -> None:
+        pass
 
     def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         for member in kept.members:
@@ -104,6 +110,7 @@ class CustomUpdates:
         states = [optimizer.state.get(member.parameter, {}) for member in kept.members]
         return sum(value.nbytes for values in states for value in values.values() if isinstance(value, torch.Tensor))
 
+
 def shard_of_value(member: Member, part: Part, value: Any) -> Any:
     """Return a copy of a value of the state. If it has a number for each element, return only those of this shard."""
     if not isinstance(value, torch.Tensor):
@@ -122,14 +129,10 @@ def shard_of_value(member: Member, part: Part, value: Any) -> Any:
 
 
 def move_state_to(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, shard: torch.Tensor) -> None:
-    """Move loaded state to the device of the shard, as torch does. A count of steps stays on the host, unless a kernel
-    counts the steps."""
-    group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    """Move loaded state to the device of the shard."""
+    group = group_of(optimizer, parameter)
     values = optimizer.state.get(parameter, {})
-    for name, value in values.items():
-        counted_on_host = name == "step" and not (group.get("fused") or group.get("capturable"))
-        if isinstance(value, torch.Tensor) and not counted_on_host:
-            values[name] = value.to(shard.device, shard.dtype if value.is_floating_point() else value.dtype)
+    values.update({name: moved(name, value, group, shard) for name, value in values.items()})
 
 
 def to_host(values: dict[str, Any]) -> dict[str, Any]:

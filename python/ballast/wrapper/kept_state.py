@@ -68,10 +68,10 @@ def lazy_moment(kept: ShardedState, member: Member, moment: _core.Moment, name: 
 
 
 def begun_in(state: State, moments: State) -> State:
-    """Return the moments of parameters that have state, and only those that their state has. `state` is without them: it
-    has IN_LIBRARY in their place, or does not name them."""
+    """Return the moments that the state has, of parameters that are not trained any more. `state` has IN_LIBRARY in their
+    place."""
     return {
-        key: {name: value for name, value in values.items() if state[key].get(name, IN_LIBRARY) is IN_LIBRARY}
+        key: {name: value for name, value in values.items() if state[key].get(name) is IN_LIBRARY}
         for key, values in moments.items()
         if state.get(key)
     }

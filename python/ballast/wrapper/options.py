@@ -109,8 +109,11 @@ class WrapOptions:
 
     @property
     def needs_stored_state(self) -> bool:
-        """Whether the library has to keep all state itself: it may be on a drive, or its size decides where it is."""
-        return self.chooses or self.memory is not None or spread_of(self.tiers.get("state", "device")).nvme > 0.0
+        """Whether the library has to keep all state itself: it is in tiles, on a drive, in several tiers, or its size decides
+        where it is."""
+        tiers = fractions_of(self.tiers.get("state", "device"))
+        is_placed = len(tiers) > 1 or self.tier_of_state == "nvme"
+        return self.chooses or self.memory is not None or is_placed or parse_size(self.tile) > 0
 
     @property
     def max_norm(self) -> float:
@@ -153,13 +156,10 @@ def _require_count(name: str, value: Any, needed: str) -> None:
         refuse(f"{name}={value!r} is not possible", needed=needed)
 
 
-OWN_STEP = "the optimizer makes updates with its own step, for which the library has no rule"
-
-
 def for_stored_step(options: WrapOptions) -> WrapOptions:
     """Return the options for an optimizer whose own step makes the updates, with state that the library keeps. That step
     needs masters in fp32."""
-    why = OWN_STEP
+    why = "the optimizer makes updates with its own step, for which the library has no rule"
     if options.state_format not in (None, ("fp32",)):
         refuse(f"state_format={options.formats.state!r} is not possible: {why}", needed="fp32: its step computes with that")
     if options.update_in_backward:
@@ -172,13 +172,7 @@ def for_stored_step(options: WrapOptions) -> WrapOptions:
 def for_own_step(options: WrapOptions) -> WrapOptions:
     """Return the options for an optimizer whose own step makes the updates, and keeps its state itself. That step needs each
     shard in one piece."""
-    why = OWN_STEP
-    options = for_stored_step(options)
-    if len(fractions_of(options.tiers.get("state", "device"))) > 1:
-        refuse(f"cannot keep state in several tiers: {why}", needed='"host" or "device": its state is not divided')
-    if parse_size(options.tile) > 0:
-        refuse(f"tile={options.tile!r} is not possible: {why}", needed="no tile: its step takes the shard of a rank as a whole")
-    return replace(options, tile=ALL_OF_A_SHARD)
+    return replace(for_stored_step(options), tile=ALL_OF_A_SHARD)
 
 
 def without_gpu(options: WrapOptions) -> WrapOptions:

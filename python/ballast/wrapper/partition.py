@@ -28,12 +28,12 @@ from ballast.wrapper.rules import Rule
 from ballast.wrapper.same_options import require_same
 from ballast.wrapper.sharded_state import Residence, ShardedState
 from ballast.wrapper.units import UnitOfMembers, backward_order
-from ballast.wrapper.updates import StepTurn
+from ballast.wrapper.updates import StepCall
 
 log = logging.getLogger("ballast")
 
 
-CustomStep = Callable[[ShardedState, StepTurn], None]
+CustomStep = Callable[[ShardedState, StepCall], None]
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Partition(ShardedState):
         )
 
     def _own_step(self, step: CustomStep, tiles: Sequence[_core.TileToUpdate], factor: float, is_last: bool) -> None:
-        step(self, StepTurn(tiles, factor, is_last))
+        step(self, StepCall(tiles, factor, is_last))
 
     def _end_updates(self, loss_scale: float, discard: bool) -> _core.StepResult:
         if discard:

@@ -21,7 +21,7 @@ from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.same_options import described, described_groups, require_same
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import Groups, Member, UnitOfMembers, gpu_of, units_of
-from ballast.wrapper.updates import State, StepTurn, Updates, steps_in
+from ballast.wrapper.updates import State, StepCall, Updates, steps_in
 from ballast.wrapper.wrapped import Wrapped
 
 
@@ -39,6 +39,7 @@ class Planner:
     def make(self, state: State, steps_before: int, *, is_loaded: bool) -> Partition:
         """Partition the parameters that are trained now. The count of steps continues that of the state, or
         `steps_before`."""
+        self.updates.prepare(self._wrapped.optimizer)
         require_same(self.ranks.of_data, described(self._wrapped.optimizer, self._requested))
         made = steps_in(state)
         steps = max([steps_before, *made.values()])
@@ -58,6 +59,7 @@ class Planner:
         partition = Partition(units, self.ranks, self.step_inputs, options, reside)
         with ExitStack() as undoing:
             undoing.callback(partition.release, together=False)
+            self.updates.keep_note(partition, state)
             if steps > 0 or is_loaded:
                 partition.set_steps(steps)
             undoing.pop_all()
@@ -107,9 +109,9 @@ class Planner:
     def _described_groups(self) -> dict[str, str]:
         return described_groups(self._wrapped.optimizer)  # looked up at each call: a reference would keep it alive
 
-    def _custom_step(self, kept: ShardedState, turn: StepTurn) -> None:
+    def _custom_step(self, kept: ShardedState, call: StepCall) -> None:
         assert self.updates.own_step is not None
-        self.updates.own_step(self._wrapped.optimizer, kept, turn)
+        self.updates.own_step(self._wrapped.optimizer, kept, call)
 
     def has_planned(self, partition: Partition, trained: Sequence[tuple[int, torch.nn.Parameter]]) -> bool:
         """Return whether the partition has the parameters that are trained, and no others."""

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.wrapper.kept_state import lazy_moment, left_of_state, moments_in
+from ballast.wrapper.kept_state import IN_LIBRARY, lazy_moment, left_of_state, moments_in
 from ballast.wrapper.rules import Group, MakeRule, Rule
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.state import LazyState
@@ -26,6 +26,9 @@ class RuleUpdates:
     @property
     def own_step(self) -> None:
         return None
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
 
     def rule(self, group: Group) -> Rule:
         return self._make_rule(group)
@@ -48,7 +51,11 @@ class RuleUpdates:
         return left_of_state(optimizer, kept, kept.members)
 
     def take_out(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State:
-        return {id(member.parameter): {"step": steps_of(kept, member)} for member in kept.members}
+        kept_here = {name: IN_LIBRARY for _, name in self.moments(optimizer)}
+        return {id(member.parameter): {"step": steps_of(kept, member), **kept_here} for member in kept.members}
+
+    def keep_note(self, kept: ShardedState, state: State) -> None:
+        pass
 
     def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         pass

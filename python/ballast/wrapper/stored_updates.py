@@ -1,5 +1,5 @@
-"""Optimizers without a rule of the library, whose state it keeps all the same: in any tier, drives too. Their own step runs
-on this rank's shard, tile by tile where state is on drives."""
+"""Optimizers without a rule of the library, whose state it keeps: in any tier, drives too. Their own step runs on this rank's
+shard, tile by tile where state is on drives."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any
 import torch
 
 from ballast import _core
-from ballast.checks import refuse
+from ballast.checks import fail, refuse
 from ballast.wrapper.collectives import from_all_ranks
+from ballast.wrapper.gpu import wait_for_current_streams
 from ballast.wrapper.kept_state import IN_LIBRARY, lazy_moment, left_of_state, moments_in
 from ballast.wrapper.memory import tensor_of
-from ballast.wrapper.own_numbers import Numbers, copied, decoded, encoded
-from ballast.wrapper.own_step import OwnStep, Piece, shape_of
+from ballast.wrapper.note_format import Numbers, copied, decoded, encoded, kept_by
+from ballast.wrapper.own_step import OwnStep, Piece, group_of, moved, shape_of
 from ballast.wrapper.rules import Group, Rule
 from ballast.wrapper.sharded_state import ShardedState
+from ballast.wrapper.state import LazyState
 from ballast.wrapper.trial_step import values_of_each_element
 from ballast.wrapper.units import TORCH_DTYPES, Member
-from ballast.wrapper.updates import State, StepTurn
+from ballast.wrapper.updates import State, StepCall
 
 
 @dataclass
@@ -31,17 +33,17 @@ class StoredPiece(Piece):
     values: Mapping[str, torch.Tensor]
 
     def take_back(self) -> Numbers:
-        """Keep the values of each element that the step has made, and return the state without them."""
+        """Keep the values of each element that the step has made, and return the state with IN_LIBRARY in their place."""
         numbers: Numbers = {}
-        for key, value in self.state.items():
-            kept = self.values.get(key)
-            if kept is None:
-                require_number(self.member.name, key, value, self.masters.shape)
-                numbers[key] = value
+        for name, value in self.state.items():
+            kept = self.values.get(name)
+            if kept is None or not isinstance(value, torch.Tensor) or value.shape != kept.shape or value.dtype != kept.dtype:
+                require_number(self.member.name, name, value, self.masters.shape)
+                numbers[name] = value
                 continue
             if value.data_ptr() != kept.data_ptr():
                 kept.copy_(value)
-            numbers[key] = IN_LIBRARY
+            numbers[name] = IN_LIBRARY
         return numbers
 
 
@@ -50,10 +52,17 @@ class StoredUpdates:
     beside the numbers: other values, such as a count of steps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self._step = OwnStep(type(optimizer))
-        self._names = values_of_each_element(optimizer)
+        self._kind = type(optimizer)  # which is another one once it is wrapped
+        self._step = OwnStep(self._kind)
+        self._names: tuple[str, ...] = ()
+        self.prepare(optimizer)
         self._begun: set[int] = set()  # ids of parameters that have state
         self._new: dict[int, tuple[Member, Numbers]] = {}  # by id of the parameter, until the training step ends
+        self._may_resume = True  # until the first partition has begun
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        names = values_of_each_element(optimizer, self._kind)
+        self._names = tuple(dict.fromkeys([*self._names, *names]))
 
     def rule(self, group: Group) -> Rule:
         return _core.External(own_values=len(self._names))
@@ -63,17 +72,18 @@ class StoredUpdates:
 
     # --- A step ---
 
-    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, turn: StepTurn) -> None:
+    def own_step(self, optimizer: torch.optim.Optimizer, kept: ShardedState, call: StepCall) -> None:
         """Update tiles between the library's sum of gradients and its use of the new parameters."""
-        pieces = [piece for tile in turn.tiles for piece in self._pieces(optimizer, kept, tile, turn.factor)]
-        self._step.run(optimizer, pieces, is_last=turn.is_last)
+        pieces = [piece for tile in call.tiles for piece in self._pieces(optimizer, kept, tile, call.factor)]
+        self._step.run(optimizer, pieces, is_last=call.is_last)
         for piece in pieces:
             self._new[id(piece.parameter)] = piece.member, piece.take_back()
-        if turn.is_last:
+        wait_for_current_streams([piece.masters for piece in pieces])  # the library continues in streams of its own
+        if call.is_last:
             for member, numbers in self._new.values():
                 self._show(optimizer, kept, member, numbers)
             self._new = {}
-            self._note(optimizer, kept)
+            self._set_note(optimizer, kept)
 
     def _pieces(
         self, optimizer: torch.optim.Optimizer, kept: ShardedState, tile: _core.TileToUpdate, factor: float
@@ -86,15 +96,21 @@ class StoredUpdates:
             part = torch.nn.Parameter(masters[begin:][:count].view(shape))
             part.grad = gradients[begin:][:count].view(shape).to(part.device)
             own = {name: each[begin:][:count].view(shape) for name, each in zip(self._names, values)}
+            group = group_of(optimizer, member.parameter)
             shown = optimizer.state[member.parameter] if id(member.parameter) in self._begun else {}
-            state = {name: own[name] if name in own else copied(value) for name, value in shown.items()}
+            state = {
+                name: own[name] if isinstance(value, LazyState) else moved(name, copied(value), group, part)
+                for name, value in shown.items()
+            }
             yield StoredPiece(member.parameter, part, state, member, own)
 
     def _show(self, optimizer: torch.optim.Optimizer, kept: ShardedState, member: Member, numbers: Numbers) -> None:
+        """Show the state. A number stays the same tensor, so that a state_dict() of before is as current as its moments."""
         moments = {name: moment for moment, name in self.moments(optimizer)}
+        before = optimizer.state.get(member.parameter, {})
         self._begun.add(id(member.parameter))
         optimizer.state[member.parameter] = {
-            name: lazy_moment(kept, member, moments[name], name) if name in moments else value
+            name: lazy_moment(kept, member, moments[name], name) if value is IN_LIBRARY else _current(before.get(name), value)
             for name, value in numbers.items()
         }
 
@@ -102,12 +118,37 @@ class StoredUpdates:
         if id(member.parameter) not in self._begun:
             return {}
         shown = optimizer.state[member.parameter]
-        return {name: IN_LIBRARY if name in self._names else value for name, value in shown.items()}
+        return {name: IN_LIBRARY if isinstance(value, LazyState) else value for name, value in shown.items()}
 
-    def _note(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> None:
+    # --- A run ---
+
+    @property
+    def _kept(self) -> str:
+        return f"{', '.join(self._names)} of {self._kind.__module__}.{self._kind.__qualname__}"
+
+    def _set_note(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> None:
         """Keep the numbers with the state in the next commits of a run."""
         if kept.keeps_run:
-            kept.set_note(encoded([self._numbers(optimizer, member) for member in kept.members]))
+            kept.set_note(encoded(self._kept, [self._numbers(optimizer, member) for member in kept.members]))
+
+    def keep_note(self, kept: ShardedState, state: State) -> None:
+        if kept.keeps_run and not self._resumes(kept):
+            of_members = [_without_values(self._names, member, state) for member in kept.members]
+            kept.set_note(encoded(self._kept, of_members))
+
+    def _resumes(self, kept: ShardedState) -> bool:
+        return self._may_resume and kept.found and bool(kept.note)
+
+    def _resumed(self, kept: ShardedState) -> State:
+        if kept_by(kept.note) != self._kept:
+            fail(
+                "run_mismatch",
+                _core.Problem(
+                    what=f"cannot resume the run: it keeps {kept_by(kept.note)}, but this training keeps {self._kept}",
+                    remedy="Resume with the optimizer that began the run; or give the run another name. Nothing was changed.",
+                ),
+            )
+        return {id(member.parameter): numbers for member, numbers in zip(kept.members, decoded(kept.note)) if numbers}
 
     # --- State ---
 
@@ -116,9 +157,9 @@ class StoredUpdates:
             for name, value in state.get(id(member.parameter), {}).items():
                 if name not in self._names:
                     require_number(member.name, name, value, member.parameter.shape)
-        if kept.found and kept.note:
-            found = zip(kept.members, decoded(kept.note))
-            state = {**{id(member.parameter): numbers for member, numbers in found if numbers}, **state}
+        if self._resumes(kept):
+            state = {**self._resumed(kept), **state}
+        self._may_resume = False
         self.install(optimizer, kept, state)
         if moments := moments_in(state, kept, self.moments(optimizer)):
             kept.write_moments(moments)
@@ -126,12 +167,11 @@ class StoredUpdates:
     def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         self._begun = set()
         for member in kept.members:
-            numbers = state.get(id(member.parameter))
+            numbers = _without_values(self._names, member, state)
+            optimizer.state.pop(member.parameter, None)
             if numbers and kept.part(member)[1] > 0:
                 self._show(optimizer, kept, member, numbers)
-            else:
-                optimizer.state.pop(member.parameter, None)
-        self._note(optimizer, kept)
+        self._set_note(optimizer, kept)
 
     def left_of_state(self, optimizer: torch.optim.Optimizer, kept: ShardedState) -> State | None:
         return left_of_state(optimizer, kept, [member for member in kept.members if id(member.parameter) in self._begun])
@@ -153,12 +193,26 @@ class StoredUpdates:
         return sum(value.nbytes for value in numbers if isinstance(value, torch.Tensor))
 
 
+def _without_values(names: tuple[str, ...], member: Member, state: State) -> Numbers:
+    """Return the state of a parameter, with IN_LIBRARY in place of the values of each element."""
+    values = state.get(id(member.parameter), {})
+    return {name: IN_LIBRARY if name in names and isinstance(value, torch.Tensor) else value for name, value in values.items()}
+
+
+def _current(shown: Any, value: Any) -> Any:
+    """Return the tensor that is shown already, with the new value, if there is one of its kind."""
+    same = isinstance(shown, torch.Tensor) and isinstance(value, torch.Tensor) and not isinstance(shown, LazyState)
+    if same and (shown.shape, shown.dtype, shown.device) == (value.shape, value.dtype, value.device):
+        return shown.copy_(value)
+    return value
+
+
 def require_number(parameter: str, name: str, value: Any, shape: torch.Size) -> None:
     """Refuse state of each element that the library does not keep."""
     if isinstance(value, torch.Tensor) and value.shape == shape and value.numel() > 1:
         refuse(
-            f"the optimizer's state has {name}, which two steps on a few elements did not make",
+            f"the optimizer's state has {name} of {value.dtype}, which two steps on a few elements did not make",
             where=f"parameter {parameter}",
             needed="the same values of each element as in the first two steps: the library keeps room for those",
-            remedy='Keep the state in memory: offload={"state": "host"}, or none.',
+            remedy='Wrap it with its state in memory: offload={"state": "host"}, or none.',
         )

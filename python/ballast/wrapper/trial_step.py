@@ -1,4 +1,4 @@
-"""Find out what an optimizer's own step keeps of each element, by a trial on a few elements."""
+"""Find out what an optimizer's own step keeps of each element, by trials on a few elements."""
 
 from __future__ import annotations
 
@@ -15,51 +15,65 @@ ELEMENTS = 7  # an unusual number, so that another value seldom has that many
 REMEDY = 'Keep its state in memory, where it may be anything: offload={"state": "host"}, or none.'
 
 
-def values_of_each_element(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Make two steps on a few elements for each parameter group, and return the names of what they keep of each element.
-    The optimizer stays as it is.
+def values_of_each_element(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> tuple[str, ...]:
+    """Make two steps of this class on a few elements for each parameter group, and return the names of what they keep of each
+    element. The optimizer stays as it is.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> values_of_each_element(torch.optim.RMSprop([weight], momentum=0.9))
+    >>> values_of_each_element(torch.optim.RMSprop([weight], momentum=0.9), torch.optim.RMSprop)
     ('square_avg', 'momentum_buffer')
     """
     names: list[str] = []
-    for state in _states_of_two_steps(optimizer):
+    for state in _states_of_two_steps(optimizer, kind):
         for name, value in state.items():
             if not (isinstance(value, torch.Tensor) and value.shape == (ELEMENTS,)) or name in names:
                 continue
             if value.dtype != torch.float32:
-                _refuse(optimizer, f"its state {name} is of {value.dtype} for parameters of torch.float32")
+                _refuse(kind, f"its state {name} is of {value.dtype} for parameters of torch.float32")
             names.append(name)
     if len(names) > _core.MAX_OWN_VALUES:
-        _refuse(optimizer, f"it keeps {len(names)} values of each element: {', '.join(names)}")
+        _refuse(kind, f"it keeps {len(names)} values of each element: {', '.join(names)}")
     return tuple(names)
 
 
-def _states_of_two_steps(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def _states_of_two_steps(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """Return the states after each of two steps. In a training each step gets new objects for the same parameters, so a step
+    that remembers objects is refused: it would lose what it knows of them."""
+    states, values = _trial(optimizer, kind, new_objects=True)
+    _, expected = _trial(optimizer, kind, new_objects=False)
+    if not all(torch.equal(one, other) for one, other in zip(values, expected)):
+        _refuse(kind, "its step keeps something of a parameter outside of optimizer.state, or draws random numbers")
+    return states
+
+
+def _trial(
+    optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer], *, new_objects: bool
+) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
     groups = [group for group in optimizer.param_groups if group["params"]]
     pieces = [Piece(group["params"][0], torch.nn.Parameter(_values(0.5)), {}) for group in groups]
-    rollback, step = StepRollback(optimizer), OwnStep(type(optimizer))
+    rollback, step = StepRollback(optimizer), OwnStep(kind)
     states: list[dict[str, Any]] = []
     try:
-        for gradient in (0.1, -0.2):
-            for piece in pieces:
-                piece.masters.grad = _values(gradient)
-            step.run(optimizer, pieces, is_last=True)
-            states += [dict(piece.state) for piece in pieces]
+        with torch.random.fork_rng(devices=[]):
+            for gradient in (0.1, -0.2):
+                if new_objects:
+                    pieces = [Piece(each.parameter, torch.nn.Parameter(each.masters.detach()), each.state) for each in pieces]
+                for piece in pieces:
+                    piece.masters.grad = _values(gradient)
+                step.run(optimizer, pieces, is_last=True)
+                states += [dict(piece.state) for piece in pieces]
     except Exception as error:
-        _refuse(optimizer, f"its step has failed on {ELEMENTS} elements: {type(error).__name__}: {error}")
+        _refuse(kind, f"its step has failed on {ELEMENTS} elements: {type(error).__name__}: {error}")
     finally:
         rollback.undo()
-    return states
+    return states, [piece.masters.detach() for piece in pieces]
 
 
 def _values(factor: float) -> torch.Tensor:
     return torch.linspace(-factor, factor, ELEMENTS, device="cpu")
 
 
-def _refuse(optimizer: torch.optim.Optimizer, why: str) -> NoReturn:
-    kind = type(optimizer)
+def _refuse(kind: type[torch.optim.Optimizer], why: str) -> NoReturn:
     fail(
         "unsupported",
         _core.Problem(

@@ -16,7 +16,7 @@ State = dict[int, dict[str, Any]]  # by id of the parameter, with torch's names
 
 
 @dataclass(frozen=True)
-class StepTurn:
+class StepCall:
     """The tiles of one call of an optimizer's own step. A training step makes several calls where state is on drives."""
 
     tiles: Sequence[_core.TileToUpdate]
@@ -24,7 +24,7 @@ class StepTurn:
     is_last: bool
 
 
-CustomStep = Callable[[torch.optim.Optimizer, ShardedState, StepTurn], None]
+CustomStep = Callable[[torch.optim.Optimizer, ShardedState, StepCall], None]
 
 
 class Updates(Protocol):
@@ -34,6 +34,9 @@ class Updates(Protocol):
     def own_step(self) -> CustomStep | None:
         """The step of the optimizer's own class; None if the library makes updates by a rule."""
 
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the optimizer's groups as they are now, before a partition is made."""
+
     def rule(self, group: Group) -> Rule: ...
 
     def moments(self, optimizer: torch.optim.Optimizer) -> list[tuple[_core.Moment, str]]:
@@ -41,6 +44,9 @@ class Updates(Protocol):
 
     def begin(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         """Take the state over, and show it in optimizer.state. All ranks do this together."""
+
+    def keep_note(self, kept: ShardedState, state: State) -> None:
+        """Keep what the library does not know of this state with the commits of a new partition."""
 
     def install(self, optimizer: torch.optim.Optimizer, kept: ShardedState, state: State) -> None:
         """Take over what a checkpoint has of this rank's state of its own step, apart from what the library keeps."""

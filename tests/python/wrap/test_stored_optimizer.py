@@ -1,23 +1,17 @@
 """Tests of optimizers that run their own step on state that the library keeps, on drives too."""
 
-import logging
-import multiprocessing
-import signal
-from functools import partial
+from collections import deque
 
 import ballast
 import pytest
 import torch
-from python.wrap.support import bodies, kept_runs, offloading
+from python.wrap.support import bodies, offloading
 from python.wrap.support.custom_optimizers import KINDS, UserOptimizer
 from python.wrap.support.loops import Loop, Tower, check_equal, in_bfloat16, mlp
 from python.wrap.support.ranks import run_ranks
+from python.wrap.support.stored import check_same_state, loop_of, on_drive, state_of
 
 EACH_KIND = {"argvalues": [*KINDS, (UserOptimizer, {})], "ids": lambda value: getattr(value, "__name__", "")}
-
-
-def on_drive(path, **options):
-    return {"offload": {"state": f"nvme:{path}"}, "tile": 128, **options}
 
 
 def placements(path):
@@ -25,26 +19,8 @@ def placements(path):
         *(on_drive(path, stage=stage) for stage in (0, 2, 3)),
         {"stage": 3, "offload": f"nvme:{path}"},
         {"stage": 3, "offload": {"state": {"device": 0.3, "host": 0.3, f"nvme:{path}": 0.4}}, "tile": 128},
+        {"stage": 2, "offload": {"state": {"device": 0.5, "host": 0.5}}, "tile": 128},
     ]
-
-
-def loop_of(kind=torch.optim.NAdam, options=None, **changes):
-    return Loop(make_optimizer=kind, optimizer_options=options or {"lr": 1e-2}, **changes)
-
-
-def state_of(optimizer):
-    """Return the values of optimizer.state, read now."""
-    return [{name: value * 1 for name, value in optimizer.state[each].items()} for each in parameters_in(optimizer)]
-
-
-def parameters_in(optimizer):
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def check_same_state(one, other):
-    assert [[*values] for values in one] == [[*values] for values in other]
-    for mine, theirs in zip(one, other):
-        assert all(torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(theirs[name])) for name in mine)
 
 
 # --- Training ---
@@ -78,12 +54,45 @@ def test_a_step_in_many_calls_counts_once(tmp_path):
     assert optimizer.calls == optimizer.param_groups[0]["calls"] == loop.steps
 
 
+class InTheLoop(UserOptimizer):
+    """Changes an option of a group where it updates a parameter."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for _ in group["params"]:
+                group["updates"] = group["calls"]
+
+
+def test_a_group_without_elements_in_the_last_tile_keeps_its_options(tmp_path):
+    model = mlp()
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    optimizer = ballast.wrap(InTheLoop(groups), model, **on_drive(tmp_path, stage=2), elementwise=True)
+    loop_of(steps=3).train(model, optimizer)
+    assert [group["updates"] for group in optimizer.param_groups] == 4 * [3]
+
+
+def test_parameters_may_be_plain_tensors(tmp_path):
+    trained = []
+    for placement in ({"stage": 0}, on_drive(tmp_path, stage=0)):
+        tensors = [torch.linspace(-1, 1, 300, device="cpu").requires_grad_() for _ in range(2)]
+        optimizer = ballast.wrap(torch.optim.NAdam(tensors, lr=1e-2), **placement)
+        for _ in range(3):
+            sum(each.square().sum() for each in tensors).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append([each.detach().clone() for each in tensors])
+    assert all(torch.equal(one, other) for one, other in zip(*trained))
+
+
 class WithAttributes(UserOptimizer):
-    """Changes a list, a tensor, a dictionary and a set in each step, and makes an attribute."""
+    """Changes a list, a tensor, a dictionary, a set and a deque in a tuple in each step, and makes an attribute."""
 
     def __init__(self, params, **options):
         super().__init__(params, **options)
         self.seen, self.total, self.by_name, self.kinds = [], torch.zeros(()), {"last": 0}, {"none"}
+        self.recent = (deque(maxlen=2),)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -92,6 +101,7 @@ class WithAttributes(UserOptimizer):
         self.total += 1
         self.by_name["last"] = self.calls
         self.kinds.add(len(self.seen))
+        self.recent[0].append(self.calls)
         self.made = getattr(self, "made", 0) + 1
 
 
@@ -99,13 +109,16 @@ def test_attributes_and_options_change_as_in_one_call(tmp_path):
     found = []
     for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
         optimizer = loop_of(WithAttributes, steps=3).run(**placement, elementwise=True).optimizer
-        found.append((optimizer.seen, optimizer.total.item(), optimizer.by_name, optimizer.kinds, optimizer.made))
-    assert found[0] == found[1] == ([1, 2, 3], 3.0, {"last": 3}, {"none", 1, 2, 3}, 3)
+        attributes = (optimizer.seen, optimizer.total.item(), optimizer.by_name, optimizer.kinds, optimizer.made)
+        found.append((*attributes, [*optimizer.recent[0]]))
+    assert found[0] == found[1] == ([1, 2, 3], 3.0, {"last": 3}, {"none", 1, 2, 3}, 3, [2, 3])
 
 
 def test_the_trial_leaves_the_optimizer_as_it_was(tmp_path):
     optimizer = WithAttributes(mlp().parameters())
+    random = torch.get_rng_state()
     ballast.wrap(optimizer, **on_drive(tmp_path, stage=2), elementwise=True)
+    assert torch.equal(torch.get_rng_state(), random)
     assert (optimizer.calls, optimizer.param_groups[0]["calls"], optimizer.seen, optimizer.kinds) == (0, 0, [], {"none"})
     assert not hasattr(optimizer, "made")
     assert not optimizer.state
@@ -164,6 +177,85 @@ def test_parameters_are_added_later_freeze_and_thaw(stage, tmp_path):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(ours, plain))
 
 
+def test_values_that_a_frozen_parameter_does_not_have_yet_stay_absent(tmp_path):
+    trained = []
+    for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
+        run = loop_of(Late, steps=1).run(**placement, elementwise=True)
+        for steps, is_trained in ((3, False), (5, True)):
+            run.model[0].requires_grad_(is_trained)
+            loop_of(Late, steps=steps).train(run.model, run.optimizer, steps - 2)
+        trained.append(run.parameters)
+    assert all(torch.equal(one, other) for one, other in zip(*trained))
+
+
+def test_groups_keep_what_their_own_options_make(tmp_path):
+    shown = []
+    for placement in ({"stage": 2}, on_drive(tmp_path, stage=2)):
+        model = mlp()
+        groups = [{"params": model[0].parameters(), "momentum": 0.9}, {"params": model[2].parameters(), "centered": True}]
+        optimizer = ballast.wrap(torch.optim.RMSprop(groups, lr=1e-3), model, **placement)
+        loop_of(steps=2).train(model, optimizer)
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(300))], "momentum": 0.5, "centered": True})
+        added = optimizer.param_groups[2]["params"][0]
+        (model(torch.ones(20)).sum() + added.square().sum()).backward()
+        optimizer.step()
+        shown.append(state_of(optimizer))
+    check_same_state(*shown)
+
+
+def test_a_state_dict_stays_current(tmp_path):
+    run = loop_of(steps=2).run(**on_drive(tmp_path, stage=2))
+    taken = run.optimizer.state_dict()["state"][0]
+    loop_of(steps=4).train(run.model, run.optimizer, 2)
+    assert taken["step"] == 4
+    assert torch.equal(taken["exp_avg"] * 1, run.optimizer.state[run.model[0].weight]["exp_avg"] * 1)
+
+
+class Sometimes(UserOptimizer):
+    """Its state is None at first."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["last"] = None if self.calls == 1 else parameter.clone()
+
+
+def test_state_that_is_none_at_first_is_kept_when_it_comes(tmp_path):
+    for steps in (1, 3):
+        loop = loop_of(Sometimes, steps=steps)
+        memory, stored = (loop.run(**each, elementwise=True) for each in ({"stage": 2}, on_drive(tmp_path, stage=2)))
+        for mine, theirs in zip(stored.model.parameters(), memory.model.parameters()):
+            one, other = stored.optimizer.state[mine]["last"], memory.optimizer.state[theirs]["last"]
+            assert (one is None and other is None) if steps == 1 else torch.equal(one, other)
+
+
+class Scaled(torch.nn.Module):
+    """Has a parameter without dimensions, and one of one element."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.scale, self.shift = mlp(), torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, batch):
+        return self.body(batch) * self.scale + self.shift
+
+
+def test_checkpoints_of_scalar_parameters_go_between_memory_and_drives(tmp_path):
+    placements = [{"stage": 2}, on_drive(tmp_path, stage=2)]
+    expected = loop_of(make_model=Scaled, steps=4).run(stage=2)
+    for number, first in enumerate(placements):
+        run = loop_of(make_model=Scaled, steps=2).run(**first)
+        ballast.save(tmp_path / str(number), run.model, run.optimizer)
+        for second in placements:
+            model = Scaled()
+            optimizer = ballast.wrap(torch.optim.NAdam(model.parameters(), lr=1e-2), model, **second)
+            ballast.load_checkpoint(tmp_path / str(number), model, optimizer)
+            ended = loop_of(steps=4).train(model, optimizer, 2)
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(ended.parameters, expected.parameters))
+            check_same_state(state_of(optimizer), state_of(expected.optimizer))
+
+
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, UserOptimizer])
 def test_a_state_dict_goes_from_memory_to_a_drive_and_back(kind, tmp_path):
     placements = [{"stage": 2}, on_drive(tmp_path, stage=2)]
@@ -189,129 +281,3 @@ def test_state_that_was_cleared_begins_again(tmp_path):
         run.optimizer.state.clear()
         runs.append(loop_of(steps=5).train(run.model, run.optimizer, 3))
     check_equal(*runs)
-
-
-# --- Runs ---
-
-
-@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.NAdam, torch.optim.ASGD])
-def test_a_run_resumes_with_values_and_numbers(kind, tmp_path):
-    options = {"kind": kind, "tile": 128, **kept_runs.kept_in(tmp_path)}
-    _, whole = kept_runs.train(kept_runs.Layers(), 0, 5, kind=kind, stage=3)
-    assert kept_runs.train(kept_runs.Layers(), 0, 2, **options) == (0, whole[:2])
-    assert kept_runs.train(kept_runs.Layers(), 0, 3, **options) == (2, whole[2:3])
-    assert kept_runs.train(kept_runs.Layers(), 0, 5, **options) == (3, whole[3:])
-
-
-def test_a_process_that_is_killed_in_a_step_resumes_before_it(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=kept_runs.train_until_stopped, args=(str(tmp_path),))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    _, whole = kept_runs.train(kept_runs.Layers(), 0, 5, kind=torch.optim.NAdam, stage=3)
-    options = {"kind": torch.optim.NAdam, "tile": 128, **kept_runs.kept_in(tmp_path)}
-    assert kept_runs.train(kept_runs.Layers(), 0, 5, **options) == (2, whole[2:])
-
-
-class Numbered(torch.optim.RMSprop):
-    """Keeps another number for each parameter."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step()
-        for number, parameter in enumerate(self.param_groups[0]["params"]):
-            self.state[parameter]["text"] = f"{number} " + "x" * 40_000
-
-
-def test_numbers_for_which_a_commit_has_no_room_are_refused(tmp_path):
-    options = {"kind": Numbered, "elementwise": True, **kept_runs.kept_in(tmp_path)}
-    with pytest.raises(ballast.UsageError, match="its numbers differ from parameter to parameter"):
-        kept_runs.train(kept_runs.Layers(), 0, 1, **options)
-
-
-# --- Choosing ---
-
-
-def test_memory_and_drives_are_chosen_by_what_the_step_keeps(caplog, tmp_path):
-    caplog.set_level(logging.INFO, logger="ballast")
-    loop = Loop(make_model=partial(Tower, width=128), make_optimizer=torch.optim.RMSprop, steps=2)
-    options = {"stage": "auto", "offload": f"auto:{tmp_path}", "tile": 1024}
-    plenty = loop.run(**options, memory="1GiB")
-    kept = int(plenty.optimizer.metrics()["memory_bytes/device"])
-    least = loop.run(**options, memory=int(0.7 * kept))
-    assert least.optimizer.metrics()["memory_bytes/nvme"] > 0
-    assert least.losses == plenty.losses
-    assert any("state nvme" in record.getMessage() or "nvme" in record.getMessage() for record in caplog.records)
-
-
-# --- Failures and refusals ---
-
-
-def refusal(optimizer, **options):
-    with pytest.raises(ballast.UsageError) as raised:
-        ballast.wrap(optimizer, elementwise=True, **options)
-    return str(raised.value)
-
-
-class InDoubles(UserOptimizer):
-    @torch.no_grad()
-    def step(self, closure=None):
-        for parameter in self.param_groups[0]["params"]:
-            self.state[parameter]["sum"] = torch.zeros_like(parameter, dtype=torch.float64)
-
-
-class Greedy(UserOptimizer):
-    @torch.no_grad()
-    def step(self, closure=None):
-        for parameter in self.param_groups[0]["params"]:
-            self.state[parameter].update({f"value {number}": torch.zeros_like(parameter) for number in range(9)})
-
-
-class Broken(UserOptimizer):
-    def step(self, closure=None):
-        raise ZeroDivisionError("nothing to divide")
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (InDoubles, "its state sum is of torch.float64"),
-        (Greedy, "it keeps 9 values of each element"),
-        (Broken, "its step has failed on 7 elements: ZeroDivisionError: nothing to divide"),
-    ],
-)
-def test_state_that_the_library_cannot_keep_is_refused_at_once(kind, said, tmp_path):
-    refused = refusal(kind(mlp().parameters()), **on_drive(tmp_path, stage=2))
-    assert "B1005" in refused and said in refused and kind.__name__ in refused and 'offload={"state": "host"}' in refused
-
-
-class Surprising(UserOptimizer):
-    """Makes a value of each element in its third step."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        super().step()
-        if self.calls == 3:
-            for parameter in self.param_groups[0]["params"]:
-                self.state[parameter]["surprise"] = torch.zeros_like(parameter)
-
-
-def test_state_that_comes_too_late_is_refused_when_it_comes(tmp_path):
-    with pytest.raises(ballast.UsageError, match="the optimizer's state has surprise") as raised:
-        loop_of(Surprising).run(**on_drive(tmp_path, stage=2), elementwise=True)
-    assert "parameter 0" in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"state_format": "bf16"}, "state_format='bf16'"),
-        ({"verify": 2}, "verify=2"),
-        ({"stage": 3, "update_in_backward": True}, "update_in_backward"),
-    ],
-    ids=str,
-)
-def test_options_that_an_own_step_cannot_have_are_refused(options, word, tmp_path):
-    model = mlp()
-    refused = refusal(torch.optim.RMSprop(model.parameters()), model=model, **{**on_drive(tmp_path), **options})
-    assert "B1001" in refused and word in refused and "its own step" in refused

@@ -30,6 +30,8 @@
 
 namespace ballast {
 
+inline constexpr std::size_t max_note_bytes = 65'456;
+
 // Threads: one thread, its rank's trainer, calls it.
 // Order: the trainers of all ranks make the same calls and use units in the same order, which need not be the order of the
 // plan. A step in another order is slower and has the same bits.
@@ -88,11 +90,10 @@ class Training {
       const TileVisitor& change, const std::function<void()>& agree = [] {});
   std::vector<LocalTile> local_tiles() const;  // in the order of visits; without their memory
   void set_steps(std::uint64_t steps);         // after loading state from elsewhere
-  // Bytes that each later commit of state on drives holds, up to 64 KiB: what a trainer with a rule of its own has to keep with
-  // the state, such as a count. It may set them in its update. note() returns those of the last commit: of the one from which a
-  // run was resumed, before the first step.
+  // Bytes that each later commit of state on drives holds, up to max_note_bytes: what a trainer with a rule of its own has to keep
+  // with the state, such as a count. It may set them in its update. A training that resumes a run has those of the resumed commit.
   void set_note(std::span<const std::byte> note);
-  std::vector<std::byte> note() const;
+  const std::vector<std::byte>& note() const;
   View full_parameters(std::size_t unit);  // of a unit that is kept full, as it is laid out
   void parameters_changed();               // the caller has written to full parameters that have no other copy
   void read_memory(const ConstView& view, std::byte* into) const;  // memory of the training, on a GPU too

@@ -52,8 +52,10 @@ def train(
     return began_at, losses
 
 
-class StoppedInAStep(torch.optim.NAdam):
-    """Ends its process while it updates the second tile of its third step."""
+class Stoppable(torch.optim.NAdam):
+    """If it `stops`, ends its process while it updates the second tile of its third step."""
+
+    stops = False
 
     of_step = 0  # tiles of the third step
 
@@ -62,13 +64,14 @@ class StoppedInAStep(torch.optim.NAdam):
         super().step()
         [step] = {int(self.state[each]["step"]) for group in self.param_groups for each in group["params"]}
         if step == 3:
-            StoppedInAStep.of_step += 1
-        if StoppedInAStep.of_step == 2:
+            Stoppable.of_step += 1
+        if self.stops and Stoppable.of_step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_until_stopped(folder: str) -> None:
-    train(Layers(), 0, 5, kind=StoppedInAStep, elementwise=True, tile=128, **kept_in(Path(folder)))
+    Stoppable.stops = True
+    train(Layers(), 0, 5, kind=Stoppable, elementwise=True, tile=128, **kept_in(Path(folder)))
 
 
 def directory_of(folder: Path, rank: int) -> Path:

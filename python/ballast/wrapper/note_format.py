@@ -1,4 +1,5 @@
-"""The numbers of an optimizer's own step: the part of its state that is the same for all elements of a parameter."""
+"""The note of an optimizer's own step in the commits of a run: the numbers of each parameter, which is the part of its state
+that is the same for all its elements."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from typing import Any
 
 import torch
 
+from ballast import _core
 from ballast.checks import refuse
 from ballast.wrapper.kept_state import IN_LIBRARY
 
 Numbers = dict[str, Any]  # by the name in the optimizer's state; IN_LIBRARY for values of each element
-MOST_BYTES = 65_000  # of a commit of a run
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -22,30 +23,38 @@ def copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def encoded(numbers: Sequence[Numbers]) -> bytes:
-    """Return the numbers of all parameters for a commit of a run. Neighbours with the same numbers take no more bytes than
-    one of them: most optimizers count the same steps for all."""
+def encoded(kept: str, numbers: Sequence[Numbers]) -> bytes:
+    """Return the note. `kept` says what the library keeps. Equal numbers take little room: most optimizers count the same steps
+    for all parameters."""
     texts = [json.dumps({name: _to_json(name, value) for name, value in each.items()}) for each in numbers]
-    note = json.dumps([[len([*same]), text] for text, same in groupby(texts)]).encode()
-    if len(note) > MOST_BYTES:
+    known = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    runs = [[len([*same]), known[text]] for text, same in groupby(texts)]
+    note = json.dumps({"kept": kept, "texts": [*known], "runs": runs}, separators=(",", ":")).encode()
+    if len(note) > _core.MAX_NOTE_BYTES:
         refuse(
             "cannot keep the optimizer in a run: its numbers differ from parameter to parameter, and need room",
             needed=f"{len(note):,} bytes",
-            available=f"{MOST_BYTES:,} bytes",
+            available=f"{_core.MAX_NOTE_BYTES:,} bytes",
             remedy="Leave out run=, and call ballast.save().",
         )
     return note
 
 
+def kept_by(note: bytes) -> str:
+    """Return what the library keeps for the optimizer that wrote the note."""
+    return str(json.loads(note)["kept"])
+
+
 def decoded(note: bytes) -> Iterator[Numbers]:
     """Yield the numbers of each parameter.
 
-    >>> [*decoded(encoded([{"step": 3}, {"step": 3}, {}]))]
+    >>> [*decoded(encoded("Adam", [{"step": 3}, {"step": 3}, {}]))]
     [{'step': 3}, {'step': 3}, {}]
     """
-    for count, text in json.loads(note):
+    content = json.loads(note)
+    for count, number in content["runs"]:
         for _ in range(count):
-            yield {name: _from_json(value) for name, value in json.loads(text).items()}
+            yield {name: _from_json(value) for name, value in json.loads(content["texts"][number]).items()}
 
 
 def _to_json(name: str, value: Any) -> Any:
