@@ -174,7 +174,7 @@ class CustomState:
         state: State = {}
         for key, values in self._values.items():
             entries = self._entries[self._names[key]]
-            numbers = {name: value.item() if entries[name].role == NUMBER else value for name, value in values.items()}
-            values.update(numbers)
-            state[key] = {name: {**self._stored.get(key, {}), **values}[name] for name in entries}
+            values.update({name: value.item() for name, value in values.items() if entries[name].role == NUMBER})
+            everything = {**self._stored[key], **values}
+            state[key] = {name: everything[name] for name in entries}
         self._access.install(partition, state)
