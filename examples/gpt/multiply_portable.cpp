@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "examples/gpt/for_each_isa.h"
 #include "examples/gpt/number.h"
 
 namespace ballast::gpt {
@@ -18,8 +19,7 @@ using Lanes [[gnu::vector_size(block_columns * sizeof(float))]] = float;
 using Sums = std::array<std::array<float, block_columns>, block_rows>;
 
 // `a` holds block_rows values for each step of the sum, `b` holds block_columns.
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void sum_block(const float* a, const float* b,
-                                                                                     std::size_t steps, Sums& sums) {
+BALLAST_FOR_EACH_ISA void sum_block(const float* a, const float* b, std::size_t steps, Sums& sums) {
   Lanes now[block_rows] = {};
   for (std::size_t step = 0; step < steps; ++step, a += block_rows, b += block_columns) {
     Lanes row_of_b;

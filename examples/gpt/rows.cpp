@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "examples/gpt/for_each_isa.h"
 #include "examples/gpt/layer_math.h"
 #include "examples/gpt/number.h"
 
@@ -77,61 +78,51 @@ template <class Term>
 
 // The loops, each compiled for several instruction sets.
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void widen(const bf16* from, float* to,
-                                                                                 std::size_t count) {
+BALLAST_FOR_EACH_ISA void widen(const bf16* from, float* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     to[i] = std::bit_cast<float>(std::uint32_t{from[i].bits} << 16);
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void narrow(const float* from, bf16* to,
-                                                                                  std::size_t count) {
+BALLAST_FOR_EACH_ISA void narrow(const float* from, bf16* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     to[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(from[i]));
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void add_narrow(const float* more, bf16* to,
-                                                                                      std::size_t count) {
+BALLAST_FOR_EACH_ISA void add_narrow(const float* more, bf16* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     const float sum = std::bit_cast<float>(std::uint32_t{to[i].bits} << 16) + more[i];
     to[i].bits = static_cast<std::uint16_t>(kernels::to_bf16(sum));
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void add_loop(const float* more, float* to,
-                                                                                    std::size_t count) {
+BALLAST_FOR_EACH_ISA void add_loop(const float* more, float* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     to[i] += more[i];
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void gelu_loop(const float* x, float* to,
-                                                                                     std::size_t count) {
+BALLAST_FOR_EACH_ISA void gelu_loop(const float* x, float* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     to[i] = x[i] * gelu_gate(x[i]);
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void gelu_backward_loop(const float* x,
-                                                                                              float* gradient,
-                                                                                              std::size_t count) {
+BALLAST_FOR_EACH_ISA void gelu_backward_loop(const float* x, float* gradient, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     gradient[i] *= gelu_slope(x[i], gelu_gate(x[i]));
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] Moments moments_loop(const float* x,
-                                                                                           std::size_t count) {
+BALLAST_FOR_EACH_ISA Moments moments_loop(const float* x, std::size_t count) {
   const auto divisor = static_cast<float>(count);
   const float mean = sum(count, [=](std::size_t i) { return x[i]; }) / divisor;
   const float squares = sum(count, [=](std::size_t i) { return (x[i] - mean) * (x[i] - mean); });
   return {mean, 1.0f / std::sqrt(squares / divisor + norm_epsilon)};
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void normalise_loop(const Normalised& row,
-                                                                                          const float* bias,
-                                                                                          float* to) {
+BALLAST_FOR_EACH_ISA void normalise_loop(const Normalised& row, const float* bias, float* to) {
   const auto [mean, per_deviation] = row.moments;
   const float* const x = row.x.data();
   const float* const weight = row.weight.data();
@@ -140,8 +131,7 @@ template <class Term>
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void normalise_backward_loop(
-    const Normalised& row, const float* dy, float* dx, float* dw) {
+BALLAST_FOR_EACH_ISA void normalise_backward_loop(const Normalised& row, const float* dy, float* dx, float* dw) {
   const float mean = row.moments.mean;
   const float per_deviation = row.moments.per_deviation;
   const float* const x = row.x.data();
@@ -158,9 +148,7 @@ template <class Term>
 }
 
 // Replaces values by the exponentials of their distance from the largest, and returns their sum.
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] float exponentiate_loop(float* x,
-                                                                                              std::size_t count,
-                                                                                              float scale) {
+BALLAST_FOR_EACH_ISA float exponentiate_loop(float* x, std::size_t count, float scale) {
   const float most = largest(x, count);
   for (std::size_t i = 0; i < count; ++i) {
     x[i] = exponential(scale * (x[i] - most));
@@ -168,17 +156,13 @@ template <class Term>
   return sum(count, [=](std::size_t i) { return x[i]; });
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void scale_loop(float* x, std::size_t count,
-                                                                                      float factor) {
+BALLAST_FOR_EACH_ISA void scale_loop(float* x, std::size_t count, float factor) {
   for (std::size_t i = 0; i < count; ++i) {
     x[i] *= factor;
   }
 }
 
-[[gnu::target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")]] void softmax_backward_loop(const float* p,
-                                                                                                 float* gradient,
-                                                                                                 std::size_t count,
-                                                                                                 float scale) {
+BALLAST_FOR_EACH_ISA void softmax_backward_loop(const float* p, float* gradient, std::size_t count, float scale) {
   const float along = sum(count, [=](std::size_t i) { return p[i] * gradient[i]; });
   for (std::size_t i = 0; i < count; ++i) {
     gradient[i] = scale * p[i] * (gradient[i] - along);
