@@ -1,7 +1,7 @@
 """Compare the losses of a GPT of 30 million parameters in each state format and gradient format with those in fp32.
 
 Each run that ends is added to a file, and a run in the file is not repeated: the suite can be stopped and started again. A run
-of 2,000 steps takes 10 to 30 minutes of one core. All variants of a seed have the same start and the same batches. A line's
+of 2,000 steps takes about half an hour of one core. All variants of a seed have the same start and the same batches. A line's
 value is the mean of the last losses of all seeds; variants that lack a seed have no line.
 """
 

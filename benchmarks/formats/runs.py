@@ -1,4 +1,4 @@
-"""Finished runs in a file of JSON lines: what is recorded is not repeated, so the runs can be made over days."""
+"""A file of finished runs, as JSON lines. A suite repeats no run that the file has, so it can stop and continue later."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ class Search:
 
 
 def _has_placement(request: PlanRequest) -> bool:
-    """Return whether a placement fits with large tiles, which are quick. Only the planner's choice uses two tiers for
-    the state."""
+    """Return whether a placement fits with large tiles, which are quick. Only the planner's choice divides the
+    state among tiers."""
     if request.budget.device == 0:
         return False
     if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):

@@ -83,7 +83,7 @@ class Drawing:
 
 
 def _with_title(tag: str, title: str) -> str:
-    """Return the end of a tag, and what is shown where the pointer rests on the shape."""
+    """Return the end of a shape's tag, with its tooltip."""
     return f"><title>{escaped(title)}</title></{tag}>" if title else "/>"
 
 

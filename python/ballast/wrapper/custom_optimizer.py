@@ -46,7 +46,7 @@ class CustomUpdates:
         for tile in call.tiles:
             gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(call.factor)
             masters = tensor_of(tile.masters, torch.float32)
-            for member, _, begin, count in kept.in_tile(tile):
+            for member, begin, count in kept.in_tile(tile):
                 shape = shape_of(member, count)
                 part = self._part(optimizer, member, masters[begin:][:count].view(shape))
                 part.grad = gradients[begin:][:count].view(shape).to(part.device)

@@ -134,7 +134,7 @@ class ShardedState:
 
     @property
     def note(self) -> bytes:
-        """The bytes that the last commit of state on drives holds for the optimizer."""
+        """The optimizer's bytes in the next commits of state on drives; those of the resumed commit, until they are set."""
         return self._core.note()
 
     def set_note(self, note: bytes) -> None:
@@ -151,15 +151,14 @@ class ShardedState:
         parts = self._core.parts(member.unit, member.tensor)
         return parts[0] if parts else (0, 0)  # a shard is one range, and so is its part of a parameter
 
-    def in_tile(self, tile: _core.TileToUpdate) -> Iterator[tuple[Member, int, int, int]]:
-        """Yield the members with elements in a tile: the first of these, where it is in the tile, and how many there
-        are."""
+    def in_tile(self, tile: _core.TileToUpdate) -> Iterator[tuple[Member, int, int]]:
+        """Yield the members with elements in a tile, where these begin in the tile, and how many there are."""
         for member in self._units[tile.unit].trained:
             begin, count = self.part(member)
             before = self._begins[tile.unit][member.tensor] - tile.first  # of the parameter's first element, in the tile
             first, end = max(begin, -before), min(begin + count, tile.count - before)
             if first < end:
-                yield member, first, before + first, end - first
+                yield member, before + first, end - first
 
     def read_moment(self, parameter: torch.Tensor, moment: _core.Moment) -> torch.Tensor:
         """Return the moment of the full parameter, with zeros where other ranks keep it."""

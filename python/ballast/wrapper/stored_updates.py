@@ -91,7 +91,7 @@ class StoredUpdates:
         gradients = tensor_of(tile.gradients, TORCH_DTYPES[tile.gradient_dtype]).float().mul_(factor)
         masters = tensor_of(tile.masters, torch.float32)
         values = [tensor_of(each, torch.float32) for each in tile.own]
-        for member, _, begin, count in kept.in_tile(tile):
+        for member, begin, count in kept.in_tile(tile):
             shape = shape_of(member, count)
             part = torch.nn.Parameter(masters[begin:][:count].view(shape))
             part.grad = gradients[begin:][:count].view(shape).to(part.device)
