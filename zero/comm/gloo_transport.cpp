@@ -100,7 +100,8 @@ class GlooTransport : public ProcessTransport {
         accounts_(accounts),
         chunk_bytes_(chunk_bytes_of(size())),
         received_(allocate(accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
-                                      .owner = "gloo, group " + group().name()})),
+                                      .owner = "gloo, group " + group().name(),
+                                      .resident = Resident::when_written})),
         context_(static_cast<int>(rank()), static_cast<int>(size())) {
     connect();
     error_.when_set(this, [this] { abort_wait(); });
