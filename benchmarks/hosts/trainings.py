@@ -19,7 +19,7 @@ CROSSINGS = {ALONE: 0, DDP: 2, FSDP: 3, deepspeed_name(3): 3, "Ballast stage 3":
 CROSSINGS_OTHERWISE = 2
 
 
-SHORT = Workload("30M, fp32", SMALL._replace(context=32), dtype="float32")  # for processors that know no bf16
+SHORT = Workload("30M, fp32", SMALL._replace(context=32, steps=3), dtype="float32")  # for processors that know no bf16
 
 
 class Case(NamedTuple):
