@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 
 #include "tests/emulated_cuda/rules.h"
@@ -12,7 +11,6 @@ namespace emulated {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t huge_page = std::size_t{2} << 20;
 constexpr std::size_t gap = 4096;                       // between allocations: nothing is there
 constexpr std::size_t reserved = std::size_t{1} << 36;  // addresses, not memory
 constexpr int pattern = 0xa5;
@@ -20,14 +18,6 @@ constexpr std::size_t max_pattern_bytes = std::size_t{4} << 20;  // the rest of 
 
 std::size_t pages(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + page - 1) / page * page; }
 std::size_t with_gap(std::size_t bytes) { return pages(bytes) + gap; }
-
-// A large allocation has huge pages, because a change of rights takes a time for each page.
-bool is_large(std::size_t bytes) { return bytes >= huge_page; }
-
-std::byte* aligned(std::byte* at, std::size_t bytes) {
-  const std::size_t past = is_large(bytes) ? reinterpret_cast<std::uintptr_t>(at) % huge_page : 0;
-  return past == 0 ? at : at + (huge_page - past);
-}
 
 }  // namespace
 
@@ -40,20 +30,29 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
 DeviceMemory::~DeviceMemory() { ::munmap(begin_, reserved); }
 
 std::byte* DeviceMemory::allocate(std::size_t bytes) {
+  std::byte* const memory = take_place(bytes);
+  if (memory == nullptr) return nullptr;
+  const Access access(*this);
+  std::memset(memory, pattern, std::min(bytes, max_pattern_bytes));
+  return memory;
+}
+
+std::byte* DeviceMemory::take_place(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_ - used_) return nullptr;
-  std::byte* at = aligned(begin_, bytes);
+  std::byte* at = begin_;
   for (const auto& [first, size] : allocated_) {  // the first gap that is large enough
-    if (first >= at && static_cast<std::size_t>(first - at) >= with_gap(bytes)) break;
-    at = aligned(first + with_gap(size), bytes);
+    if (static_cast<std::size_t>(first - at) >= with_gap(bytes)) break;
+    at = first + with_gap(size);
   }
   if (static_cast<std::size_t>(at - begin_) + with_gap(bytes) > reserved) return nullptr;
   allocated_[at] = bytes;
   used_ += bytes;
-  if (is_large(bytes)) ::madvise(at, pages(bytes), MADV_HUGEPAGE);
-  ::mprotect(at, pages(bytes), PROT_READ | PROT_WRITE);
-  std::memset(at, pattern, std::min(bytes, max_pattern_bytes));
-  if (accesses_ == 0) ::mprotect(at, pages(bytes), PROT_NONE);
+  if (key_.exists()) {
+    key_.lock(at, pages(bytes));
+  } else if (accesses_ > 0) {
+    ::mprotect(at, pages(bytes), PROT_READ | PROT_WRITE);
+  }
   return at;
 }
 
@@ -93,16 +92,18 @@ bool DeviceMemory::is_allocated(const void* address, std::size_t bytes) {
 }
 
 void DeviceMemory::open() {
+  if (key_.exists()) return key_.take();
   const std::lock_guard lock(mutex_);
   if (accesses_++ == 0) protect(PROT_READ | PROT_WRITE);
 }
 
 void DeviceMemory::close() {
+  if (key_.exists()) return key_.give_back();
   const std::lock_guard lock(mutex_);
   if (--accesses_ == 0) protect(PROT_NONE);
 }
 
-// One call for all allocations and the gaps between them, because kernels are many.
+// Without a key: one call for all allocations and the gaps between them, because kernels are many.
 void DeviceMemory::protect(int rights) {
   if (allocated_.empty()) return;
   const auto& [last, bytes] = *allocated_.rbegin();
