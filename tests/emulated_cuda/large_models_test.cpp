@@ -48,7 +48,7 @@ const std::vector<Case> cases{
      .parameters = {0.515, 0.485, 0},
      .gradients = {0.515, 0.485, 0},
      .state = {0.78, 0, 0.22},
-     .free = {137 * GiB, 128 * GiB, 64 * GiB}},
+     .free = {137 * GiB, 128 * GiB, 32 * GiB}},
     {.name = "32B on one H100 with 128 GiB",
      .shape = qwen_32b,
      .parameters = {0.345, 0.655, 0},
