@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ballast.sizes import Size
+from ballast.tiers import IN_FLIGHT
 
 if TYPE_CHECKING:
     from ballast.wrapper.saved_activations import SavedActivations
@@ -33,7 +34,7 @@ class OffloadedActivations:
         return self._saved.counters()
 
 
-def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = "64MiB") -> OffloadedActivations:
+def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = IN_FLIGHT) -> OffloadedActivations:
     """Keep the tensors that autograd saves inside the `with` block on the host or on a drive until backward.
 
     >>> import torch

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from ballast.checks import one_of, refuse
 from ballast.sizes import Size, parse_size
-from ballast.tiers import TIERS
-
-AWAY = tuple(tier for tier in TIERS if tier != "device")
+from ballast.tiers import AWAY, IN_FLIGHT
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class ActivationOptions:
     in_flight: int  # bytes on their way: of the device's memory, and of buffers on the host
 
 
-def read_activation_options(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = "64MiB") -> ActivationOptions:
+def read_activation_options(to: str, *, min_bytes: Size = "256KiB", in_flight: Size = IN_FLIGHT) -> ActivationOptions:
     """Read a tier with its directory, such as "nvme:/scratch".
 
     >>> read_activation_options("host").tier

@@ -210,7 +210,7 @@ def test_space_is_free_when_a_graph_is_dropped_and_after_an_exception(offload):
     del loss
     assert offload.counters()["kept_bytes"] == 0
     with pytest.raises(ZeroDivisionError), offload:
-        loss = leaf.exp().exp() / (1 // 0)
+        leaf.exp().exp() / (1 // 0)
     gc.collect()
     assert offload.counters()["kept_bytes"] == 0
     assert top_saved_tensor_hooks() is None
