@@ -21,7 +21,8 @@ MemoryKey::~MemoryKey() {
 }
 
 void MemoryKey::lock(std::byte* memory, std::size_t bytes) const {
-  if (::pkey_mprotect(memory, bytes, PROT_READ | PROT_WRITE, number_) != 0) broken("memory with a key", "it is refused");
+  if (::pkey_mprotect(memory, bytes, PROT_READ | PROT_WRITE, number_) != 0)
+    broken("memory with a key", "it is refused");
 }
 
 void MemoryKey::take() const {
