@@ -211,7 +211,7 @@ TEST_CASE("the ledger sums the bytes that a program reserves, by tier and owner"
   for (const Slot& slot : plan.program().slots)
     slots += slot.bytes;
   CHECK(bytes_in(ledger, Tier::device) + bytes_in(ledger, Tier::host) == slots);
-  CHECK(bytes_in(ledger, Tier::nvme) == 2 * 2 * 2 * 8192);  // units, tiles of each, copies
+  CHECK(bytes_in(ledger, Tier::nvme) == 2 * 2 * 8192);  // units, tiles of each
   CHECK(std::ranges::find(ledger, LedgerEntry{Tier::host, "staging", 4 * 8192}) != ledger.end());
   CHECK_THAT(to_text(ledger), Contains("staging") && Contains("nvme"));
 }
