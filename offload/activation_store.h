@@ -62,7 +62,7 @@ class ActivationStore {
   // if the host has too little memory; nothing of these bytes is kept then.
   Saved save(std::span<const std::byte> bytes, StreamHandle stream = nullptr);
 
-  // Copies what was saved, and begins to read what was saved before it. On the host it waits for the bytes; on a GPU the
+  // Copies the saved bytes, and prefetches those that were saved before them. On the host it waits for the bytes; on a GPU the
   // copy begins after all work that is in the stream now, and the caller orders later work after the completion. May be
   // repeated. Throws B3202 if bytes differ from those that were saved.
   Completion load(Ticket ticket, std::span<std::byte> into, StreamHandle stream = nullptr);

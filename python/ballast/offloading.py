@@ -55,7 +55,7 @@ def offload_activations(to: str, *, min_bytes: Size = "256KiB", in_flight: Size 
     to          "host", or "nvme:DIRECTORY" for a file without a name, which ends with the process. A CPU's activations go to
                 drives only
     min_bytes   smaller tensors stay
-    in_flight   memory on the host for what is written or read ahead, and on a GPU for what is copied; at least 2MiB
+    in_flight   size of the host buffers for writes and prefetches, and on a GPU of the tensors being copied; at least 2MiB
 
     Raises B2202 in forward or backward if the drive is full, and B3202 in backward if it returns other bytes.
     """

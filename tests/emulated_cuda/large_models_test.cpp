@@ -196,14 +196,14 @@ void check(const Case& each, std::size_t divisor) {
 
 }  // namespace
 
-TEST_CASE("large models fit the machines they are planned for, and take what is planned at a 16384th of their size") {
+TEST_CASE("plans of large models fit their machines, and copies of a 16384th of the size reserve the planned bytes") {
   Sweep sweep(5);
   for (const Case& each : cases) {
     if (sweep.takes_next()) check(each, 16384);
   }
 }
 
-TEST_CASE("large models take what is planned at a 64th of their size", "[.large]") {
+TEST_CASE("copies of a 64th of the size of large models reserve the planned bytes", "[.large]") {
   emulated::set_machine({.gpus = 1, .memory_bytes = 16 * GiB});
   for (const Case& each : cases) {
     check(each, 64);

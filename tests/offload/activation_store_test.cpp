@@ -109,7 +109,7 @@ TEST_CASE("activations can be loaded in any order, more than once, and next to t
   CHECK_THROWS_WITH(store.load(later, small), Contains("B1002") || Contains("B1003"));
 }
 
-TEST_CASE("what was saved last is not read, and what was saved before it is read ahead") {
+TEST_CASE("the last bytes are still in buffers, and those saved before them are prefetched") {
   const ActivationRig rig;
   ActivationStore store(rig.options());
   constexpr std::size_t count = 3 * buffer_count;

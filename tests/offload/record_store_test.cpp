@@ -267,7 +267,7 @@ TEST_CASE("a scratch store leaves no files, and removes those of a crashed proce
   CHECK(std::filesystem::is_empty(rig.directory(0)));
 }
 
-TEST_CASE("a scratch store has one place for each tile, and keeps what was written since the last commit") {
+TEST_CASE("a scratch store has one place for each tile, and abandon() keeps its uncommitted writes") {
   StoreRig rig;
   RecordStore store = rig.scratch();
   const auto file_bytes = [](const RecordStore& of) { return RecordPlaces(of.shape(), 1).file_bytes(0); };

@@ -92,7 +92,7 @@ class ActivationTier:
         return loaded
 
     def _load_ahead(self, ticket: int) -> None:
-        """Load what was saved before this one, as far as it is in host memory: the backward pass needs it next."""
+        """Prefetch the activations saved before this one that are in host memory: the backward pass needs them next."""
         ahead = sum(loaded.memory.nbytes for loaded in list(self._loaded.values()) if not loaded.is_used)
         for before in list(reversed(self._bytes)):
             if before >= ticket or before in self._loaded:
