@@ -19,20 +19,19 @@ dev_t device_of(const std::filesystem::path& directory) {
   return found.st_dev;
 }
 
-// The kernel kills a process that writes past this limit.
+}  // namespace
+
 void require_allowed(std::uint64_t file_bytes, const std::filesystem::path& directory) {
   struct rlimit limit {};
   ::getrlimit(RLIMIT_FSIZE, &limit);
   require(limit.rlim_cur == RLIM_INFINITY || file_bytes <= limit.rlim_cur, Code::drive_full, [&] {
-    return Problem{.what = "cannot make the state's files: the limit on the size of files is too low",
+    return Problem{.what = "cannot make a file of this size: the limit on the size of files is too low",
                    .where = directory.string(),
                    .needed = human_bytes(file_bytes),
                    .available = human_bytes(limit.rlim_cur),
                    .remedy = "raise it (`ulimit -f`), or name more directories"};
   });
 }
-
-}  // namespace
 
 void require_space(const RecordShape& shape, std::span<const std::filesystem::path> directories, std::size_t stores) {
   const RecordPlaces places(shape, directories.size());

@@ -105,17 +105,18 @@ Seals seals_of(const RecordShape& shape, RecordName name, std::span<const std::b
 
 RecordPlaces::RecordPlaces(const RecordShape& shape, std::size_t files)
     : tiles_(shape.tiles),
+      places_(shape.places),
       files_(files),
       record_bytes_(block_bytes + round_up(shape.payload_bytes, block_bytes)),
       first_record_bytes_(block_bytes + round_up(shape.first_bytes, block_bytes)) {}
 
 std::uint64_t RecordPlaces::offset_of(std::size_t tile, std::uint64_t generation) const {
-  return block_bytes + 2 * commit_bytes + (2 * (tile / files_) + generation % 2) * record_bytes_;
+  return block_bytes + 2 * commit_bytes + (places_ * (tile / files_) + generation % places_) * record_bytes_;
 }
 
 std::uint64_t RecordPlaces::file_bytes(std::size_t file) const {
   const std::size_t tiles = tiles_ / files_ + (file < tiles_ % files_ ? 1 : 0);
-  return block_bytes + 2 * commit_bytes + 2 * tiles * record_bytes_;
+  return block_bytes + 2 * commit_bytes + places_ * tiles * record_bytes_;
 }
 
 std::span<std::byte> payload_of(const RecordShape& shape, std::span<std::byte> record) {

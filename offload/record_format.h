@@ -25,6 +25,7 @@ struct RecordShape {
   std::size_t payload_bytes = 0;     // of a tile
   std::size_t first_bytes = 0;       // of the first region, the parameter, which can be read alone
   std::uint64_t content_digest = 0;  // of the owner's description of the payloads
+  std::size_t places = 2;            // of a tile; 1 only in scratch files, and then not in any file
 };
 
 // The name of a commit of a run, the same on all ranks. Each start of the run is an incarnation with a higher number
@@ -36,8 +37,8 @@ struct CommitPoint {
   auto operator<=>(const CommitPoint&) const = default;
 };
 
-// The offsets of records. Each tile has two places, for even and for odd generations. The tiles are dealt out to the
-// files in turn.
+// The offsets of records. Each tile has two places, for even and for odd generations; in scratch files it has one, for
+// all. The tiles are dealt out to the files in turn.
 //
 //   file:    identity | commit slot 0 | commit slot 1 | tile, even | tile, odd | next tile, even | ...
 //   record:  head, one block | payload | zeros up to a whole block
@@ -54,6 +55,7 @@ class RecordPlaces {
 
  private:
   std::size_t tiles_;
+  std::size_t places_;  // of a tile
   std::size_t files_;
   std::size_t record_bytes_;
   std::size_t first_record_bytes_;

@@ -130,11 +130,13 @@ RecordStore RecordStore::create(const RecordShape& shape, std::span<const Drive>
 }
 
 RecordStore RecordStore::scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options) {
-  RecordStore store(shape, drives, options);
+  RecordShape of_scratch = shape;
+  of_scratch.places = 1;
+  RecordStore store(of_scratch, drives, options);
   for (const Drive& drive : drives) {
     remove_stale_scratch(drive.directory);
   }
-  require_space(shape, directories_of(drives), 1);
+  require_space(of_scratch, directories_of(drives), 1);
   for (const Drive& drive : drives) {
     store.add(File::nameless(drive.directory, options.file), *drive.queue);
   }
@@ -159,7 +161,9 @@ void RecordStore::fill_with_zeros() {
     for (std::size_t tile = begin; tile < std::min(begin + fill_depth, shape_.tiles); ++tile) {
       const Stripe& stripe = *stripes_[places_.file_of(tile)];
       batch.add(write(tile, {memory.get() + (tile - begin) * bytes, bytes}));
-      batch.add(stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, 0), zeros}));
+      if (!is_scratch()) {
+        batch.add(stripe.queue->submit({IoKind::write, &stripe.file, places_.offset_of(tile, 0), zeros}));
+      }
     }
     batch.wait();
   }
@@ -225,8 +229,6 @@ void RecordStore::wait(const Completion& completion, std::string_view what) cons
   wait_watched(completion, log_, [&] { return fmt::format("{} of {}", what, stripes_.front()->file.path().string()); });
 }
 
-// Order: flush the records on all drives, then write the commit record, then flush it. So at any moment one of the two
-// commit slots names a generation with all its records on the drives.
 void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   require_known_state();
   for (std::size_t tile = 0; tile < shape_.tiles; ++tile) {
@@ -248,11 +250,7 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
                    .available = human_bytes(max_user_bytes),
                    .remedy = "Keep them in a file of their own, and commit its name."};
   });
-  commit_failed_ = true;  // reset at the end
-  flush();
-  write_commit_record(next);
-  flush();
-  commit_failed_ = false;
+  if (!is_scratch()) make_durable(next);
   const std::lock_guard lock(*newest_);
   generation_ = next.generation;
   step_ = step;
@@ -260,6 +258,16 @@ void RecordStore::commit(std::uint64_t step, std::span<const std::byte> user) {
   user_.assign(user.begin(), user.end());
   current_.swap(next_);
   written_.assign(shape_.tiles, {});
+}
+
+// Order: flush the records on all drives, then write the commit record, then flush it. So at any moment one of the two
+// commit slots names a generation with all its records on the drives.
+void RecordStore::make_durable(const Commit& commit) {
+  commit_failed_ = true;  // reset at the end
+  flush();
+  write_commit_record(commit);
+  flush();
+  commit_failed_ = false;
 }
 
 void RecordStore::write_commit_record(const Commit& commit) {
@@ -281,6 +289,7 @@ void RecordStore::abandon() {
   for (const Written& written : written_) {
     settle(written.completion);
   }
+  if (is_scratch()) return;
   const std::lock_guard lock(*newest_);
   written_.assign(shape_.tiles, {});
 }

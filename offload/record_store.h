@@ -1,6 +1,6 @@
 // Tiles of bytes on one or several drives that survive a crash at any moment, and whose damage is always detected. Each
 // tile has two places; a step writes the place that it did not read, and a small commit makes the whole generation
-// current.
+// current. Scratch files, which end with the process, have one place for each tile.
 #pragma once
 
 #include <memory>
@@ -71,7 +71,8 @@ class RecordStore {
   // none if it fails. Throws B2202 before it writes anything if the drives have too little space.
   static RecordStore create(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
-  // The same in nameless files, which the kernel removes with the process.
+  // In nameless files, which the kernel removes with the process: nothing has to survive it. A write overwrites the last
+  // record of its tile, and a commit writes nothing.
   static RecordStore scratch(const RecordShape& shape, std::span<const Drive> drives, const StoreOptions& options = {});
 
   // Reads what open() would find, and changes nothing. Returns nothing if there is no file. Throws as read_identity()
@@ -110,7 +111,7 @@ class RecordStore {
   // returns `user`.
   void commit(std::uint64_t step, std::span<const std::byte> user = {});
 
-  // Discards all writes of the next generation.
+  // Discards all writes of the next generation, or in scratch files keeps them in it. They have ended when this returns.
   void abandon();
 
   // Makes the generation of this commit the current one; call it before any write. Returns false and changes nothing if
@@ -129,7 +130,9 @@ class RecordStore {
   };
 
   void add(File file, IoQueue& queue);
+  bool is_scratch() const { return shape_.places == 1; }
   void fill_with_zeros();
+  void make_durable(const Commit& commit);
   void find_generation();
   bool make_current(const Commit& commit);
   bool load(const Commit& commit);

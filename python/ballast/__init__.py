@@ -15,6 +15,7 @@ from ballast.exporting import export
 from ballast.gathering import gather
 from ballast.loading import load
 from ballast.machine import this_machine
+from ballast.offloading import offload_activations
 from ballast.planning import front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
@@ -42,6 +43,7 @@ __all__ = [
     "import_deepspeed",
     "load",
     "load_checkpoint",
+    "offload_activations",
     "parse_rate",
     "parse_size",
     "plan",

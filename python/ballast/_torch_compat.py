@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -99,6 +100,9 @@ def storage_address(storage: torch.UntypedStorage) -> int:
     """Return a number that identifies this storage as long as it lives, even without memory (on the meta device)."""
     return int(storage._cdata)
 
+
+# Refers to a storage weakly. As long as the reference lives, no other storage has the address of this one.
+WeakStorage = StorageWeakRef
 
 # Returns how many tensors use the storage with this address. More than expected means that a view still exists.
 users_of_storage: Callable[[int], int] = torch._C._storage_Use_Count

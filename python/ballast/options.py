@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ballast.checks import all_known, is_number, one_of, refuse
 from ballast.formats import Formats
 from ballast.hardware import GPUS, Gpu, Rates, rates_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
-from ballast.tiers import KINDS, TIERS, Offload, fractions_of
+from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 Stage = int | Literal["auto"]  # 0 to 3
+
+
+class TreatedActivations(NamedTuple):
+    """What the caller says about activations."""
+
+    amount: int | str  # bytes, "checkpointed" or "kept"
+    tier: str  # where they are until backward
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Options:
     drives: int
     rates: Mapping[str, Rate]
     reserve: int
-    activations: int | str
+    activations: TreatedActivations
     tokens: int
     sequence: int
     micro_steps: int
@@ -124,8 +131,21 @@ def read_offload(value: Offload) -> Offload:
     return dict(value)
 
 
-def read_activations(value: Size) -> int | str:
-    """Return a size, or the word that says how to estimate it."""
-    if isinstance(value, str) and not value[:1].isdigit():
-        return one_of("treatment of activations", value, ("checkpointed", "kept"))
-    return parse_size(value)
+def read_activations(value: Size) -> TreatedActivations:
+    """Return a size, or the word that says how to estimate it; and the tier where they are until backward.
+
+    >>> for value in ("checkpointed,host", "nvme", "1KiB"):
+    ...     print(*read_activations(value))
+    checkpointed host
+    kept nvme
+    1024 device
+    """
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else [value]
+    tier = str(words.pop()) if words[-1] in AWAY else "device"
+    if len(words) > 1:
+        refuse(f'cannot read activations "{value}"', needed=f'one amount and one tier, such as "checkpointed,{AWAY[0]}"')
+    amount = words[0] if words else "kept"
+    if isinstance(amount, str) and not amount[:1].isdigit():
+        one_of("treatment of activations", amount, ("checkpointed", "kept", *AWAY))
+        return TreatedActivations(amount, tier)
+    return TreatedActivations(parse_size(amount), tier)

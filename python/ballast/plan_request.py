@@ -28,7 +28,7 @@ from ballast.options import (
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size, parse_size
-from ballast.tiers import KINDS, Offload, fractions_in
+from ballast.tiers import IN_FLIGHT, KINDS, Offload, fractions_in
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class PlanRequest:
     options: Options
     description: Description
     budget: Budget  # bytes of a rank that are left for the plan
-    activations: int
+    activations: Mapping[str, int]  # bytes by tier, with those in flight
+    has_room: bool  # for the activations
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
 
@@ -64,9 +65,10 @@ class PlanRequest:
             stage=_stage(placement) if options.stage is None else options.stage,
             format=options.formats.state,
             gradient_format=options.formats.gradients,
+            activation_tier=options.activations.tier,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
-            budget={**vars(self.budget), "device": self.budget.device + self.activations + options.reserve},
+            budget=self._budget(),
             fits=fits(self, entries),
             seconds=step.seconds,
             exposed=step.exposed,
@@ -80,17 +82,25 @@ class PlanRequest:
             _placement=placement,
         )
 
+    def _budget(self) -> dict[str, int]:
+        """Return all that a rank may use: for the plan, for activations and reserved."""
+        reserved = {"device": self.options.reserve}
+        return {
+            tier: size + self.activations.get(tier, 0) + reserved.get(tier, 0) for tier, size in vars(self.budget).items()
+        }
+
     def _memory(self, ledger: Sequence[_core.LedgerEntry]) -> dict[str, dict[str, int]]:
         memory: dict[str, dict[str, int]] = {tier.name: {} for tier in _core.Tier}
         for entry in ledger:
             memory[entry.tier.name][entry.owner] = entry.bytes
-        extra = {ESTIMATED: self.activations, RESERVED: self.options.reserve}
-        memory["device"] |= {owner: size for owner, size in extra.items() if size > 0}
+        for tier, size in self.activations.items():
+            memory[tier] |= {ESTIMATED: size} if size > 0 else {}
+        memory["device"] |= {RESERVED: self.options.reserve} if self.options.reserve > 0 else {}
         return memory
 
     def _notes(self) -> tuple[str, ...]:
         notes = list(self.description.notes)
-        if self.activations == 0:
+        if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         if not self.options.clipping and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
@@ -172,14 +182,16 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     """Divide the machine among its ranks, and make the questions for the planner."""
     activations = _activations(description, options)
     memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
-    left = max(0, memory - activations - options.reserve)
     sharing = options.ranks_of_machine
-    host, drives = (0, 0) if options.offload == "none" else (options.host_memory // sharing, options.drives // sharing)
-    budget = Budget(device=left, host=host, nvme=drives)
+    whole = {"device": memory - options.reserve, "host": options.host_memory // sharing, "nvme": options.drives // sharing}
+    left = {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
+    has_room = left["device"] > 0 and min(left.values()) >= 0
+    host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
+    budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
     exact = _question(description, options, budget)
     coarse = _question(description, options, budget)
     coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks))
-    return PlanRequest(options, description, budget, activations, exact, coarse)
+    return PlanRequest(options, description, budget, activations, has_room, exact, coarse)
 
 
 def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry]) -> bool:
@@ -202,6 +214,9 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     question.set_work(_work(description, options))
+    if options.activations.tier != "device":
+        away = _activations(description, options)[options.activations.tier]
+        question.set_activations(_core.Tier[options.activations.tier], _by_unit(description, away))
     if not options.clipping:
         schedule = _core.Schedule()
         schedule.update_in_backward = options.micro_steps == 1
@@ -214,18 +229,36 @@ def _work(description: Description, options: Options) -> list[tuple[float, float
     and three times where activation checkpointing repeats the forward pass."""
     speed = options.hardware.flops * options.efficiency
     sequence = min(options.sequence, options.tokens)
-    factor = 3.0 if options.activations == "checkpointed" and description.activations else 2.0
+    factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
     attention = description.attention or [0.0] * len(description.flops)
     forward = [options.tokens * (f + a * sequence) / speed for f, a in zip(description.flops, attention, strict=True)]
     return [(seconds, factor * seconds) for seconds in forward]
 
 
-def _activations(description: Description, options: Options) -> int:
-    if isinstance(options.activations, int):
-        return options.activations
-    if description.activations is None:
-        return 0
-    return description.activations.bytes(options.tokens, checkpointed=options.activations == "checkpointed")
+def _activations(description: Description, options: Options) -> dict[str, int]:
+    """Return the bytes of activations by tier. A drive needs buffers on the host."""
+    amount, tier = options.activations
+    checkpointed = amount == "checkpointed"
+    known = description.activations
+    if isinstance(amount, int):
+        all_of_them = away = amount
+        on_device = min(away, 2 * away // len(description.unit_names))
+    elif known is None:
+        all_of_them = on_device = away = 0
+    else:
+        all_of_them = known.bytes(options.tokens, checkpointed=checkpointed)
+        on_device, away = known.offloaded(options.tokens, checkpointed=checkpointed)
+    if tier == "device":
+        return {"device": all_of_them}
+    buffers = {"host": parse_size(IN_FLIGHT)} if tier == "nvme" else {}
+    return {"device": on_device, **buffers, tier: away}
+
+
+def _by_unit(description: Description, size: int) -> list[int]:
+    """Divide activations among the units with attention, in other models by their flops."""
+    weights = description.attention if any(description.attention) else description.flops
+    total = sum(weights) or 1.0
+    return [int(size * weight / total) for weight in weights]
 
 
 def _stage(placement: _core.Placement) -> int:

@@ -43,7 +43,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     drives            free space on the drives of a machine; with 0 nothing is kept there
     rates             replaces measured or usual rates by name, such as {"read": "3GB/s"}
     reserve           memory of each GPU for CUDA, NCCL and the allocator's gaps
-    activations       "checkpointed" or "kept", both of them estimated; or a size
+    activations       "checkpointed" or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the
+                      device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
     tokens            tokens of one rank in one micro-step
     sequence          tokens that attend to each other; at most `tokens`
     micro_steps       backward passes of one step
@@ -126,16 +127,27 @@ def _fastest(request: PlanRequest) -> Plan | None:
 
 
 def _require_room(request: PlanRequest) -> None:
-    """Raise B2003 where activations leave no memory of a GPU."""
-    if request.budget.device > 0:
+    """Raise B2003 where activations leave no memory of a GPU, and B2004 where the tier that they go to has too little."""
+    if request.has_room:
         return
     options = request.options
     memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
-    tokens = f"for {options.tokens} tokens (estimated)" if request.activations != options.activations else "as given"
+    tokens = f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
+    if request.budget.device > 0:
+        has = {"host": options.host_memory // options.ranks_of_machine, "nvme": options.drives // options.ranks_of_machine}
+        away = {tier: size for tier, size in request.activations.items() if tier != "device"}
+        problem = _core.Problem(
+            what="activations alone are more than a rank may keep there",
+            where=request.description.name,
+            needed=f"{by_tier(away)} {tokens}",
+            available=by_tier({tier: has[tier] for tier in away}),
+            remedy=remedy(request),
+        )
+        fail("memory_budget", problem)
     problem = _core.Problem(
         what="activations alone are more than a GPU's memory",
         where=request.description.name,
-        needed=f"{human_size(request.activations)} {tokens}, {human_size(options.reserve)} reserved",
+        needed=f"{human_size(request.activations['device'])} {tokens}, {human_size(options.reserve)} reserved",
         available=human_size(memory),
         remedy=remedy(request),
     )
@@ -144,7 +156,7 @@ def _require_room(request: PlanRequest) -> None:
 
 def _reserved(request: PlanRequest) -> str:
     """Name the memory of a GPU that the planner cannot use."""
-    reserved = human_size(request.activations + request.options.reserve)
+    reserved = human_size(request.activations["device"] + request.options.reserve)
     return f"{request.description.name}; {reserved} of each GPU are reserved for activations and CUDA"
 
 

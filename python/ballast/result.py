@@ -46,6 +46,7 @@ class Plan:
     assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
+    activation_tier: str = "device"  # where activations are until backward
     notes: tuple[str, ...] = ()
     _question: _core.Question | None = field(default=None, repr=False, compare=False)
     _placement: _core.Placement | None = field(default=None, repr=False, compare=False)
@@ -130,6 +131,8 @@ class Plan:
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.format}"'] if self.format != "split" else []
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
+        away = {"host": "host", "nvme": "nvme:DIRECTORY"}.get(self.activation_tier)
+        options += [f'activations="{away}"'] if away else []
         options += ["update_in_backward=True"] if in_backward else []
         options += ['run="NAME"'] if self._question is not None and self._question.full_records else []
         return f"ballast.wrap(optimizer, model, {', '.join(options)})"

@@ -11,7 +11,7 @@ from ballast import _core, searching
 from ballast.candidates import candidates, stages
 from ballast.errors import OutOfMemoryError
 from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
-from ballast.options import Options
+from ballast.options import Options, TreatedActivations
 from ballast.plan_request import PlanRequest, fits, request_of
 from ballast.sizes import human_size
 
@@ -61,9 +61,8 @@ def settings_of(request: PlanRequest) -> list[Axis]:
         axes.append([Change("--stage auto", {"stage": None})])
     if options.offload != "auto":
         axes.append([Change("--offload auto", {"offload": "auto"})])
-    if request.description.activations and isinstance(options.activations, str):
-        if options.activations != "checkpointed":
-            axes.append([Change("--activations checkpointed", {"activations": "checkpointed"})])
+    if request.description.activations and isinstance(options.activations.amount, str):
+        axes.append(_smaller_activations(options))
         axes.append(_smaller_micro_steps(options))
     states = _after(options.format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
@@ -74,6 +73,19 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     elif options.clipping:
         axes.append([Change("--no-clipping", {"clipping": False})])
     return [axis for axis in axes if axis]
+
+
+def _smaller_activations(options: Options) -> Axis:
+    """List treatments that need less of the device: other tiers that the machine has, activation checkpointing, and both."""
+    away = [tier for tier, size in (("host", options.host_memory), ("nvme", options.drives)) if size > 0]
+    tiers = ["device", *away] if options.activations.tier == "device" else [options.activations.tier]
+    kept = [("kept", tier) for tier in tiers] if options.activations.amount == "kept" else []
+    smaller = []
+    for amount, tier in [*kept, *(("checkpointed", tier) for tier in tiers)]:
+        if (amount, tier) != options.activations:
+            words = amount if tier == "device" else f"{amount},{tier}"
+            smaller.append(Change(f"--activations {words}", {"activations": TreatedActivations(amount, tier)}))
+    return smaller
 
 
 def _smaller_micro_steps(options: Options) -> Axis:
@@ -177,7 +189,7 @@ class Search:
 def _has_placement(request: PlanRequest) -> bool:
     """Return whether a placement fits with large tiles, which are quick. Only the planner's choice divides the
     state among tiers."""
-    if request.budget.device == 0:
+    if not request.has_room:
         return False
     if any(searching.fits(request.coarse.needs(placement), vars(request.budget)) for placement in candidates(request)):
         return True
@@ -186,7 +198,7 @@ def _has_placement(request: PlanRequest) -> bool:
 
 def _seconds(request: PlanRequest) -> float | None:
     """Return the time of a step, or None where it does not fit with the engine's tiles."""
-    if request.budget.device == 0:
+    if not request.has_room:
         return None
     if not request.options.chooses_tiers:
         fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement))]

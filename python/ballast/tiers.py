@@ -9,6 +9,8 @@ from ballast.checks import refuse
 
 KINDS = ("parameters", "gradients", "state")
 TIERS = tuple(tier.name for tier in _core.Tier)
+AWAY = tuple(tier for tier in TIERS if tier != "device")  # tiers for activations until backward
+IN_FLIGHT = "64MiB"  # of activations on their way, by default
 
 TierFractions = str | Mapping[str, float]  # a tier, or fractions of tiers; a drive may have its directory: "nvme:/scratch"
 Offload = str | Mapping[str, TierFractions]

@@ -13,6 +13,7 @@ from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.sizes import Size
 from ballast.tiers import Offload
+from ballast.wrapper.activation_options import read_activation_options
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def wrap(
     stage: Stage = 2,
     offload: Offload | None = None,
     memory: Size | None = None,
+    activations: str | None = None,
     max_grad_norm: float | None = None,
     state_format: StateFormats | None = None,
     gradient_format: GradientFormats = "fp32",
@@ -69,6 +71,8 @@ def wrap(
     memory              limits what the library keeps on this rank's device (or CPU), such as "40GiB", without
                         activations. A larger plan is refused before anything is reserved (B2004). All ranks set it, or
                         none: "auto" then counts on three quarters of the free memory
+    activations         "host" or "nvme:/scratch" moves there what autograd saves in calls of `model`, until backward; on a CPU
+                        a drive only. `ballast.offload_activations()` does so for a part of a program
     max_grad_norm       clips gradients to this norm in each step
     state_format        "split" (default), "fp32", "bf16", "compact" or "4bit": the format of the state of bfloat16
                         parameters. Several of them, or "auto" for all: chooses the most exact ones that fit and cost at
@@ -109,6 +113,7 @@ def wrap(
         tile=tile,
         threads=threads,
         timeout=timeout,
+        activations=None if activations is None else read_activation_options(activations),
     )
     return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))
 

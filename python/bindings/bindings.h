@@ -22,5 +22,6 @@ void bind_rule(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_training(py::module_& module);
 void bind_checkpoint(py::module_& module);
+void bind_activations(py::module_& module);
 
 }  // namespace ballast::python

@@ -21,4 +21,5 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_training(module);
   bind_checkpoint(module);
+  bind_activations(module);
 }

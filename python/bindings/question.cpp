@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings/by_name.h"
+#include "zero/plan/activation_traffic.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/simulate.h"
 
@@ -39,6 +40,7 @@ struct Question {
   Schedule schedule{};
   std::vector<std::size_t> backward_order{};  // of units, which are not used forward; else in order of declaration
   bool full_records = false;
+  Tier activations = Tier::device;
 
   ChoiceInput input() const {
     require(work.size() == model.units.size(), Code::wrong_size,
@@ -55,7 +57,8 @@ struct Question {
             .micro_steps = micro_steps,
             .schedule = schedule,
             .trace = trace(),
-            .full_records = full_records};
+            .full_records = full_records,
+            .activations = activations};
   }
 
   Trace trace() const {
@@ -93,8 +96,9 @@ struct Question {
     const ChoiceInput asked = input();
     const CompiledPlan plan = compiled(placement, 0);
     std::vector<TimelineEntry> entries;
-    for (const SimulatedOp& ran : timeline_of({plan.program(), placement, machine, asked.work})) {
-      const Op& op = plan.program().ops[ran.op];
+    const Program simulated = with_activations(plan.program(), work, activations);
+    for (const SimulatedOp& ran : timeline_of({simulated, placement, machine, asked.work})) {
+      const Op& op = simulated.ops[ran.op];
       entries.push_back({.lane = op.lane,
                          .phase = op.phase,
                          .kind = std::string(name(op.kind)),
@@ -140,6 +144,26 @@ void set_work(Question& question, const std::vector<std::pair<double, double>>& 
   }
 }
 
+void set_activations(Question& question, Tier tier, const std::vector<std::size_t>& bytes) {
+  require(bytes.size() == question.work.size(), Code::wrong_size,
+          [] { return Problem{.what = "the activations of each unit are needed", .needed = "set_work() before"}; });
+  question.activations = tier;
+  for (std::size_t unit = 0; unit < bytes.size(); ++unit) {
+    question.work[unit].offloaded_bytes = bytes[unit];
+  }
+}
+
+void bind_timeline(py::module_& module) {
+  py::class_<TimelineEntry>(module, "TimelineEntry")
+      .def_readonly("lane", &TimelineEntry::lane)
+      .def_readonly("phase", &TimelineEntry::phase)
+      .def_readonly("kind", &TimelineEntry::kind)
+      .def_readonly("unit", &TimelineEntry::unit)
+      .def_readonly("of_earlier_step", &TimelineEntry::of_earlier_step)
+      .def_readonly("begin", &TimelineEntry::begin)
+      .def_readonly("end", &TimelineEntry::end);
+}
+
 using Released = py::call_guard<py::gil_scoped_release>;
 
 }  // namespace
@@ -157,14 +181,7 @@ void bind_question(py::module_& module) {
       .def_readonly("placement", &Choice::placement)
       .def_readonly("ledger", &Choice::ledger)
       .def_readonly("simulation", &Choice::simulation);
-  py::class_<TimelineEntry>(module, "TimelineEntry")
-      .def_readonly("lane", &TimelineEntry::lane)
-      .def_readonly("phase", &TimelineEntry::phase)
-      .def_readonly("kind", &TimelineEntry::kind)
-      .def_readonly("unit", &TimelineEntry::unit)
-      .def_readonly("of_earlier_step", &TimelineEntry::of_earlier_step)
-      .def_readonly("begin", &TimelineEntry::begin)
-      .def_readonly("end", &TimelineEntry::end);
+  bind_timeline(module);
   py::class_<Question>(module, "Question")
       .def(py::init([](const Model& model, const Machine& machine) {
              return Question{model, machine, {}};
@@ -184,6 +201,8 @@ void bind_question(py::module_& module) {
           "set_rule", [](Question& self, const optim::Rule& rule) { self.names = optim::state_names(rule); },
           py::arg("rule"), "Instead of an optimizer's name.")
       .def("set_work", set_work, py::arg("seconds"), "Forward and backward of each unit.")
+      .def("set_activations", set_activations, py::arg("tier"), py::arg("bytes"),
+           "Of each unit, that leave the device after forward and return for backward.")
       .def("choose", &Question::best, Released())
       .def("price", &Question::price_of, py::arg("placement"), Released())
       .def("placements", &Question::placements, Released())

@@ -30,6 +30,14 @@ DeviceMemory::DeviceMemory(std::size_t bytes) : bytes_(bytes) {
 DeviceMemory::~DeviceMemory() { ::munmap(begin_, reserved); }
 
 std::byte* DeviceMemory::allocate(std::size_t bytes) {
+  std::byte* const memory = take_place(bytes);
+  if (memory == nullptr) return nullptr;
+  const Access access(*this);
+  std::memset(memory, pattern, std::min(bytes, max_pattern_bytes));
+  return memory;
+}
+
+std::byte* DeviceMemory::take_place(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (bytes > bytes_ - used_) return nullptr;
   std::byte* at = begin_;
@@ -40,9 +48,11 @@ std::byte* DeviceMemory::allocate(std::size_t bytes) {
   if (static_cast<std::size_t>(at - begin_) + with_gap(bytes) > reserved) return nullptr;
   allocated_[at] = bytes;
   used_ += bytes;
-  ::mprotect(at, pages(bytes), PROT_READ | PROT_WRITE);
-  std::memset(at, pattern, std::min(bytes, max_pattern_bytes));
-  if (accesses_ == 0) ::mprotect(at, pages(bytes), PROT_NONE);
+  if (key_.exists()) {
+    key_.lock(at, pages(bytes));
+  } else if (accesses_ > 0) {
+    ::mprotect(at, pages(bytes), PROT_READ | PROT_WRITE);
+  }
   return at;
 }
 
@@ -82,16 +92,18 @@ bool DeviceMemory::is_allocated(const void* address, std::size_t bytes) {
 }
 
 void DeviceMemory::open() {
+  if (key_.exists()) return key_.take();
   const std::lock_guard lock(mutex_);
   if (accesses_++ == 0) protect(PROT_READ | PROT_WRITE);
 }
 
 void DeviceMemory::close() {
+  if (key_.exists()) return key_.give_back();
   const std::lock_guard lock(mutex_);
   if (--accesses_ == 0) protect(PROT_NONE);
 }
 
-// One call for all allocations and the gaps between them, because kernels are many.
+// Without a key: one call for all allocations and the gaps between them, because kernels are many.
 void DeviceMemory::protect(int rights) {
   if (allocated_.empty()) return;
   const auto& [last, bytes] = *allocated_.rbegin();

@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "tests/emulated_cuda/memory_key.h"
+
 namespace emulated {
 
 class DeviceMemory {
@@ -22,7 +24,8 @@ class DeviceMemory {
   bool contains(const void* address) const;                   // an address of this GPU
   bool is_allocated(const void* address, std::size_t bytes);  // all of it is one allocation's
 
-  // While at least one object lives, the memory can be accessed: work of the GPU is being done.
+  // While an object lives, the thread that made it can access the memory: it does work of the GPU. Where the processor has
+  // no keys, all threads can.
   class Access {
    public:
     explicit Access(DeviceMemory& memory) : memory_(memory) { memory_.open(); }
@@ -35,12 +38,14 @@ class DeviceMemory {
   };
 
  private:
+  std::byte* take_place(std::size_t bytes);  // null if too little is free
   void open();
   void close();
   void protect(int rights);
 
   std::size_t bytes_;
   std::byte* begin_;
+  MemoryKey key_;
   std::mutex mutex_;  // guards the members below
   std::map<std::byte*, std::size_t> allocated_;
   std::size_t used_ = 0;

@@ -71,7 +71,7 @@ TEST_CASE("a training's resident memory is within 3 % of the announced bytes") {
 TEST_CASE("a training larger than memory stays within its limit, and is refused where it does not fit") {
   if (testing::sanitized) return skip("a sanitizer maps more than any limit");
   const std::string on_drive =
-      "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --layers 6 --memory-limit ";
+      "--stage 3 --parameters nvme --state nvme --format compact --update-in-backward --layers 8 --memory-limit ";
   const std::size_t limit = 640 * mebibyte;
 
   const Ended kept = run_gpt(fmt::format("{} {}", on_drive, limit));

@@ -267,6 +267,21 @@ TEST_CASE("a scratch store leaves no files, and removes those of a crashed proce
   CHECK(std::filesystem::is_empty(rig.directory(0)));
 }
 
+TEST_CASE("a scratch store has one place for each tile, and abandon() keeps its uncommitted writes") {
+  StoreRig rig;
+  RecordStore store = rig.scratch();
+  const auto file_bytes = [](const RecordStore& of) { return RecordPlaces(of.shape(), 1).file_bytes(0); };
+  CHECK(file_bytes(rig.create()) - file_bytes(store) == rig.shape.tiles * store.record_bytes());
+  rig.write_step(store, 1);
+  fill_pattern(store.payload(rig.record()), 2000);
+  store.write(0, rig.record());
+  store.abandon();
+  CHECK(holds_pattern(store.read(0, rig.record()).payload(), 2000));
+  CHECK(holds_pattern(store.read(1, rig.record()).payload(), 1001));
+  rig.write_step(store, 3);
+  CHECK(rig.holds_step(store, 3));
+}
+
 TEST_CASE("an unfinished store of a killed process does not stop a new one") {
   StoreRig rig;
   std::ofstream(rig.file(0).string() + ".unfinished") << "half a store";

@@ -22,7 +22,7 @@ using namespace ballast::offload;
 namespace {
 
 constexpr std::size_t pieces = 8;
-constexpr std::size_t piece = 4 * block_bytes;
+constexpr std::size_t bytes_each = 4 * block_bytes;
 constexpr std::string_view no_uring = "no io_uring here";
 
 // A queue whose ring can be refused, a file, and memory.
@@ -38,20 +38,20 @@ class RefusedRing {
     queue->remember(file);
   }
 
-  std::span<std::byte> at(std::size_t number) const { return memory.span().subspan(number * piece, piece); }
+  std::span<std::byte> at(std::size_t number) const { return memory.span().subspan(number * bytes_each, bytes_each); }
 
   // Writes, flushes and reads. Returns false if other bytes come back.
   bool works(std::size_t seed) const {
     InFlight requests;
     for (std::size_t i = 0; i < pieces; ++i) {
       fill_pattern(at(i), seed + i);
-      requests.add(queue->submit({IoKind::write, &file, i * piece, at(i)}));
+      requests.add(queue->submit({IoKind::write, &file, i * bytes_each, at(i)}));
     }
     requests.wait();
     queue->submit({IoKind::flush, &file, 0, {}}).wait();
     for (std::size_t i = 0; i < pieces; ++i) {
       fill_pattern(at(i), 999);
-      requests.add(queue->submit({IoKind::read, &file, i * piece, at(i)}));
+      requests.add(queue->submit({IoKind::read, &file, i * bytes_each, at(i)}));
     }
     requests.wait();
     for (std::size_t i = 0; i < pieces; ++i) {
@@ -65,7 +65,7 @@ class RefusedRing {
   FaultyRing ring;
   TemporaryDirectory directory;
   File file{directory.path() / "file", {.create = true}};
-  Aligned memory{pieces * piece};
+  Aligned memory{pieces * bytes_each};
   std::unique_ptr<IoQueue> queue;
 };
 

@@ -12,6 +12,8 @@ struct LlamaShape {
 inline constexpr LlamaShape llama_3b{28, 3072, 8192, 1024, 128256};
 inline constexpr LlamaShape llama_8b{32, 4096, 14336, 1024, 128256};
 inline constexpr LlamaShape llama_70b{80, 8192, 28672, 1024, 128256};
+inline constexpr LlamaShape qwen_14b{48, 5120, 13824, 1024, 152064};
+inline constexpr LlamaShape qwen_32b{64, 5120, 27648, 1024, 152064};
 
 inline Model llama(const LlamaShape& shape) {
   const auto [layers, width, hidden, key_value_width, words] = shape;

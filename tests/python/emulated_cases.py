@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 LIBRARY = "libballast_emulated_torch.so"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of a kernel: others have no access to the GPU's memory
 REPORTS = "BALLAST_TEST_REPORTS"  # the file into which that process writes how each case ended
 
 
@@ -49,7 +50,7 @@ def run_cases(build: Path, root: Path, cases: tuple[str, ...]) -> tuple[dict[str
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", *cases],
             cwd=root,
-            env={**os.environ, "BALLAST_BUILD": str(build), REPORTS: str(reports)},
+            env={**os.environ, **ONE_THREAD, "BALLAST_BUILD": str(build), REPORTS: str(reports)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

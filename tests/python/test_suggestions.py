@@ -26,7 +26,7 @@ def suggestions_in(error):
         ("llama-70b --ranks 8 --gpu h100 --format compact", "--no-clipping"),
         ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", "--format compact"),
         ("llama-70b --ranks 8 --gpu h100", "--format 4bit --gradient-format bf16"),
-        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--tokens 512 --format 4bit --no-clipping"),
+        ("llama-70b --ranks 1 --gpu h200 --host-memory 128GiB --drives 64GiB", "--format 4bit --no-clipping"),
         ("llama-70b --ranks 8 --gpu h100 --stage 0 --host-memory 2TiB", "--stage auto"),
         ("llama-70b --ranks 8 --gpu h100 --offload host --host-memory 100GiB", "--host-memory 2TiB"),
         ("llama-8b --ranks 4 --gpu rtx4090 --offload none --host-memory 2TiB", "--offload auto"),

@@ -233,3 +233,13 @@ def test_calls_have_a_compiler_only_while_torch_compiles():
     compiled(torch.ones(2))
     assert seen[0] is not None
     assert compat.compiler_of_calls() is None
+
+
+def test_a_weak_reference_keeps_others_from_the_address_of_a_storage():
+    storage = torch.ones(3).untyped_storage()
+    address, weak = compat.storage_address(storage), compat.WeakStorage(storage)
+    assert not weak.expired()
+    del storage
+    assert weak.expired()
+    others = [torch.ones(3).untyped_storage() for _ in range(100)]
+    assert address not in map(compat.storage_address, others)

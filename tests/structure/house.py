@@ -65,9 +65,13 @@ PYTHON_LAYERS = {
         *("_torch_compat", "wrapper", "wrapper.unwrap", "wrapper.casting", "wrapper.gpu", "wrapper.rules"),
         *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory"),
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
+        "wrapper.activation_options",
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
         *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
+    ],
+    "activation": [
+        *("wrapper.activation_tier", "wrapper.saved_activations", "wrapper.model_activations"),
     ],
     "parameter": [
         *("wrapper.parameter_state", "wrapper.managed_parameter", "wrapper.deferred_params", "wrapper.offloaded_params"),
@@ -89,7 +93,7 @@ PYTHON_LAYERS = {
     "session": ["wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer"],
     "functions": [
         *("gathering", "wrapper.weight_loading", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
-        "wrapping",
+        *("offloading", "wrapping"),
     ],
     "package": [""],
     "commands": ["commands", "commands.*", "__main__"],

@@ -83,13 +83,13 @@ TEST_CASE("state that is copied into another training continues there with the s
   }
 }
 
-TEST_CASE("changes that a rank refuses leave the state on drives as it was") {
+TEST_CASE("changes that a rank refuses leave the state of a run as it was") {
   const TemporaryDirectory directory;
   const TrainingOptions options{.stage = 3,
                                 .parameters = all_in(Tier::nvme),
                                 .gradients = all_in(Tier::host),
                                 .state = all_in(Tier::nvme),
-                                .drives = {.directories = {directory.path()}, .depth = 4},
+                                .drives = {.directories = {directory.path()}, .run = "test", .depth = 4},
                                 .tile_elements = 256};
   const auto failures = failures_of_ranks(2, [&](Communicator& world) {
     Trainee trainee(world, options);

@@ -29,7 +29,7 @@ Blocks::Blocks(const Model& model, const Layout& layout, const Placement& placem
     largest_ = {std::max(largest_.parameter, recorded.parameter), std::max(largest_.state, recorded.state)};
   }
   const offload::RecordPlaces places(shape(1), 1);
-  records_ = {places.record_bytes(), places.first_record_bytes(), offload::block_bytes};
+  records_ = {places.record_bytes(), places.first_record_bytes(), offload::block_bytes, options.full_records ? 2u : 1u};
 }
 
 offload::RecordShape Blocks::shape(std::size_t tiles) const {

@@ -30,6 +30,7 @@ struct RecordSizes {
   std::size_t record = 0;
   std::size_t first_record = 0;  // enough for the parameter
   std::size_t payload = 0;       // where it begins in a record
+  std::size_t places = 1;        // on the drive, of each record: two where a run resumes from the last step
 };
 
 // Parameters that are not bf16 have fp32 state.

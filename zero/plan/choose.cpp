@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/runtime/sizes.h"
+#include "zero/plan/activation_traffic.h"
 #include "zero/plan/compile.h"
 #include "zero/plan/fill_tiers.h"
 #include "zero/plan/ledger.h"
@@ -212,7 +213,8 @@ bool fits(const Ledger& ledger, const Machine& machine) { return shortage(ledger
 Choice price(const ChoiceInput& input, const Placement& placement) {
   const Candidate candidate(input, placement);
   const Program program = compile(candidate.compile_input);
-  return {placement, candidate.ledger(program), simulate({program, placement, input.machine, input.work})};
+  const Program simulated = with_activations(program, input.work, input.activations);
+  return {placement, candidate.ledger(program), simulate({simulated, placement, input.machine, input.work})};
 }
 
 Choice choose(const ChoiceInput& input) {

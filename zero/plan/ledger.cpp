@@ -9,8 +9,6 @@
 namespace ballast {
 namespace {
 
-constexpr std::size_t copies_of_record = 2;  // the last generation, and the one that is being written
-
 void add(Ledger& ledger, Tier tier, std::string_view owner, std::size_t bytes) {
   if (bytes == 0) return;
   const auto entry =
@@ -30,7 +28,7 @@ Ledger ledger_of(const Program& program, const RecordSizes& records) {
     add(ledger, slot.tier, name(slot.role), slot.bytes);
   }
   const auto tiles = static_cast<std::size_t>(std::ranges::count(program.homes, true, &Home::on_drive));
-  add(ledger, Tier::nvme, "records", tiles * copies_of_record * records.record);
+  add(ledger, Tier::nvme, "records", tiles * records.places * records.record);
   std::ranges::stable_sort(ledger, [](const LedgerEntry& a, const LedgerEntry& b) {
     return a.tier != b.tier ? a.tier < b.tier : a.bytes > b.bytes;
   });

@@ -36,7 +36,7 @@ WORDS = {
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
     "offload": ("TIER", "auto (default), none, host or nvme"),
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
-    "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size"),
+    "activations": ("HOW", "checkpointed (default) or kept, both estimated; or a size; with ,host or ,nvme they go there"),
     "optimizer": ("NAME", f"one of {', '.join(_core.optimizers())}; default: adamw"),
     "format": ("NAMES", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
     "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),

@@ -27,6 +27,17 @@ class Activations:
         blocks = 2 * self.hidden * self.layers + block if checkpointed else block * self.layers
         return tokens * (blocks + 6 * self.vocabulary)
 
+    def offloaded(self, tokens: int, *, checkpointed: bool) -> tuple[int, int]:
+        """Estimate the bytes that stay on the device where activations are offloaded, and those that leave it. One block is
+        computed while those before it are on their way. The head stays.
+
+        >>> Activations(layers=3, hidden=8, vocabulary=0).offloaded(1, checkpointed=False)
+        (544, 816)
+        """
+        block, head = 34 * self.hidden, 6 * self.vocabulary
+        saved = 2 * self.hidden if checkpointed else block
+        return tokens * (block + (2 if checkpointed else 1) * saved + head), tokens * saved * self.layers
+
 
 @dataclass(frozen=True)
 class Description:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -28,15 +28,29 @@ def keep_freed_memory() -> None:
     much memory to the kernel and get it again page by page, which costs a tenth of a step. Settings in the environment
     take precedence.
     """
+    _set_malloc({"MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": (1 << 31) - 1})
+
+
+def map_tensors_separately(least: int) -> None:
+    """Return the memory of tensors from this size on to the system when they are freed.
+
+    An activation that is offloaded leaves a hole in the heap next to small objects that stay. glibc cannot place a tensor of
+    the same size in it, because it requests more, to align the tensor. So the heap would grow as if nothing was offloaded.
+    Settings in the environment take precedence.
+    """
+    _set_malloc({"MALLOC_MMAP_THRESHOLD_": min(max(least, 128 << 10), 32 << 20)})
+
+
+def _set_malloc(values: Mapping[str, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in os.environ for name in ("GLIBC_TUNABLES", *_MALLOC_SETTINGS)):
         return
-    for number, value in _MALLOC_SETTINGS.values():
-        mallopt(number, value)
+    for name, value in values.items():
+        mallopt(_MALLOC_SETTINGS[name], value)
 
 
-# The number and the value of each setting, by its name in the environment. Larger blocks are always mapped separately.
-_MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, (1 << 31) - 1)}
+# The number of each setting, by its name in the environment. Blocks from 32 MiB on are always mapped separately.
+_MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
 
 
 def bytes_at(address: int, count: int) -> memoryview:

@@ -14,6 +14,7 @@ from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
+from ballast.wrapper.activation_options import ActivationOptions
 
 ALL_OF_A_SHARD = 1 << 60
 
@@ -37,6 +38,7 @@ class WrapOptions:
     tile: Size
     threads: int
     timeout: float | None
+    activations: ActivationOptions | None  # None: they stay on the device
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()

@@ -15,6 +15,7 @@ from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
 from ballast.wrapper.metrics import StepHistory
+from ballast.wrapper.model_activations import ModelActivations, offload_activations_of
 from ballast.wrapper.modules import refuse_outside
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
@@ -44,6 +45,7 @@ class Session:
         self._deferred = DeferredParameters(weakref.ref(self))
         self._hooks = SessionHooks(weakref.ref(self))
         self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._deferred)
+        self._activations: ModelActivations | None = None
         self._history = StepHistory()
         self.checkpoint = CheckpointAccess(self.plans, self._history)
         self._process = os.getpid()
@@ -60,6 +62,7 @@ class Session:
         preconditions.require_untrained(model, mine, self.stage)
         defer(model, mine, self.group, self._deferred)
         self.plans.watch()
+        self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
         preconditions.begin_with_same_values(self.group, model, mine)
 
@@ -155,6 +158,8 @@ class Session:
             refuse_order(what, needed="the same after step()")
         result = self.partition().step(loss_scale=loss_scale, discard=found_inf)
         plans.of_this_step = None
+        if self._activations is not None:
+            self._activations.after_step()
         if result is not None:
             self._history.add(result, warns=not found_inf and self.group.rank == 0)
 
@@ -164,7 +169,10 @@ class Session:
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last step and of memory; nothing before the first step."""
-        return {} if self._history.last is None else self._history.figures(self.plans.custom_state())
+        if self._history.last is None:
+            return {}
+        of_activations = {} if self._activations is None else self._activations.figures()
+        return self._history.figures(self.plans.custom_state()) | of_activations
 
     def ledger(self) -> str:
         return self.plans.now().ledger(self.plans.custom_state())
@@ -178,5 +186,7 @@ class Session:
         if together and self.plans.current is not None:
             self.plans.current.require_not_gathered("cannot close the optimizer")
         self._hooks.remove()
+        if self._activations is not None:
+            self._activations.remove()
         self.plans.close(together=together)
         self._ranks.leave()

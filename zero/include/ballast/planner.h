@@ -44,6 +44,7 @@ struct Machine {
 struct UnitWork {
   double forward_seconds = 0;
   double backward_seconds = 0;
+  std::size_t offloaded_bytes = 0;  // activations that leave the device after forward and return for backward
 };
 
 // The bytes that a training reserves.
@@ -83,8 +84,9 @@ struct ChoiceInput {
   std::size_t tile_elements = 0;  // at most in a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;
   Schedule schedule{};
-  Trace trace{};              // of each micro-step; empty: the order of declaration
-  bool full_records = false;  // records hold parameters too
+  Trace trace{};                    // of each micro-step; empty: the order of declaration
+  bool full_records = false;        // records hold parameters too
+  Tier activations = Tier::device;  // that the offloaded activations go to. Their bytes are not in the ledger
 };
 
 struct Choice {

@@ -81,9 +81,9 @@ class Training {
   void reload(const AgreeOnMemory& agree = throw_own);
 
   // Show the local shard, tile by tile, in host memory. TensorState shows it by tensor. change_state() commits changed tiles
-  // on drives together, as step steps(), once `agree` has returned; if it throws, they stay as they were. All ranks must
-  // change full parameters to the same values. If a change fails on one rank of a run, no rank changes the run: that rank
-  // throws its own error, the others throw B3301.
+  // on drives together, as step steps(), once `agree` has returned. If it throws, the records of a run stay as they were;
+  // other state may be partly changed. All ranks must change full parameters to the same values. If a change fails on one
+  // rank of a run, no rank changes the run: that rank throws its own error, the others throw B3301.
   void visit_state(
       const TileVisitor& visit, const TileFilter& which = [](const LocalTile&) { return true; });
   void change_state(

@@ -1,0 +1,130 @@
+// Bytes that a forward pass saves and its backward pass needs again, last saved first. They are kept in host memory, or
+// on a drive with the last ones in a few buffers.
+//
+//     forward    save(): bytes -> a buffer -> the drive, written behind the forward pass
+//     backward   load(): the drive -> a buffer -> bytes, read ahead of the backward pass
+//
+// The bytes are cut into pieces, which form a stack. Where a buffer is needed, the piece that was saved first leaves its
+// buffer, because the backward pass needs it last. So the end of a forward pass is never read from the drive.
+#pragma once
+
+#include <ballast/log.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "kernels/runtime/stream.h"
+#include "offload/piece_buffers.h"
+#include "offload/scratch_places.h"
+
+namespace ballast::offload {
+
+struct ActivationOptions {
+  std::filesystem::path directory{};                 // on a drive; empty: host memory keeps everything
+  std::size_t memory_bytes = std::size_t{64} << 20;  // of buffers, if there is a drive
+  std::size_t piece_bytes = std::size_t{1} << 20;    // a multiple of block_bytes
+  std::optional<int> gpu{};                          // whose memory is saved and loaded; none: the host's
+  Log* log = nullptr;                                // outlives the store
+
+  std::size_t buffers() const;  // at least 2
+};
+
+// Any thread may call. Calls wait for each other: one thread at a time moves bytes.
+class ActivationStore {
+ public:
+  using Ticket = std::uint64_t;
+
+  struct Saved {
+    Ticket ticket = 0;
+    Completion copied{};  // until it ends, the caller keeps the bytes as they are
+  };
+
+  struct Counters {
+    std::size_t saved_bytes = 0;    // by save(), in all
+    std::size_t loaded_bytes = 0;   // by load(), in all
+    std::size_t written_bytes = 0;  // to the drive, in all
+    std::size_t read_bytes = 0;     // from the drive, in all
+    std::size_t kept_bytes = 0;     // now
+    std::size_t host_bytes = 0;     // of buffers now
+    std::size_t drive_bytes = 0;    // of the file now
+    double waited_seconds = 0;      // by callers, for buffers and reads
+  };
+
+  // Opens a queue for the drive. Tests pass one of their own.
+  explicit ActivationStore(const ActivationOptions& options) : ActivationStore(options, nullptr) {}
+  ActivationStore(const ActivationOptions& options, std::unique_ptr<IoQueue> queue);
+  ActivationStore(ActivationStore&&) = delete;
+
+  // Takes a copy of the bytes. On a GPU the copy begins after all work that is in the stream now. Waits for the drive
+  // while all buffers hold bytes that are not written yet. Throws B2202 if the drive is full, B3201 if it fails, B2001
+  // if the host has too little memory; nothing of these bytes is kept then.
+  Saved save(std::span<const std::byte> bytes, StreamHandle stream = nullptr);
+
+  // Copies the saved bytes, and prefetches those that were saved before them. On the host it waits for the bytes; on a GPU the
+  // copy begins after all work that is in the stream now, and the caller orders later work after the completion. May be
+  // repeated. Throws B3202 if bytes differ from those that were saved.
+  Completion load(Ticket ticket, std::span<std::byte> into, StreamHandle stream = nullptr);
+
+  // Whether load() would find all bytes in host memory.
+  bool is_in_memory(Ticket ticket) const;
+
+  // Forgets what was saved: its memory and its space on the drive are free for the next bytes.
+  void drop(Ticket ticket);
+
+  Counters counters() const;
+
+ private:
+  using Order = std::uint64_t;  // of pieces: that of saving
+
+  struct Piece {
+    std::size_t bytes = 0;
+    PieceBuffer* buffer = nullptr;         // that holds the bytes when `entered` has ended
+    std::optional<std::uint64_t> place{};  // on the drive, from the beginning of the write
+    std::uint64_t seal = 0;                // from then on
+    Completion entered{};
+    Completion written{};
+    bool was_read = false;  // from the drive, and not checked yet
+  };
+  struct Entry {
+    std::size_t bytes = 0;
+    std::size_t pieces = 0;
+  };
+
+  void save_pieces(std::span<const std::byte> bytes);
+  void enter(Piece& piece, const std::byte* from);
+  Completion leave(Order order, std::byte* to);
+  void begin_writes();
+  void begin_write(Order order, Piece& piece);
+  void begin_read(Order order, Piece& piece, PieceBuffer& buffer);
+  void read_ahead(Order below);
+  bool may_read_more();
+  void check(Order order, Piece& piece);
+  PieceBuffer& empty_buffer();
+  PieceBuffer* empty_buffer_for(Order order);
+  std::optional<Order> first_to_leave() const;
+  void empty(Order order, Piece& piece);
+  void release(Order order, Piece& piece);
+  void forget(Ticket ticket, std::size_t pieces);
+  void wait(const Completion& completion, std::string_view what);
+  const Entry& entry_of(Ticket ticket) const;
+
+  ActivationOptions options_;
+  mutable std::mutex mutex_;
+  Counters counters_{};
+  std::optional<Stream> download_{};
+  std::optional<Stream> upload_{};
+  std::optional<ScratchPlaces> places_{};
+  std::unique_ptr<IoQueue> queue_;  // destroyed after the buffers, which are registered with it, and before the file
+  PieceBuffers buffers_;
+  Order next_ = 0;
+  std::map<Ticket, Entry> entries_;  // a ticket is the order of the first piece
+  std::map<Order, Piece> pieces_;
+  std::set<Order> held_;            // pieces in buffers, until they are loaded
+  std::set<Order> used_;            // and from then on
+  std::deque<Order> to_write_;      // pieces whose write has not begun
+  std::deque<Completion> reading_;  // the oldest read first
+};
+
+}  // namespace ballast::offload

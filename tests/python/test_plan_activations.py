@@ -1,0 +1,80 @@
+"""Tests that plans count activations that wait for backward on the host or on drives."""
+
+import ballast
+import pytest
+from ballast.result import ESTIMATED
+
+LLAMA = {"model": "llama-8b", "ranks": 8, "gpu": "a100", "host_memory": "2TiB", "drives": "10TiB", "tokens": 8192}
+HIDDEN, LAYERS = 4096, 32
+
+
+def plan(activations, **changes):
+    options = {**LLAMA, "activations": activations, **changes}
+    return ballast.plan(options.pop("model"), **options)
+
+
+def of_activations(found):
+    return {tier: owners[ESTIMATED] for tier, owners in found.memory.items() if ESTIMATED in owners}
+
+
+@pytest.mark.parametrize("amount, bytes_of_a_block", [("kept", 34 * HIDDEN), ("checkpointed", 2 * HIDDEN)])
+@pytest.mark.parametrize("tier", ["host", "nvme"])
+def test_memory_moves_to_the_tier(amount, bytes_of_a_block, tier):
+    here, away = plan(amount, gpu_memory="1TiB"), plan(f"{amount},{tier}", gpu_memory="1TiB")
+    moved = of_activations(away)
+    assert moved[tier] == 8192 * LAYERS * bytes_of_a_block
+    assert moved["device"] < of_activations(here)["device"]
+    assert tier == "host" or moved["host"] == 64 << 20
+    assert away.seconds >= here.seconds
+    assert away.budget == here.budget
+    directory = ":DIRECTORY" if tier == "nvme" else ""
+    assert f'activations="{tier}{directory}"' in away.wrap_call() and "activations" not in here.wrap_call()
+
+
+def test_a_tier_alone_means_all_activations():
+    assert of_activations(plan("host")) == of_activations(plan("kept,host"))
+
+
+def test_a_slow_lane_takes_time():
+    fast = plan("host", rates={"download": "100GB/s", "upload": "100GB/s"})
+    slow = plan("host", rates={"download": "5GB/s", "upload": "5GB/s"})
+    moved = of_activations(slow)["host"]
+    assert slow.seconds > fast.seconds
+    assert slow.seconds >= moved / 5e9  # up and down at the same time, at best
+    drive = plan("nvme", rates={"read": "5GB/s", "write": "5GB/s"})
+    assert drive.seconds >= 2 * moved / 5e9
+
+
+def test_a_size_can_be_moved_too():
+    found = of_activations(ballast.plan({"a": (512, 512), "b": (512, 512)}, activations="1GiB,host", host_memory="64GiB"))
+    assert found["host"] == 1 << 30 and 0 < found["device"] <= 1 << 30
+
+
+def test_the_timeline_shows_the_copies():
+    kinds = {(entry.lane.name, entry.kind) for entry in plan("kept,nvme").timeline()}
+    assert {("download", "download"), ("disk", "write"), ("disk", "read"), ("upload", "upload")} <= kinds
+
+
+def test_too_little_room_in_the_tier_is_an_error():
+    for activations, changes, words in (
+        ("kept,host", {"host_memory": "16GiB"}, "host"),
+        ("kept,nvme", {"drives": "16GiB"}, "nvme"),
+    ):
+        with pytest.raises(ballast.OutOfMemoryError, match="activations alone are more than a rank may keep") as raised:
+            plan(activations, **changes)
+        assert words in raised.value.needed
+
+
+@pytest.mark.parametrize("value", ["kept,host,nvme", "host,kept", "kept,device", "kept, hots"])
+def test_other_words_are_refused(value):
+    with pytest.raises(ballast.UsageError, match="activations"):
+        plan(value)
+
+
+def test_offloaded_activations_are_suggested():
+    for asked, suggested in (("kept", "--activations kept,host:"), ("checkpointed", "--activations checkpointed,host:")):
+        needed = plan(asked, gpu_memory="1TiB", stage=3, offload={"state": "host", "gradients": "host", "parameters": "host"})
+        with pytest.raises(ballast.OutOfMemoryError) as raised:
+            plan(asked, gpu_memory=needed.bytes_in("device") - (1 << 20), stage=3,
+                 offload={"state": "host", "gradients": "host", "parameters": "host"})
+        assert suggested in raised.value.remedy
