@@ -8,6 +8,7 @@
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/stream.h"
+#include "tests/comm/encoded_reference.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 #include "tests/skip.h"
@@ -71,6 +72,29 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
   }
 }
 
+void everything_encoded(Communicator& ranks, const Stream& stream, MemoryAccounts& accounts,
+                        std::size_t ranks_per_host = 1) {
+  constexpr std::size_t count = 99991;
+  const Summands summands(ranks.size(), ranks_per_host);
+  Encoding encoding{.values = CodeBits::eight, .sums = CodeBits::four, .stream = wire_stream, .memory = {}};
+  const Buffer codes = allocate(accounts, {.kind = MemoryKind::device,
+                                           .bytes = encoded_scatter_bytes(count, ranks.size(), CodeBits::eight),
+                                           .owner = "codes",
+                                           .gpu = stream.gpu()});
+  encoding.memory = {codes.data(), codes.bytes(), DType::u8};
+  OnGpu all(Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count), stream, accounts);
+  OnGpu part(overwritten(count), stream, accounts);
+  ranks.reduce_scatter(all.view(), part.view(), encoding);
+  expect(part.back() == scattered_codes(summands, DType::bf16, count, ranks.rank(), DType::fp32, encoding),
+         "encoded reduce_scatter");
+  OnGpu whole(overwritten(count, DType::bf16), stream, accounts);
+  ranks.all_reduce(all.view().part(0, count), whole.view(), encoding);
+  expect(whole.back() == reduced_codes(summands, DType::bf16, count, DType::bf16, encoding), "encoded all_reduce");
+  OnGpu mine(Values::of_rank(ranks.rank(), DType::bf16, count), stream, accounts);
+  ranks.all_gather(mine.view(), all.view(), encoding);
+  expect(all.back() == gathered_codes(ranks.size(), DType::bf16, count, CodeBits::eight), "encoded all_gather");
+}
+
 using GpuOfRank = std::function<int(std::size_t rank)>;
 using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel)>;
 
@@ -123,6 +147,7 @@ TEST_CASE("NCCL gives the same bits as every other communicator", "[gpu]") {
           MemoryAccounts accounts;
           const auto on_gpus = ranks.split(0, &channel);
           everything(*on_gpus, stream, accounts);
+          everything_encoded(*on_gpus, stream, accounts);
           everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
         });
   }
@@ -136,6 +161,7 @@ TEST_CASE("NCCL adds the ranks of each host first, and then the hosts", "[gpu]")
         MemoryAccounts accounts;
         const auto on_gpus = ranks.split(0, &channel);
         everything(*on_gpus, stream, accounts, 2);
+        everything_encoded(*on_gpus, stream, accounts, 2);
         everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
       });
 }

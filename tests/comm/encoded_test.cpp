@@ -1,0 +1,241 @@
+// Encoded collectives have the bits of a plain reference on every communicator, and send the bytes that they promise.
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "kernels/runtime/buffer.h"
+#include "tests/comm/encoded_reference.h"
+#include "tests/comm/test_groups.h"
+#include "tests/sanitizer.h"
+
+namespace ballast::testing::encoded {
+namespace {
+
+constexpr CodeBits eight = CodeBits::eight;
+constexpr CodeBits four = CodeBits::four;
+constexpr std::size_t counts[] = {0, 1, 127, 128, 129, 1000, sanitized ? 4999 : 99991};
+constexpr std::size_t large_count = (std::size_t{sanitized ? 2 : 16} << 20) + 3;  // many chunks
+// Memory for encoded bytes; in memory that peers read in place if there is such memory and it is asked for.
+class Codes {
+ public:
+  Codes(Communicator& ranks, std::size_t bytes, bool shared) : bytes_(bytes) {
+    if (shared && ranks.shared_memory() != nullptr && bytes > 0) {
+      buffer_ = allocate(accounts_, {.bytes = bytes, .owner = "codes", .allocator = ranks.shared_memory()});
+    }
+    private_.resize(buffer_.bytes() > 0 ? 0 : bytes / sizeof(float));
+  }
+  Encoding encoding(CodeBits values, CodeBits sums) {
+    std::byte* const own = reinterpret_cast<std::byte*>(private_.data());
+    return {.values = values,
+            .sums = sums,
+            .stream = wire_stream,
+            .memory = {buffer_.bytes() > 0 ? buffer_.data() : own, bytes_, DType::u8}};
+  }
+
+ private:
+  std::size_t bytes_;
+  MemoryAccounts accounts_;
+  Buffer buffer_{};
+  std::vector<float> private_;
+};
+
+std::string of(DType dtype, std::size_t count, CodeBits values, CodeBits sums) {
+  return fmt::format("{} {}, {} and {}", count, name(dtype), values == eight ? 8 : 4, sums == eight ? 8 : 4);
+}
+
+void gathers(Communicator& ranks, DType dtype, std::size_t count, CodeBits bits, bool shared) {
+  Codes codes(ranks, encoded_gather_bytes(count, bits), shared);
+  const std::size_t before = ranks.sent().inside + ranks.sent().across;
+  Values all(dtype, ranks.size() * count);
+  all.put(ranks.rank() * count, Values::of_rank(ranks.rank(), dtype, count));
+  ranks.all_gather(all.view().part(ranks.rank() * count, count), all.view(), codes.encoding(bits, bits));
+  expect(all == gathered_codes(ranks.size(), dtype, count, bits), "all_gather of " + of(dtype, count, bits, bits));
+  const std::size_t sent = ranks.sent().inside + ranks.sent().across - before;
+  expect(sent >= (ranks.size() - 1) * kernels::quantized_bytes(count, bits), "bytes sent");
+}
+
+void scatters(Communicator& ranks, DType dtype, std::size_t count, DType into, const Summands& summands,
+              const Encoding& encoding) {
+  const Values all = Values::of_rank(ranks.rank(), dtype, ranks.size() * count);
+  Values part = overwritten(count, into);
+  ranks.reduce_scatter(all.view(), part.view(), encoding);
+  expect(part == scattered_codes(summands, dtype, count, ranks.rank(), into, encoding),
+         "reduce_scatter of " + of(dtype, count, encoding.values, encoding.sums));
+}
+
+void reduces(Communicator& ranks, DType dtype, std::size_t count, DType into, const Summands& summands,
+             const Encoding& encoding) {
+  Values whole = overwritten(count, into);
+  ranks.all_reduce(Values::of_rank(ranks.rank(), dtype, count).view(), whole.view(), encoding);
+  expect(whole == reduced_codes(summands, dtype, count, into, encoding),
+         "all_reduce of " + of(dtype, count, encoding.values, encoding.sums));
+}
+
+void adds(Communicator& ranks, DType dtype, std::size_t count, DType into, std::size_t ranks_per_host, bool shared) {
+  const Summands summands(ranks.size(), ranks_per_host);
+  for (const auto& [values, sums] : {std::pair(eight, eight), std::pair(eight, four), std::pair(four, eight)}) {
+    const std::size_t bytes =
+        std::max(encoded_scatter_bytes(count, ranks.size(), values),
+                 encoded_all_reduce_bytes(count, ranks.size(), {.values = values, .sums = sums, .memory = {}}));
+    Codes codes(ranks, bytes, shared);
+    scatters(ranks, dtype, count, into, summands, codes.encoding(values, sums));
+    reduces(ranks, dtype, count, into, summands, codes.encoding(values, sums));
+  }
+}
+
+void check_all(Communicator& ranks, std::size_t count, std::size_t ranks_per_host) {
+  for (const bool shared : {false, true}) {
+    for (const DType dtype : float_dtypes) {
+      gathers(ranks, dtype, count, eight, shared);
+      gathers(ranks, dtype, count, four, shared);
+      adds(ranks, dtype, count, dtype == DType::bf16 ? DType::bf16 : DType::fp32, ranks_per_host, shared);
+    }
+  }
+}
+
+// Sends 4 MiB of bf16 of each rank in an exact and in an encoded reduction, and compares the bytes.
+struct SentOf {
+  SentBytes exact{};
+  SentBytes encoded{};
+};
+SentOf bytes_of_reduction(Communicator& ranks, CodeBits values, CodeBits sums) {
+  const std::size_t count = 3 * group_size;
+  const Values all(DType::bf16, ranks.size() * count);
+  Values part(DType::fp32, count);
+  Codes codes(ranks, encoded_scatter_bytes(count, ranks.size(), values), false);
+  const auto since = [&](const SentBytes& before) {
+    const SentBytes now = ranks.sent();
+    return SentBytes{now.inside - before.inside, now.across - before.across};
+  };
+  const SentBytes before = ranks.sent();
+  ranks.reduce_scatter(all.view(), part.view());
+  const SentBytes exact = since(before);
+  const SentBytes between = ranks.sent();
+  ranks.reduce_scatter(all.view(), part.view(), codes.encoding(values, sums));
+  return {exact, since(between)};
+}
+
+}  // namespace
+
+TEST_CASE("encoded collectives have the bits of a plain reference") {
+  for (const std::size_t size : {1u, 2u, 3u, 5u}) {
+    on_all_groups(size, [](Communicator& ranks) {
+      for (const std::size_t count : counts) {
+        check_all(ranks, count, 1);
+      }
+    });
+  }
+}
+
+TEST_CASE("the sums of hosts are encoded once more, with the same bits on every transport") {
+  for (const GroupShape shape : {GroupShape(4, 2), GroupShape(6, 2), GroupShape(6, 3)}) {
+    on_all_groups(shape, [&](Communicator& ranks) {
+      for (const std::size_t count : counts) {
+        check_all(ranks, count, shape.ranks_per_host);
+      }
+    });
+  }
+}
+
+TEST_CASE("large encoded collectives have the bits of a plain reference") {
+  for (const GroupShape shape : {GroupShape(2), GroupShape(4, 2)}) {
+    on_all_groups(shape, [&](Communicator& ranks) {
+      for (const bool shared : {false, true}) {
+        gathers(ranks, DType::bf16, large_count / ranks.size(), eight, shared);
+        adds(ranks, DType::bf16, large_count / ranks.size(), DType::fp32, shape.ranks_per_host, shared);
+      }
+    });
+  }
+}
+
+TEST_CASE("a block with a value that is not finite becomes NaN on all ranks, and no other block") {
+  for (const GroupShape shape : {GroupShape(2), GroupShape(4, 2)}) {
+    on_all_groups(shape, [](Communicator& ranks) {
+      const std::size_t count = 4 * group_size;
+      Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
+      if (ranks.rank() == 1) mine.set(group_size + 5, std::numeric_limits<float>::infinity());
+      if (ranks.rank() == 1) mine.set(3 * group_size, std::numeric_limits<float>::quiet_NaN());
+      Codes codes(ranks, encoded_all_reduce_bytes(count, ranks.size(), {.memory = {}}), false);
+      Values sum(DType::fp32, count);
+      ranks.all_reduce(mine.view(), sum.view(), codes.encoding(eight, four));
+      for (std::size_t i = 0; i < count; ++i) {
+        const bool is_bad = i / group_size == 1 || i / group_size == 3;
+        expect(std::isnan(sum.get(i)) == is_bad, fmt::format("element {} of a sum is {}", i, sum.get(i)));
+      }
+      Values all(DType::bf16, ranks.size() * count);
+      ranks.all_gather(mine.view(), all.view(), codes.encoding(eight, eight));
+      for (std::size_t i = 0; i < all.view().count(); ++i) {
+        const std::size_t block = i / group_size;
+        expect(std::isnan(all.get(i)) == (block == 5 || block == 7), fmt::format("element {} of a gather", i));
+      }
+    });
+  }
+}
+
+TEST_CASE("int8 sends at most 0.52 of the bytes of bf16 values") {
+  on_all_groups(3, [](Communicator& ranks) {
+    const SentOf sent = bytes_of_reduction(ranks, eight, eight);
+    expect(sent.exact.inside + sent.exact.across == 2u * 2 * 3 * group_size, "exact bytes");
+    expect(sent.encoded.inside + sent.encoded.across == 2u * 3 * 132, "encoded bytes");
+    expect(2u * 3 * 132 <= 0.52 * (2u * 2 * 3 * group_size), "the bar");
+  });
+}
+
+TEST_CASE("int4 between hosts sends at most 0.30 of the bytes of bf16 values, and int8 inside a host 0.52") {
+  for (const GroupKind& kind : group_kinds()) {
+    if (kind.name.find("Gloo") == std::string::npos) continue;  // the others have no links
+    const Failures failures = kind.run({4, 2}, patient, [](Communicator& ranks) {
+      const SentOf sent = bytes_of_reduction(ranks, eight, four);
+      const std::size_t values =
+          3 * group_size;  // of a part; one goes to the other host, and one of each host to a neighbour
+      expect(sent.exact.inside == 2 * 2 * values && sent.encoded.inside == 2 * 3 * 132, "bytes inside the host");
+      expect(sent.exact.across == 4 * values && sent.encoded.across == 3 * 68, "bytes between hosts");
+      expect(3 * 132 <= 0.52 * 2 * values && 3 * 68 <= 0.30 * 2 * values, "the bars");
+    });
+    CHECK(failures == Failures(4));
+  }
+}
+
+TEST_CASE("random bits belong to an element of a tensor, wherever it lies among others") {
+  on_all_groups(2, [](Communicator& ranks) {
+    const std::size_t counts[] = {4 * group_size, 6 * group_size};
+    // Adds elements of two tensors, of which each rank gets a half, and gathers the halves.
+    const auto added = [&](std::size_t first, std::size_t count, const std::vector<kernels::Run>& tensors) {
+      const Values all = of_rank(ranks.rank(), DType::bf16, first, count);
+      Values part(DType::fp32, count / 2), whole(DType::fp32, count);
+      Codes codes(ranks, encoded_scatter_bytes(count / 2, 2, eight), false);
+      Encoding encoding = codes.encoding(eight, eight);
+      encoding.tensors = tensors;
+      ranks.reduce_scatter(all.view(), part.view(), encoding);
+      ranks.all_gather(part.view(), whole.view());
+      return whole;
+    };
+    Values apart(DType::fp32, counts[0] + counts[1]);
+    apart.put(0, added(0, counts[0], {{.count = counts[0], .tensor = 7}}));
+    apart.put(counts[0], added(counts[0], counts[1], {{.count = counts[1], .tensor = 9}}));
+    const std::vector<kernels::Run> both{
+        {.count = counts[0], .tensor = 7},
+        {.begin = counts[0], .count = counts[1], .tensor = 9, .tensor_begin = counts[0]}};
+    expect(added(0, counts[0] + counts[1], both) == apart, "the sums of two tensors together are those of each alone");
+    expect(!(added(0, counts[0] + counts[1], {}) == apart), "a tensor's number counts");
+  });
+}
+
+TEST_CASE("ranks that encode differently are refused") {
+  on_all_groups(2, [](Communicator& ranks) {
+    Codes codes(ranks, 4096, false);
+    Values all(DType::bf16, 2 * group_size);
+    const Values mine = Values::of_rank(ranks.rank(), DType::bf16, group_size);
+    std::string error;
+    try {
+      ranks.all_gather(mine.view(), all.view(), codes.encoding(ranks.rank() == 0 ? eight : four, eight));
+    } catch (const std::exception& refused) {
+      error = refused.what();
+    }
+    expect(error.find("all_gather of 128 bf16, sent as int") != std::string::npos,
+           "an error that names both: " + error);
+  });
+}
+
+}  // namespace ballast::testing::encoded
