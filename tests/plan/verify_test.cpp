@@ -77,6 +77,9 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.shards - 1;
             if (programs % 2 == 1) setup.gradient_format = GradientFormat::bf16;
+            if (programs % 3 == 1) setup.wire = {.reduce = WireFormat::int8, .across = WireFormat::int4};
+            if (programs % 3 == 1 && !placement.full_parameters && mesh.shards > 1)
+              setup.wire.gather = WireFormat::int8;
             for (const HostUpdates& updates : host_updates(placement)) {
               setup.full_records = updates.full_records;
               setup.host_is_device = updates.host_is_device;

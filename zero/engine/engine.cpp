@@ -145,11 +145,16 @@ void Engine::set_steps(std::uint64_t steps) {
   number_step();
 }
 
-Lease Engine::acquire(std::size_t unit, Phase phase) {
+Lease Engine::exact_parameters(std::size_t unit) {
+  return acquire(unit, Phase::forward, parts_.plan.input().wire.gather != WireFormat::exact);
+}
+
+// `anew`: even if it is the program's next use, and gathered with less than exact parameters.
+Lease Engine::acquire(std::size_t unit, Phase phase, bool anew) {
   require_acquirable(unit, phase);
   const Trace chain = visits_of(parts_.plan.model(), unit, phase);
   scheduler_.issue_up_to_trainer();
-  if (!scheduler_.uses_next(chain)) off_plan_.serve(chain);
+  if (anew || !scheduler_.uses_next(chain)) off_plan_.serve(chain, anew);
   const std::size_t first = scheduler_.uses().next_number();
   std::vector<Lease::Memory> memory;
   while (memory.size() < chain.size()) {
@@ -294,6 +299,9 @@ void Engine::parameters_changed() {
 Metrics Engine::metrics() const {
   Metrics metrics = counters_.totals();
   metrics.verified = corruption_check_ ? corruption_check_->places() : 0;
+  const SentBytes sent = parts_.mesh.sent();
+  metrics.sent_inside = sent.inside;
+  metrics.sent_across = sent.across;
   metrics.memory = running_.memory();
   return metrics;
 }

@@ -8,13 +8,16 @@
 
 namespace ballast {
 
-void OffPlan::serve(const Trace& chain) {
+// Without encoded gathers the program's slots are the same but for the last one, so that a list may do without it.
+void OffPlan::serve(const Trace& chain, bool exact) {
   go_off_plan(chain.back());
   if (needs_second_sum(chain)) {
     change_program(parts_.running.input().trace, true);
     follow({}, chain.back());  // the rest of the old program is gone
   }
-  follow(compile_visits(parts_.running.input(), so_far_, chain), chain.back());
+  CompileInput input = parts_.running.input();
+  if (exact) input.wire.gather = WireFormat::exact;
+  follow(compile_visits(input, so_far_, chain), chain.back());
 }
 
 void OffPlan::serve_step() {

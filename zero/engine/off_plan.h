@@ -21,8 +21,9 @@ class OffPlan {
   explicit OffPlan(const Parts& parts) : parts_(parts) {}
   OffPlan(OffPlan&&) = delete;
 
-  void serve(const Trace& chain);  // makes these uses the next ones in the scheduler's list
-  void serve_step();               // makes the agreement the next one
+  // Makes these uses the next ones in the scheduler's list. `exact`: they gather exact parameters, whatever Wire::gather says.
+  void serve(const Trace& chain, bool exact);
+  void serve_step();  // makes the agreement the next one
 
   void remember(const Trace& chain);  // uses that have begun
   bool has_gradients() const;         // whether there are some that no step has used yet

@@ -71,7 +71,8 @@ void ParameterGathers::gather(std::size_t unit, Phase phase) {
                           .phase = phase,
                           .unit = unit,
                           .from = on_device ? pieces_.kept_shard(unit, *section) : pieces_.shard(unit, *section),
-                          .to = pieces_.full(unit, *section)});
+                          .to = pieces_.full(unit, *section),
+                          .codes = context_.slots.gather_codes(*section)});
   }
 }
 

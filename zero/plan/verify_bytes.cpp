@@ -92,6 +92,7 @@ class Follower {
 
   void follow(const Op& op) {
     if (!exists(op)) return;
+    if (op.codes.exist()) contents_.write(op.codes.memory, {});
     switch (op.kind) {
       case OpKind::clear: return clear(op);
       case OpKind::read: return read(op, true);

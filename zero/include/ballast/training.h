@@ -56,6 +56,8 @@ class Training {
   // --- A step: leases of units, forward and backward, and then the step.
   Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
+  // Like forward(), with the parameters as ranks keep them even if Wire::gather is not exact: to write or export them.
+  Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
   double gradient_norm(double loss_scale = 1.0);
