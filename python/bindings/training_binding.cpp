@@ -15,6 +15,7 @@ TrainingOptions training_options(const BindingOptions& request) {
       .format = request.format,
       .gradient_format = request.gradient_format,
       .schedule = {.update_in_backward = request.update_in_backward},
+      .wire = request.wire,
       .keeps_timeline = request.keeps_timeline,
       .verify = request.verify,
       .threads = request.threads,
@@ -92,7 +93,16 @@ Memory TrainingBinding::full_parameters(std::size_t unit) {
 
 Memory TrainingBinding::acquire_parameters(std::size_t unit) {
   const py::gil_scoped_release released;
-  lease_.emplace(training_->forward(unit));
+  return acquire(training_->forward(unit));
+}
+
+Memory TrainingBinding::acquire_exact_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  return acquire(training_->exact_parameters(unit));
+}
+
+Memory TrainingBinding::acquire(Lease lease) {
+  lease_.emplace(std::move(lease));
   const ConstView acquired = lease_->parameters();
   return {const_cast<std::byte*>(acquired.data()),
           acquired.bytes(),

@@ -132,6 +132,7 @@ class Search:
         question = _core.Question(model_of(units), self._machine)
         question.ranks, question.stage, question.format = ranks, stage, _core.StateFormat[options.formats.state]
         question.gradient_format = _core.GradientFormat[options.formats.gradients]
+        question.wire = options.wire.for_core()
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         question.tile_elements = parse_size(options.tile)

@@ -68,15 +68,17 @@ class UnitGather:
 
     # --- One unit at a time ---
 
-    def open(self, unit: int) -> None:
+    def open(self, unit: int, *, exact: bool = False) -> None:
+        """Show a unit's parameters. `exact`: those that ranks keep, even if gathers are encoded."""
         if unit in self.full:
             return
         require_stream(self._gpu, self._stream)
-        if self.open_unit == unit:
+        if self.open_unit == unit and not exact:
             return
         self.require_there(self.units[unit].members[0])
         self.release_unit()
-        memory = self._core.acquire_parameters(unit)
+        acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
+        memory = acquire(unit)
         key = (unit, memory.address)
         members = self.units[unit].members
         if key not in self._views:
@@ -128,10 +130,10 @@ class UnitGather:
 
     def copies_of(self, units: Iterable[int]) -> dict[Member, torch.Tensor]:
         """Return all values of these units. They are opened one after the other."""
-        return {member: self.copy_out(member) for unit in units for member in self.opened(unit)}
+        return {member: self.copy_out(member) for unit in units for member in self.opened(unit, exact=True)}
 
-    def opened(self, unit: int) -> Sequence[Member]:
-        self.open(unit)
+    def opened(self, unit: int, *, exact: bool = False) -> Sequence[Member]:
+        self.open(unit, exact=exact)
         return self.units[unit].members
 
     def copy_out(self, member: Member) -> torch.Tensor:
@@ -170,7 +172,7 @@ class UnitGather:
     def release_values(self) -> None:
         """Give all values to torch. All ranks do this together."""
         for number in range(len(self.units)):
-            copies = [(member, self.copy_out(member)) for member in self.opened(number)]
+            copies = [(member, self.copy_out(member)) for member in self.opened(number, exact=True)]
             self.release_unit()
             for member, values in copies:
                 self._managed[member].release(values)
