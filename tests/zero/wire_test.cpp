@@ -60,6 +60,34 @@ std::vector<std::byte> initial_values(const ConstView& like) {
   return bytes;
 }
 
+// Adds the same gradient in each backward pass, and returns the sums of two steps. One value of a group is 127, so that a step
+// of int8 is 1; the others, 0.5, are rounded up or down.
+std::vector<std::vector<float>> sums_of_equal_gradients(std::size_t ranks, std::size_t micro_steps) {
+  constexpr std::size_t elements = 16 * group_size;
+  std::vector<std::vector<float>> sums(2, std::vector<float>(elements));
+  const auto failures = failures_of_ranks(ranks, [&](Communicator& world) {
+    Training training(plain_model(1, elements), world, {optim::External{}},
+                      {.stage = 2, .format = StateFormat::fp32, .micro_steps = micro_steps, .wire = {.reduce = int8}});
+    training.initialise(initial_parameters());
+    const std::vector<optim::Rule> rules{optim::External{}};
+    for (std::vector<float>& sum : sums) {
+      for (std::size_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+        { const Lease forward = training.forward(0); }
+        const Lease lease = training.backward(0);
+        for (std::size_t i = 0; i < elements; ++i)
+          set_value(lease.gradient(0), i, i % group_size == 0 ? 127.0f : 0.5f);
+      }
+      const auto look = [&](const TilesToUpdate& turn) {
+        for (const SummedTile& tile : turn.tiles)
+          std::ranges::copy(ConstView(tile.gradients).as<float>(), sum.begin() + static_cast<long>(tile.range.first));
+      };
+      training.step({.groups = rules, .update = look});
+    }
+  });
+  CHECK(failures == std::vector<std::string>(ranks));
+  return sums;
+}
+
 // Takes steps that change nothing, and throws unless the first unit's parameters are decoded where they are used, and exact
 // where they are kept.
 void keeps_exact_values(Communicator& world, Tier tier) {
@@ -109,6 +137,23 @@ TEST_CASE("encoded gathers give the same bits on all tiers of stage 3") {
   check_all_placements({.placement = placement_of_stage(3, 2), .wire = {.gather = int8}});
   check_all_placements(
       {.placement = placement_of_stage(3, 3), .micro_steps = 2, .wire = {.gather = int8, .reduce = int8}});
+}
+
+TEST_CASE("each step, backward pass and rank rounds with random bits of its own, and right on average") {
+  for (const std::size_t micro_steps : {1u, 3u}) {
+    const auto sums = sums_of_equal_gradients(2, micro_steps);
+    CHECK(sums[0] != sums[1]);
+    const std::size_t roundings = 2 * micro_steps;
+    std::vector<std::size_t> times(roundings + 1);  // how many values were rounded up how often
+    double total = 0;
+    for (const float sum : sums[0]) {
+      if (sum >= 127.0f) continue;
+      total += sum;
+      ++times.at(static_cast<std::size_t>(sum));
+    }
+    CHECK(std::ranges::all_of(times, [](std::size_t count) { return count > 0; }));
+    CHECK(total / (16 * (group_size - 1)) == Approx(0.5 * static_cast<double>(roundings)).epsilon(0.05));
+  }
 }
 
 TEST_CASE("encoding changes the bits of a training, and only a little") {
