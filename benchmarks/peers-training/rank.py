@@ -4,7 +4,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 WARM_UP = 3  # steps in which Ballast and DeepSpeed learn the order in which units are used
 
@@ -16,24 +18,30 @@ def memory(field: str) -> int:
 
 
 def main() -> None:
+    from comparisons import WORKLOADS
+    from systems import SYSTEMS
+
+    name_of_system, name_of_workload, directory, kept = sys.argv[1:]
+    system = next(each for each in SYSTEMS if each.name == name_of_system)
+    workload = next(each for each in WORKLOADS if each.name == name_of_workload)
+    train(system, workload, Path(directory), Path(kept), dict)
+
+
+def train(system: Any, workload: Any, directory: Path, kept: Path, count: Callable[[], dict[str, float]]) -> None:
+    """Train, print what it took, and end the process. The difference of `count()` over the timed steps is printed too."""
     import torch
     import torch.distributed
 
     imported = memory("VmRSS")
     import gpt
     import trainers
-    from comparisons import WORKLOADS
-    from systems import SYSTEMS
 
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed and its compilers write to standard output
-    name_of_system, name_of_workload, directory, kept = sys.argv[1:]
-    system = next(each for each in SYSTEMS if each.name == name_of_system)
-    workload = next(each for each in WORKLOADS if each.name == name_of_workload)
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    options = {key: of_run(value, directory) for key, value in system.options.items()}
+    options = {key: of_run(value, str(directory)) for key, value in system.options.items()}
 
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, workload.dtype))
@@ -41,20 +49,22 @@ def main() -> None:
     model = gpt.GPT(shape.layers, shape.width, shape.width // 64, shape.context)
     torch.set_default_dtype(torch.float32)  # as DeepSpeed expects it
     trainer = getattr(trainers, system.trainer)(model, workload.micro_steps, workload.max_norm, **options)
-    keep_text(Path(kept))
-    text = torch.frombuffer(bytearray(Path(kept).read_bytes()), dtype=torch.uint8)
+    keep_text(kept)
+    text = torch.frombuffer(bytearray(kept.read_bytes()), dtype=torch.uint8)
 
-    losses, seconds = [], []
+    losses, seconds, before = [], [], {}
     for step in range(WARM_UP + shape.steps):
         batches = [
             gpt.batch(text, step * workload.micro_steps + number, shape.sequences, shape.context)
             for number in range(workload.micro_steps)
         ]
+        before = count() if step == WARM_UP else before
         begin = time.perf_counter()
         losses.append(trainer.train(batches))
         seconds.append(time.perf_counter() - begin)
+    counted = {name: value - before[name] for name, value in count().items()}
     took = {"seconds": seconds[WARM_UP:], "losses": losses, "imported_bytes": imported, "peak_bytes": memory("VmHWM")}
-    print(json.dumps(took), file=output, flush=True)
+    print(json.dumps({**took, **counted}), file=output, flush=True)
     trainer.close()
     os._exit(0)  # torch's groups under DDP and DeepSpeed sometimes fail at exit, or hang
 

@@ -105,15 +105,28 @@ class Fsdp(Trainer):
         from torch.distributed.fsdp import fully_shard
 
         dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = init_device_mesh("cpu", self.mesh_shape(), mesh_dim_names=("hosts", "ranks")[-len(self.mesh_shape()) :])
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         super().__init__(model, adamw(model), passes, max_norm)
 
+    @staticmethod
+    def mesh_shape() -> tuple[int, ...]:
+        return (dist.get_world_size(),)
+
     def alone(self, is_last: bool) -> contextlib.AbstractContextManager:
         self.model.set_requires_gradient_sync(is_last)
         return contextlib.nullcontext()
+
+
+class HybridFsdp(Fsdp):
+    """A copy of the model in each host, sharded over the ranks there."""
+
+    @staticmethod
+    def mesh_shape() -> tuple[int, ...]:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        return dist.get_world_size() // local, local
 
 
 class DeepSpeed(Trainer):

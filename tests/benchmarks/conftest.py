@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path += [str(BENCHMARKS / name) for name in ("harness", "hooks", "training", "peers-training", "formats")]
+sys.path += [str(BENCHMARKS / name) for name in ("harness", "hooks", "training", "peers-training", "formats", "hosts")]

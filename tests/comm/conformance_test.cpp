@@ -8,6 +8,7 @@
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
 #include "tests/sanitizer.h"
+#include "zero/comm/two_level.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -36,8 +37,9 @@ void gathers(Communicator& ranks, DType dtype, std::size_t count) {
   expect(in_place == expected, "all_gather in place of " + of(dtype, count));
 }
 
-void reduces(Communicator& ranks, DType dtype, std::size_t count, DType sum) {
-  const auto expected = [&](std::size_t first) { return summed_and_rounded(ranks.size(), dtype, first, count, sum); };
+void reduces(Communicator& ranks, DType dtype, std::size_t count, DType sum, std::size_t ranks_per_host = 1) {
+  const Summands summands(ranks.size(), ranks_per_host);
+  const auto expected = [&](std::size_t first) { return summed_and_rounded(summands, dtype, first, count, sum); };
   const std::string what = of(dtype, count) + " in " + std::string(name(sum));
   const Values all = Values::of_rank(ranks.rank(), dtype, ranks.size() * count);
   Values part = overwritten(count, sum);
@@ -69,14 +71,14 @@ void adds_integers(Communicator& ranks, std::size_t count) {
   }
 }
 
-void check_all_collectives(Communicator& ranks, std::size_t count) {
+void check_all_collectives(Communicator& ranks, std::size_t count, std::size_t ranks_per_host = 1) {
   for (const DType dtype : all_dtypes) {
     gathers(ranks, dtype, count);
     broadcasts(ranks, dtype, count);
   }
   for (const DType dtype : float_dtypes) {
-    reduces(ranks, dtype, count, DType::fp32);
-    if (dtype != DType::fp16) reduces(ranks, dtype, count, DType::bf16);
+    reduces(ranks, dtype, count, DType::fp32, ranks_per_host);
+    if (dtype != DType::fp16) reduces(ranks, dtype, count, DType::bf16, ranks_per_host);
   }
   adds_integers(ranks, count);
 }
@@ -93,6 +95,32 @@ TEST_CASE("collectives return the values of all ranks, summed in rank order") {
   }
 }
 
+TEST_CASE("the ranks of each host are added first, and then the hosts, on every transport") {
+  for (const GroupShape shape : {GroupShape(4, 2), GroupShape(6, 2), GroupShape(6, 3)}) {
+    on_all_groups(shape, [&](Communicator& ranks) {
+      for (const std::size_t count : counts) {
+        check_all_collectives(ranks, count, shape.ranks_per_host);
+      }
+      const auto one_of_each = ranks.split(ranks.rank() % shape.ranks_per_host);
+      expect(one_of_each->size() == shape.size / shape.ranks_per_host, "a rank of each host");
+      check_all_collectives(*one_of_each, 1000);
+    });
+  }
+  expect(summed(4, DType::fp32, 0, 1000) != summed({4, 2}, DType::fp32, 0, 1000), "the two orders differ");
+}
+
+TEST_CASE("ranks are added in rank order where hosts are not alike") {
+  using Hosts = std::vector<std::string>;
+  CHECK(ranks_per_host(Hosts{"a", "a", "b", "b"}) == 2);
+  CHECK(ranks_per_host(Hosts{"a", "a", "a", "b", "b", "b"}) == 3);
+  CHECK(ranks_per_host(Hosts{"a", "b", "c"}) == 1);
+  for (const Hosts& hosts :
+       {Hosts{"a"}, Hosts{"a", "a"}, Hosts{"a", "a", "b"}, Hosts{"a", "b", "a", "b"},
+        Hosts{"a", "a", "b", "b", "a", "a"}, Hosts{"a", "a", "b", "b", "b", "b"}, Hosts{"a", "a", "b", "c"}}) {
+    CHECK(ranks_per_host(hosts) == 1);
+  }
+}
+
 TEST_CASE("large collectives return the values of all ranks") {
   for (const std::size_t size : {2u, 3u}) {
     on_all_groups(size, [](Communicator& ranks) {
@@ -101,6 +129,10 @@ TEST_CASE("large collectives return the values of all ranks") {
       reduces(ranks, DType::bf16, large_count / ranks.size(), DType::bf16);
     });
   }
+  on_all_groups({4, 2}, [](Communicator& ranks) {
+    gathers(ranks, DType::bf16, large_count / ranks.size());
+    reduces(ranks, DType::bf16, large_count / ranks.size(), DType::fp32, 2);
+  });
 }
 
 TEST_CASE("no rank leaves a barrier before all ranks have arrived") {

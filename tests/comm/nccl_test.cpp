@@ -43,17 +43,22 @@ class OnGpu {
   Buffer memory_;
 };
 
-void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accounts) {
+void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accounts, std::size_t ranks_per_host = 1) {
   constexpr std::size_t count = 99991;
+  const Summands summands(ranks.size(), ranks_per_host);
   for (const DType dtype : float_dtypes) {
     OnGpu all(Values::of_rank(ranks.rank(), dtype, ranks.size() * count), stream, accounts);
     OnGpu part(overwritten(count), stream, accounts);
     ranks.reduce_scatter(all.view(), part.view());
-    expect(part.back() == summed(ranks.size(), dtype, ranks.rank() * count, count), "reduce_scatter");
+    expect(part.back() == summed(summands, dtype, ranks.rank() * count, count), "reduce_scatter");
 
     OnGpu whole(overwritten(count), stream, accounts);
     ranks.all_reduce(all.view().part(0, count), whole.view());
-    expect(whole.back() == summed(ranks.size(), dtype, 0, count), "all_reduce");
+    expect(whole.back() == summed(summands, dtype, 0, count), "all_reduce");
+
+    OnGpu few(overwritten(1000), stream, accounts);
+    ranks.all_reduce(all.view().part(0, 1000), few.view());
+    expect(few.back() == summed(summands, dtype, 0, 1000), "all_reduce of few elements");
 
     OnGpu mine(Values::of_rank(ranks.rank(), dtype, count), stream, accounts);
     Values expected(dtype, ranks.size() * count);
@@ -70,11 +75,11 @@ using GpuOfRank = std::function<int(std::size_t rank)>;
 using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel)>;
 
 // Connects threads as ranks in host memory, and runs the test on each. Returns their errors.
-Failures failures_on_gpus(std::size_t size, const GpuOfRank& gpu_of, const Test& test) {
+Failures failures_on_gpus(GroupShape shape, const GpuOfRank& gpu_of, const Test& test) {
   const TemporaryDirectory folder;
-  Failures failures(size);
+  Failures failures(shape.size);
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < size; ++rank) {
+  for (std::size_t rank = 0; rank < shape.size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         FileStore store(folder.path());
@@ -82,7 +87,10 @@ Failures failures_on_gpus(std::size_t size, const GpuOfRank& gpu_of, const Test&
         const auto on_host = kernels::cpu_backend({.threads = 1});
         const auto backend = kernels::cuda_backend(stream.handle(), stream.gpu());
         MemoryAccounts accounts;
-        const auto ranks = connect({.launch = Launch{.rank = rank, .size = size}, .store = &store, .timeout = patient},
+        const auto ranks = connect({.launch = Launch{.rank = rank, .size = shape.size},
+                                    .store = &store,
+                                    .timeout = patient,
+                                    .ranks_per_host = shape.ranks_per_host},
                                    {.backend = *on_host, .accounts = accounts});
         test(*ranks, stream, Channel{{stream.handle(), stream.gpu()}, backend.get()});
       } catch (const std::exception& failure) {
@@ -96,10 +104,10 @@ Failures failures_on_gpus(std::size_t size, const GpuOfRank& gpu_of, const Test&
   return failures;
 }
 
-void check_on_gpus(std::size_t size, const GpuOfRank& gpu_of, const Test& test) {
-  const Failures failures = failures_on_gpus(size, gpu_of, test);
+void check_on_gpus(GroupShape shape, const GpuOfRank& gpu_of, const Test& test) {
+  const Failures failures = failures_on_gpus(shape, gpu_of, test);
   if (failures[0].find("no NCCL") != std::string::npos) return skip("this build has no NCCL");
-  CHECK(failures == Failures(size));
+  CHECK(failures == Failures(shape.size));
 }
 
 }  // namespace
@@ -118,6 +126,18 @@ TEST_CASE("NCCL gives the same bits as every other communicator", "[gpu]") {
           everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
         });
   }
+}
+
+TEST_CASE("NCCL adds the ranks of each host first, and then the hosts", "[gpu]") {
+  if (device::list().size() < 4) return skip("NCCL gives each rank a GPU of its own, and there are fewer than 4");
+  check_on_gpus(
+      {4, 2}, [](std::size_t rank) { return static_cast<int>(rank); },
+      [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+        MemoryAccounts accounts;
+        const auto on_gpus = ranks.split(0, &channel);
+        everything(*on_gpus, stream, accounts, 2);
+        everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
+      });
 }
 
 // A group of one rank exchanges with itself, so NCCL also works on a machine with one GPU.

@@ -110,9 +110,12 @@ void ProcessGroupRig::as_rank(std::size_t rank, const RankBody& body) const {
   const auto backend = kernels::cpu_backend({.threads = 1});
   MemoryAccounts accounts;
   FileStore store(folder_.path());
-  body(*connect(
-      {.launch = Launch{.rank = rank, .size = size_}, .store = &store, .timeout = timeout_, .transport = transport_},
-      {.backend = *backend, .accounts = accounts}));
+  body(*connect({.launch = Launch{.rank = rank, .size = shape_.size},
+                 .store = &store,
+                 .timeout = timeout_,
+                 .transport = transport_,
+                 .ranks_per_host = shape_.ranks_per_host},
+                {.backend = *backend, .accounts = accounts}));
 }
 
 }  // namespace ballast::testing

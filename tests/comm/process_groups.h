@@ -53,14 +53,14 @@ std::vector<ProcessKind> process_kinds();  // those that this build has
 // The rendezvous of processes, and the transport that connects them.
 class ProcessGroupRig {
  public:
-  ProcessGroupRig(std::size_t size, HostTransport transport, std::chrono::milliseconds timeout)
-      : size_(size), transport_(transport), timeout_(timeout) {}
+  ProcessGroupRig(GroupShape shape, HostTransport transport, std::chrono::milliseconds timeout)
+      : shape_(shape), transport_(transport), timeout_(timeout) {}
 
   void as_rank(std::size_t rank, const RankBody& body) const;  // connects this process
 
  private:
   TemporaryDirectory folder_;
-  std::size_t size_;
+  GroupShape shape_;
   HostTransport transport_;
   std::chrono::milliseconds timeout_;
 };

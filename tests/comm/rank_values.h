@@ -95,22 +95,34 @@ inline Values overwritten(std::size_t count, DType dtype = DType::fp32) {
   return values;
 }
 
-// Returns the ranks' elements from `first` on, added in rank order.
-inline Values summed(std::size_t ranks, DType dtype, std::size_t first, std::size_t count) {
+// The ranks that are added, each as many of a host first.
+struct Summands {
+  std::size_t ranks = 1;
+  std::size_t ranks_per_host = 1;
+  Summands(std::size_t of_group, std::size_t of_host = 1) : ranks(of_group), ranks_per_host(of_host) {}
+};
+
+// Returns the ranks' elements from `first` on, added in rank order: those of each host, and then the sums of the hosts.
+inline Values summed(const Summands& summands, DType dtype, std::size_t first, std::size_t count) {
   Values sum(DType::fp32, count);
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    Values one(dtype, 1);
-    for (std::size_t i = 0; i < count; ++i) {
-      one.set(0, value_of(rank, first + i));
-      sum.set(i, sum.get(i) + one.get(0));
+  Values one(dtype, 1);
+  for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t host = 0; host < summands.ranks; host += summands.ranks_per_host) {
+      float of_host = 0;
+      for (std::size_t rank = host; rank < host + summands.ranks_per_host; ++rank) {
+        one.set(0, value_of(rank, first + i));
+        of_host += one.get(0);
+      }
+      sum.set(i, sum.get(i) + of_host);
     }
   }
   return sum;
 }
 
 // The same, rounded once to another format.
-inline Values summed_and_rounded(std::size_t ranks, DType dtype, std::size_t first, std::size_t count, DType into) {
-  const Values sum = summed(ranks, dtype, first, count);
+inline Values summed_and_rounded(const Summands& summands, DType dtype, std::size_t first, std::size_t count,
+                                 DType into) {
+  const Values sum = summed(summands, dtype, first, count);
   Values rounded(into, count);
   for (std::size_t i = 0; i < count; ++i) {
     rounded.set(i, sum.get(i));

@@ -15,7 +15,8 @@ struct Rig {
   std::vector<std::pair<std::size_t, Message>> sent{};
 
   void hello(std::size_t connection, std::size_t rank, std::size_t size = 3, const std::string& job = "job") {
-    rendezvous.take(connection, {Kind::hello, job, to_line({rank, size, "node", static_cast<pid_t>(100 + rank)})});
+    rendezvous.take(connection,
+                    {Kind::hello, job, to_line({rank, size, "node", static_cast<pid_t>(100 + rank), "here"})});
   }
   void all_come() {
     for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -39,7 +40,7 @@ TEST_CASE("all ranks are welcomed when the last one has connected") {
   rig.hello(3, 1);
   CHECK(rig.rendezvous.complete());
   CHECK(rig.sent.size() == 3);
-  CHECK(rig.sent[0].second == Message{Kind::welcome, "", "0 3 100 node\n1 3 101 node\n2 3 102 node"});
+  CHECK(rig.sent[0].second == Message{Kind::welcome, "", "0 3 100 node here\n1 3 101 node here\n2 3 102 node here"});
 }
 
 TEST_CASE("a process of another job is refused, and the others continue") {

@@ -10,11 +10,11 @@
 namespace ballast::testing {
 namespace {
 
-Failures run_threads(std::size_t size, std::chrono::milliseconds timeout, const RankBody& body) {
-  ThreadGroup group(size, timeout);
-  Failures failures(size);
+Failures run_threads(GroupShape shape, std::chrono::milliseconds timeout, const RankBody& body) {
+  ThreadGroup group(shape.size, timeout, shape.ranks_per_host);
+  Failures failures(shape.size);
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < size; ++rank) {
+  for (std::size_t rank = 0; rank < shape.size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto backend = kernels::cpu_backend({.threads = 1});
@@ -31,10 +31,10 @@ Failures run_threads(std::size_t size, std::chrono::milliseconds timeout, const 
   return failures;
 }
 
-Failures run_processes(HostTransport transport, std::size_t size, std::chrono::milliseconds timeout,
+Failures run_processes(HostTransport transport, GroupShape shape, std::chrono::milliseconds timeout,
                        const RankBody& body) {
-  const ProcessGroupRig rig(size, transport, timeout);
-  return Processes(size, [&](std::size_t rank) { rig.as_rank(rank, body); }).failures();
+  const ProcessGroupRig rig(shape, transport, timeout);
+  return Processes(shape.size, [&](std::size_t rank) { rig.as_rank(rank, body); }).failures();
 }
 
 }  // namespace
@@ -47,10 +47,10 @@ std::vector<GroupKind> group_kinds() {
   return kinds;
 }
 
-void on_all_groups(std::size_t size, const RankBody& body) {
+void on_all_groups(GroupShape shape, const RankBody& body) {
   for (const GroupKind& kind : group_kinds()) {
-    INFO(kind.name << ", " << size << " ranks");
-    CHECK(kind.run(size, patient, body) == Failures(size));
+    INFO(kind.name << ", " << shape.size << " ranks, " << shape.ranks_per_host << " for each host");
+    CHECK(kind.run(shape, patient, body) == Failures(shape.size));
   }
 }
 

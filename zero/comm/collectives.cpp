@@ -5,9 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "zero/comm/channel.h"
+#include "zero/comm/exchanges.h"
+#include "zero/comm/two_level.h"
 
 namespace ballast {
 namespace {
@@ -53,19 +56,6 @@ void add_integers(const ConstView& theirs, std::size_t first, std::span<std::int
     into[first / sizeof(std::int64_t) + i] += integers[i];
   }
 }
-
-// The values that a rank sends in a collective of any number of exchanges: `values` to each rank; those for rank p
-// begin p * stride bytes later.
-struct Sent {
-  Call call{};
-  ConstView values{};
-  std::size_t stride = 0;
-  std::size_t sender = all_ranks;
-  ChunkMemory where = ChunkMemory::backend;
-
-  // The chunk of one exchange, which is a part of the values.
-  SentChunk chunk(const ConstView& part) const { return {call, part.data(), part.bytes(), stride, sender, where}; }
-};
 
 class Collectives : public Communicator {
  public:
@@ -167,35 +157,16 @@ class Collectives : public Communicator {
     }
   }
 
-  // Sends in chunks; at least one, because peers expect it. Calls take(peer, piece, first); the piece begins at the
-  // element `first` of what the peer sends.
   template <class TakePiece>
   void exchange(const Sent& sent, TakePiece&& take) {
-    const std::size_t width = byte_size(sent.values.dtype());
-    each_chunk(sent, [&](const ConstView& mine, std::size_t first) {
-      transport_->exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
-        take(peer, ConstView(theirs.data(), theirs.size() / width, mine.dtype()), first + at / width);
-      });
-    });
-  }
-
-  template <class Body>
-  void each_chunk(const Sent& sent, Body&& body) {
-    const ConstView& values = sent.values;
-    const std::size_t most =
-        transport_->max_chunk_bytes(sent.where, sent.chunk(values).all(size())) / byte_size(values.dtype());
-    std::size_t first = 0;
-    do {
-      const ConstView mine = values.part(first, std::min(most, values.count() - first));
-      body(mine, first);
-      first += mine.count();
-    } while (first < values.count());
+    ballast::exchange(*transport_, sent, take);
   }
 
   // Peers that read in place read from the gathered array, because many gathers share its memory in turn.
   void gather(const Call& call, ConstView mine, View all) {
     const Sent sent{.call = call, .values = mine};
     if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) return;
+    if (has_two_levels()) return two_level().all_gather(call, mine, all);
     if (transport_->is_shared(all.as_bytes())) {
       const View own = all.part(rank() * mine.count(), mine.count());
       copy(mine, own);
@@ -208,49 +179,23 @@ class Collectives : public Communicator {
 
   // Writes the sum of this rank's part of `all` into `into`.
   void add_parts(const Call& call, ConstView all, View into) {
+    if (has_two_levels()) return two_level().reduce_scatter(call, all, into);
     const ConstView first_part = all.part(0, into.count());
     add({.call = call, .values = first_part, .stride = first_part.bytes()}, into);
   }
 
-  // If all ranks' values are there at once, one pass adds them.
   void add(const Sent& sent, View into) {
-    if (transport_->delivers_together(sent.where)) return add_together(sent, into);
-    if (into.dtype() != DType::fp32) return add_and_round(sent, into);
-    exchange(sent, [&](std::size_t peer, const ConstView& theirs, std::size_t first) {
-      add_next(peer, theirs, into.part(first, theirs.count()));
+    exchange_together(*transport_, sent, [&](std::span<const ConstView> by_rank, std::size_t first) {
+      sum_by_host(*transport_, backend_, by_rank, into.part(first, by_rank.front().count()));
     });
   }
 
-  // Adds a chunk in fp32, and rounds it when all ranks' values are in. Only transports between CPUs deliver rank by rank,
-  // and their chunks are small.
-  void add_and_round(const Sent& sent, View into) {
-    const std::size_t width = byte_size(sent.values.dtype());
-    each_chunk(sent, [&](const ConstView& mine, std::size_t first) {
-      sums_.resize(std::max(sums_.size(), mine.count()));
-      const View sum = View(std::span(sums_)).part(0, mine.count());
-      transport_->exchange(sent.chunk(mine), [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t at) {
-        const ConstView values(theirs.data(), theirs.size() / width, mine.dtype());
-        add_next(peer, values, sum.part(at / width, values.count()));
-      });
-      backend_.cast(sum, into.part(first, mine.count()));
-    });
-  }
+  bool has_two_levels() const { return transport_->has_links() && transport_->ranks_per_host() > 1; }
 
-  void add_next(std::size_t peer, const ConstView& theirs, const View& sum) {
-    peer == 0 ? backend_.begin_sum(theirs, sum) : backend_.accumulate(theirs, 1.0f, sum);
-  }
-
-  void add_together(const Sent& sent, View into) {
-    const std::size_t width = byte_size(sent.values.dtype());
-    std::vector<ConstView> theirs(size());
-    each_chunk(sent, [&](const ConstView& mine, std::size_t begin) {
-      const auto add = [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first) {
-        std::ranges::transform(by_rank, theirs.begin(),
-                               [&](const std::byte* values) { return ConstView(values, bytes / width, mine.dtype()); });
-        backend_.sum(theirs, into.part(begin + first / width, bytes / width));
-      };
-      transport_->exchange_together(sent.chunk(mine), add);
-    });
+  // All ranks make the same first call that needs it.
+  TwoLevel& two_level() {
+    if (!two_level_) two_level_.emplace(*transport_, backend_);
+    return *two_level_;
   }
 
   void copy(const ConstView& from, const View& to) {
@@ -260,7 +205,7 @@ class Collectives : public Communicator {
   std::shared_ptr<void> owned_;  // outlives the transport
   std::unique_ptr<Transport> transport_;
   kernels::Backend& backend_;
-  std::vector<float> sums_;  // of a chunk, before they are rounded
+  std::optional<TwoLevel> two_level_;
 };
 
 }  // namespace

@@ -23,6 +23,22 @@ std::chrono::milliseconds timeout_of(const ConnectOptions& options, const Enviro
   return seconds ? std::chrono::seconds(*seconds) : default_timeout;
 }
 
+// 0: the hosts that there are.
+std::size_t ranks_per_host_of(const ConnectOptions& options, const Environment& environment) {
+  constexpr std::string_view needed = "ranks that count as one host, at least 1";
+  if (options.ranks_per_host) {
+    require(*options.ranks_per_host > 0, Code::bad_argument, [&] {
+      return Problem{.what = "cannot connect with 0 ranks for each host", .needed = std::string(needed)};
+    });
+    return *options.ranks_per_host;
+  }
+  const auto given = environment.integer("BALLAST_RANKS_PER_HOST");
+  require(!given || *given > 0, Code::bad_environment, [&] {
+    return Problem{.what = fmt::format("BALLAST_RANKS_PER_HOST={}", *given), .needed = std::string(needed)};
+  });
+  return static_cast<std::size_t>(given.value_or(0));
+}
+
 // What all transports of a job are made with.
 struct Materials {
   HostTransport transport;
@@ -67,7 +83,8 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options, const Conne
                                       std::shared_ptr<void> owned) {
   const Launch launch = options.launch ? *options.launch : launch_from(parts.environment);
   if (launch.size == 1) return lone_communicator(parts.backend, std::move(owned));
-  const auto job = std::make_shared<Job>(JobOptions{launch, options.store, timeout_of(options, parts.environment)});
+  const auto job = std::make_shared<Job>(JobOptions{launch, options.store, timeout_of(options, parts.environment),
+                                                    ranks_per_host_of(options, parts.environment)});
   const Materials materials{options.transport, options.log, parts.accounts};
   return make_collectives(make_transport(ProcessGroup(job, launch.rank), materials, std::nullopt), parts.backend,
                           std::move(owned));

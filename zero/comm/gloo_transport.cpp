@@ -9,7 +9,9 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <limits>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -21,9 +23,13 @@
 namespace ballast {
 namespace {
 
-// A chunk fits the caches, and the bytes received in one exchange are bounded.
-constexpr std::size_t min_chunk_size = std::size_t{64} << 10;
-constexpr std::size_t max_chunk_size = std::size_t{1} << 20;
+// Chunks that a rank sends ahead of those that it has received, so that the link does not wait for this rank: neither for its
+// sums nor for the time that a message takes to a peer and back. As many of the next exchange may arrive before it begins here.
+constexpr std::size_t sent_ahead = 4;
+constexpr std::size_t expected_ahead = 2 * sent_ahead;
+// A large chunk costs few wake-ups. The memory for those of all peers is bounded.
+constexpr std::size_t min_chunk_size = std::size_t{32} << 10;
+constexpr std::size_t max_chunk_size = std::size_t{2} << 20;
 constexpr std::size_t max_received_bytes = std::size_t{16} << 20;
 
 constexpr int times_gloo_waits_to_connect = 5;  // its timeout, during which it does not notice errors of the job
@@ -33,7 +39,8 @@ constexpr int times_gloo_waits_to_connect = 5;  // its timeout, during which it 
 constexpr auto time_to_arrive = std::chrono::seconds(3);
 
 std::size_t chunk_bytes_of(std::size_t size) {
-  return std::clamp(max_received_bytes / size, min_chunk_size, max_chunk_size) / 64 * 64;
+  const std::size_t peers = std::max<std::size_t>(size - 1, 1);
+  return std::clamp(max_received_bytes / expected_ahead / peers, min_chunk_size, max_chunk_size) / 64 * 64;
 }
 
 // The store in which Gloo's ranks exchange their addresses.
@@ -79,45 +86,119 @@ std::shared_ptr<gloo::transport::Device> make_device(const gloo::transport::tcp:
 
 using gloo::transport::UnboundBuffer;
 
+// Streams the chunks of an exchange: while this rank adds one, the next ones arrive, and its own are sent. Receives are pending
+// for the next call of each peer and for its next chunks, so a peer sends them without asking. Each exchange begins with a
+// message that describes the call. It travels ahead of the first chunk and costs no time of its own.
+//
+// A rank may close its connections as soon as it has received all of its last exchange. So no message to a peer follows the last
+// one that the peer waits for: the closed connection would answer with a reset, and bytes that this rank has not read were lost.
 class GlooTransport : public ProcessTransport {
  public:
   GlooTransport(const ProcessGroup& members, MemoryAccounts& accounts, MakeTransport make)
       : ProcessTransport(members, std::move(make)),
         error_(group().job().error()),
-        max_chunk_bytes_(chunk_bytes_of(size())),
-        received_(allocate(accounts, {.bytes = size() * max_chunk_bytes_, .owner = "gloo, group " + group().name()})),
-        calls_(size()),
+        accounts_(accounts),
+        chunk_bytes_(chunk_bytes_of(size())),
+        received_(allocate(accounts, {.bytes = (size() - 1) * expected_ahead * chunk_bytes_,
+                                      .owner = "gloo, group " + group().name(),
+                                      .resident = Resident::when_written})),
         context_(static_cast<int>(rank()), static_cast<int>(size())) {
     connect();
     error_.when_set(this, [this] { abort_wait(); });
   }
-  ~GlooTransport() override { error_.forget(this); }
+  // Peers may still be sending into the memory of receives that are pending.
+  ~GlooTransport() override {
+    error_.forget(this);
+    detach();
+  }
 
-  std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override { return max_chunk_bytes_; }
+  std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
+    return std::numeric_limits<std::size_t>::max();
+  }
+
+  bool has_links() const override { return true; }
+
+  std::byte* scratch(std::size_t bytes) override {
+    if (scratch_.bytes() < bytes) {
+      scratch_ = {};
+      scratch_ = allocate(accounts_, {.bytes = bytes, .owner = "sums, group " + group().name()});
+    }
+    return scratch_.data();
+  }
+
+  void exchange(const SentChunk& chunk, const Receive& receive) override {
+    stream(chunk, [&](std::span<const std::byte* const> by_rank, std::size_t bytes, std::size_t first) {
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (chunk.sends(peer)) receive(peer, {by_rank[peer], bytes}, first);
+      }
+    });
+  }
+
+  void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override { stream(chunk, receive); }
+
+ private:
+  // A peer's calls and chunks arrive in turn in these buffers. Chunk n arrives in the buffer n % expected_ahead.
+  struct Incoming {
+    std::array<Call, 2> calls{};  // one is read while the next one may arrive
+    std::array<std::unique_ptr<UnboundBuffer>, 2> call_buffers{};
+    std::array<std::unique_ptr<UnboundBuffer>, expected_ahead> chunks{};
+    std::uint64_t received = 0;  // chunks
+    std::uint64_t expected = 0;  // the same, and those whose receives are pending
+  };
+
+  struct Sending {
+    std::size_t peer;
+    std::unique_ptr<UnboundBuffer> buffer;
+  };
 
   // After a failed exchange Gloo's thread would still use memory that its owner may free.
-  void exchange(const SentChunk& chunk, const Receive& receive) override {
+  void stream(const SentChunk& chunk, const ReceiveTogether& receive) {
     error_.check();
     try {
-      exchange_with_peers(chunk, receive);
+      begin(chunk);
+      deliver(chunk, receive);
+      end();
     } catch (...) {
       detach();
       throw;
     }
   }
 
- private:
-  void exchange_with_peers(const SentChunk& chunk, const Receive& receive) {
-    begin(chunk);
+  void begin(const SentChunk& chunk) {
+    ++exchanges_;
+    call_ = chunk.call;
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) receive_call(peer, chunk);
+      if (peer == rank()) continue;
+      guarded(peer, [&] {
+        expect_call(peer, exchanges_ + 1);
+        expect_chunks(peer, incoming_[peer].received + expected_ahead);
+        mine_->send(static_cast<int>(peer), slot_of_call(exchanges_));
+      });
+    }
+    for (std::size_t next = 0; next < sent_ahead; ++next) {
+      send(chunk, next);
     }
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (!chunk.sends(peer)) continue;
-      if (peer != rank() && chunk.bytes > 0) wait_received(peer, *parts_[peer]);
-      receive(peer, peer == rank() ? chunk.piece(peer) : std::span<const std::byte>(slot(peer), chunk.bytes), 0);
+      if (peer != rank()) receive_call(peer, chunk.call);
     }
-    end();
+  }
+
+  void deliver(const SentChunk& chunk, const ReceiveTogether& receive) {
+    std::vector<const std::byte*> by_rank(size());
+    const std::size_t chunks = (chunk.bytes + chunk_bytes_ - 1) / chunk_bytes_;
+    for (std::size_t number = 0; number < chunks; ++number) {
+      const std::size_t first = number * chunk_bytes_;
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) by_rank[peer] = chunk.piece(peer).data() + first;
+        if (peer != rank() && chunk.sends(peer)) by_rank[peer] = receive_chunk(peer);
+      }
+      receive(by_rank, std::min(chunk_bytes_, chunk.bytes - first), first);
+      const bool sends_more = chunk.sends(rank()) && number + sent_ahead < chunks;
+      for (std::size_t peer = 0; peer < size(); ++peer) {
+        if (peer != rank() && chunk.sends(peer)) release_chunk(peer, sends_more ? expected_ahead : chunks - number - 1);
+      }
+      send(chunk, number + sent_ahead);
+    }
   }
 
   void detach() noexcept {
@@ -136,44 +217,79 @@ class GlooTransport : public ProcessTransport {
     Store store(group());
     context_.setTimeout(group().job().timeout() / times_gloo_waits_to_connect);
     guarded(next(), [&] { context_.connectFullMesh(store, device); });
-    group().exchange_strings("connected", "");  // otherwise others would try to connect to a rank that has failed
+    incoming_.resize(size());
     for (std::size_t peer = 0; peer < size(); ++peer) {
-      parts_.push_back(context_.createUnboundBuffer(slot(peer), max_chunk_bytes_));
-      call_buffers_.push_back(context_.createUnboundBuffer(&calls_[peer], sizeof(Call)));
+      if (peer != rank()) make_buffers(peer);
     }
     mine_ = context_.createUnboundBuffer(&call_, sizeof(Call));
+    // Others must not try to connect to a rank that has failed, nor leave before all receives of their calls are pending.
+    group().exchange_strings("connected", "");
   }
 
   // Gloo does not report which connection failed while it made all of them.
   std::size_t next() { return (rank() + 1) % size(); }
 
-  std::byte* slot(std::size_t peer) const { return received_.data() + peer * max_chunk_bytes_; }
-  std::uint64_t slot_of_call() const { return 2 * exchanges_; }
-  std::uint64_t slot_of_bytes() const { return 2 * exchanges_ + 1; }
+  static std::uint64_t slot_of_call(std::uint64_t exchange) { return 2 * exchange; }
+  static std::uint64_t slot_of_chunk(std::uint64_t number) { return 2 * number + 1; }
 
-  // Sends this rank's chunk. It requests a peer's bytes only after it has checked that the peer makes the same call.
-  void begin(const SentChunk& chunk) {
-    ++exchanges_;
-    call_ = chunk.call;
-    for (std::size_t peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const int to = static_cast<int>(peer);
-      guarded(peer, [&] {
-        call_buffers_[peer]->recv(to, slot_of_call());
-        mine_->send(to, slot_of_call());
-        if (!chunk.sends(rank()) || chunk.bytes == 0) return;
-        auto* const data = const_cast<std::byte*>(chunk.piece(peer).data());  // Gloo has one type for both directions
-        sending_.push_back({peer, context_.createUnboundBuffer(data, chunk.bytes)});
-        sending_.back().buffer->send(to, slot_of_bytes());
-      });
+  std::byte* memory(std::size_t peer, std::uint64_t number) const {
+    const std::size_t place = peer < rank() ? peer : peer - 1;
+    return received_.data() + (place * expected_ahead + number % expected_ahead) * chunk_bytes_;
+  }
+
+  void make_buffers(std::size_t peer) {
+    Incoming& from = incoming_[peer];
+    for (std::size_t i = 0; i < from.calls.size(); ++i) {
+      from.call_buffers[i] = context_.createUnboundBuffer(&from.calls[i], sizeof(Call));
+    }
+    for (std::size_t i = 0; i < from.chunks.size(); ++i) {
+      from.chunks[i] = context_.createUnboundBuffer(memory(peer, i), chunk_bytes_);
+    }
+    guarded(peer, [&] { expect_call(peer, 1); });
+  }
+
+  void expect_call(std::size_t peer, std::uint64_t exchange) {
+    incoming_[peer].call_buffers[exchange % 2]->recv(static_cast<int>(peer), slot_of_call(exchange));
+  }
+  void expect_chunks(std::size_t peer, std::uint64_t end) {
+    Incoming& from = incoming_[peer];
+    for (; from.expected < end; ++from.expected) {
+      from.chunks[from.expected % expected_ahead]->recv(static_cast<int>(peer), slot_of_chunk(from.expected));
     }
   }
 
-  void receive_call(std::size_t peer, const SentChunk& chunk) {
-    wait_received(peer, *call_buffers_[peer]);
-    require_same(chunk.call, calls_[peer], group().member(peer));
-    if (!chunk.sends(peer) || chunk.bytes == 0) return;
-    guarded(peer, [&] { parts_[peer]->recv(static_cast<int>(peer), slot_of_bytes(), 0, chunk.bytes); });
+  // Sends chunk `number` of this exchange to all peers, if it has as many.
+  void send(const SentChunk& chunk, std::size_t number) {
+    const std::size_t first = number * chunk_bytes_;
+    if (!chunk.sends(rank()) || first >= chunk.bytes) return;
+    const std::size_t bytes = std::min(chunk_bytes_, chunk.bytes - first);
+    chunk.make(first, bytes);
+    for (std::size_t peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      auto* const data =
+          const_cast<std::byte*>(chunk.piece(peer).data()) + first;  // Gloo has one type for both directions
+      sending_.push_back({peer, context_.createUnboundBuffer(data, bytes)});
+      guarded(peer, [&] { sending_.back().buffer->send(static_cast<int>(peer), slot_of_chunk(sent_)); });
+    }
+    ++sent_;
+  }
+
+  void receive_call(std::size_t peer, const Call& call) {
+    Incoming& from = incoming_[peer];
+    wait_received(peer, *from.call_buffers[exchanges_ % 2]);
+    require_same(call, from.calls[exchanges_ % 2], group().member(peer));
+  }
+
+  const std::byte* receive_chunk(std::size_t peer) {
+    Incoming& from = incoming_[peer];
+    wait_received(peer, *from.chunks[from.received % expected_ahead]);
+    return memory(peer, from.received);
+  }
+
+  // The memory of the chunk may be overwritten from now on. Expects as many chunks after it.
+  void release_chunk(std::size_t peer, std::size_t ahead) {
+    const std::uint64_t received = ++incoming_[peer].received;
+    guarded(peer, [&] { expect_chunks(peer, received + std::min(ahead, expected_ahead)); });
   }
 
   void end() {
@@ -242,20 +358,16 @@ class GlooTransport : public ProcessTransport {
          {.what = fmt::format("lost the connection to {}", group().member(peer)), .available = gloo_says});
   }
 
-  struct Sending {
-    std::size_t peer;
-    std::unique_ptr<UnboundBuffer> buffer;
-  };
-
   FirstError& error_;
-  std::size_t max_chunk_bytes_;
-  Buffer received_;          // a slot for each rank
-  std::vector<Call> calls_;  // of each rank
-  Call call_;                // of this rank
+  MemoryAccounts& accounts_;
+  std::size_t chunk_bytes_;
+  Buffer received_;  // the next chunks of each other rank
+  Buffer scratch_{};
+  Call call_;  // of this rank
   std::uint64_t exchanges_ = 0;
+  std::uint64_t sent_ = 0;  // chunks, to each peer
   gloo::rendezvous::Context context_;
-  std::vector<std::unique_ptr<UnboundBuffer>> parts_;
-  std::vector<std::unique_ptr<UnboundBuffer>> call_buffers_;
+  std::vector<Incoming> incoming_;  // by rank
   std::unique_ptr<UnboundBuffer> mine_;
   std::vector<Sending> sending_;
   std::mutex mutex_;

@@ -34,7 +34,10 @@ Endpoint address_of_hub(const JobOptions& options) {
 }  // namespace
 
 Job::Job(const JobOptions& options)
-    : launch_(options.launch), timeout_(options.timeout), exceptions_(std::uncaught_exceptions()) {
+    : launch_(options.launch),
+      timeout_(options.timeout),
+      ranks_per_host_(options.ranks_per_host),
+      exceptions_(std::uncaught_exceptions()) {
   Endpoint hub = address_of_hub(options);
   if (launch_.rank == 0) {
     Descriptor listener = listen_at(hub);
@@ -51,6 +54,10 @@ Job::~Job() {
   if (std::uncaught_exceptions() > exceptions_ && !error_.is_set()) {
     fail("ended by an exception");
   }
+}
+
+std::string Job::host(const Member& member) const {
+  return ranks_per_host_ == 0 ? member.machine : std::to_string(member.rank / ranks_per_host_);
 }
 
 void Job::leave(const LeaveReason& leave_reason) {

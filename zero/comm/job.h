@@ -16,6 +16,7 @@ struct JobOptions {
   Launch launch{};
   KeyValueStore* store = nullptr;  // tells the ranks the address of rank 0; replaces launch.hub
   std::chrono::milliseconds timeout = default_timeout;
+  std::size_t ranks_per_host = 0;  // in the order of sums; 0: as many as there are
 };
 
 class Job {
@@ -31,11 +32,13 @@ class Job {
   // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left. Any thread may call.
   void leave(const LeaveReason& leave_reason);
   std::chrono::milliseconds timeout() const { return timeout_; }
+  std::string host(const Member& member) const;  // whose ranks are added first
 
  private:
   Launch launch_;
   FirstError error_;
   std::chrono::milliseconds timeout_;
+  std::size_t ranks_per_host_;
   std::mutex leaving_;
   std::unique_ptr<Hub> hub_;  // on rank 0 only
   std::optional<Control> control_;

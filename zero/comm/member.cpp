@@ -4,14 +4,24 @@
 #include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <sstream>
+
+#include "kernels/runtime/system_files.h"
 
 namespace ballast {
 
 Member this_process(std::size_t rank, std::size_t size) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return {rank, size, host.data(), ::getpid()};
+  return {rank, size, host.data(), ::getpid(), this_machine()};
+}
+
+// Within a PID namespace, process numbers have the same meaning.
+std::string this_machine() {
+  std::error_code unknown;
+  const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
+  return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
 }
 
 std::string text(const Member& member) {
@@ -25,13 +35,13 @@ std::string left(const Member& member, const std::string& words) {
 }
 
 std::string to_line(const Member& member) {
-  return fmt::format("{} {} {} {}", member.rank, member.size, member.pid, member.host);
+  return fmt::format("{} {} {} {} {}", member.rank, member.size, member.pid, member.host, member.machine);
 }
 
 Member member_from(const std::string& line) {
   Member member;
   std::istringstream words(line);
-  words >> member.rank >> member.size >> member.pid >> member.host;
+  words >> member.rank >> member.size >> member.pid >> member.host >> member.machine;
   return member;
 }
 

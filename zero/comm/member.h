@@ -1,4 +1,4 @@
-// The identity of a process in its job, for messages.
+// The identity of a process in its job.
 #pragma once
 
 #include <sys/types.h>
@@ -12,9 +12,11 @@ struct Member {
   std::size_t size = 1;  // of the job, as this process's environment says
   std::string host{};
   pid_t pid = 0;
+  std::string machine{};  // the same for processes that can share memory, and for no others
 };
 
 Member this_process(std::size_t rank, std::size_t size);
+std::string this_machine();
 
 std::string text(const Member& member);  // "rank 2 (node7, pid 4711)"
 std::string died(const Member& member);

@@ -31,6 +31,10 @@ class NcclTransport : public ProcessTransport {
     return where == ChunkMemory::host ? host_->max_chunk_bytes(where, bytes) : max_chunk_bytes_;
   }
 
+  bool has_links() const override { return true; }
+
+  std::byte* scratch(std::size_t bytes) override { return reserved(scratch_, bytes, "sums, group "); }
+
   void exchange(const SentChunk& chunk, const Receive& receive) override {
     if (chunk.where == ChunkMemory::host) return host_->exchange(chunk, receive);
     exchange_together(chunk, [&](std::span<const std::byte* const> by_rank, std::size_t, std::size_t) {
@@ -40,10 +44,9 @@ class NcclTransport : public ProcessTransport {
     });
   }
 
-  bool delivers_together(ChunkMemory where) const override { return where == ChunkMemory::backend; }
-
   void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
-    reserve(size() * padded(chunk.bytes));
+    chunk.make(0, chunk.bytes);
+    reserved(received_, size() * padded(chunk.bytes), "nccl, group ");
     nccl_.issue([&](ncclComm_t nccl) {
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (peer != rank()) send_and_receive(chunk, peer, nccl);
@@ -71,12 +74,15 @@ class NcclTransport : public ProcessTransport {
     return received_.data() + peer * padded(chunk.bytes);
   }
 
-  // A group that only gathers needs none.
-  void reserve(std::size_t bytes) {
-    if (received_.bytes() >= bytes) return;
-    received_ = {};
-    received_ = allocate(
-        accounts_, {.kind = MemoryKind::device, .bytes = bytes, .owner = "nccl, group " + group().name(), .gpu = gpu_});
+  // A group that only gathers needs none. The old memory is freed when the stream has used it.
+  std::byte* reserved(Buffer& memory, std::size_t bytes, std::string_view owner) const {
+    if (memory.bytes() < bytes) {
+      memory = {};
+      memory = allocate(
+          accounts_,
+          {.kind = MemoryKind::device, .bytes = bytes, .owner = std::string(owner) + group().name(), .gpu = gpu_});
+    }
+    return memory.data();
   }
 
   void send_and_receive(const SentChunk& chunk, std::size_t peer, ncclComm_t nccl) const {
@@ -95,6 +101,7 @@ class NcclTransport : public ProcessTransport {
   MemoryAccounts& accounts_;
   std::size_t max_chunk_bytes_;
   Buffer received_{};  // of each rank, one after the other
+  Buffer scratch_{};
   NcclCommunicator nccl_;
 };
 

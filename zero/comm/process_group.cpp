@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 namespace ballast {
 
@@ -19,6 +20,12 @@ ProcessGroup ProcessGroup::part(std::span<const std::size_t> ranks) {
   group.rank_ = static_cast<std::size_t>(std::ranges::find(ranks, rank_) - ranks.begin());
   group.parts_ = 0;
   return group;
+}
+
+std::vector<std::string> ProcessGroup::hosts() const {
+  std::vector<std::string> names;
+  std::ranges::transform(members_, std::back_inserter(names), [&](const Member& each) { return job_->host(each); });
+  return names;
 }
 
 std::vector<std::string> ProcessGroup::exchange_strings(const std::string& subject, const std::string& mine) {

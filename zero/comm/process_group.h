@@ -20,6 +20,7 @@ class ProcessGroup {
   const std::string& name() const { return name_; }  // unique in the job
   std::string member(std::size_t rank) const { return text(members_[rank]); }
   Job& job() const { return *job_; }
+  std::vector<std::string> hosts() const;  // of the ranks
 
   // The calls of Control, with ranks of this group.
   [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late(members_[rank].rank); }

@@ -6,6 +6,7 @@
 
 #include "zero/comm/process_group.h"
 #include "zero/comm/transport.h"
+#include "zero/comm/two_level.h"
 
 namespace ballast {
 
@@ -15,10 +16,12 @@ using MakeTransport =
 
 class ProcessTransport : public Transport {
  public:
-  ProcessTransport(ProcessGroup group, MakeTransport make) : group_(std::move(group)), make_(std::move(make)) {}
+  ProcessTransport(ProcessGroup group, MakeTransport make)
+      : group_(std::move(group)), make_(std::move(make)), ranks_per_host_(ballast::ranks_per_host(group_.hosts())) {}
 
   std::size_t rank() const override { return group_.rank(); }
   std::size_t size() const override { return group_.size(); }
+  std::size_t ranks_per_host() const override { return ranks_per_host_; }
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
@@ -29,10 +32,12 @@ class ProcessTransport : public Transport {
 
  protected:
   ProcessGroup& group() { return group_; }
+  const ProcessGroup& group() const { return group_; }
 
  private:
   ProcessGroup group_;
   MakeTransport make_;
+  std::size_t ranks_per_host_;
 };
 
 }  // namespace ballast

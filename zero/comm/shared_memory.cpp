@@ -14,20 +14,13 @@
 #include <sstream>
 #include <system_error>
 
-#include "kernels/runtime/system_files.h"
 #include "kernels/runtime/system_limits.h"
+#include "zero/comm/member.h"
 
 namespace ballast {
 namespace {
 
 std::string reason() { return std::generic_category().message(errno); }
-
-// Within a PID namespace, process numbers have the same meaning.
-std::string namespace_of_this_process() {
-  std::error_code unknown;
-  const auto boot = read_text("/proc/sys/kernel/random/boot_id").value_or("?");
-  return boot.substr(0, boot.find('\n')) + std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();
-}
 
 // Allocates in parts and repeats each: a signal ends the call and undoes its work.
 bool take_pages(int file, std::size_t bytes) {
@@ -68,9 +61,7 @@ SharedMemory SharedMemory::make(std::size_t bytes, const std::string& owner) {
 
 void SharedMemory::empty() { ::madvise(data(), bytes(), MADV_REMOVE); }
 
-std::string SharedMemory::invitation() const {
-  return fmt::format("{} {} {}", namespace_of_this_process(), maker_, file_.get());
-}
+std::string SharedMemory::invitation() const { return fmt::format("{} {} {}", this_machine(), maker_, file_.get()); }
 
 SharedMemory SharedMemory::open(const std::string& invitation) {
   std::istringstream words(invitation);
@@ -78,7 +69,7 @@ SharedMemory SharedMemory::open(const std::string& invitation) {
   pid_t pid = 0;
   int descriptor = -1;
   words >> names >> pid >> descriptor;
-  require(names == namespace_of_this_process(), Code::no_transport,
+  require(names == this_machine(), Code::no_transport,
           [] { return Problem{.what = "not all ranks are on one machine, or they are in containers of their own"}; });
   return open(pid, descriptor, PROT_READ | PROT_WRITE);
 }

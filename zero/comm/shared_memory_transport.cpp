@@ -86,9 +86,8 @@ class SharedMemoryTransport : public ProcessTransport {
     });
   }
 
-  bool delivers_together(ChunkMemory) const override { return true; }
-
   void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
+    chunk.make(0, chunk.bytes);
     error_.check();
     ++exchanges_;
     if (chunk.bytes > buffer_bytes_) return exchange_in_place(chunk, receive);

@@ -4,12 +4,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
 #include "kernels/runtime/cores.h"
 #include "zero/comm/collectives.h"
+#include "zero/comm/two_level.h"
 
 namespace ballast {
 
@@ -42,23 +45,35 @@ std::optional<std::string> ThreadJob::leave_reason(std::size_t rank) {
   return found == left_.end() ? std::nullopt : std::optional(found->second);
 }
 
-ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout)
-    : ThreadGroup(all_below(size), timeout, std::make_shared<ThreadJob>()) {}
+ThreadGroup::ThreadGroup(std::size_t size, std::chrono::milliseconds timeout, std::size_t ranks_per_host)
+    : members_(all_below(size)),
+      published_(size),
+      timeout_(timeout),
+      ranks_per_host_(ranks_per_host),
+      job_(std::make_shared<ThreadJob>()),
+      arrived_(size) {}
 
-ThreadGroup::ThreadGroup(std::vector<std::size_t> members, std::chrono::milliseconds timeout,
-                         std::shared_ptr<ThreadJob> job)
+ThreadGroup::ThreadGroup(std::vector<std::size_t> members, const ThreadGroup& whole)
     : members_(std::move(members)),
       published_(members_.size()),
-      timeout_(timeout),
-      job_(std::move(job)),
+      timeout_(whole.timeout_),
+      ranks_per_host_(whole.ranks_per_host_),
+      job_(whole.job_),
       arrived_(members_.size()) {}
+
+std::vector<std::string> ThreadGroup::hosts() const {
+  std::vector<std::string> names;
+  std::ranges::transform(members_, std::back_inserter(names),
+                         [&](std::size_t rank) { return std::to_string(rank / ranks_per_host_); });
+  return names;
+}
 
 std::unique_ptr<ThreadGroup> ThreadGroup::part(std::span<const std::size_t> ranks) const {
   std::vector<std::size_t> members;
   for (const std::size_t rank : ranks) {
     members.push_back(members_[rank]);
   }
-  return std::unique_ptr<ThreadGroup>(new ThreadGroup(std::move(members), timeout_, job_));
+  return std::unique_ptr<ThreadGroup>(new ThreadGroup(std::move(members), *this));
 }
 
 std::size_t ThreadGroup::arrive(std::size_t rank) {
@@ -174,6 +189,7 @@ class ThreadTransport : public Transport {
 
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
+  std::size_t ranks_per_host() const override { return ballast::ranks_per_host(group_->hosts()); }
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
@@ -191,9 +207,8 @@ class ThreadTransport : public Transport {
     published.finished_reading();
   }
 
-  bool delivers_together(ChunkMemory) const override { return true; }
-
   void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) override {
+    chunk.make(0, chunk.bytes);
     const Published published(*group_, rank_, chunk, stream_);
     std::vector<const std::byte*> by_rank;
     for (std::size_t peer = 0; peer < size(); ++peer) {
@@ -263,10 +278,10 @@ std::unique_ptr<Communicator> single_rank() {
   return lone_communicator(*backend, backend);
 }
 
-std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size) {
-  require(size > 0, Code::bad_argument,
-          [] { return Problem{.what = "cannot connect 0 threads", .needed = "at least one rank"}; });
-  const auto group = std::make_shared<ThreadGroup>(size);
+std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size, std::size_t ranks_per_host) {
+  require(size > 0 && ranks_per_host > 0, Code::bad_argument,
+          [] { return Problem{.what = "cannot connect 0 threads", .needed = "at least one rank, on one host"}; });
+  const auto group = std::make_shared<ThreadGroup>(size, default_timeout, ranks_per_host);
   const auto threads = static_cast<int>(std::max<std::size_t>(1, usable_cores() / size));
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (std::size_t rank = 0; rank < size; ++rank) {

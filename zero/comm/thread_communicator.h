@@ -35,7 +35,10 @@ class ThreadJob {
 // The rendezvous of a group of threads: each publishes the chunk that it sends. Any thread may call.
 class ThreadGroup {
  public:
-  explicit ThreadGroup(std::size_t size, std::chrono::milliseconds timeout = default_timeout);
+  // Each `ranks_per_host` ranks count as one host in the order of sums.
+  explicit ThreadGroup(std::size_t size, std::chrono::milliseconds timeout = default_timeout,
+                       std::size_t ranks_per_host = 1);
+  std::vector<std::string> hosts() const;  // of the ranks
   std::size_t size() const { return published_.size(); }
   void abort(std::string_view reason) { job_->error().set(std::string(reason)); }
   const std::shared_ptr<ThreadJob>& job() const { return job_; }
@@ -50,7 +53,7 @@ class ThreadGroup {
   std::unique_ptr<ThreadGroup> part(std::span<const std::size_t> ranks) const;  // the two fail together
 
  private:
-  ThreadGroup(std::vector<std::size_t> members, std::chrono::milliseconds timeout, std::shared_ptr<ThreadJob> job);
+  ThreadGroup(std::vector<std::size_t> members, const ThreadGroup& whole);
   std::size_t arrive(std::size_t rank);  // returns the generation; called with the lock held
   std::string missing() const;
   void fail_if_missing_rank_left() const;  // throws if a missing rank has left
@@ -58,6 +61,7 @@ class ThreadGroup {
   std::vector<std::size_t> members_;  // ranks of the whole group
   std::vector<SentChunk> published_;
   std::chrono::milliseconds timeout_;
+  std::size_t ranks_per_host_;
   std::shared_ptr<ThreadJob> job_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -4,12 +4,14 @@
 
 #include <ballast/comm.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "zero/comm/call.h"
 #include "zero/comm/channel.h"
@@ -23,6 +25,9 @@ enum class ChunkMemory : bool { backend, host };
 
 inline constexpr std::size_t all_ranks = SIZE_MAX;
 
+// Makes the bytes of all pieces of a chunk from the byte `first` on.
+using Prepare = std::function<void(std::size_t first, std::size_t bytes)>;
+
 // The data that a rank sends in one exchange: `bytes` to each rank; those for rank p begin at data + p * stride. With a
 // stride of 0 all ranks get the same bytes.
 struct SentChunk {
@@ -32,7 +37,11 @@ struct SentChunk {
   std::size_t stride = 0;
   std::size_t sender = all_ranks;  // the only rank that sends
   ChunkMemory where = ChunkMemory::backend;
+  const Prepare* prepare = nullptr;  // is called for all bytes, in order, each time before they are sent; or null
 
+  void make(std::size_t first, std::size_t count) const {
+    if (prepare != nullptr) (*prepare)(first, count);
+  }
   std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
   std::span<const std::byte> all(std::size_t ranks) const { return {data, (ranks - 1) * stride + bytes}; }
   bool sends(std::size_t rank) const { return sender == all_ranks || sender == rank; }
@@ -55,22 +64,30 @@ class Transport {
   virtual std::size_t rank() const = 0;
   virtual std::size_t size() const = 0;
 
+  // How many neighbouring ranks are on one host, which are added before hosts are; 1: ranks are added in rank order.
+  virtual std::size_t ranks_per_host() const { return 1; }
+  // Whether hosts are joined by links, so that collectives of several hosts with several ranks have two levels.
+  virtual bool has_links() const { return false; }
+
   // The largest chunk for each rank, if it lies in such memory.
   virtual std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const = 0;
 
   // Throws B3301 or B3302 if a peer fails or does not arrive. The caller may change the sent bytes when it returns.
   virtual void exchange(const SentChunk& chunk, const Receive& receive) = 0;
 
-  // Whether exchange_together() is there for bytes that lie in such memory. A transport has it if the bytes of all ranks
-  // are within reach at once, so that one kernel can read them.
-  virtual bool delivers_together(ChunkMemory) const { return false; }
-
-  // An exchange like the other, in which every rank sends.
-  virtual void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive);
+  // An exchange like the other, in which every rank sends. The bytes of all ranks are within reach at once, so that one
+  // kernel can read them.
+  virtual void exchange_together(const SentChunk& chunk, const ReceiveTogether& receive) = 0;
 
   // Gathers the bytes of all ranks straight into `all`, in rank order, whatever their number; the rank's own may be
   // there already. Returns false, having done nothing, if the transport has no such operation: on all ranks or on none.
   virtual bool all_gather(const SentChunk&, std::span<std::byte>) { return false; }
+
+  // Memory for sums on their way, in which the backend works. It keeps its bytes until the next call.
+  virtual std::byte* scratch(std::size_t bytes) {
+    scratch_.resize(std::max(scratch_.size(), bytes / sizeof(float)));
+    return reinterpret_cast<std::byte*>(scratch_.data());
+  }
 
   // An allocator of host memory that peers read in place, or null. The chunks of one exchange lie in it on all ranks or
   // on none.
@@ -86,6 +103,9 @@ class Transport {
   virtual void abort(std::string_view reason) = 0;
   virtual void leave(const LeaveReason& leave_reason) = 0;
   virtual void set_activity(std::string_view activity) = 0;
+
+ private:
+  std::vector<float> scratch_;
 };
 
 }  // namespace ballast

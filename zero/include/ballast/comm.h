@@ -44,8 +44,9 @@ class Communicator {
 
   // Writes every rank's `mine` into `all`, in rank order. `mine` may be its own part of `all`.
   virtual void all_gather(ConstView mine, View all) = 0;
-  // Adds the ranks' `all` to zeros in rank order, in fp32, and writes this rank's part, or the whole, into `into`: in fp32, or
-  // rounded once to bf16.
+  // Adds the ranks' `all` to zeros, in fp32, and writes this rank's part, or the whole, into `into`: in fp32, or rounded once
+  // to bf16. The order is that of the ranks. In a group of several hosts with as many neighbouring ranks each, it is that of
+  // the ranks of each host, and then that of the hosts: see ConnectOptions::ranks_per_host.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
   // Adds integers, which are exact in any order, in place.
@@ -104,6 +105,9 @@ struct ConnectOptions {
   KeyValueStore* store = nullptr;  // replaces the address of rank 0; needed until connect() returns
   std::optional<std::chrono::milliseconds> timeout{};  // of every wait; BALLAST_TIMEOUT (seconds), or 5 minutes
   HostTransport transport = HostTransport::fastest;
+  // The ranks that count as one host in the order of sums: 1 for rank order, n for the order of hosts with n ranks each, on
+  // whatever hosts they are. Without it: BALLAST_RANKS_PER_HOST, or the hosts that there are. The same on all ranks.
+  std::optional<std::size_t> ranks_per_host{};
   int threads = 0;     // that add host memory; 0: one for each core that this process may use
   Log* log = nullptr;  // outlives the communicator
 };
@@ -115,7 +119,7 @@ std::unique_ptr<Communicator> connect(const ConnectOptions& options = {});
 // A group of this process alone, whatever its environment says.
 std::unique_ptr<Communicator> single_rank();
 
-// Ranks that are threads of this process: a communicator for each thread, in rank order.
-std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size);
+// Ranks that are threads of this process: a communicator for each thread, in rank order. `ranks_per_host` as above.
+std::vector<std::unique_ptr<Communicator>> thread_ranks(std::size_t size, std::size_t ranks_per_host = 1);
 
 }  // namespace ballast

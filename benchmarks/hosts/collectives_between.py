@@ -1,0 +1,58 @@
+"""The collectives of Ballast and of torch's Gloo between imitated hosts, relative to the rate of their links."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import suite
+from launch import run_ranks
+from network import Network
+from sites import SITES, Site
+
+RANK = Path(__file__).with_name("collective_rank.py")
+MEBIBYTES = 32
+TORCH = "torch gloo"
+
+
+class Case(NamedTuple):
+    site: Site
+    collective: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.site.name}: {self.collective} of {MEBIBYTES} MiB"
+
+    @property
+    def needed_bytes(self) -> float:
+        """The bytes that a host's link must send, at least: a shard crosses once, and so does the sum of a host's ranks."""
+        return MEBIBYTES * 2**20 * (self.site.hosts - 1) / self.site.hosts
+
+
+CASES = [Case(site, collective) for site in SITES for collective in ("all_gather", "reduce_scatter")]
+
+
+def records(case: Case, ranks: list[dict]) -> list[dict]:
+    """Return the lines of a case: the rate of the needed bytes vs. the link's and vs. torch's, and the bytes sent."""
+    slowest = lambda name: [max(sample) for sample in zip(*([taken[0] for taken in rank[name]] for rank in ranks), strict=True)]
+    ours, theirs = slowest(case.collective), slowest(f"{case.collective}, {TORCH}")
+    needed, link = case.needed_bytes, case.site.link.bytes_per_second
+    rate = lambda seconds: needed / seconds / 1e6
+    sent = [max(sample) for sample in zip(*([taken[1] for taken in rank[case.collective]] for rank in ranks), strict=True)]
+    line = {"suite": "hosts", "case": case.name, "unit": "MB/s"}
+    return [
+        {**line, "against": "link", **suite.comparison(ours, [needed / link] * len(ours), rate)},
+        {**line, "against": TORCH, **suite.comparison(ours, theirs, rate)},
+        {**line, "case": f"{case.name}, sent", "unit": "MB", "against": "needed"}
+        | suite.comparison([float(count) for count in sent], [needed] * len(sent), lambda count: count / 1e6),
+    ]
+
+
+def compare(cases: list[Case], library: str, rounds: int) -> None:
+    for site in dict.fromkeys(case.site for case in cases):
+        with tempfile.TemporaryDirectory(prefix="ballast-hosts-") as folder, Network(site.hosts, site.link) as network:
+            program = [str(RANK), library, str(MEBIBYTES), str(rounds)]
+            ranks = run_ranks(site, network, program, Path(folder))
+        for case in (case for case in cases if case.site == site):
+            for line in records(case, ranks):
+                print(json.dumps(line), flush=True)

@@ -1,0 +1,152 @@
+"""Train one GPT of plain torch on imitated hosts with Ballast and with its peers, and compare their use of the links.
+
+Each host is a network namespace of this machine, and its ranks see no processes of other hosts. Links have token-bucket limits
+at both ends, and a relay delays packets where a case has a delay. Every system trains in turn, round after round, in fresh
+processes. Lines: tokens a second vs. DDP; the same vs. the limit, which is the longer of a step's arithmetic and of its link's
+time for the bytes that the system must move; and the MB that the busiest link sent in a step, by the kernel's own counter, vs.
+those bytes. All should reach DDP's losses: the suite fails if Ballast does not. Needs root.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import collectives_between
+import suite
+from isolation import run_isolated
+from launch import run_ranks
+from network import Network, require_root
+from peers_training import TOLERANCES, largest_difference
+from systems import ALONE, DDP
+from trainings import CASES, Case, with_references
+
+RANK = Path(__file__).with_name("host_rank.py")
+
+
+class Run(NamedTuple):
+    """What a training took."""
+
+    seconds: float  # of a step, on the slowest rank
+    sent_bytes: float  # of a step, on the busiest link
+    losses: list[float]  # of each step, the mean of all ranks
+
+
+def run_once(case: Case, network: Network, folder: Path, text: Path) -> Run:
+    program = [str(RANK), case.name, str(folder), str(text)]
+    return summary(run_ranks(case.site, network, program, folder), case.workload.shape.steps)
+
+
+def summary(ranks: list[dict], steps: int) -> Run:
+    return Run(
+        seconds=max(statistics.fmean(rank["seconds"]) for rank in ranks),
+        sent_bytes=max(rank["sent_bytes"] for rank in ranks if "sent_bytes" in rank) / steps,
+        losses=[statistics.fmean(losses) for losses in zip(*(rank["losses"] for rank in ranks), strict=True)],
+    )
+
+
+Runs = dict[Case, list[Run]]
+
+
+def records(case: Case, runs: Runs) -> list[dict]:
+    """Return the lines of a case; above 1 is better in all of them."""
+    ours, ddp, alone = ([run.seconds for run in runs[side]] for side in (case, case.of(DDP), case.of(ALONE)))
+    in_tokens = lambda seconds: case.workload.tokens / seconds
+    line = {"suite": "hosts", "case": case.name, "unit": "tok/s"}
+    if case.system.name == ALONE:
+        return [{**line, "against": "", **suite.comparison(ours, ours, in_tokens), "ratio": None}]
+    limits = [max(seconds, case.link_seconds) for seconds in alone]
+    needed = [case.needed_bytes] * len(ours)
+    sent = suite.comparison([run.sent_bytes for run in runs[case]], needed, lambda count: count / 1e6)
+    vs_ddp = {"against": DDP, **suite.comparison(ours, ddp, in_tokens)}
+    return [
+        {**line, **(vs_ddp if case.system.name != DDP else {**vs_ddp, "against": "", "ratio": None})},
+        {**line, "case": f"{case.name}, vs. limit", "against": "limit", **suite.comparison(ours, limits, in_tokens)},
+        {**line, "case": f"{case.name}, sent", "unit": "MB", "against": "needed", **sent},
+    ]
+
+
+def row(case: Case, runs: Runs) -> str:
+    """Return a row of the table."""
+    median = lambda values: statistics.median(list(values))
+    seconds = median(run.seconds for run in runs[case])
+    text = f"{case.system.name:<24}{case.workload.tokens / seconds:>8.0f}"
+    if case.system.name == ALONE:
+        return text
+    vs_ddp = median(them.seconds / us.seconds for us, them in zip(runs[case], runs[case.of(DDP)], strict=True))
+    limit = max(median(run.seconds for run in runs[case.of(ALONE)]), case.link_seconds)
+    sent = median(run.sent_bytes for run in runs[case])
+    busy = sent / case.site.link.bytes_per_second / seconds
+    return text + f"{vs_ddp:>8.2f}{limit / seconds:>10.2f}{sent / 1e6:>9.1f}{case.needed_bytes / 1e6:>9.1f}{busy:>7.2f}"
+
+
+def table(cases: list[Case], runs: Runs) -> str:
+    text = "\nvs. limit: relative to the longer of the model's arithmetic alone and the link's time for the needed bytes\n"
+    text += "sent, needed: MB of the busiest link in a step; busy: the part of the link's rate that was used\n"
+    for place in dict.fromkeys((case.site, case.workload) for case in cases):
+        site, workload = place
+        text += f"\n{site.hosts} hosts x {site.ranks} ranks, {site.link.name}; {workload.title}\n"
+        text += f"{'':<24}{'tok/s':>8}{'vs. DDP':>8}{'vs. limit':>10}{'sent':>9}{'needed':>9}{'busy':>7}\n"
+        text += "".join(f"{row(case, runs)}\n" for case in cases if case[:2] == place)
+    return text
+
+
+def with_other_losses(cases: list[Case], runs: Runs) -> list[Case]:
+    """Return the cases whose losses differ from DDP's by more than the tolerance."""
+    return [
+        case
+        for case in cases
+        if case.system.trains
+        and largest_difference(runs[case][0].losses, runs[case.of(DDP)][0].losses) > TOLERANCES[case.workload.dtype]
+    ]
+
+
+def measure(cases: list[Case], rounds: int) -> Runs:
+    """Train in turn, round after round, in one network after the other."""
+    runs: Runs = {case: [] for case in cases}
+    with tempfile.TemporaryDirectory(prefix="ballast-hosts-") as folder:
+        for site in dict.fromkeys(case.site for case in cases):
+            with Network(site.hosts, site.link) as network:
+                for _ in range(rounds):
+                    for case in (case for case in cases if case.site == site):
+                        runs[case].append(run_once(case, network, Path(folder), Path(folder) / "text"))
+    return runs
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="hosts", description=__doc__.split("\n")[0])
+    parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--collectives", action="store_true", help="time collectives instead of trainings; minutes")
+    suite.add_choice(parser)
+    cases = collectives_between.CASES if "--collectives" in sys.argv else CASES
+    return suite.choose(parser, cases, lambda case: case.name)
+
+
+def compare(options: argparse.Namespace) -> None:
+    if options.collectives:
+        return collectives_between.compare(options.cases, options.library, options.rounds)
+    cases = with_references(options.cases)
+    runs = measure(cases, options.rounds)
+    for case in cases:
+        for line in records(case, runs):
+            print(json.dumps(line), flush=True)
+    print(table(cases, runs), file=sys.stderr)
+    others = with_other_losses(cases, runs)
+    for case in others:
+        print(f"{case.name}: its losses differ from DDP's", file=sys.stderr)
+    if any(case.system.is_ballast for case in others):
+        sys.exit("hosts: Ballast's losses differ from DDP's")
+
+
+def main() -> None:
+    options = arguments()
+    require_root()
+    sys.exit(run_isolated(lambda: compare(options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Tests of the suite of hosts: what links must carry, the lines of a case, and the relay. No network is made here."""
+
+import contextlib
+import os
+import signal
+import subprocess
+
+import collectives_between
+import hosts
+import launch
+import network
+import pytest
+import relay
+import trainings
+from network import Link
+from sites import Site
+from systems import ALONE, DDP
+
+
+def case_of(name: str) -> trainings.Case:
+    return next(case for case in trainings.CASES if case.name == name)
+
+
+OURS = case_of("2 x 1, 1 Gbit/s, 30M: Ballast stage 2")
+
+
+def test_cases_have_names_of_their_own_and_ranks_with_as_many_sequences():
+    assert len({case.name for case in trainings.CASES}) == len(trainings.CASES)
+    for case in trainings.CASES:
+        assert case.workload.ranks == case.site.hosts * case.site.ranks
+        assert case.workload.shape.sequences % case.workload.ranks == 0
+
+
+def test_a_link_carries_what_its_host_has_not():
+    parameters = 30_033_920
+    fewer_positions = parameters - (256 - 32) * 640
+    assert OURS.needed_bytes == 2 * 2 * parameters / 2
+    assert OURS.of("Ballast stage 3").needed_bytes == 3 * 2 * parameters / 2
+    assert OURS.of(ALONE).needed_bytes == 0
+    assert case_of("4 x 1, 1 Gbit/s, 30M: DDP").needed_bytes == 2 * 2 * parameters * 3 / 4
+    assert case_of("2 x 2, 1 Gbit/s, 30M, fp32: DDP").needed_bytes == 2 * 4 * fewer_positions / 2
+    assert OURS.link_seconds == pytest.approx(2 * parameters / 125e6)
+
+
+def test_a_case_brings_its_references():
+    assert trainings.with_references([OURS]) == [OURS.of(ALONE), OURS.of(DDP), OURS]
+
+
+def test_a_training_is_compared_with_ddp_with_the_limit_and_with_the_needed_bytes():
+    run = lambda seconds: [hosts.Run(seconds, 1.1 * OURS.needed_bytes, [3.0])]
+    runs = {OURS.of(ALONE): run(0.1), OURS.of(DDP): run(1.0), OURS: run(0.8)}
+    speed, limit, sent = hosts.records(OURS, runs)
+    assert (speed["against"], speed["ratio"], speed["value"]) == (DDP, pytest.approx(1.25), OURS.workload.tokens / 0.8)
+    assert limit["ratio"] == pytest.approx(OURS.link_seconds / 0.8)
+    assert sent["ratio"] == pytest.approx(1 / 1.1)
+    assert len({line["case"] for line in (speed, limit, sent)}) == 3
+    assert hosts.with_other_losses(list(runs), runs) == []
+    runs[OURS] = [runs[OURS][0]._replace(losses=[4.0])]
+    assert hosts.with_other_losses(list(runs), runs) == [OURS]
+
+
+def test_the_slowest_rank_and_the_busiest_link_count():
+    ranks = [
+        {"seconds": [1.0, 3.0], "losses": [4.0], "sent_bytes": 10},
+        {"seconds": [1.0, 1.0], "losses": [2.0]},
+        {"seconds": [1.0, 1.0], "losses": [3.0], "sent_bytes": 20},
+    ]
+    assert hosts.summary(ranks, 2) == hosts.Run(2.0, 10, [3.0])
+
+
+def test_a_collective_is_compared_with_its_link():
+    case = collectives_between.Case(Site(2, 1, Link(1)), "all_gather")
+    seconds = case.needed_bytes / 125e6
+    ranks = [{"all_gather": [[seconds, 0]], "all_gather, torch gloo": [[4 * seconds, 0]]}] * 2
+    ranks[1] = {**ranks[0], "all_gather": [[2 * seconds, 2 * case.needed_bytes]]}
+    link, torch, sent = collectives_between.records(case, ranks)
+    assert (link["ratio"], torch["ratio"], sent["ratio"]) == (pytest.approx(0.5), pytest.approx(2), pytest.approx(0.5))
+
+
+def test_ranks_are_numbered_host_by_host():
+    environment = launch.environment_of(Site(2, 2, Link(1)), host=1, local=0)
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "0", "4")
+    assert environment["MASTER_ADDR"] == "10.77.0.1"
+
+
+@pytest.mark.parametrize("commands, status", [(["true"] * 8, 0), (["sleep infinity", "true", "false"], 1)])
+def test_a_host_ends_with_its_last_rank_or_with_the_first_that_fails(commands, status):
+    host = subprocess.Popen(["bash", "-c", network.at_once(commands)], start_new_session=True)
+    ended = host.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(host.pid, signal.SIGKILL)
+    assert ended == status
+
+
+def test_links_are_named_by_rate_and_delay():
+    assert [Link(0.1).name, Link(10).name, Link(1, 5).name] == ["100 Mbit/s", "10 Gbit/s", "1 Gbit/s, 5 ms"]
+
+
+def test_the_relay_sends_a_frame_to_its_host_or_to_all_others():
+    frame = lambda address: bytes(relay.HEADER_BYTES) + bytes.fromhex(address) + bytes(60)
+    assert relay.targets(frame("020000000002"), source=0, hosts=4) == [2]
+    assert relay.targets(frame("ffffffffffff"), source=1, hosts=4) == [0, 2, 3]
+    assert relay.targets(frame("333300000001"), source=0, hosts=2) == [1]  # a group of hosts
