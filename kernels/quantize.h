@@ -3,6 +3,7 @@
 
 #include <ballast/view.h>
 
+#include <algorithm>
 #include <span>
 
 #include "kernels/quantize_pieces.h"
@@ -19,6 +20,16 @@ constexpr std::size_t quantized_bytes(std::size_t count, CodeBits bits) {
 // The elements of each of `parts` equal parts of whole groups. The last parts may be short, or empty.
 constexpr std::size_t part_of_groups(std::size_t count, std::size_t parts) {
   return (block_count(count) + parts - 1) / parts * group_size;
+}
+
+// Return the memory that a rank encodes in. A gather and a reduce_scatter need codes of `count` elements for each rank. An
+// all_reduce of `count` elements needs codes of each rank's part, first of the values and then of the sums.
+constexpr std::size_t encoded_parts_bytes(std::size_t count, std::size_t ranks, CodeBits bits) {
+  return ranks * quantized_bytes(count, bits);
+}
+constexpr std::size_t encoded_all_reduce_bytes(std::size_t count, std::size_t ranks, CodeBits values, CodeBits sums) {
+  const std::size_t part = part_of_groups(count, ranks);
+  return std::max(encoded_parts_bytes(part, ranks, values), encoded_parts_bytes(part, ranks, sums));
 }
 
 // `blocks` holds quantized_bytes() of u8, at a multiple of 4 bytes.

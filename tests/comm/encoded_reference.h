@@ -12,8 +12,8 @@ using kernels::CodeBits;
 
 inline constexpr std::uint64_t wire_stream = 17;
 
-inline kernels::CodeRounding rounding(std::uint64_t what, std::size_t who, std::size_t first) {
-  return {true, kernels::rounding_stream(what, who, wire_stream), first};
+inline kernels::CodeRounding rounding(std::uint64_t what, std::size_t rounder, std::size_t first) {
+  return {true, kernels::rounding_stream(what, rounder, wire_stream), first};
 }
 
 // Encodes values and decodes them to fp32, or to another format.

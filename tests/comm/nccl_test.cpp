@@ -78,7 +78,7 @@ void everything_encoded(Communicator& ranks, const Stream& stream, MemoryAccount
   const Summands summands(ranks.size(), ranks_per_host);
   Encoding encoding{.values = CodeBits::eight, .sums = CodeBits::four, .stream = wire_stream, .memory = {}};
   const Buffer codes = allocate(accounts, {.kind = MemoryKind::device,
-                                           .bytes = encoded_scatter_bytes(count, ranks.size(), CodeBits::eight),
+                                           .bytes = kernels::encoded_parts_bytes(count, ranks.size(), CodeBits::eight),
                                            .owner = "codes",
                                            .gpu = stream.gpu()});
   encoding.memory = {codes.data(), codes.bytes(), DType::u8};
@@ -96,7 +96,8 @@ void everything_encoded(Communicator& ranks, const Stream& stream, MemoryAccount
 }
 
 using GpuOfRank = std::function<int(std::size_t rank)>;
-using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel)>;
+using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel,
+                                const MemoryAccounts& of_groups)>;
 
 // Connects threads as ranks in host memory, and runs the test on each. Returns their errors.
 Failures failures_on_gpus(GroupShape shape, const GpuOfRank& gpu_of, const Test& test) {
@@ -116,7 +117,7 @@ Failures failures_on_gpus(GroupShape shape, const GpuOfRank& gpu_of, const Test&
                                     .timeout = patient,
                                     .ranks_per_host = shape.ranks_per_host},
                                    {.backend = *on_host, .accounts = accounts});
-        test(*ranks, stream, Channel{{stream.handle(), stream.gpu()}, backend.get()});
+        test(*ranks, stream, Channel{{stream.handle(), stream.gpu()}, backend.get()}, accounts);
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
       }
@@ -143,7 +144,7 @@ TEST_CASE("NCCL gives the same bits as every other communicator", "[gpu]") {
     if (size > gpus) break;
     check_on_gpus(
         size, [](std::size_t rank) { return static_cast<int>(rank); },
-        [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+        [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts&) {
           MemoryAccounts accounts;
           const auto on_gpus = ranks.split(0, &channel);
           everything(*on_gpus, stream, accounts);
@@ -157,7 +158,7 @@ TEST_CASE("NCCL adds the ranks of each host first, and then the hosts", "[gpu]")
   if (device::list().size() < 4) return skip("NCCL gives each rank a GPU of its own, and there are fewer than 4");
   check_on_gpus(
       {4, 2}, [](std::size_t rank) { return static_cast<int>(rank); },
-      [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+      [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts&) {
         MemoryAccounts accounts;
         const auto on_gpus = ranks.split(0, &channel);
         everything(*on_gpus, stream, accounts, 2);
@@ -166,11 +167,32 @@ TEST_CASE("NCCL adds the ranks of each host first, and then the hosts", "[gpu]")
       });
 }
 
+TEST_CASE("a group of GPUs that gathers codes takes no device memory but theirs", "[gpu]") {
+  if (device::list().size() < 2) return skip("NCCL gives each rank a GPU of its own, and there is one");
+  check_on_gpus(
+      2, [](std::size_t rank) { return static_cast<int>(rank); },
+      [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts& of_groups) {
+        constexpr std::size_t count = 1000;
+        MemoryAccounts accounts;
+        const auto on_gpus = ranks.split(0, &channel);
+        const std::size_t bytes = kernels::encoded_parts_bytes(count, 2, CodeBits::eight);
+        const Buffer codes =
+            allocate(accounts, {.kind = MemoryKind::device, .bytes = bytes, .owner = "codes", .gpu = stream.gpu()});
+        const OnGpu mine(Values::of_rank(ranks.rank(), DType::bf16, count), stream, accounts);
+        const OnGpu all(Values(DType::bf16, 2 * count), stream, accounts);
+        on_gpus->all_gather(mine.view(), all.view(), {.memory = {codes.data(), bytes, DType::u8}});
+        stream.synchronize();
+        for (const MemoryAccounts::Entry& entry : of_groups.entries()) {
+          expect(entry.kind != MemoryKind::device, "device memory of the group: " + entry.owner);
+        }
+      });
+}
+
 // A group of one rank exchanges with itself, so NCCL also works on a machine with one GPU.
 TEST_CASE("NCCL connects a group of one rank on one GPU", "[gpu]") {
   check_on_gpus(
       2, [](std::size_t) { return 0; },
-      [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+      [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts&) {
         MemoryAccounts accounts;
         const bool is_on_gpu = ranks.rank() == 0;  // the other rank makes a group in host memory meanwhile
         const auto alone = ranks.split(ranks.rank(), is_on_gpu ? &channel : nullptr);

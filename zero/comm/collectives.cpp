@@ -139,11 +139,7 @@ class Collectives : public Communicator {
 
   std::size_t ranks_per_host() const override { return transport_->ranks_per_host(); }
 
-  SentBytes sent() const override {
-    SentBytes sum = transport_->sent();
-    const SentBytes levels = has_split_ ? two_level_->sent() : SentBytes{};
-    return {sum.inside + levels.inside, sum.across + levels.across};
-  }
+  SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
 
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
     together([&] {
@@ -247,7 +243,8 @@ class Collectives : public Communicator {
     call.is_encoded = true;
     call.values = encoding.values;
     call.sums = encoding.sums;
-    return {*transport_, has_two_levels() ? &two_level() : nullptr, backend_, call, encoding};
+    const auto gather_bytes = [this](const Call& of, const ConstView& mine, const View& all) { gather(of, mine, all); };
+    return {*transport_, has_two_levels() ? &two_level() : nullptr, gather_bytes, backend_, call, encoding};
   }
 
   void copy(const ConstView& from, const View& to) {

@@ -1,5 +1,9 @@
 #include "zero/comm/encoded.h"
 
+#include <ballast/error.h>
+
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <vector>
@@ -27,15 +31,6 @@ std::vector<ConstView> beginnings(std::span<const ConstView> arrays, std::size_t
 
 }  // namespace
 
-std::size_t encoded_gather_bytes(std::size_t count, CodeBits values) { return quantized_bytes(count, values); }
-std::size_t encoded_scatter_bytes(std::size_t count, std::size_t ranks, CodeBits values) {
-  return ranks * quantized_bytes(count, values);
-}
-std::size_t encoded_all_reduce_bytes(std::size_t count, std::size_t ranks, const Encoding& encoding) {
-  const std::size_t part = kernels::part_of_groups(count, ranks);
-  return std::max(ranks * quantized_bytes(part, encoding.values), quantized_bytes(part, encoding.sums));
-}
-
 EncodedCollective::Stretch EncodedCollective::Parts::clip(std::size_t rank, const Stretch& stretch) const {
   const std::size_t there = std::min(part, count - begin(rank));
   const std::size_t first = std::min(stretch.first, there);
@@ -43,45 +38,47 @@ EncodedCollective::Stretch EncodedCollective::Parts::clip(std::size_t rank, cons
 }
 
 void EncodedCollective::all_gather(const ConstView& mine, const View& all) {
-  const View codes = memory(0, encoded_gather_bytes(mine.count(), encoding_.values));
-  backend_.quantize(mine, {encoding_.values, codes}, {});
-  hand_out(codes, encoding_.values, {all.count(), mine.count()}, all);
+  const CodeBits bits = encoding_.values;
+  require_memory(kernels::encoded_parts_bytes(mine.count(), group_.size(), bits));
+  const std::size_t bytes = quantized_bytes(mine.count(), bits);
+  backend_.quantize(mine, {bits, memory(group_.rank() * bytes, bytes)}, {});
+  hand_out({all.count(), mine.count()}, bits, all);
 }
 
 void EncodedCollective::reduce_scatter(const ConstView& all, const View& into) {
+  require_memory(kernels::encoded_parts_bytes(into.count(), group_.size(), encoding_.values));
   add_parts(all, {all.count(), into.count()}, into);
 }
 
 // Each rank adds a part. All ranks decode the sums, so that they are equal everywhere.
 void EncodedCollective::all_reduce(const ConstView& all, const View& into) {
+  const CodeBits bits = encoding_.sums;
+  require_memory(kernels::encoded_all_reduce_bytes(all.count(), group_.size(), encoding_.values, bits));
   const Parts parts{all.count(), kernels::part_of_groups(all.count(), group_.size())};
   const std::size_t rank = group_.rank();
   const View mine = into.part(parts.begin(rank), parts.clip(rank, {0, parts.part}).count);
   add_parts(all, parts, mine);
-  const View codes = memory(0, quantized_bytes(parts.part, encoding_.sums));
   encode(mine, Rounded::result, rank, parts.number(rank, 0),
-         {encoding_.sums, codes.part(0, quantized_bytes(mine.count(), encoding_.sums))});
-  hand_out(codes, encoding_.sums, parts, into);
+         {bits, memory(rank * quantized_bytes(parts.part, bits), quantized_bytes(mine.count(), bits))});
+  hand_out(parts, bits, into);
 }
 
-// Sends this rank's part to all ranks, and decodes those of all.
-void EncodedCollective::hand_out(const View& codes, CodeBits bits, const Parts& parts, const View& all) {
-  const auto sent = [&](const ConstView& values) {
-    return Sent{.call = call_, .values = values, .block_bytes = block_bytes(bits)};
-  };
-  const auto decode = [&](std::size_t rank, const ConstView& theirs, std::size_t first) {
-    const auto [at, count] = parts.clip(rank, {elements_of(first, bits), elements_of(theirs.bytes(), bits)});
-    backend_.dequantize({bits, theirs.part(0, quantized_bytes(count, bits))}, all.part(parts.begin(rank) + at, count));
-  };
-  if (levels_ == nullptr) return exchange(group_, sent(codes), decode);
-  const std::size_t neighbours = levels_->inside().size();
-  exchange_together(levels_->across(), sent(codes), [&](std::span<const ConstView> by_host, std::size_t first) {
-    for (std::size_t host = 0; host < by_host.size(); ++host) {
-      exchange(levels_->inside(), sent(by_host[host]), [&](std::size_t place, const ConstView& theirs, std::size_t at) {
-        decode(host * neighbours + place, theirs, first + at);
-      });
-    }
+void EncodedCollective::require_memory(std::size_t bytes) const {
+  require(encoding_.memory.bytes() >= bytes, Code::wrong_size, [&] {
+    return Problem{.what = "cannot start an encoded collective: the memory for its codes is too small",
+                   .needed = fmt::format("{} bytes", bytes),
+                   .available = fmt::format("{} bytes", encoding_.memory.bytes())};
   });
+}
+
+// Sends this rank's part, which lies encoded at its place in the memory, to all ranks, and decodes those of all.
+void EncodedCollective::hand_out(const Parts& parts, CodeBits bits, const View& all) {
+  const std::size_t bytes = quantized_bytes(parts.part, bits);
+  gather_(call_, memory(group_.rank() * bytes, bytes), memory(0, group_.size() * bytes));
+  for (std::size_t rank = 0; rank < group_.size(); ++rank) {
+    const std::size_t count = parts.clip(rank, {0, parts.part}).count;
+    backend_.dequantize({bits, memory(rank * bytes, quantized_bytes(count, bits))}, all.part(parts.begin(rank), count));
+  }
 }
 
 // Encodes a stretch of the part that this rank sends to `rank`.
@@ -135,9 +132,9 @@ void EncodedCollective::sum_by_host(std::span<const ConstView> by_rank, std::siz
 }
 
 // Quantizes tensor by tensor.
-void EncodedCollective::encode(const ConstView& values, Rounded what, std::size_t who, std::size_t first,
+void EncodedCollective::encode(const ConstView& values, Rounded what, std::size_t rounder, std::size_t first,
                                const kernels::Quantized& to) {
-  const std::uint64_t stream = kernels::rounding_stream(static_cast<std::uint64_t>(what), who, encoding_.stream);
+  const std::uint64_t stream = kernels::rounding_stream(static_cast<std::uint64_t>(what), rounder, encoding_.stream);
   std::size_t done = 0;
   while (done < values.count()) {
     const std::size_t number = first + done;

@@ -20,15 +20,10 @@ struct Encoding {
   // that they do not depend on how tensors are put together. Without any, all elements are of tensor 0.
   std::span<const kernels::Run> tensors{};
   std::uint64_t first_index = 0;  // RoundingPlace::first_index of the tensors
-  // u8, at least encoded_*_bytes() below, which the backend reaches. Its contents are lost. Where peers read in place, it lies in
-  // memory of Communicator::shared_memory() on all ranks or on none.
+  // u8, which the backend reaches: at least kernels::encoded_parts_bytes() in a gather and a reduce_scatter, and
+  // encoded_all_reduce_bytes() in an all_reduce. Its contents are lost. Where peers read in place, it lies in memory of
+  // Communicator::shared_memory() on all ranks or on none.
   View memory;
 };
-
-// The memory of encoded collectives: of a gather of `count` values of each rank, of a reduce_scatter that gives each of `ranks` a
-// part of `count`, and of an all_reduce of `count` values.
-std::size_t encoded_gather_bytes(std::size_t count, kernels::CodeBits values);
-std::size_t encoded_scatter_bytes(std::size_t count, std::size_t ranks, kernels::CodeBits values);
-std::size_t encoded_all_reduce_bytes(std::size_t count, std::size_t ranks, const Encoding& encoding);
 
 }  // namespace ballast

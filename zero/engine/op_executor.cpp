@@ -4,6 +4,7 @@
 
 #include "kernels/random_math.h"
 #include "kernels/runtime/profiler_range.h"
+#include "zero/plan/wire_codes.h"
 
 namespace ballast {
 namespace {
@@ -132,11 +133,8 @@ void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const Reduced&
 }
 
 Encoding OpExecutor::encoding_of(const Op& op) const {
-  const auto bits = [](WireFormat format) {
-    return format == WireFormat::int4 ? kernels::CodeBits::four : kernels::CodeBits::eight;
-  };
-  return {.values = bits(op.codes.values),
-          .sums = bits(op.codes.sums),
+  return {.values = code_bits(op.codes.values),
+          .sums = code_bits(op.codes.sums),
           .memory = parts_.slots.view(op.codes.memory, DType::u8)};
 }
 

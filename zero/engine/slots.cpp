@@ -41,7 +41,7 @@ std::set<std::size_t> slots_of_initial_state(const Program& program) {
 std::set<std::size_t> exchanged_slots(const Program& program) {
   std::map<std::size_t, std::set<std::size_t>> units;  // by slot
   for (const Op& op : program.ops) {
-    if (op.codes.exist()) {  // what others read
+    if (op.codes.exist()) {  // other ranks read codes in place of values
       units[op.codes.memory.slot].insert(op.unit);
       continue;
     }

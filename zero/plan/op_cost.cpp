@@ -1,15 +1,15 @@
 #include "zero/plan/op_cost.h"
 
-#include "zero/plan/wire_codes.h"
-
 namespace ballast {
 namespace {
 
 double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
-// Encoding reads and writes once, and decoding does.
-std::size_t bytes_of_coding(const Op& op, std::size_t moved) {
-  return op.codes.exist() ? op.from.bytes + op.codes.memory.bytes + moved + op.to.bytes : 0;
+// Encoding reads and writes once, and decoding does. The memory of a gather has the codes of all ranks.
+std::size_t bytes_of_coding(const Op& op) {
+  if (!op.codes.exist()) return 0;
+  const std::size_t written = op.codes.memory.bytes - (op.kind == OpKind::gather ? op.codes.received : 0);
+  return op.from.bytes + written + op.codes.received + op.to.bytes;
 }
 
 }  // namespace
@@ -19,10 +19,10 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::clear:
     case OpKind::read:
     case OpKind::read_first: return op.to.bytes;
-    case OpKind::gather: return op.codes.exist() ? received_bytes(op, placement.shards) : op.to.bytes - op.from.bytes;
+    case OpKind::gather: return op.codes.exist() ? op.codes.received : op.to.bytes - op.from.bytes;
     case OpKind::reduce: {
+      if (op.codes.exist()) return op.codes.received;
       const bool shards = op.ranks == Ranks::shard_group;
-      if (op.codes.exist()) return received_bytes(op, shards ? placement.shards : placement.replicas);
       const double part = part_of_others(shards ? placement.shards : placement.replicas);
       const std::size_t bytes = op.from.bytes + (shards ? 0 : op.to.bytes);  // replicas gather the sum
       return static_cast<std::size_t>(part * static_cast<double>(bytes));
@@ -45,7 +45,7 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
 double seconds_of(const Op& op, const SimulationInput& input) {
   const Machine& machine = input.machine;
   const auto bytes = static_cast<double>(bytes_moved(op, input.placement));
-  const auto coding = static_cast<double>(bytes_of_coding(op, bytes_moved(op, input.placement)));
+  const auto coding = static_cast<double>(bytes_of_coding(op));
   const auto memory = [&](const Piece& piece) {
     return input.program.slots[piece.slot].tier == Tier::device ? machine.device_memory : machine.host_memory;
   };

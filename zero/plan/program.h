@@ -68,7 +68,8 @@ struct Wait {
 // The encoding of a collective, and the memory that it encodes in. Without memory the collective is exact.
 struct Codes {
   Piece memory{};
-  WireFormat values = WireFormat::exact;  // of what each rank brings
+  std::size_t received = 0;               // bytes, from all other ranks
+  WireFormat values = WireFormat::exact;  // of each rank's values
   WireFormat sums = WireFormat::exact;    // of sums of several ranks
 
   bool exist() const { return memory.exists(); }
@@ -108,8 +109,8 @@ enum class SlotRole : std::uint8_t {
   first_regions,    // of records
   staging,          // records on their way to and from a drive
   kept,             // records that stay in memory
-  gather_codes,     // encoded parameters that this rank sends
-  reduce_codes,     // encoded gradients, the same
+  gather_codes,     // encoded parameters of all ranks
+  reduce_codes,     // encoded gradients that this rank sends, and sums of all ranks
 };
 
 std::string_view name(SlotRole role);

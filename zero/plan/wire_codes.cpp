@@ -4,16 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "kernels/quantize.h"
-
 namespace ballast {
 namespace {
-
-kernels::CodeBits bits_of(WireFormat format) {
-  return format == WireFormat::int4 ? kernels::CodeBits::four : kernels::CodeBits::eight;
-}
-
-std::size_t encoded(std::size_t count, WireFormat format) { return kernels::quantized_bytes(count, bits_of(format)); }
 
 void check_formats(const Wire& wire) {
   require(wire.gather != WireFormat::int4, Code::unsupported, [] {
@@ -50,29 +42,37 @@ void check(const Wire& wire, const Placement& placement) {
   });
 }
 
+kernels::CodeBits code_bits(WireFormat format) {
+  return format == WireFormat::int4 ? kernels::CodeBits::four : kernels::CodeBits::eight;
+}
+
 Codes codes_of_gather(const Wire& wire, const Section& section) {
   if (wire.gather == WireFormat::exact || section.shards == 1 || section.shard == 0) return {};
-  return {.memory = {.bytes = encoded(section.shard, wire.gather)}, .values = wire.gather, .sums = wire.gather};
+  const kernels::CodeBits bits = code_bits(wire.gather);
+  return {.memory = {.bytes = kernels::encoded_parts_bytes(section.shard, section.shards, bits)},
+          .received = (section.shards - 1) * kernels::quantized_bytes(section.shard, bits),
+          .values = wire.gather,
+          .sums = wire.gather};
 }
 
 Codes codes_of_reduction(const Wire& wire, const Placement& placement, const UnitLayout& unit, Ranks ranks) {
   const bool of_shards = ranks == Ranks::shard_group;
   const std::size_t size = of_shards ? placement.shards : placement.replicas;
-  if (wire.reduce == WireFormat::exact || size == 1 || unit.trained.shard == 0) return {};
-  const bool of_sums = !of_shards && placement.shards > 1;  // what replicas add are sums already
-  const WireFormat values = of_sums ? wire.of_sums() : wire.reduce;
-  const std::size_t part = of_shards ? unit.trained.shard : kernels::part_of_groups(unit.trained.shard, size);
-  return {.memory = {.bytes = size * encoded(part, values)}, .values = values, .sums = wire.of_sums()};
-}
-
-// An all_reduce hands out the sums of the parts that ranks add.
-std::size_t received_bytes(const Op& op, std::size_t ranks) {
-  const std::size_t bytes = op.codes.memory.bytes;
-  if (op.kind == OpKind::gather) return (ranks - 1) * bytes;
-  const std::size_t of_part = bytes / ranks;
-  if (op.ranks == Ranks::shard_group) return (ranks - 1) * of_part;
-  const std::size_t blocks = of_part / kernels::block_bytes(bits_of(op.codes.values));
-  return (ranks - 1) * (of_part + blocks * kernels::block_bytes(bits_of(op.codes.sums)));
+  const std::size_t count = unit.trained.shard;
+  if (wire.reduce == WireFormat::exact || size == 1 || count == 0) return {};
+  const bool of_sums = !of_shards && placement.shards > 1;  // replicas add sums of shard groups
+  Codes codes{.values = of_sums ? wire.of_sums() : wire.reduce, .sums = wire.of_sums()};
+  const kernels::CodeBits values = code_bits(codes.values);
+  const kernels::CodeBits sums = code_bits(codes.sums);
+  if (of_shards) {
+    codes.memory.bytes = kernels::encoded_parts_bytes(count, size, values);
+    codes.received = (size - 1) * kernels::quantized_bytes(count, values);
+  } else {  // each rank adds a part, and then gets the sums of the others
+    const std::size_t part = kernels::part_of_groups(count, size);
+    codes.memory.bytes = kernels::encoded_all_reduce_bytes(count, size, values, sums);
+    codes.received = (size - 1) * (kernels::quantized_bytes(part, values) + kernels::quantized_bytes(part, sums));
+  }
+  return codes;
 }
 
 }  // namespace ballast

@@ -33,6 +33,10 @@ struct LeaveReason {
 struct SentBytes {
   std::size_t inside = 0;  // to ranks of its host
   std::size_t across = 0;  // to other hosts
+
+  friend SentBytes operator+(const SentBytes& one, const SentBytes& other) {
+    return {one.inside + other.inside, one.across + other.across};
+  }
 };
 
 // Threads: one thread at a time uses a communicator. Other threads may use other communicators of the process
@@ -57,13 +61,14 @@ class Communicator {
   // the ranks of each host, and then that of the hosts: see ConnectOptions::ranks_per_host.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
-  // The same with encoded values, which are rounded on their way. A group of one rank sends nothing and rounds nothing.
-  virtual void all_gather(ConstView mine, View all, const Encoding& encoding) = 0;
-  virtual void reduce_scatter(ConstView all, View into, const Encoding& encoding) = 0;
-  virtual void all_reduce(ConstView all, View into, const Encoding& encoding) = 0;
+  // The same with encoded values, which are rounded on their way. A group of one rank sends nothing and rounds nothing. A
+  // communicator that does not override them refuses them (B1005).
+  virtual void all_gather(ConstView mine, View all, const Encoding& encoding);
+  virtual void reduce_scatter(ConstView all, View into, const Encoding& encoding);
+  virtual void all_reduce(ConstView all, View into, const Encoding& encoding);
   // The ranks whose values an encoded reduction adds before it encodes the sums for other hosts: ConnectOptions::ranks_per_host.
-  virtual std::size_t ranks_per_host() const = 0;
-  virtual SentBytes sent() const = 0;  // in all collectives so far; any thread may call
+  virtual std::size_t ranks_per_host() const { return 1; }
+  virtual SentBytes sent() const { return {}; }  // in all collectives so far; any thread may call
 
   // Adds integers, which are exact in any order, in place.
   void all_reduce(std::span<std::int64_t> values);
