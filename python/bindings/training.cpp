@@ -126,6 +126,7 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def("full_parameters", memory_of<&TrainingBinding::full_parameters>, py::arg("unit"))
       .def("acquire_parameters", memory_of<&TrainingBinding::acquire_parameters>, py::arg("unit"))
       .def("acquire_exact_parameters", memory_of<&TrainingBinding::acquire_exact_parameters>, py::arg("unit"))
+      .def_property_readonly("gathers_codes", &TrainingBinding::gathers_codes)
       .def("acquire_gradients", memory_of<&TrainingBinding::acquire_gradients>, py::arg("unit"))
       .def("release", &TrainingBinding::release)
       .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))

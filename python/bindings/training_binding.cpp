@@ -101,6 +101,8 @@ Memory TrainingBinding::acquire_exact_parameters(std::size_t unit) {
   return acquire(training_->exact_parameters(unit));
 }
 
+bool TrainingBinding::gathers_codes() const { return training_->plan().compiled().input().gathers_codes(); }
+
 Memory TrainingBinding::acquire(Lease lease) {
   lease_.emplace(std::move(lease));
   const ConstView acquired = lease_->parameters();

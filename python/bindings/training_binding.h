@@ -87,6 +87,7 @@ class TrainingBinding {
   // One unit at a time, until it is released.
   Memory acquire_parameters(std::size_t unit);
   Memory acquire_exact_parameters(std::size_t unit);  // even if gathers are encoded
+  bool gathers_codes() const;                         // false: acquire_parameters() gathers exact ones
   Memory acquire_gradients(std::size_t unit);
   void release();
   std::string unpinned_because() const { return training_->unpinned_because(); }

@@ -89,7 +89,7 @@ std::vector<std::vector<float>> sums_of_equal_gradients(std::size_t ranks, std::
 }
 
 // Takes steps that change nothing, and throws unless the first unit's parameters are decoded where they are used, and exact
-// where they are kept.
+// where they are kept or requested.
 void keeps_exact_values(Communicator& world, Tier tier) {
   const Model model = odd_model();
   const optim::AdamW idle{.lr = 0.0, .weight_decay = 0.0};
@@ -109,6 +109,11 @@ void keeps_exact_values(Communicator& world, Tier tier) {
     exact = initial_values(used);
     if (!std::ranges::equal(used.as_bytes(), decoded({exact.data(), used.count(), used.dtype()})))
       throw std::logic_error("the used parameters are not the decoded ones");
+  }
+  {
+    const Lease lease = training.exact_parameters(0);
+    if (!std::ranges::equal(lease.tensor(0).as_bytes(), exact))
+      throw std::logic_error("the exact parameters are not exact");
   }
   training.visit_state([&](const LocalTile& tile) {
     if (tile.unit != 0) return;
@@ -239,6 +244,74 @@ TEST_CASE("a gradient that is not finite is found through codes, and its paramet
       CHECK(outcome.reasons[2].empty());
     }
   }
+}
+
+TEST_CASE("exact uses anywhere in a step change no bit, and become a part of a program that has them in each step") {
+  Setup setup{.placement = placement_of_stage(3, 2), .wire = {.gather = int8, .reduce = int8}, .steps = 4};
+  const std::vector<Outcome> expected = train(setup);
+  const Trace plain = plain_order(odd_model());
+  const Trace exact{{.unit = 0, .exact = true}, {.unit = 5, .exact = true}};
+  for (const Tier tier : {Tier::device, Tier::nvme}) {
+    setup.placement.parameters = setup.placement.state = all_in(tier);
+    for (const std::size_t place : {std::size_t{0}, std::size_t{1}, plain.size() / 2, plain.size()}) {
+      CAPTURE(static_cast<int>(tier), place);
+      Trace uses = plain;
+      uses.insert(uses.begin() + static_cast<std::ptrdiff_t>(place), exact.begin(), exact.end());
+      setup.uses_by_step = {{uses}};
+      const std::vector<Outcome> outcomes = train(setup);
+      check_same(expected, outcomes);
+      CHECK(outcomes[0].on_demand == std::vector<std::size_t>{1, 1, 0, 0});
+    }
+  }
+}
+
+TEST_CASE("exact uses between the backward passes of a step change no bit") {
+  Setup setup{
+      .placement = placement_of_stage(3, 2), .micro_steps = 2, .wire = {.gather = int8, .reduce = int8}, .steps = 3};
+  const std::vector<Outcome> expected = train(setup);
+  const Trace plain = plain_order(odd_model());
+  Trace and_exact = plain;
+  and_exact.push_back({.unit = 1, .exact = true});
+  setup.uses_by_step = {{and_exact, plain}, {plain, and_exact}};
+  check_same(expected, train(setup));
+}
+
+TEST_CASE("where nothing is encoded, exact parameters are those of the program") {
+  Trace uses = plain_order(odd_model());
+  uses[0].exact = true;
+  for (const Wire& wire : {Wire{.gather = int8}, Wire{}}) {
+    const std::size_t ranks = wire.gather == int8 ? 1 : 2;
+    const Setup setup{.placement = placement_of_stage(3, ranks), .wire = wire, .uses_by_step = {{uses}}};
+    CHECK(train(setup)[0].on_demand == std::vector<std::size_t>(setup.steps));
+  }
+}
+
+TEST_CASE("an encoded training has the same bits if it is offloaded and reloaded") {
+  Setup setup{.placement = placement_of_stage(3, 2), .wire = {.gather = int8, .reduce = int8}};
+  const std::vector<Outcome> expected = train(setup);
+  setup.offloads = true;
+  check_same(expected, train(setup));
+}
+
+TEST_CASE("a run resumes with another wire format from exact values") {
+  const TemporaryDirectory directory;
+  Setup run{.placement = placement_of_stage(3, 2),
+            .wire = {.gather = int8, .reduce = int8},
+            .steps = 2,
+            .keeps_run = true,
+            .directory = directory.path()};
+  run.placement.state = all_in(Tier::nvme);
+  train(run);
+  run.wire = {.reduce = int8};  // without gathers in codes, parameters that are used are those that are kept
+  const std::vector<Outcome> exact = train(run);
+  CHECK(exact[0].began_at == 2);
+  run.wire = {.gather = int8};
+  run.steps = 3;
+  const std::vector<Outcome> resumed = train(run);
+  CHECK(resumed[0].began_at == 2);
+  const std::size_t bytes = odd_model().units[0].tensors[0].elements() * byte_size(DType::bf16);
+  const ConstView kept(exact[0].parameters.data(), bytes / byte_size(DType::bf16), DType::bf16);
+  CHECK(std::ranges::equal(decoded(kept), std::span(resumed[0].seen[0]).first(bytes)));
 }
 
 TEST_CASE("ranks use decoded parameters, and keep exact ones") {

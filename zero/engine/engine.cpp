@@ -146,15 +146,14 @@ void Engine::set_steps(std::uint64_t steps) {
 }
 
 Lease Engine::exact_parameters(std::size_t unit) {
-  return acquire(unit, Phase::forward, parts_.plan.input().wire.gather != WireFormat::exact);
+  return acquire(unit, Phase::forward, parts_.plan.input().gathers_codes());
 }
 
-// `anew`: even if it is the program's next use, and gathered with less than exact parameters.
-Lease Engine::acquire(std::size_t unit, Phase phase, bool anew) {
+Lease Engine::acquire(std::size_t unit, Phase phase, bool exact) {
   require_acquirable(unit, phase);
-  const Trace chain = visits_of(parts_.plan.model(), unit, phase);
+  const Trace chain = visits_of(parts_.plan.model(), unit, phase, exact);
   scheduler_.issue_up_to_trainer();
-  if (anew || !scheduler_.uses_next(chain)) off_plan_.serve(chain, anew);
+  if (!scheduler_.uses_next(chain)) off_plan_.serve(chain);
   const std::size_t first = scheduler_.uses().next_number();
   std::vector<Lease::Memory> memory;
   while (memory.size() < chain.size()) {

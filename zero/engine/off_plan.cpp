@@ -8,16 +8,13 @@
 
 namespace ballast {
 
-// Without encoded gathers the program's slots are the same but for the last one, so that a list may do without it.
-void OffPlan::serve(const Trace& chain, bool exact) {
+void OffPlan::serve(const Trace& chain) {
   go_off_plan(chain.back());
   if (needs_second_sum(chain)) {
     change_program(parts_.running.input().trace, true);
     follow({}, chain.back());  // the rest of the old program is gone
   }
-  CompileInput input = parts_.running.input();
-  if (exact) input.wire.gather = WireFormat::exact;
-  follow(compile_visits(input, so_far_, chain), chain.back());
+  follow(compile_visits(parts_.running.input(), so_far_, chain), chain.back());
 }
 
 void OffPlan::serve_step() {

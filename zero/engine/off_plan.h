@@ -21,9 +21,8 @@ class OffPlan {
   explicit OffPlan(const Parts& parts) : parts_(parts) {}
   OffPlan(OffPlan&&) = delete;
 
-  // Makes these uses the next ones in the scheduler's list. `exact`: they gather exact parameters, whatever Wire::gather says.
-  void serve(const Trace& chain, bool exact);
-  void serve_step();  // makes the agreement the next one
+  void serve(const Trace& chain);  // makes these uses the next ones in the scheduler's list
+  void serve_step();               // makes the agreement the next one
 
   void remember(const Trace& chain);  // uses that have begun
   bool has_gradients() const;         // whether there are some that no step has used yet

@@ -23,6 +23,7 @@ struct CompileInput {
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 
+  bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
   DType dtype_of_sums(std::size_t unit) const {
     return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);
   }

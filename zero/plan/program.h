@@ -88,6 +88,7 @@ struct Op {
   Piece to{};
   Piece state{};
   Codes codes{};              // of a gather or a reduction
+  bool exact = false;         // of a use: see Visit::exact
   std::vector<Wait> after{};  // in addition to those that its lane's order implies
 };
 

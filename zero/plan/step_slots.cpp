@@ -192,7 +192,7 @@ void StepSlots::add_codes() {
     }
   }
   if (reduced > 0) reduce_codes_ = slots_.add(SlotRole::reduce_codes, Tier::device, reduced);
-  if (gathered > 0) gather_codes_ = slots_.add(SlotRole::gather_codes, Tier::device, gathered);  // see OffPlan::serve()
+  if (gathered > 0) gather_codes_ = slots_.add(SlotRole::gather_codes, Tier::device, gathered);
 }
 
 Codes StepSlots::gather_codes(const Section& section) const {

@@ -30,6 +30,7 @@ class UnitGather:
         self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool
     ):
         self._core = core
+        self._gathers_codes = core.gathers_codes
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
@@ -46,6 +47,7 @@ class UnitGather:
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
+        self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training has ended, and the values are lost
         self.is_over = False  # the training has ended, or another plan has the values
@@ -73,7 +75,8 @@ class UnitGather:
         if unit in self.full:
             return
         require_stream(self._gpu, self._stream)
-        if self.open_unit == unit and not exact:
+        exact = exact and self._gathers_codes
+        if self.open_unit == unit and self._is_exact == exact:
             return
         self.require_there(self.units[unit].members[0])
         self.release_unit()
@@ -86,7 +89,7 @@ class UnitGather:
                 tensors = views_in(memory, self.units[unit], self._begins[unit], members)
                 self._views[key] = GatheredViews(members, tensors)
         self.now = self._views[key]
-        self.open_unit = unit
+        self.open_unit, self._is_exact = unit, exact
         for each, view in zip(self._of_unit[unit], self.now.tensors):
             each.gather(view)
         self.casts.fill(unit, self.now.tensors)
