@@ -162,7 +162,7 @@ def request_plan(
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
         format=read_state_formats(format),
         gradient_format=read_gradient_formats(gradient_format),
-        wire=read_wire(wire),
+        wire=read_wire(wire, read_stage(stage)),
         dtype=dtype,
         clipping=clipping,
         resumable=resumable,

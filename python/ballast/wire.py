@@ -32,7 +32,7 @@ class Wire:
     def given(self) -> dict[str, str]:
         """Return the formats that are not exact, by kind; none by default.
 
-        >>> read_wire({"reduce": "int8", "across": "int4"}).given()
+        >>> read_wire({"reduce": "int8", "across": "int4"}, 2).given()
         {'reduce': 'int8', 'across': 'int4'}
         """
         return {kind: name for kind, name in asdict(self).items() if name not in (EXACT, None)}
@@ -51,22 +51,28 @@ class Wire:
         self.for_core().check(_core.placement_of_stage(3 if stage is None else stage, 2))
 
 
-def read_wire(given: object) -> Wire:
-    """Return the formats that a caller has given: one for all, or one for each kind, also as text.
+def read_wire(given: object, stage: int | None) -> Wire:
+    """Return the formats that a caller has given: one for all that ranks send at this stage, or one for each kind, also as
+    text. Below stage 3 ranks send gradients only.
 
-    >>> str(read_wire("int8")), str(read_wire("exact")), str(read_wire("reduce=int8,across=int4"))
-    ('gather int8, reduce int8', 'exact', 'reduce int8, across int4')
+    >>> str(read_wire("int8", 3)), str(read_wire("int8", 2)), str(read_wire("reduce=int8,across=int4", 2))
+    ('gather int8, reduce int8', 'reduce int8', 'reduce int8, across int4')
     """
     if isinstance(given, str) and "=" not in given:
         name = one_of("wire format", given.strip().lower(), FORMATS, or_else='a mapping such as {"reduce": "int8"}')
-        return Wire(gather=name, reduce=name)
-    by_kind: Any = dict(_pairs(given)) if isinstance(given, str) else given
+        return Wire(gather=name if stage in (None, 3) else EXACT, reduce=name)
+    by_kind: Any = _by_kind(given) if isinstance(given, str) else given
     if not isinstance(by_kind, Mapping):
         refuse(f"wire={given!r} is not possible", needed='a format such as "int8", or formats by kind')
     all_known("kind of values on the wire", by_kind, KINDS)
     return Wire(**{kind: one_of("wire format", str(name).strip().lower(), FORMATS) for kind, name in by_kind.items()})
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
-    pairs = [word.partition("=") for word in text.split(",")]
-    return [(kind.strip(), name) for kind, _, name in pairs]
+def _by_kind(text: str) -> dict[str, str]:
+    by_kind: dict[str, str] = {}
+    for word in text.split(","):
+        kind, _, name = word.partition("=")
+        if kind.strip() in by_kind:
+            refuse(f"wire={text!r} is not possible: it names {kind.strip()} twice", needed="one format for each kind")
+        by_kind[kind.strip()] = name
+    return by_kind

@@ -106,6 +106,8 @@ class Search:
         if self._options.stage is not None:
             return (self._options.stage,)
         alone = self._request.group.size == 1
+        if self._options.wire.gathers_codes and not alone:
+            return (3,)  # below stage 3 no parameters are gathered in codes
         return tuple(
             stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._request.has_model)
         )

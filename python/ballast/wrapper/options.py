@@ -195,8 +195,7 @@ def _narrowed(options: WrapOptions) -> WrapOptions:
     if options.stage is not None:
         return options
     offloads_parameters = spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0)
-    needs_stage_3 = offloads_parameters or options.update_in_backward or options.wire.gathers_codes
-    return replace(options, stage=3) if needs_stage_3 else options
+    return replace(options, stage=3) if offloads_parameters or options.update_in_backward else options
 
 
 def _check_offload(options: WrapOptions) -> None:

@@ -49,6 +49,19 @@ def test_a_write_inside_gather_is_kept_exactly():
         assert torch.equal(kept, written)
 
 
+def test_gather_between_backward_and_step_and_offloads_change_no_bit():
+    for expected, gathering, offloaded in run_ranks(2, encoded.trained_with_interruptions):
+        for losses, parameters in (gathering, offloaded):
+            assert losses == expected[0]
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, expected[1]))
+
+
+def test_a_run_resumes_with_another_wire_from_exact_values(tmp_path):
+    for kept, resumed, used in run_ranks(2, encoded.resumed_with_another_wire, str(tmp_path)):
+        assert torch.equal(resumed, kept)
+        assert torch.equal(used, kept)
+
+
 def test_metrics_count_the_bytes_that_a_rank_sends():
     for exact, codes in run_ranks(2, encoded.bytes_sent):
         # Gathers for the next step may count in either, and some messages are never encoded.
@@ -58,11 +71,11 @@ def test_metrics_count_the_bytes_that_a_rank_sends():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"wire": "int8"}, "below stage 3"),
         ({"stage": 0, "wire": {"gather": "int8"}}, "below stage 3"),
         ({"stage": 3, "wire": "int4"}, "as int4"),
         ({"stage": 3, "wire": {"across": "int4"}}, "as exact and sums of them as int4"),
         ({"wire": "int9"}, "int8"),
+        ({"wire": "reduce=int8,reduce=int4"}, "it names reduce twice"),
         ({"wire": {"reduction": "int8"}}, "reduce"),
         ({"wire": 8}, "wire=8"),
     ],
@@ -79,10 +92,21 @@ def test_ranks_without_several_hosts_have_no_sums_to_send():
         assert "ranks send their own gradients only" in error
 
 
-def test_stage_auto_becomes_3_where_gathers_are_encoded():
+def test_one_format_stands_for_what_ranks_send_at_the_stage():
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage="auto", wire="int8")
-    assert optimizer._ballast.options.stage == 3
+    for stage, wire in ((0, {"reduce": "int8"}), (2, {"reduce": "int8"}), (3, {"gather": "int8", "reduce": "int8"})):
+        optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage=stage, wire="int8")
+        assert optimizer._ballast.options.wire.given() == wire
+        optimizer.close()
+    assert ballast.plan("llama-8b", ranks=16, stage=2, gpu="a100", wire="int4").wire == {"reduce": "int4"}
+
+
+def test_stage_auto_becomes_3_where_gathers_are_encoded():
+    assert run_ranks(2, encoded.chosen_stage) == [3, 3]
+
+
+def test_one_rank_has_no_gathers_that_choose_its_stage():
+    assert run_ranks(1, encoded.chosen_stage) == [0]
 
 
 def test_the_planner_counts_the_bytes_and_the_call_has_the_option():
@@ -96,4 +120,4 @@ def test_the_planner_counts_the_bytes_and_the_call_has_the_option():
     assert "wire" not in exact.wrap_call()
     assert ballast.plan("llama-8b", wire="int8", **{**options, "stage": "auto"}).stage == 3
     with pytest.raises(ballast.UsageError, match="below stage 3"):
-        ballast.plan("llama-8b", wire="int8", **{**options, "stage": 2})
+        ballast.plan("llama-8b", wire={"gather": "int8"}, **{**options, "stage": 2})

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from python.wrap.support.loops import Loop, mean_square_in_bfloat16, mlp_in_bfloat16
 
+Trained = tuple[list[float], list[torch.Tensor]]
+
 IDLE = {"lr": 0.0, "weight_decay": 0.0}  # steps that change nothing
 
 
@@ -45,6 +47,63 @@ def written_parameters(rank: int) -> list[torch.Tensor]:
     with ballast.gather(run.model):
         kept = first_of(run.model)
     return [kept, written]
+
+
+def trained_with_interruptions(rank: int) -> list[Trained]:
+    """Train in codes as usual, with gather() after each backward pass, and with offloads between steps."""
+    loop = Loop(rank=rank, ranks=dist.get_world_size())
+    trained = []
+    for gathers, offloads in ((False, False), (True, False), (False, True)):
+        model = mlp_in_bfloat16()
+        optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3, wire="int8")
+        losses = []
+        for step in range(4):
+            for micro in (0, 1):
+                loss = mean_square_in_bfloat16(model, loop.batch(2 * step + micro))
+                loss.backward()
+                losses.append(loss.item())
+                if gathers:
+                    with ballast.gather(model):
+                        assert first_of(model).isfinite().all()
+            optimizer.step()
+            optimizer.zero_grad()
+            if offloads:
+                optimizer.offload()
+                optimizer.reload()
+        optimizer.close()
+        trained.append((losses, [parameter.detach().clone() for parameter in model.parameters()]))
+    return trained
+
+
+def resumed_with_another_wire(rank: int, directory: str) -> list[torch.Tensor]:
+    """Return the first parameter of a run with codes, of the same run when it resumes without them, and as forward uses it."""
+    options = {"stage": 3, "offload": f"nvme:{directory}", "run": "again"}
+    loop = Loop(make_model=mlp_in_bfloat16, loss=mean_square_in_bfloat16, rank=rank, ranks=dist.get_world_size())
+    run = loop.run(**options, wire="int8")
+    with ballast.gather(run.model):
+        kept = first_of(run.model)
+    run.optimizer.close()
+    model = mlp_in_bfloat16()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, **options, wire={"reduce": "int4"})
+    with ballast.gather(model):
+        resumed = first_of(model)
+    used: list[torch.Tensor] = []
+    model[0].register_forward_pre_hook(lambda module, _: used.append(module.weight.detach().clone()))
+    mean_square_in_bfloat16(model, loop.batch(0)).backward()
+    optimizer.step()
+    optimizer.close()
+    return [kept, resumed, used[0]]
+
+
+def chosen_stage(rank: int) -> int | None:
+    """Return the stage that "auto" becomes where gathers are encoded."""
+    model = mlp_in_bfloat16()
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, stage="auto", wire="int8")
+    mean_square_in_bfloat16(model, torch.ones(20)).backward()
+    optimizer.step()
+    stage: int | None = optimizer._ballast.options.stage
+    optimizer.close()
+    return stage
 
 
 def bytes_sent(rank: int) -> list[float]:
