@@ -141,6 +141,15 @@ void Scheduler::wait_for_issued() {
   });
 }
 
+void Scheduler::wait_for_gather(std::size_t unit) {
+  const StepRun& last = runs_.last();
+  for (std::size_t op = 0; op < last.ops.size(); ++op) {
+    const Op& gather = (*last.list)[op];
+    if (gather.kind != OpKind::gather || gather.unit != unit || !gather.is_marked) continue;
+    wait(Phase::forward, Lane::gather, [&] { last.ops[op].wait_in(parts_.trainer.context()); });
+  }
+}
+
 void Scheduler::finish() {
   parts_.failure.check();
   require(uses_.oldest() == nullptr, Code::out_of_order, [] {

@@ -120,6 +120,9 @@ class ParamGather:
         """Call `tell` before a module uses its parameters, from now on."""
         self.units.before_use = tell
 
+    def require_used_in_call(self, parameter: torch.nn.Parameter, name: str) -> None:
+        """Do nothing: without its module's call, a parameter has no values."""
+
     def after_step(self) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()

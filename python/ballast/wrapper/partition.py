@@ -134,6 +134,7 @@ class Partition(ShardedState):
         unit, place = self._places[number]
         if ended := self._gradient_order.ended_by(unit, place):
             self._take_all(ended)
+        self._residence.require_used_in_call(parameter, self._members[number].name)
         self._keep_gradient(number, parameter, gradient)
         if hold:
             self._gradient_order.held()

@@ -21,6 +21,7 @@ SHARED = (
     "gradient_format",
     "max_grad_norm",
     "update_in_backward",
+    "overlap_gathers",
     "elementwise",
     "units",
     "run",

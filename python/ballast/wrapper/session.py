@@ -57,6 +57,8 @@ class Session:
         """Hook the parameters and the model, and begin with rank 0's values. All ranks call it together."""
         wrapped = self._wrapped
         model = wrapped.required_model if self.stage == 3 else wrapped.model
+        if self.options.overlap_gathers:
+            preconditions.require_model_of_calls(model)
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
         preconditions.require_untrained(model, mine, self.stage)
