@@ -24,8 +24,9 @@ Trace backward_only(std::size_t units) {
 
 class BackwardTrainer {
  public:
-  BackwardTrainer(Communicator& world, const std::filesystem::path& directory, bool overlaps)
-      : training_(plain_model(3, 1000), world, {optim::AdamW{.lr = 0.1}}, options(directory, overlaps)) {
+  BackwardTrainer(Communicator& world, const std::filesystem::path& directory, bool overlaps,
+                  const Placement& placement = placement_of_stage(2, 2))
+      : training_(plain_model(3, 100'000), world, {optim::AdamW{.lr = 0.1}}, options(directory, overlaps, placement)) {
     training_.initialise(initial_parameters());
   }
 
@@ -45,8 +46,9 @@ class BackwardTrainer {
   Training& training() { return training_; }
 
  private:
-  static TrainingOptions options(const std::filesystem::path& directory, bool overlaps) {
-    TrainingOptions options = options_of(placement_of_stage(2, 2), directory);
+  static TrainingOptions options(const std::filesystem::path& directory, bool overlaps, const Placement& placement) {
+    std::filesystem::create_directories(directory);
+    TrainingOptions options = options_of(placement, directory);
     options.trace = backward_only(3);
     options.schedule.overlap_gathers = overlaps;
     return options;
@@ -54,6 +56,12 @@ class BackwardTrainer {
 
   Training training_;
 };
+
+Placement in_tier(Tier state) {
+  Placement placement = placement_of_stage(2, 1);
+  placement.state = all_in(state);
+  return placement;
+}
 
 // Returns the parameters of each unit after two steps, by rank.
 std::vector<std::vector<std::byte>> trained(const std::filesystem::path& directory) {
@@ -96,6 +104,25 @@ TEST_CASE("with overlapping gathers a step returns before parameters are gathere
     if (before == expected[2]) throw std::runtime_error("the step changed nothing");
   });
   CHECK(fmt::format("{}", fmt::join(failures, "")) == "");
+}
+
+TEST_CASE("with overlapping gathers, each unit is waited for where no rank gathers and in every tier") {
+  const TemporaryDirectory folder;
+  for (const Placement& placement : {placement_of_stage(0, 1), in_tier(Tier::host), in_tier(Tier::nvme)}) {
+    CAPTURE(text(placement));
+    const auto world = single_rank();
+    BackwardTrainer waiting(*world, folder.path() / "waiting", true, placement);
+    BackwardTrainer finishing(*world, folder.path() / "finishing", false, placement);
+    for (std::size_t step = 0; step < 20; ++step) {
+      waiting.step();
+      finishing.step();
+      finishing.training().finish();
+      for (std::size_t unit = 0; unit < 3; ++unit) {
+        waiting.training().wait_for_parameters(unit);
+        REQUIRE((waiting.parameters(unit) == finishing.parameters(unit)));
+      }
+    }
+  }
 }
 
 TEST_CASE("nothing is waited for before the first step, and an unknown unit is refused") {

@@ -264,7 +264,7 @@ StepResult Engine::step() {
 void Engine::wait_for_parameters(std::size_t unit) {
   require_usable();
   require_unit(unit);
-  scheduler_.wait_for_gather(unit);
+  scheduler_.wait_for_parameters(unit);
 }
 
 void Engine::finish() {

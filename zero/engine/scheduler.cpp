@@ -141,12 +141,12 @@ void Scheduler::wait_for_issued() {
   });
 }
 
-void Scheduler::wait_for_gather(std::size_t unit) {
+void Scheduler::wait_for_parameters(std::size_t unit) {
   const StepRun& last = runs_.last();
-  for (std::size_t op = 0; op < last.ops.size(); ++op) {
-    const Op& gather = (*last.list)[op];
-    if (gather.kind != OpKind::gather || gather.unit != unit || !gather.is_marked) continue;
-    wait(Phase::forward, Lane::gather, [&] { last.ops[op].wait_in(parts_.trainer.context()); });
+  for (std::size_t i = 0; i < last.ops.size(); ++i) {
+    const Op& op = (*last.list)[i];
+    if (!op.is_marked || op.unit != unit) continue;
+    wait(Phase::forward, op.lane, [&] { last.ops[i].wait_in(parts_.trainer.context()); });
   }
 }
 

@@ -82,8 +82,7 @@ void ParameterGathers::gather_kept(std::size_t unit) {
                         .lane = Lane::gather,
                         .unit = unit,
                         .from = pieces_.shard(unit, trained),
-                        .to = pieces_.full(unit, trained),
-                        .is_marked = context_.input.schedule.overlap_gathers});
+                        .to = pieces_.full(unit, trained)});
 }
 
 // Uploads this rank's shard from the host, or from records, to its part of the full parameters.
