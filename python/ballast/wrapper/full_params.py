@@ -73,10 +73,10 @@ class FullParameters:
         if self._gathers is not None:
             self._gathers.begin()
         if self._gathers is None or any(self._open.values()):
-            self._finish()
+            self.finish()
         self._watch_anew()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Wait until all parameters are there."""
         self._core.finish() if self._gathers is None else self._gathers.finish()
 
@@ -92,7 +92,6 @@ class FullParameters:
 
     def offload(self) -> None:
         """Offload the parameters, whose memory is freed."""
-        self._finish()
         self._offloaded = OffloadedParameters(self._members, self._managed, self._group)
         self._places, self._watched = [], {}
 

@@ -120,6 +120,9 @@ class ParamGather:
         """Call `tell` before a module uses its parameters, from now on."""
         self.units.before_use = tell
 
+    def finish(self) -> None:
+        """Do nothing: parameters are waited for where they are gathered."""
+
     def require_used_in_call(self, parameter: torch.nn.Parameter, name: str) -> None:
         """Do nothing: without its module's call, a parameter has no values."""
 

@@ -127,6 +127,22 @@ def test_gathering_and_writes_wait_for_all_parameters():
     optimizer.close()
 
 
+@pytest.mark.parametrize("parameters", [True, False])
+def test_an_offloaded_training_has_all_parameters(parameters):
+    model = torch.nn.Linear(2, 2)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.1), model, overlap_gathers=True)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    optimizer.offload(parameters=parameters)
+    if not parameters:
+        with torch.no_grad():
+            model(torch.ones(2))
+    optimizer.reload()
+    with torch.no_grad():
+        model(torch.ones(2))
+    optimizer.close()
+
+
 def test_a_model_is_needed():
     model = torch.nn.Linear(2, 2)
     plain = torch.optim.AdamW(model.parameters())
