@@ -1,4 +1,4 @@
-// Ranks whose gathers wait for the test: each one, in any group, until it is let go.
+// Ranks whose gathers wait for the test: each one, in any group, until the test releases it.
 #pragma once
 
 #include <ballast/comm.h>
@@ -12,7 +12,7 @@
 
 namespace ballast::testing {
 
-// Counts the gathers that may go on. Any thread may call it.
+// Counts the gathers that may run. Any thread may call it.
 class Gate {
  public:
   void hold() {
@@ -20,7 +20,7 @@ class Gate {
     allowed_ = passed_;
     holds_ = true;
   }
-  void let_go(std::size_t gathers) {
+  void release(std::size_t gathers) {
     const std::lock_guard lock(mutex_);
     allowed_ += gathers;
     changed_.notify_all();
@@ -33,8 +33,8 @@ class Gate {
   void pass() {
     std::unique_lock lock(mutex_);
     const std::size_t mine = passed_++;
-    const bool goes_on = changed_.wait_for(lock, std::chrono::minutes(1), [&] { return !holds_ || mine < allowed_; });
-    if (!goes_on) throw std::runtime_error("a gather was held for a minute: another one was let go");
+    const bool may_run = changed_.wait_for(lock, std::chrono::minutes(1), [&] { return !holds_ || mine < allowed_; });
+    if (!may_run) throw std::runtime_error("a gather was held for a minute: another one was released");
   }
 
  private:

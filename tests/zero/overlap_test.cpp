@@ -96,7 +96,7 @@ TEST_CASE("with overlapping gathers a step returns before parameters are gathere
     const Holding holding(gate);
     trainer.step();  // returns, though nothing is gathered
     for (std::size_t unit = 0; unit < 3; ++unit) {
-      gate.let_go(1);
+      gate.release(1);
       trainer.training().wait_for_parameters(unit);
       if (trainer.parameters(unit) != expected[unit]) throw std::runtime_error("a unit came too late");
       if (unit < 2 && trainer.parameters(2) == expected[2]) throw std::runtime_error("the last unit came too early");
