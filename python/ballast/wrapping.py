@@ -83,8 +83,8 @@ def wrap(
                         "auto": chooses as with `state_format`
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
-    overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module waits for its
-                        own before it runs. Until then, read parameters in `ballast.gather()` and `state_dict()` only
+    overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module, and each
+                        other use of a parameter, waits for those that it needs
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,

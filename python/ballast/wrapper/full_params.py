@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 
 import torch
 
@@ -19,6 +20,8 @@ from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require_same_kind, users_of
+
+log = logging.getLogger("ballast")
 
 
 class FullParameters:
@@ -70,19 +73,16 @@ class FullParameters:
         """Do nothing: there are no calls of modules to watch."""
 
     def after_step(self) -> None:
-        if self._gathers is not None:
-            self._gathers.begin()
         if self._gathers is None or any(self._open.values()):
-            self.finish()
+            self._core.finish()
+        else:
+            self._gathers.begin()
         self._watch_anew()
 
     def finish(self) -> None:
-        """Wait until all parameters are there."""
-        self._core.finish() if self._gathers is None else self._gathers.finish()
-
-    def require_used_in_call(self, parameter: torch.nn.Parameter, name: str) -> None:
+        """Wait until all parameters are updated and gathered."""
         if self._gathers is not None:
-            self._gathers.require_used_in_call(parameter, name)
+            self._gathers.finish()
 
     def require_offloadable(self, parameters: bool) -> None:
         """Do nothing: full parameters can always be offloaded."""
@@ -105,9 +105,7 @@ class FullParameters:
         """Return the parameters to torch's memory."""
         self._watched = {}
         if self._gathers is not None:
-            self._gathers.remove()
-            with nullcontext() if together else suppress(FailureError):
-                self._gathers.finish()
+            self._end_gathers(warns=together)
         if self._offloaded is not None:
             self._offloaded.is_gone = True
             for each in self._managed:
@@ -117,14 +115,21 @@ class FullParameters:
             is_ours = not each.is_collected and each.parameter.data.data_ptr() == place.data_ptr()
             each.release(each.parameter.data.clone() if is_ours else None)
 
+    def _end_gathers(self, *, warns: bool) -> None:
+        assert self._gathers is not None
+        try:
+            self._gathers.end()
+        except FailureError as error:  # this rank still returns its parameters
+            if warns:
+                log.warning("the training had failed before its parameters were gathered: %s", error)
+
     # --- Writes of the user ---
 
     @contextmanager
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Watch these parameters until the next update, which accepts all writes inside the block, also those that
         torch does not count. The ranks need not call it together."""
-        if self._gathers is not None:
-            self._gathers.finish()
+        self.finish()
         numbers = [self._index[id(each)] for each in dict.fromkeys(parameters) if id(each) in self._index]
         self._watch(number for number in numbers if number not in self._watched)
         self._open.update(numbers)
@@ -147,8 +152,7 @@ class FullParameters:
     def writes(self) -> dict[Member, torch.Tensor]:
         """Return the parameters that were written to since the last update, each with its place in the library's
         memory."""
-        if self._gathers is not None:
-            self._gathers.finish()
+        self.finish()
         return {
             self._members[number]: place for number, place in enumerate(self._places) if self._is_written(number, place)
         }

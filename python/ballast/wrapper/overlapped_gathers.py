@@ -1,90 +1,93 @@
-"""Below stage 3, with `overlap_gathers=True`: step() returns while parameters are gathered, and modules wait for theirs."""
+"""Below stage 3, with `overlap_gathers=True`: step() returns while parameters are gathered, and each use waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from ballast import _core
-from ballast.checks import refuse_order
+from ballast._torch_compat import is_compiled
 from ballast.wrapper.gpu import require_stream
-from ballast.wrapper.hooks import ModuleHook
+from ballast.wrapper.hooks import EagerHook
+from ballast.wrapper.pending import make_ordinary, make_pending
 from ballast.wrapper.units import UnitOfMembers
 
 
 class OverlappedGathers:
-    """Waits for a module's own parameters before each call. Those that the first step used outside such calls are waited for
-    when the model is called. If a later step uses others so, it is refused."""
+    """Makes the parameters of each unit pending when a step returns, until the first use of one of them. A module waits for its
+    own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
 
     def __init__(
         self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[UnitOfMembers]
     ):
         self._core = core
+        self._model = weakref.ref(model)
         self._gpu, self._stream = options.gpu, options.stream
-        self._units = range(len(units))
-        self._unit_of = {id(member.parameter): member.unit for unit in units for member in unit.members}
-        self._under_way: set[int] = set()  # units
-        self._used: set[int] = set()  # ids of parameters whose modules were called since the last step
-        self._with_model: set[int] = set()  # units with parameters that are used outside of their modules' calls
-        self._is_first_step = True
-        self._hooks = [hook for module in model.modules() for hook in self._watch(module, is_model=module is model)]
+        self._parameters = [[member.parameter for member in unit.trained] for unit in units]
+        self._unit_of = {id(each): unit for unit, members in enumerate(self._parameters) for each in members}
+        self._pending: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
+        self._hooks = [
+            module.register_forward_pre_hook(EagerHook(self._before_call(units_of_it)), prepend=True)
+            for module in model.modules()
+            if (units_of_it := self._units_of(module))
+        ]
 
     def begin(self) -> None:
-        """Note that a step has returned."""
-        self._under_way = set(self._units)
-        self._used, self._is_first_step = set(), False
+        """Note that a step has returned. What torch has compiled cannot wait, so this waits where a module is compiled."""
+        model = self._model()
+        if model is None or any(map(is_compiled, model.modules())):
+            self._core.finish()
+            self._make_all_ordinary()
+            return
+        for unit, parameters in enumerate(self._parameters):
+            if unit not in self._pending:
+                self._pending[unit] = [type(each) for each in parameters]
+                for each in parameters:
+                    make_pending(each, partial(self.wait_for, unit))
 
     def finish(self) -> None:
         """Wait for all parameters."""
-        if self._under_way:
+        if self._pending:
             self._core.finish()
-            self._under_way = set()
+            self._make_all_ordinary()
 
-    def require_used_in_call(self, parameter: torch.nn.Parameter, name: str) -> None:
-        """Refuse a gradient of a parameter that may have been used before it was gathered."""
-        if id(parameter) in self._used or self._unit_of[id(parameter)] in self._with_model:
-            return
-        if not self._is_first_step:
-            refuse_order(
-                "cannot train a parameter: it was used outside the calls of its module, perhaps before it was gathered",
-                where=f"parameter {name}",
-                needed="a call of the module that has it, in each step; or overlap_gathers=False",
-            )
-        self._with_model.add(self._unit_of[id(parameter)])
+    def wait_for(self, unit: int) -> None:
+        """Wait for the parameters of a unit, in the order of the training's stream."""
+        if unit in self._pending:
+            require_stream(self._gpu, self._stream)
+            self._core.wait_for_parameters(unit)
+            self._make_ordinary(unit)
 
-    def remove(self) -> None:
-        """Remove the hooks."""
+    def end(self) -> None:
+        """Wait for all parameters, and remove the hooks. If the training has failed, raise its error after that."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        try:
+            self.finish()
+        finally:
+            self._make_all_ordinary()
 
-    def _watch(self, module: torch.nn.Module, *, is_model: bool) -> list[Any]:
-        own = {id(each) for each in module.parameters(recurse=False)} & self._unit_of.keys()
-        if not own and not is_model:
-            return []
-        units = sorted({self._unit_of[each] for each in own})
-        return [
-            module.register_forward_pre_hook(ModuleHook(self._before_call(own, units, is_model))),
-            module.register_state_dict_pre_hook(self._before_state_dict),
-        ]
+    def _make_all_ordinary(self) -> None:
+        for unit in [*self._pending]:
+            self._make_ordinary(unit)
 
-    def _before_call(self, own: set[int], units: list[int], is_model: bool) -> Callable[[torch.nn.Module], None]:
+    def _make_ordinary(self, unit: int) -> None:
+        for parameter, kind in zip(self._parameters[unit], self._pending.pop(unit)):
+            make_ordinary(parameter, kind)
+
+    def _units_of(self, module: torch.nn.Module) -> list[int]:
+        """Return the units of the module's own parameters."""
+        own = (self._unit_of.get(id(each)) for each in module.parameters(recurse=False))
+        return sorted({unit for unit in own if unit is not None})
+
+    def _before_call(self, units: list[int]) -> Callable[[torch.nn.Module], None]:
         def wait(_: torch.nn.Module) -> None:
-            self._used |= own
-            if self._under_way:
-                self._wait_for(units)
-                if is_model:
-                    self._wait_for(self._with_model)
+            if self._pending:
+                for unit in units:
+                    self.wait_for(unit)
 
         return wait
-
-    def _wait_for(self, units: Iterable[int]) -> None:
-        for unit in self._under_way.intersection(units):
-            require_stream(self._gpu, self._stream)
-            self._core.wait_for_parameters(unit)
-            self._under_way.remove(unit)
-
-    def _before_state_dict(self, *_: Any) -> None:
-        self.finish()

@@ -123,9 +123,6 @@ class ParamGather:
     def finish(self) -> None:
         """Do nothing: parameters are waited for where they are gathered."""
 
-    def require_used_in_call(self, parameter: torch.nn.Parameter, name: str) -> None:
-        """Do nothing: without its module's call, a parameter has no values."""
-
     def after_step(self) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()

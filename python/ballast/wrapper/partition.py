@@ -91,6 +91,10 @@ class Partition(ShardedState):
         """Tell the residence about a call of a module whose beginning it has missed."""
         self._residence.enter(module)
 
+    def finish(self) -> None:
+        """Wait until torch may read all parameters that it sees."""
+        self._residence.finish()
+
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         """Call `tell` before a module uses sharded parameters, from now on."""
         self._residence.before_uses(tell)
@@ -134,7 +138,6 @@ class Partition(ShardedState):
         unit, place = self._places[number]
         if ended := self._gradient_order.ended_by(unit, place):
             self._take_all(ended)
-        self._residence.require_used_in_call(parameter, self._members[number].name)
         self._keep_gradient(number, parameter, gradient)
         if hold:
             self._gradient_order.held()

@@ -60,6 +60,7 @@ def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
 
 
 def require_model_of_calls(model: torch.nn.Module | None) -> None:
+    """Refuse to overlap gathers without a model, on whose calls they depend."""
     if model is None:
         refuse(
             "cannot overlap gathers without a model: each module waits for its parameters before it runs",

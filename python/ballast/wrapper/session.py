@@ -132,6 +132,12 @@ class Session:
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
 
+    def before_compiled_forward(self, module: torch.nn.Module) -> None:
+        """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
+        if self.plans.current is not None:
+            self.plans.current.finish()
+        self.before_forward(module)
+
     def before_module(self, module: torch.nn.Module) -> None:
         """Do the same before a module inside the model runs, if no step has begun: a user may call methods of the model
         instead of the model."""

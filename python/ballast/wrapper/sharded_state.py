@@ -29,9 +29,8 @@ class Residence(Protocol):
     """The memory in which torch sees the parameters."""
 
     def release_unit(self) -> None: ...  # no unit may be open while gradients are acquired or state is read
-    def require_used_in_call(self, parameter: torch.nn.Parameter, name: str) -> None: ...  # whose gradient has come
     def after_step(self) -> None: ...
-    def finish(self) -> None: ...  # until torch may read all parameters that it sees
+    def finish(self) -> None: ...  # wait until torch may read all parameters that it sees
     def enter(self, module: torch.nn.Module) -> None: ...
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None: ...
     def release(self, together: bool, gathers: bool) -> None: ...
@@ -218,7 +217,6 @@ class ShardedState:
         self._residence.require_offloadable(parameters)
         self.require_not_gathered("cannot offload the training")
         self._residence.release_unit()
-        self._residence.finish()
         self._core.offload(parameters=parameters, agree=agree_on_memory(self._group, "offload()"))
         if parameters:
             self._residence.offload()
