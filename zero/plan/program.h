@@ -76,6 +76,7 @@ struct Op {
   Piece to{};
   Piece state{};
   std::vector<Wait> after{};  // in addition to those that its lane's order implies
+  bool is_marked = false;     // its end is marked in a stream, even if no operation waits for it
 };
 
 // The purpose of a slot. Code finds slots by their role; their names are for display.
