@@ -111,6 +111,7 @@ StepResult Training::step(double loss_scale) {
 StepResult Training::step(const StepOptions& options) { return impl_->engine->step(options); }
 void Training::prepare(const StepOptions& options) { impl_->engine->prepare(options); }
 StepResult Training::step_prepared() { return impl_->engine->step(); }
+void Training::wait_for_parameters(std::size_t unit) { impl_->engine->wait_for_parameters(unit); }
 void Training::finish() { impl_->engine->finish(); }
 
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }

@@ -37,6 +37,7 @@ def wrap(
     state_format: StateFormats | None = None,
     gradient_format: GradientFormats = "fp32",
     update_in_backward: bool = False,
+    overlap_gathers: bool = False,
     elementwise: bool = False,
     units: str | Iterable[str] = (),
     run: str = "",
@@ -84,6 +85,8 @@ def wrap(
                         "auto": chooses as with `state_format`
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
+    overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module, and each
+                        other use of a parameter, waits for those that it needs
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,
@@ -109,6 +112,7 @@ def wrap(
         state_format=None if state_format is None else read_state_formats(state_format),
         gradient_format=read_gradient_formats(gradient_format),
         update_in_backward=update_in_backward,
+        overlap_gathers=overlap_gathers,
         elementwise=elementwise,
         units=read_units(units),
         run=run,

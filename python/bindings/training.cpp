@@ -43,6 +43,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("stream", &BindingOptions::stream)
       .def_readwrite("keeps_timeline", &BindingOptions::keeps_timeline)
       .def_readwrite("update_in_backward", &BindingOptions::update_in_backward)
+      .def_readwrite("overlap_gathers", &BindingOptions::overlap_gathers)
       .def_readwrite("verify", &BindingOptions::verify)
       .def_readwrite("wire", &BindingOptions::wire);
 }
@@ -133,6 +134,7 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def("gradient_norm", &TrainingBinding::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
       .def("step_prepared", &TrainingBinding::step_prepared)
+      .def("wait_for_parameters", &TrainingBinding::wait_for_parameters, py::arg("unit"))
       .def("finish", &TrainingBinding::finish)
       .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
       .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"));

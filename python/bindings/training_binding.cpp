@@ -14,7 +14,7 @@ TrainingOptions training_options(const BindingOptions& request) {
       .drives = {.directories = {request.directories.begin(), request.directories.end()}, .run = request.run},
       .format = request.format,
       .gradient_format = request.gradient_format,
-      .schedule = {.update_in_backward = request.update_in_backward},
+      .schedule = {.update_in_backward = request.update_in_backward, .overlap_gathers = request.overlap_gathers},
       .wire = request.wire,
       .keeps_timeline = request.keeps_timeline,
       .verify = request.verify,
@@ -193,6 +193,11 @@ StepResult TrainingBinding::step_prepared() {
   StepResult result = training_->step_prepared();
   count_steps();
   return result;
+}
+
+void TrainingBinding::wait_for_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  training_->wait_for_parameters(unit);
 }
 
 void TrainingBinding::finish() {

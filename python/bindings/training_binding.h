@@ -37,6 +37,7 @@ struct BindingOptions {
   std::uintptr_t stream = 0;
   bool keeps_timeline = false;
   bool update_in_backward = false;
+  bool overlap_gathers = false;
   std::size_t verify = 0;
   Wire wire{};
 };
@@ -96,6 +97,7 @@ class TrainingBinding {
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
   StepResult step(const StepRequest& request);
   StepResult step_prepared();
+  void wait_for_parameters(std::size_t unit);
   void finish();
   using AgreeOnRoom = std::function<void(bool failed)>;  // acquires Python's lock itself
   void offload(bool parameters, const AgreeOnRoom& agree);

@@ -106,6 +106,29 @@ TEST_CASE("write the golden programs", "[.][write-golden]") {
   }
 }
 
+TEST_CASE("with overlapping gathers, the operations of the last step that a forward use awaits are marked") {
+  for (const std::size_t ranks : {1u, 2u}) {
+    for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+      PlanSetup setup = setup_of(ranks == 1 ? 0 : 2, ranks, all_in(tier));
+      setup.schedule.overlap_gathers = true;
+      const CompiledPlan plan = plan_of(setup);
+      const std::vector<Op>& list = plan.program().ops;
+      std::size_t awaited = 0;
+      for (const Op& use : list) {
+        if (use.kind != OpKind::use || use.phase != Phase::forward) continue;
+        for (const Wait& wait : use.after) {
+          if (!wait.of_last_step) continue;
+          CAPTURE(ranks, static_cast<int>(tier), use.unit, wait.op);
+          CHECK(list[wait.op].is_marked);
+          CHECK(list[wait.op].unit == use.unit);
+          ++awaited;
+        }
+      }
+      CHECK(awaited >= 3);  // each of the three units
+    }
+  }
+}
+
 TEST_CASE("staged records share whole huge pages, and small ones take no more than their bytes") {
   for (const std::size_t elements : {1024u, 230'016u}) {
     PlanSetup setup = setup_of(3, 1, all_in(Tier::nvme));

@@ -167,12 +167,16 @@ Lease Engine::acquire(std::size_t unit, Phase phase, bool exact) {
   });
 }
 
-void Engine::require_acquirable(std::size_t unit, Phase phase) const {
+void Engine::require_unit(std::size_t unit) const {
   const std::vector<Unit>& units = parts_.plan.model().units;
   require(unit < units.size(), Code::bad_argument, [&] {
     return Problem{.what = fmt::format("there is no unit {}", unit),
                    .needed = fmt::format("a unit below {}", units.size())};
   });
+}
+
+void Engine::require_acquirable(std::size_t unit, Phase phase) const {
+  require_unit(unit);
   require_usable();
   const bool needs_options = parts_.plan.input().schedule.update_in_backward && phase == Phase::backward;
   require(!needs_options || prepared(), Code::out_of_order, [] {
@@ -259,6 +263,12 @@ StepResult Engine::step() {
   norm_is_known_ = false;
   run.result.metrics = counters_.end_step(metrics());
   return run.result;
+}
+
+void Engine::wait_for_parameters(std::size_t unit) {
+  require_usable();
+  require_unit(unit);
+  scheduler_.wait_for_parameters(unit);
 }
 
 void Engine::finish() {

@@ -66,7 +66,8 @@ class Engine {
   StepResult step(const StepOptions& options);
   StepResult step();
 
-  void finish();  // waits until everything that was begun is done
+  void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the order of the trainer's stream
+  void finish();                               // waits until everything that was begun is done
 
   // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed
   // meanwhile. Without `parameters`, the parameters stay there; otherwise the addresses of full parameters change.
@@ -105,6 +106,7 @@ class Engine {
 
  private:
   Lease acquire(std::size_t unit, Phase phase, bool exact = false);
+  void require_unit(std::size_t unit) const;
   void require_acquirable(std::size_t unit, Phase phase) const;
   Lease::Memory memory_of(const Op& use) const;
   void reach_agreement();

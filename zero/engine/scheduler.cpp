@@ -141,6 +141,15 @@ void Scheduler::wait_for_issued() {
   });
 }
 
+void Scheduler::wait_for_parameters(std::size_t unit) {
+  const StepRun& last = runs_.last();
+  for (std::size_t i = 0; i < last.ops.size(); ++i) {
+    const Op& op = (*last.list)[i];
+    if (!op.is_marked || op.unit != unit) continue;
+    wait(Phase::forward, op.lane, [&] { last.ops[i].wait_in(parts_.trainer.context()); });
+  }
+}
+
 void Scheduler::finish() {
   parts_.failure.check();
   require(uses_.oldest() == nullptr, Code::out_of_order, [] {

@@ -90,6 +90,7 @@ struct Op {
   Codes codes{};              // of a gather or a reduction
   bool exact = false;         // of a use: see Visit::exact
   std::vector<Wait> after{};  // in addition to those that its lane's order implies
+  bool is_marked = false;     // its end is marked in a stream, even if no operation waits for it
 };
 
 // The purpose of a slot. Code finds slots by their role; their names are for display.

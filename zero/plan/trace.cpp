@@ -43,6 +43,7 @@ Uses::Uses(const Trace& trace, std::size_t units)
                      .needed = fmt::format("a unit below {} in forward or backward", units)};
     });
     positions_[visit.unit].push_back(i);
+    has_forward_ = has_forward_ || visit.phase == Phase::forward;
     if (visit.phase == Phase::backward) {
       ++backward_[visit.unit];
       last_backward_[visit.unit] = i;

@@ -25,12 +25,14 @@ class Uses {
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
   std::vector<std::size_t> by_first_visit() const;       // all units, those never visited last
+  bool has_forward() const { return has_forward_; }
 
  private:
   const Trace& trace_;
   std::vector<std::vector<std::size_t>> positions_;  // by unit
   std::vector<std::size_t> backward_;                // by unit
   std::vector<std::size_t> last_backward_;           // by unit
+  bool has_forward_ = false;
 };
 
 }  // namespace ballast

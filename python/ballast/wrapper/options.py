@@ -31,6 +31,7 @@ class WrapOptions:
     state_format: tuple[str, ...] | None  # those to choose from, the most exact one first; None: see `formats`
     gradient_format: tuple[str, ...]
     update_in_backward: bool
+    overlap_gathers: bool
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
     run: str
@@ -54,6 +55,7 @@ class WrapOptions:
         options.stream = stream
         options.keeps_timeline = self.timeline
         options.update_in_backward = self.update_in_backward
+        options.overlap_gathers = self.overlap_gathers and self.stage < 3  # in stage 3 they always overlap
         options.verify = self.verify
         options.wire = self.wire.for_core()
         options.tile_elements = parse_size(self.tile)

@@ -73,6 +73,9 @@ class Training {
   // use groups(). step_prepared() ends such a step.
   void prepare(const StepOptions& options);
   StepResult step_prepared();
+  // With Schedule::overlap_gathers, step() returns while full parameters are still updated and gathered. This waits for
+  // those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
+  void wait_for_parameters(std::size_t unit);
   void finish();  // waits until all operations are done
 
   std::vector<optim::Rule>& groups();  // the caller may change them between steps, such as a learning rate

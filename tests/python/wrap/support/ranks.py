@@ -15,7 +15,7 @@ from typing import Any
 def run_ranks(size: int, body: Callable[..., Any], *args: Any) -> list[Any]:
     """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # seconds, once
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"])  # seconds, once
     with TemporaryDirectory() as folder:
         ends = [context.Pipe(duplex=False) for _ in range(size)]
         ranks = [
