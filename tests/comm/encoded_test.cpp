@@ -170,7 +170,7 @@ TEST_CASE("a block with a value that is not finite becomes NaN on all ranks, and
       Values mine = Values::of_rank(ranks.rank(), DType::bf16, count);
       if (ranks.rank() == 1) mine.set(group_size + 5, std::numeric_limits<float>::infinity());
       if (ranks.rank() == 1) mine.set(3 * group_size, std::numeric_limits<float>::quiet_NaN());
-      Codes codes(ranks, kernels::encoded_all_reduce_bytes(count, ranks.size(), eight, four), false);
+      Codes codes(ranks, kernels::encoded_parts_bytes(count, ranks.size(), eight), false);
       Values sum(DType::fp32, count);
       ranks.all_reduce(mine.view(), sum.view(), codes.encoding(eight, four));
       for (std::size_t i = 0; i < count; ++i) {

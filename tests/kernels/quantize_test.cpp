@@ -204,7 +204,7 @@ void parts_give_the_same(TestBackend& on) {
   }
 }
 
-// The sum of arrays one by one: each is dequantized in fp32, and begins or continues the sum.
+// The sum of arrays one by one: each is dequantized in fp32, and added to a sum that begins at zero.
 Patterns sum_by_definition(const std::vector<Patterns>& arrays, CodeBits bits, std::size_t count, DType into) {
   std::vector<float> sums(count), values(count);
   const View sum(reinterpret_cast<std::byte*>(sums.data()), count, DType::fp32);
@@ -212,7 +212,7 @@ Patterns sum_by_definition(const std::vector<Patterns>& arrays, CodeBits bits, s
   for (std::size_t array = 0; array < arrays.size(); ++array) {
     const std::vector<std::byte> blocks = packed(arrays[array], DType::u8);
     plain_backend().dequantize({bits, {blocks.data(), blocks.size(), DType::u8}}, value);
-    array == 0 ? plain_backend().begin_sum(value, sum) : plain_backend().accumulate(value, 1.0f, sum);
+    plain_backend().accumulate(value, 1.0f, sum);
   }
   std::vector<std::byte> rounded(count * byte_size(into));
   plain_backend().cast(sum, {rounded.data(), count, into});
