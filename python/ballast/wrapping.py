@@ -13,6 +13,7 @@ from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.sizes import Size
 from ballast.tiers import Offload
+from ballast.wire import WireFormats, read_wire
 from ballast.wrapper.activation_options import read_activation_options
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units
 
@@ -46,6 +47,7 @@ def wrap(
     timeline: bool = False,
     verify: int = 0,
     tile: Size = 0,
+    wire: WireFormats = "exact",
     threads: int = 0,
     timeout: float | None = None,
 ) -> Optimizer:
@@ -96,6 +98,8 @@ def wrap(
     verify              repeats a part of the updates with other code, once in this many steps; different bits raise B3001
     tile                elements that are moved and updated together, such as "1Mi"; 0: what a rank keeps of a unit
                         on the device, 256Ki to 2Mi elsewhere
+    wire                "int8" for all that ranks send, or formats by kind, such as {"gather": "int8", "reduce": "int8",
+                        "across": "int4"}: codes of parameters (in stage 3), of gradients, and of sums between hosts
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """
@@ -118,6 +122,7 @@ def wrap(
         threads=threads,
         timeout=timeout,
         activations=None if activations is None else read_activation_options(activations),
+        wire=read_wire(wire, read_stage(stage)),
     )
     return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))
 

@@ -15,6 +15,7 @@ TrainingOptions training_options(const BindingOptions& request) {
       .format = request.format,
       .gradient_format = request.gradient_format,
       .schedule = {.update_in_backward = request.update_in_backward, .overlap_gathers = request.overlap_gathers},
+      .wire = request.wire,
       .keeps_timeline = request.keeps_timeline,
       .verify = request.verify,
       .threads = request.threads,
@@ -92,7 +93,18 @@ Memory TrainingBinding::full_parameters(std::size_t unit) {
 
 Memory TrainingBinding::acquire_parameters(std::size_t unit) {
   const py::gil_scoped_release released;
-  lease_.emplace(training_->forward(unit));
+  return acquire(training_->forward(unit));
+}
+
+Memory TrainingBinding::acquire_exact_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  return acquire(training_->exact_parameters(unit));
+}
+
+bool TrainingBinding::gathers_codes() const { return training_->plan().compiled().input().gathers_codes(); }
+
+Memory TrainingBinding::acquire(Lease lease) {
+  lease_.emplace(std::move(lease));
   const ConstView acquired = lease_->parameters();
   return {const_cast<std::byte*>(acquired.data()),
           acquired.bytes(),

@@ -39,6 +39,7 @@ struct BindingOptions {
   bool update_in_backward = false;
   bool overlap_gathers = false;
   std::size_t verify = 0;
+  Wire wire{};
 };
 
 // A tile that an optimizer's own step updates.
@@ -86,6 +87,8 @@ class TrainingBinding {
 
   // One unit at a time, until it is released.
   Memory acquire_parameters(std::size_t unit);
+  Memory acquire_exact_parameters(std::size_t unit);  // even if gathers are encoded
+  bool gathers_codes() const;                         // false: acquire_parameters() gathers exact ones
   Memory acquire_gradients(std::size_t unit);
   void release();
   std::string unpinned_because() const { return training_->unpinned_because(); }
@@ -117,6 +120,7 @@ class TrainingBinding {
   std::string chrome_trace();
 
  private:
+  Memory acquire(Lease lease);
   TensorState state() const { return TensorState(*training_); }
   std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
   void count_steps() const;  // for the groups, whose errors name the step of this rank

@@ -45,6 +45,13 @@ PlanSetup mesh_on_host(GradientFormat gradient_format) {
   return setup;
 }
 
+PlanSetup encoded_mesh() {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  setup.placement.replicas = 2;
+  setup.wire = {.gather = WireFormat::int8, .reduce = WireFormat::int8, .across = WireFormat::int4};
+  return setup;
+}
+
 const std::map<std::string, PlanSetup> characteristic{
     {"stage0_alone", setup_of(0, 1, all_in(Tier::device))},
     {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
@@ -54,6 +61,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"all_on_drives_update_in_backward", all_on_drives()},
     {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
     {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
+    {"mesh_encoded", encoded_mesh()},
 };
 
 // Returns the texts of the programs, and of one's off-plan lists: after the first backward use, the trainer uses the
@@ -193,6 +201,27 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
   CHECK_THAT(problem([](PlanSetup& s) { s.schedule.gathered_bytes = 1000; }),
              Contains("B2004") && Contains("unit h.0") && Contains("gathered_bytes"));
   CHECK_THAT(problem([](PlanSetup& s) { s.trace = {{7, Phase::forward}}; }), Contains("a trace visits unit 7"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.wire.gather = WireFormat::int4; }), Contains("parameters as int4"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.wire.across = WireFormat::int4; }),
+             Contains("as exact and sums of them as int4"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.wire = {.reduce = WireFormat::int8, .across = WireFormat::exact}; }),
+             Contains("as int8 and sums of them as exact"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(2, 2);
+               s.wire.gather = WireFormat::int8;
+             }),
+             Contains("B1005") && Contains("below stage 3") && Contains("leave out gather"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(3, 1);
+               s.placement.replicas = 2;
+               s.wire.gather = WireFormat::int8;
+             }),
+             Contains("none are gathered"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(2, 1);
+               s.wire.gather = WireFormat::int8;
+             }),
+             Contains("nothing is wrong"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 0, 128), Contains("at least one shard"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 1, 100), Contains("a multiple of 128"));
   CHECK_THROWS_WITH(placement_of_stage(4, 2), Contains("stage 4"));

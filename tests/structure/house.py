@@ -38,6 +38,7 @@ PUBLIC_HEADERS = {
     "placement.h": "zero/plan",
     "planner.h": "zero/plan",
     "schedule.h": "zero/plan",
+    "wire.h": "zero/plan",
     "lease.h": "zero/engine",
     "local_state.h": "zero/engine",
     "step.h": "zero/engine",
@@ -56,7 +57,7 @@ PYTHON_LAYERS = {
         "safetensors_format",
     ],
     "planning": [
-        *("machine", "hardware", "tiers", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
         *("reports", "reports.*"),

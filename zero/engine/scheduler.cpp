@@ -80,7 +80,7 @@ bool Scheduler::uses_next(const Trace& chain) const {
     const Op& op = list()[i];
     if (op.kind == OpKind::agree) return false;
     if (op.kind != OpKind::use) continue;
-    if (op.unit != visit->unit || op.phase != visit->phase) return false;
+    if (op.unit != visit->unit || op.phase != visit->phase || op.exact != visit->exact) return false;
     ++visit;
   }
   return visit == chain.end();

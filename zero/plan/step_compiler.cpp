@@ -67,7 +67,8 @@ void StepCompiler::visit(std::size_t micro_step, std::size_t position) {
                 .phase = visit.phase,
                 .unit = visit.unit,
                 .from = parameters_.pieces().full(visit.unit),
-                .to = gradients});
+                .to = gradients,
+                .exact = visit.exact});
   if (!gradients.exists()) return;
   const bool complete = completes(micro_step, position);
   gradients_.add_use(position, complete);

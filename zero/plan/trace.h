@@ -8,7 +8,7 @@
 namespace ballast {
 
 // The visits of one use of a unit: the units whose tensors it has tied, held, and then the unit itself.
-Trace visits_of(const Model& model, std::size_t unit, Phase phase);
+Trace visits_of(const Model& model, std::size_t unit, Phase phase, bool exact = false);
 
 // Forward in the order of declaration, backward in the opposite one.
 Trace declared_order(const Model& model);

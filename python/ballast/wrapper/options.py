@@ -14,6 +14,7 @@ from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
+from ballast.wire import Wire
 from ballast.wrapper.activation_options import ActivationOptions
 
 ALL_OF_A_SHARD = 1 << 60
@@ -40,6 +41,7 @@ class WrapOptions:
     threads: int
     timeout: float | None
     activations: ActivationOptions | None  # None: they stay on the device
+    wire: Wire
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
@@ -55,6 +57,7 @@ class WrapOptions:
         options.update_in_backward = self.update_in_backward
         options.overlap_gathers = self.overlap_gathers and self.stage < 3  # in stage 3 they always overlap
         options.verify = self.verify
+        options.wire = self.wire.for_core()
         options.tile_elements = parse_size(self.tile)
         for kind, tiers in self.tiers.items():
             setattr(options, kind, spread_of(tiers))
@@ -152,7 +155,9 @@ def checked(options: WrapOptions) -> WrapOptions:
             needed="one of them",
         )
     _check_offload(options)
-    return _narrowed(options)
+    narrowed = _narrowed(options)
+    narrowed.wire.require_possible(narrowed.stage)
+    return narrowed
 
 
 def _require_count(name: str, value: Any, needed: str) -> None:

@@ -27,6 +27,7 @@ struct Visit {
   Phase phase = Phase::forward;
   // Its memory is needed until the next visit ends, because tied tensors of two units are used together.
   bool held = false;
+  bool exact = false;  // with the parameters as ranks keep them, even if Wire::gather is not exact
 
   bool operator==(const Visit&) const = default;
 };

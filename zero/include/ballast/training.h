@@ -56,6 +56,10 @@ class Training {
   // --- A step: leases of units, forward and backward, and then the step.
   Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
+  // Like forward(), with the parameters as ranks keep them even if Wire::gather is not exact: to write or export them. All ranks
+  // call together. If Wire::gather is not exact it is another use than forward(), so a step without it in the plan is served on
+  // demand from here on; an order that comes twice in a row becomes the plan.
+  Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
   double gradient_norm(double loss_scale = 1.0);
