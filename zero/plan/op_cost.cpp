@@ -23,8 +23,9 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::reduce: {
       if (op.codes.exist()) return op.codes.received;
       const bool shards = op.ranks == Ranks::shard_group;
-      const double part = part_of_others(shards ? placement.shards : placement.replicas);
-      const std::size_t bytes = op.from.bytes + (shards ? 0 : op.to.bytes);  // replicas gather the sum
+      const double part = part_of_others(shards ? placement.ranks_per_group() : placement.groups());
+      const bool gathers = !shards && placement.parameter_replicas == 1;  // the sum, for all replicas
+      const std::size_t bytes = op.from.bytes + (gathers ? op.to.bytes : 0);
       return static_cast<std::size_t>(part * static_cast<double>(bytes));
     }
     case OpKind::upload:
