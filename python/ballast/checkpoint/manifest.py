@@ -24,7 +24,8 @@ PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "
 
 # Roles of a custom optimizer's state: a tensor with a value for each element, another tensor, a number.
 CUSTOM = ("own", "own tensor", "own number")
-ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM)
+OUTER = "outer"  # what the outer optimizer keeps of a parameter
+ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM, OUTER)
 
 
 @dataclass

@@ -112,6 +112,12 @@ class WrappedOptimizer(Optimizer):
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
         self._ballast.plans.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
 
+    def exchange(self) -> None:
+        """Exchange all parameters with the other hosts now, as at the end of a training. All ranks of all hosts call it
+        together, between steps. It needs `outer=` in wrap()."""
+        self._ballast.plans.require_open("call exchange()")
+        self._ballast.exchange()
+
     @property
     def steps(self) -> int:
         """The number of updates so far, including those before a restart."""
