@@ -44,7 +44,7 @@ def from_other_values(rank: int, configurations: list[dict[str, Any]], recorded:
 
     def make_model() -> torch.nn.Module:
         torch.manual_seed(rank)
-        return torch.nn.Sequential(torch.nn.Linear(20, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5))
+        return torch.nn.Sequential(torch.nn.Linear(20, 96), torch.nn.Tanh(), torch.nn.Linear(96, 5))  # one is recorded
 
     def make_recorded() -> torch.nn.Module:
         with ballast.deferred():
