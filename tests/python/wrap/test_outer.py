@@ -176,6 +176,8 @@ def test_hosts_load_the_last_step_that_one_of_them_has_saved(tmp_path):
 def test_a_host_s_checkpoint_is_one_of_a_training_without_an_outer_optimizer(tmp_path):
     run_ranks(2, outer.train_and_save, str(tmp_path), {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}, 5, 5)
     assert run_ranks(2, outer.resume_on_one_host, str(tmp_path / "host-0"), {"stage": 3}) == [6, 6]
+    with pytest.raises(ballast.UsageError, match="host-0, host-1"):
+        outer.resume_on_one_host(0, str(tmp_path), {"stage": 3})
 
 
 def test_an_outer_optimizer_begins_with_a_checkpoint_of_a_training_without_one(tmp_path):
