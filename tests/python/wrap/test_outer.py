@@ -2,13 +2,14 @@
 machine."""
 
 import shutil
+from dataclasses import replace
 
 import ballast
 import pytest
 import torch
 from ballast import DiLoCo
 from python.wrap.support import outer
-from python.wrap.support.loops import Tower, mean_square_in_bfloat16, mlp_in_bfloat16
+from python.wrap.support.loops import Loop, Tower, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
 
 
@@ -135,6 +136,18 @@ def test_one_process_is_one_host():
     model(torch.ones(4)).sum().backward()
     optimizer.step()
     assert torch.allclose(before - model.weight, torch.full((1, 4), 0.05))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_gpu_trains_as_a_cpu_does_with_the_outer_optimizer_on_either(stage):
+    loop = Loop(steps=5)
+    on_cpu = loop.run(stage=stage, outer=DiLoCo(every=2))
+    for tier in ("device", "host"):
+        on_gpu = replace(loop, device="emulated").run(stage=stage, outer=DiLoCo(every=2, offload=tier))
+        with ballast.gather(on_gpu.model), ballast.gather(on_cpu.model):
+            assert is_equal([parameter.cpu() for parameter in on_gpu.parameters], on_cpu.parameters)
+        assert on_gpu.optimizer.metrics()["outer/exchanges"] == 2
 
 
 # --- Checkpoints ---
