@@ -52,7 +52,7 @@ class _Reader:
         assert state is not None  # there are elements
         kinds = (COPY, MOMENTUM) if state.has_momentum else (COPY,)
         if not self._values:
-            self._values = {each: torch.empty(state.count, device="cpu") for each in kinds}
+            self._values = {each: torch.empty(state.count, dtype=torch.float32, device="cpu") for each in kinds}
             state.read(*self._values.values())
         values = span.of(self._values[kind])
         last = [each for each in self._fragment.spans.values() if each.count > 0][-1]
@@ -108,7 +108,7 @@ class _FragmentInMaking:
 
     def values(self, kind: str) -> torch.Tensor:
         if kind not in self._values:
-            self._values[kind] = torch.zeros(self._fragment.elements, device="cpu")
+            self._values[kind] = torch.zeros(self._fragment.elements, dtype=torch.float32, device="cpu")
         return self._values[kind]
 
     def end_target(self) -> None:

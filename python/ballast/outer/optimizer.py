@@ -147,7 +147,7 @@ class OuterOptimizer:
     def _catch_up(self, root: int, number: int, is_mine: bool) -> bool:
         """Give the outer state after the last exchange to hosts that have missed it. Return whether this host has."""
         source = self.fragments[number]
-        copy, momentum = torch.empty(source.elements, device="cpu"), None
+        copy, momentum = torch.empty(source.elements, dtype=torch.float32, device="cpu"), None
         if source.state is not None:
             momentum = torch.empty_like(copy) if source.state.has_momentum else None
             source.state.read(copy, momentum)
@@ -163,7 +163,7 @@ class OuterOptimizer:
 
     def _read(self, training: ShardedState, fragment: Fragment) -> torch.Tensor:
         """Return this rank's shard, as the fp32 values from which parameters are rounded."""
-        values = torch.empty(fragment.elements, device="cpu")
+        values = torch.empty(fragment.elements, dtype=torch.float32, device="cpu")
 
         def look(part: _core.StatePart) -> None:
             for there in _places(training, fragment, part):

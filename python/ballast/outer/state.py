@@ -105,7 +105,7 @@ class FragmentState:
 
     def subtract(self, values: torch.Tensor) -> None:
         """Replace parameters by the differences between the outer copy and them."""
-        outer = torch.empty(min(PIECE, self.count), device="cpu")
+        outer = torch.empty(min(PIECE, self.count), dtype=torch.float32, device="cpu")
 
         def look(part: _core.StatePart) -> None:
             copy, mine = outer[: part.count], values[self._parts(part)]

@@ -102,6 +102,14 @@ def test_hosts_have_the_same_bits_after_an_exchange_of_16_bit_parameters(tmp_pat
             assert is_equal(parameters, of_first)
 
 
+def test_the_default_format_of_new_tensors_does_not_matter(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=3, hosts=2)}
+    trained = run_ranks(2, outer.with_another_default_format, str(tmp_path), options)
+    for kept, resumed in trained:
+        assert is_equal(kept, trained[0][0])
+        assert is_equal(resumed, kept)
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 def test_hosts_begin_with_the_values_of_the_first_one(recorded):
     configurations = [{"stage": 3, "outer": DiLoCo(every=2, hosts=2)}]

@@ -15,16 +15,17 @@ import torch.distributed as dist
 from ballast.outer import host_group
 from ballast.outer.host_group import HostGroup
 from ballast.wrapper.collectives import sum_in_fp32
-from python.wrap.support.loops import Loop, Run, mean_square, mlp
+from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
 Trained = tuple[list[float], list[torch.Tensor]]
+Changes = dict[str, Any]  # of the loop
 
 
 def loop_of(rank: int, **changes: Any) -> Loop:
     return Loop(rank=rank, ranks=dist.get_world_size(), **changes)
 
 
-def train(rank: int, configurations: list[dict[str, Any]], changes: dict[str, Any] | None = None) -> list[Trained]:
+def train(rank: int, configurations: list[dict[str, Any]], changes: Changes | None = None) -> list[Trained]:
     """Train in each configuration of wrap(), and return the losses and the final parameters."""
     trained = []
     for options in configurations:
@@ -52,6 +53,15 @@ def from_other_values(rank: int, configurations: list[dict[str, Any]], recorded:
 
     loop = loop_of(rank, steps=2, make_model=make_recorded if recorded else make_model)
     return [result_of(loop.run(**options))[1] for options in configurations]
+
+
+def with_another_default_format(rank: int, folder: str, options: dict[str, Any]) -> list[list[torch.Tensor]]:
+    """Return the parameters at the end, and those of a training that was resumed, where new tensors are bfloat16."""
+    torch.set_default_dtype(torch.bfloat16)
+    changes: Changes = {"loss": mean_square_in_bfloat16}
+    kept = train_and_save(rank, folder, options, 3, 6, changes)
+    [resumed] = resume(rank, folder, [options], 3, 6, changes)
+    return [kept[1], resumed[1]]
 
 
 def reports(rank: int, options: dict[str, Any]) -> tuple[str, dict[str, float]]:
@@ -101,18 +111,22 @@ def thaws(rank: int, options: dict[str, Any]) -> str:
 # --- Checkpoints ---
 
 
-def train_and_save(rank: int, folder: str, options: dict[str, Any], steps: int, until: int) -> Trained:
+def train_and_save(
+    rank: int, folder: str, options: dict[str, Any], steps: int, until: int, changes: Changes | None = None
+) -> Trained:
     """Save after some steps, and return what the training has at the end."""
-    loop = loop_of(rank, steps=steps)
+    loop = loop_of(rank, steps=steps, **(changes or {}))
     run = loop.run(**options)
     ballast.save(folder, run.model, run.optimizer, extra={"rank": rank})
     return result_of(replace(loop, steps=until).train(run.model, run.optimizer, steps))
 
 
-def resume(rank: int, folder: str, configurations: list[dict[str, Any]], steps: int, until: int) -> list[Trained]:
+def resume(
+    rank: int, folder: str, configurations: list[dict[str, Any]], steps: int, until: int, changes: Changes | None = None
+) -> list[Trained]:
     trained = []
     for options in configurations:
-        loop = loop_of(rank, steps=until)
+        loop = loop_of(rank, steps=until, **(changes or {}))
         model = loop.make_model()
         optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1.0), model, **options)
         ballast.load_checkpoint(folder, model, optimizer)
