@@ -21,14 +21,6 @@ void sum_and_round(const Cpu& cpu, std::span<const ConstView> from, std::size_t 
 
 }  // namespace
 
-void begin_sum(const Cpu& cpu, const ConstView& from, const View& into) {
-  check_accumulate(from, into);
-  const Stores stores = stores_for(into.bytes());
-  each_piece(cpu.threads, from.count(), [&](std::size_t first, std::size_t count) {
-    cpu.walks.begin_sum(numbers(from, first, count), numbers(into, first, count), stores);
-  });
-}
-
 void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into) {
   check_accumulate(from, into);
   each_piece(cpu.threads, from.count(), [&](std::size_t first, std::size_t count) {

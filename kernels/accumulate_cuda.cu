@@ -4,11 +4,6 @@
 namespace ballast::kernels {
 namespace {
 
-__global__ void __launch_bounds__(threads_per_chunk) begin_sum_kernel(ConstNumbers from, Numbers into, Stretch all) {
-  each_chunk(all.chunks_end,
-             [&](std::size_t chunk) { begin_sum_octet(from, into, place_in(all, chunk, threadIdx.x)); });
-}
-
 __global__ void __launch_bounds__(threads_per_chunk)
     accumulate_kernel(ConstNumbers from, float scale, Numbers into, Stretch all) {
   each_chunk(all.chunks_end,
@@ -26,11 +21,6 @@ __global__ void __launch_bounds__(threads_per_chunk)
 }
 
 }  // namespace
-
-void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into) {
-  const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));
-  launch<begin_sum_kernel>(cuda, "launching the beginning of a sum", all.chunks_end, from, into, all);
-}
 
 void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into) {
   const Stretch all = whole_array(into.count, is_octet_aligned(from) && is_octet_aligned(into));

@@ -1,4 +1,4 @@
-// The formulas of accumulate, accumulate_stochastic and begin_sum for one element.
+// The formulas of accumulate and accumulate_stochastic for one element.
 #pragma once
 
 #include "kernels/number_format.h"
@@ -17,12 +17,6 @@ template <class F>
 constexpr BitsOf<F> accumulated_stochastic(F into, F from, BitsOf<F> random) {
   using U = BitsOf<F>;
   return shift_right<16>(to_bf16_stochastic(accumulated(into, from, F(1.0f)), random & U(0xffffu)));
-}
-
-// The result of accumulated() on 0.
-template <class F>
-constexpr F begun(F from) {
-  return accumulated(F(0.0f), from, F(1.0f));
 }
 
 }  // namespace ballast::kernels

@@ -1,8 +1,8 @@
-// The CPU walks of into += scale * from, and of sums of many arrays, and of a sum's beginning, for any width of lanes S.
+// The CPU walks of into += scale * from, and of sums of arrays, for any width of lanes S.
 #pragma once
 
 #include "kernels/accumulate_math.h"
-#include "kernels/cast_walk.h"
+#include "kernels/number_walk.h"
 #include "kernels/random_math.h"
 
 namespace ballast::kernels {
@@ -110,26 +110,6 @@ void accumulate_stochastic_walk(const ConstNumbers& from, const Numbers& into, s
     accumulate_vectors_stochastic<S>(last_source.at, last_target.at, S::width, stream, first_index + whole);
     std::memcpy(target + whole, last_target.at, rest * sizeof(std::uint16_t));
   }
-}
-
-// A format whose values are added to zero before they are stored.
-template <class Format>
-struct AddedToZero {
-  using Stored = typename Format::Stored;
-  template <class F>
-  static constexpr BitsOf<F> encode(F x) {
-    return Format::encode(begun(x));
-  }
-};
-
-// `from` and `into` have the same count.
-template <class S>
-void begin_sum_walk(const ConstNumbers& from, const Numbers& into, Stores stores) {
-  with_format(from.dtype, [&]<class From>(From) {
-    with_format(into.dtype, [&]<class Into>(Into) {
-      cast_numbers<S, From, AddedToZero<Into>>(elements<From>(from), elements<Into>(into), from.count, stores);
-    });
-  });
 }
 
 }  // namespace ballast::kernels

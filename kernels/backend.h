@@ -29,14 +29,11 @@ class Backend {
 
   virtual void fill(const View& to, float value) = 0;
 
-  // into = from, with the bits of accumulate() on zeros: -0 becomes 0. Does not read `into`.
-  virtual void begin_sum(const ConstView& from, const View& into) = 0;
-
   // into += scale * from, in fp32, then rounded to the format of `into`.
   virtual void accumulate(const ConstView& from, float scale, const View& into) = 0;
 
   // into = the sum of arrays of one format, in order, in fp32, then rounded once to the format of `into`, to nearest. With
-  // `into` in fp32 it has the bits of begin_sum() of the first and accumulate() of each other one, in one pass over memory.
+  // `into` in fp32 it has the bits of accumulate() of each on zeros, in one pass over memory.
   // The CUDA backend adds more than Summands::most arrays only into fp32.
   virtual void sum(std::span<const ConstView> from, const View& into) = 0;
 

@@ -17,7 +17,6 @@ class CpuBackend : public Backend {
   }
   void cast(const ConstView& from, const View& to) override { kernels::cast(cpu_, from, to); }
   void fill(const View& to, float value) override { kernels::fill(cpu_, to, value); }
-  void begin_sum(const ConstView& from, const View& into) override { kernels::begin_sum(cpu_, from, into); }
   void accumulate(const ConstView& from, float scale, const View& into) override {
     kernels::accumulate(cpu_, from, scale, into);
   }

@@ -44,11 +44,6 @@ class CudaBackend : public Backend {
     kernels::fill(cuda_, numbers(to), value);
   }
 
-  void begin_sum(const ConstView& from, const View& into) override {
-    check_accumulate(from, into);
-    kernels::begin_sum(cuda_, numbers(from), numbers(into));
-  }
-
   void accumulate(const ConstView& from, float scale, const View& into) override {
     check_accumulate(from, into);
     kernels::accumulate(cuda_, numbers(from), scale, numbers(into));

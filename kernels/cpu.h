@@ -17,7 +17,6 @@ struct Cpu {
 void update(const Cpu& cpu, const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
 void cast(const Cpu& cpu, const ConstView& from, const View& to);
 void fill(const Cpu& cpu, const View& to, float value);
-void begin_sum(const Cpu& cpu, const ConstView& from, const View& into);
 void accumulate(const Cpu& cpu, const ConstView& from, float scale, const View& into);
 void sum(const Cpu& cpu, std::span<const ConstView> from, const View& into);
 void accumulate_stochastic(const Cpu& cpu, const ConstView& from, const View& into, std::span<const Run> runs,

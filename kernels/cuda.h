@@ -27,7 +27,6 @@ void update(const Cuda& cuda, const TileMemory& tile, std::span<const Run> runs,
 void cast(const Cuda& cuda, const CastTask& task);
 void cast_all(const Cuda& cuda, std::span<const CastTask> tasks);
 void fill(const Cuda& cuda, const Numbers& to, float value);
-void begin_sum(const Cuda& cuda, const ConstNumbers& from, const Numbers& into);
 void accumulate(const Cuda& cuda, const ConstNumbers& from, float scale, const Numbers& into);
 void sum(const Cuda& cuda, const Summands& from, const Numbers& into);
 void accumulate_stochastic(const Cuda& cuda, const ConstNumbers& from, const Numbers& into, std::span<const Run> runs,

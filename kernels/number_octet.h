@@ -116,14 +116,6 @@ constexpr Octet fill_octet(float value, DType dtype) {
   return octet;
 }
 
-constexpr void begin_sum_octet(const ConstNumbers& from, const Numbers& into, const OctetPlace& place) {
-  FloatOctet sum = load_floats(from, place);
-  for (float& element : sum.at) {
-    element = begun(element);
-  }
-  store_floats(into, place, sum);
-}
-
 constexpr void accumulate_octet(const ConstNumbers& from, float scale, const Numbers& into, const OctetPlace& place) {
   const FloatOctet added = load_floats(from, place);
   FloatOctet sum = load_floats({into.data, into.count, into.dtype}, place);

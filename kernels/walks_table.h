@@ -18,7 +18,6 @@ constexpr Walks walks_of() {
   return {.update = &update_run<S>,
           .cast = &cast_walk<S>,
           .fill = &fill_walk<S>,
-          .begin_sum = &begin_sum_walk<S>,
           .accumulate = &accumulate_walk<S>,
           .sum = &sum_walk<S>,
           .accumulate_stochastic = &accumulate_stochastic_walk<S>,

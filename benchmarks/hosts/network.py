@@ -100,10 +100,15 @@ class Network:
         lines = []
         for environment, log in zip(environments, logs, strict=True):
             variables = shlex.join(["env", *(f"{name}={value}" for name, value in environment.items())])
-            lines.append(f"{variables} {shlex.join(program)} 2>{shlex.quote(str(log))} >{shlex.quote(f'{log}.out')} &")
-        script = "\n".join([*lines, *(["wait -n || exit 1"] * len(lines))])
+            output = f"2>{shlex.quote(str(log))} >{shlex.quote(f'{log}.out')}"
+            lines.append(f"{variables} {shlex.join(program)} {output}")
         isolated = "unshare --pid --fork --kill-child --mount-proc bash -c".split()
-        return subprocess.Popen(["ip", "netns", "exec", f"h{host}", *isolated, script], preexec_fn=end_with_parent)
+        return subprocess.Popen(["ip", "netns", "exec", f"h{host}", *isolated, at_once(lines)], preexec_fn=end_with_parent)
+
+
+def at_once(commands: list[str]) -> str:
+    """Return a script that runs commands at the same time, and fails with the first of them that does."""
+    return "\n".join(["trap 'exit 1' USR1", *(f"({command} || kill -USR1 $$) &" for command in commands), "wait", "exit 0"])
 
 
 def sent_bytes() -> int:

@@ -105,7 +105,7 @@ class Fsdp(Trainer):
         from torch.distributed.fsdp import fully_shard
 
         dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", self.mesh_shape())
+        mesh = init_device_mesh("cpu", self.mesh_shape(), mesh_dim_names=("hosts", "ranks")[-len(self.mesh_shape()) :])
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)

@@ -1,8 +1,14 @@
 """Tests of the suite of hosts: what links must carry, the lines of a case, and the relay. No network is made here."""
 
+import contextlib
+import os
+import signal
+import subprocess
+
 import collectives_between
 import hosts
 import launch
+import network
 import pytest
 import relay
 import trainings
@@ -75,6 +81,15 @@ def test_ranks_are_numbered_host_by_host():
     environment = launch.environment_of(Site(2, 2, Link(1)), host=1, local=0)
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "0", "4")
     assert environment["MASTER_ADDR"] == "10.77.0.1"
+
+
+@pytest.mark.parametrize("commands, status", [(["true"] * 8, 0), (["sleep infinity", "true", "false"], 1)])
+def test_a_host_ends_with_its_last_rank_or_with_the_first_that_fails(commands, status):
+    host = subprocess.Popen(["bash", "-c", network.at_once(commands)], start_new_session=True)
+    ended = host.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(host.pid, signal.SIGKILL)
+    assert ended == status
 
 
 def test_links_are_named_by_rate_and_delay():

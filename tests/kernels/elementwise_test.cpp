@@ -1,4 +1,4 @@
-// Tests of fill, accumulate and begin_sum.
+// Tests of fill, accumulate and sum.
 #include <bit>
 
 #include "tests/kernels/device_backends.h"
@@ -78,10 +78,11 @@ void sums_of_few(TestBackend& on) {
 
 void sums_of_many(TestBackend& on) { check_accumulate_of(on, 200'003); }
 
-Patterns begin_sum_on(TestBackend& on, const Patterns& from, DType dtype, DType into_dtype) {
+Patterns sum_of_one_on(TestBackend& on, const Patterns& from, DType dtype, DType into_dtype) {
   const Placed source(on, from, dtype, from.size() % 3);
   const Placed target(on, Patterns(from.size(), 0x1234), into_dtype, from.size() % 5);
-  on.kernels().begin_sum(source.view(), target.view());
+  const std::vector<ConstView> views{source.view()};
+  on.kernels().sum(views, target.view());
   return target.read();
 }
 
@@ -92,30 +93,30 @@ Patterns accumulate_on_zeros(const Patterns& from, DType dtype, DType into_dtype
   return unpacked(target, into_dtype);
 }
 
-void check_begin_sum_of(TestBackend& on, std::size_t count, DType into) {
+void check_sum_of_one(TestBackend& on, std::size_t count, DType into) {
   for (const DType from : floating_dtypes) {
     const Patterns source = any_patterns(from, count, 5);
-    if (begin_sum_on(on, source, from, into) != accumulate_on_zeros(source, from, into)) {
+    if (sum_of_one_on(on, source, from, into) != accumulate_on_zeros(source, from, into)) {
       FAIL("other bits than sums with zero: " << count << " elements of " << name(from) << " in " << name(into));
     }
   }
 }
 
-void check_begin_sum_of(TestBackend& on, std::size_t count) {
+void check_sum_of_one(TestBackend& on, std::size_t count) {
   for (const DType into : floating_dtypes) {
-    check_begin_sum_of(on, count, into);
+    check_sum_of_one(on, count, into);
   }
 }
 
-void begun_sums_of_few(TestBackend& on) {
+void sums_of_one_short_array(TestBackend& on) {
   for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
-    check_begin_sum_of(on, count);
+    check_sum_of_one(on, count);
   }
 }
 
-void begun_sums_of_many(TestBackend& on) {
-  check_begin_sum_of(on, 200'003);
-  check_begin_sum_of(on, 1'100'000, DType::fp32);  // past the caches
+void sums_of_one_long_array(TestBackend& on) {
+  check_sum_of_one(on, 200'003);
+  check_sum_of_one(on, 1'100'000, DType::fp32);  // past the caches
 }
 
 // Arrays at different alignments, more than a walk takes at once among them.
@@ -129,7 +130,7 @@ void check_sum_of(TestBackend& on, std::size_t count, DType dtype, std::size_t a
     const Patterns patterns = any_patterns(dtype, count, static_cast<std::uint32_t>(7 + array));
     const std::vector<std::byte> plain = packed(patterns, dtype);
     const ConstView source(plain.data(), count, dtype);
-    array == 0 ? plain_backend().begin_sum(source, sum) : plain_backend().accumulate(source, 1.0f, sum);
+    plain_backend().accumulate(source, 1.0f, sum);
     sources.emplace_back(on, patterns, dtype, count % 7 == 0 ? array % 3 : 0);
     views.push_back(sources.back().view());
   }
@@ -169,10 +170,10 @@ TEST_CASE("fills give the same bits from any number of threads") { on_every_cpu(
 TEST_CASE("a fill of bytes takes a whole number") { on_every_isa(bytes_are_filled); }
 TEST_CASE("sums of 0 to 1,100 elements give the same bits on every instruction set") { on_every_isa(sums_of_few); }
 TEST_CASE("sums give the same bits from any number of threads") { on_every_cpu(sums_of_many); }
-TEST_CASE("a sum that begins has the bits of one on zeros, on every instruction set") {
-  on_every_isa(begun_sums_of_few);
+TEST_CASE("a sum of one array has the bits of an accumulation on zeros, on every instruction set") {
+  on_every_isa(sums_of_one_short_array);
 }
-TEST_CASE("a sum that begins has the same bits from any number of threads") { on_every_cpu(begun_sums_of_many); }
+TEST_CASE("a sum of one array has the same bits from any number of threads") { on_every_cpu(sums_of_one_long_array); }
 
 TEST_CASE("a sum of arrays has the bits of sums one by one, on every instruction set") {
   on_every_isa(sums_of_few_arrays);
@@ -181,13 +182,13 @@ TEST_CASE("a sum of long arrays has the same bits from any number of threads") {
 
 TEST_CASE("CUDA's threads fill and accumulate as the CPU does") {
   for (auto* const test :
-       {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few, sums_of_few_arrays}) {
+       {fills_of_few, bytes_are_filled, sums_of_few, sums_of_many, sums_of_one_short_array, sums_of_few_arrays}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA fills and accumulates as the CPU does", "[gpu]") {
-  for (auto* const test : {fills_of_few, fills_of_many, bytes_are_filled, sums_of_few, sums_of_many, begun_sums_of_few,
-                           begun_sums_of_many, sums_of_few_arrays, sums_of_long_arrays}) {
+  for (auto* const test : {fills_of_few, fills_of_many, bytes_are_filled, sums_of_few, sums_of_many,
+                           sums_of_one_short_array, sums_of_one_long_array, sums_of_few_arrays, sums_of_long_arrays}) {
     on_cuda(test);
   }
 }

@@ -114,12 +114,6 @@ class OctetBackend : public Backend {
                [&](const OctetPlace& place) { store_octet(numbers(to), place, octet); });
   }
 
-  void begin_sum(const ConstView& from, const View& into) override {
-    const bool aligned = is_octet_aligned(numbers(from)) && is_octet_aligned(numbers(into));
-    each_place(whole_array(into.count(), aligned),
-               [&](const OctetPlace& place) { begin_sum_octet(numbers(from), numbers(into), place); });
-  }
-
   void accumulate(const ConstView& from, float scale, const View& into) override {
     const bool aligned = is_octet_aligned(numbers(from)) && is_octet_aligned(numbers(into));
     each_place(whole_array(into.count(), aligned),

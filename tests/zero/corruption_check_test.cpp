@@ -22,7 +22,6 @@ class FaultyBackend final : public kernels::Backend {
   void cast(const ConstView& from, const View& to) override { right_->cast(from, to); }
   void copy_pieces(std::span<const kernels::CopyPiece> pieces) override { right_->copy_pieces(pieces); }
   void fill(const View& to, float value) override { right_->fill(to, value); }
-  void begin_sum(const ConstView& from, const View& into) override { right_->begin_sum(from, into); }
   void accumulate(const ConstView& from, float scale, const View& into) override {
     right_->accumulate(from, scale, into);
   }

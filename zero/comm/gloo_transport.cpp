@@ -106,7 +106,11 @@ class GlooTransport : public ProcessTransport {
     connect();
     error_.when_set(this, [this] { abort_wait(); });
   }
-  ~GlooTransport() override { error_.forget(this); }
+  // Peers may still be sending into the memory of receives that are pending.
+  ~GlooTransport() override {
+    error_.forget(this);
+    detach();
+  }
 
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();

@@ -103,6 +103,8 @@ void Hub::wait() {
   if (waiting[0].revents != 0) accept();
   if (waiting[1].revents != 0) {
     leaving_ = true;
+    std::uint64_t written = 0;  // what came before it is over
+    [[maybe_unused]] const ssize_t read = ::read(closing_.get(), &written, sizeof written);
     if (!rendezvous_.complete()) rendezvous_.fail("rank 0 ended before all ranks had connected");
     end_ = Clock::now() + options_.timeout;
   }

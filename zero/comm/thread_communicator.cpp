@@ -189,7 +189,7 @@ class ThreadTransport : public Transport {
 
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
-  std::size_t ranks_per_host() const override { return ballast::ranks_per_host(group_->hosts()); }
+  std::size_t ranks_per_host() const override { return ranks_per_host_; }
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
@@ -253,6 +253,7 @@ class ThreadTransport : public Transport {
  private:
   std::shared_ptr<ThreadGroup> owned_;
   ThreadGroup* group_;
+  std::size_t ranks_per_host_ = ballast::ranks_per_host(group_->hosts());
   std::size_t rank_;
   std::shared_ptr<Membership> membership_;
   std::optional<StreamHandle> stream_;

@@ -26,7 +26,7 @@ std::size_t ranks_per_host(std::span<const std::string> hosts) {
   while (ranks < hosts.size() && hosts[ranks] == hosts[0]) {
     ++ranks;
   }
-  if (ranks == hosts.size() || hosts.size() % ranks != 0) return 1;
+  if (ranks == 1 || ranks == hosts.size() || hosts.size() % ranks != 0) return 1;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
     const std::size_t first = rank / ranks * ranks;
     const bool is_new = rank > first || std::ranges::count(hosts, hosts[rank]) == static_cast<std::ptrdiff_t>(ranks);

@@ -155,7 +155,7 @@ class ForeignImport:
         if self._current[0] != name:
             tensors = {"parameter": self._source.parameter(name).reshape(-1)}
             for kind, moment in () if frozen else self._moments.items():
-                nothing = torch.zeros((), device="cpu").expand_as(tensors["parameter"])
+                nothing = torch.zeros((), dtype=torch.float32, device="cpu").expand_as(tensors["parameter"])
                 tensors[kind] = nothing if name in self._fresh else self._source.moment(name, moment).reshape(-1)
             self._current = (name, tensors)
         return self._current[1]

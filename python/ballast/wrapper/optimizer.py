@@ -59,7 +59,7 @@ class WrappedOptimizer(Optimizer):
         coefficient = min(1.0, max_norm / (norm + 1e-6))
         if coefficient < 1.0 and math.isfinite(coefficient):
             self._ballast.partition().scale_all(coefficient)
-        return torch.tensor(norm, device="cpu")
+        return torch.tensor(norm, dtype=torch.float32, device="cpu")
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Sum gradients of backward passes inside this `with` block on this rank, in their own format. They are reduced

@@ -72,4 +72,4 @@ class RuleUpdates:
 
 def steps_of(kept: ShardedState, member: Member) -> torch.Tensor:
     """Return the count of steps of a parameter, in the form in which torch keeps it."""
-    return torch.tensor(float(kept.steps - member.begun_at), device="cpu")
+    return torch.tensor(float(kept.steps - member.begun_at), dtype=torch.float32, device="cpu")

@@ -70,8 +70,8 @@ class Shard:
 def memory_of(kinds: Iterable[Kind], count: int) -> dict[Kind, torch.Tensor]:
     """Allocate values by kind. The optimizer's own values lie at equal distances, as the library takes them."""
     kinds = [*kinds]
-    own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, device="cpu"))
-    return {kind: next(own) if kind in OWN else torch.empty(count, device="cpu") for kind in kinds}
+    own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, dtype=torch.float32, device="cpu"))
+    return {kind: next(own) if kind in OWN else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
 
 
 @dataclass
@@ -232,7 +232,7 @@ class StateMigration:
 
     def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
         """Return all values. The sum begins with -0.0, which changes no value; 0.0 would change -0.0."""
-        mine = torch.full((taken.parameter.numel(),), -0.0, device="cpu")
+        mine = torch.full((taken.parameter.numel(),), -0.0, dtype=torch.float32, device="cpu")
         for shard in taken.shards:
             mine[shard.first : shard.first + shard.count] = shard.values[kind]
         return sum_in_fp32(self._sharing, mine).view(taken.parameter.shape)
@@ -249,5 +249,5 @@ class StateMigration:
 
 
 def _shown(taken: TakenParameter, moment: _core.Moment) -> torch.Tensor:
-    local = torch.cat([torch.empty(0, device="cpu"), *(shard.values[moment] for shard in taken.shards)])
+    local = torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *(shard.values[moment] for shard in taken.shards)])
     return local.view(taken.parameter.shape) if local.numel() == taken.parameter.numel() else local

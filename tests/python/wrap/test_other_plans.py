@@ -7,7 +7,7 @@ import ballast
 import pytest
 import torch
 from python.wrap.support import uncommon
-from python.wrap.support.loops import Tower
+from python.wrap.support.loops import Tower, mlp
 from python.wrap.support.plans import evaluated, freeze_a_layer, step
 
 
@@ -50,6 +50,34 @@ def test_the_previous_plan_is_freed_when_another_is_made(change):
     assert before() is None
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     optimizer.step()
+
+
+def frozen_and_thawed(model, stage):
+    """Return the parameters and their counts of steps after a long training whose plan has changed twice."""
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=stage)
+    for trains in (True, False, True):
+        model[0].requires_grad_(trains)
+        for _ in range(131):
+            model(torch.ones(20, dtype=torch.float32)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = [float(optimizer.state[each]["step"]) for each in model.parameters()]
+    optimizer.close()
+    return [each.detach().clone() for each in model.parameters()], steps
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_default_format_of_torch_changes_nothing(stage):
+    model, same = mlp(), mlp()
+    parameters, steps = frozen_and_thawed(model, stage)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        other_parameters, other_steps = frozen_and_thawed(same, stage)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(parameters, other_parameters, strict=True))
+    assert steps == other_steps
+    assert max(steps) == 393  # bfloat16 has only even numbers there
 
 
 def test_a_run_with_a_name_keeps_its_plan(tmp_path):
