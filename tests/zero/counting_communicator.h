@@ -32,6 +32,7 @@ class CountingCommunicator final : public Communicator {
   void abort(std::string_view reason) override { inner_.abort(reason); }
   void leave(const LeaveReason& leave_reason) override { inner_.leave(leave_reason); }
   void set_activity(std::string_view activity) override { inner_.set_activity(activity); }
+  std::vector<std::size_t> failed_ranks() const override { return inner_.failed_ranks(); }
 
  private:
   CountingCommunicator(std::unique_ptr<Communicator> owned, std::shared_ptr<std::atomic<std::size_t>> count)
