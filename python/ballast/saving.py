@@ -24,7 +24,8 @@ def save(
     ...     load_checkpoint(directory, model, optimizer)
     {'epoch': 3}
 
-    With `wrap(outer=...)` each host saves its own state to a folder of the directory, such as `host-0`.
+    With `wrap(outer=...)` each host saves its own state to a folder of the directory, such as `host-0`. Folders of hosts
+    that do not take part, such as a lost one, are removed.
 
     A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
     (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
@@ -36,12 +37,13 @@ def save(
     Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
     training last saved or loaded. The training can continue, and save to another directory or later.
     """
-    from ballast.checkpoint.host_folders import folder_to_save
+    from ballast.checkpoint.host_folders import folder_to_save, remove_folders_of_others
     from ballast.checkpoint.inventory import access_of
     from ballast.checkpoint.saving import Saving
 
     access = access_of(optimizer)
     Saving(folder_to_save(Path(directory), access), model, access, extra).run()
+    remove_folders_of_others(Path(directory), access)
 
 
 def load_checkpoint(
@@ -65,7 +67,7 @@ def load_checkpoint(
     True
 
     With `wrap(outer=...)` all hosts load the last step that one of them has saved. A host that has not saved it, or that
-    is new, loads the folder of another one.
+    is new, loads the folder of another one, and gets the `extra` of that host.
 
     With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 

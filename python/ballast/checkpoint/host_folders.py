@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from pathlib import Path
 
 from ballast.checkpoint.manifest import content_in
@@ -18,7 +19,17 @@ LOADING = "loading a checkpoint"
 
 
 def folder_to_save(directory: Path, access: CheckpointAccess) -> Path:
-    return directory if access.outer is None else directory / f"host-{access.outer.hosts.place.host}"
+    return directory if access.outer is None else directory / f"host-{access.outer.hosts.own.host}"
+
+
+def remove_folders_of_others(directory: Path, access: CheckpointAccess) -> None:
+    """Remove the folders of hosts that do not take part, after a save: they are of an earlier training with more hosts, or of
+    a host that was lost, and may have a later step than the folders of this training."""
+    if access.outer is not None and access.group.rank == 0:
+        for path in directory.glob("host-*"):
+            found = FOLDER.fullmatch(path.name)
+            if found and int(found[1]) not in access.outer.hosts.members:
+                shutil.rmtree(path, ignore_errors=True)  # all hosts do this, perhaps at the same time
 
 
 def folder_to_load(directory: Path, access: CheckpointAccess) -> Path:
@@ -33,25 +44,25 @@ def folder_to_load(directory: Path, access: CheckpointAccess) -> Path:
     counts = [row[0] for row in outer.hosts.rows([len(usable)])]
     if last < 0:
         return directory
+    own = outer.hosts.own
     if not all(counts):
         without = [outer.hosts.members[number] for number, count in enumerate(counts) if count == 0]
         refuse(
             f"cannot load a checkpoint: not all hosts have one of step {last}",
-            where=", ".join(f"host {host} ({outer.hosts.place.names[host]})" for host in without),
+            where=", ".join(own.describe(host) for host in without),
             needed="a directory that all hosts share, or a copy of a folder with that step on each host",
         )
-    own = outer.hosts.place.host
-    chosen = own if own in usable else usable[own % len(usable)]
-    if chosen != own and access.group.rank == 0:
-        log.info("host %d loads the checkpoint of host %d: it has none of step %d", own, chosen, last)
+    chosen = own.host if own.host in usable else usable[own.host % len(usable)]
+    if chosen != own.host and access.group.rank == 0:
+        log.info("host %d loads the checkpoint of host %d: it has none of step %d", own.host, chosen, last)
     return directory / f"host-{chosen}"
 
 
 def steps_in(directory: Path) -> dict[int, int]:
-    """Return the step of each host's checkpoint."""
+    """Return the step of each host's checkpoint, with the steps that it skipped: hosts skip different ones."""
     steps = {}
     for path in directory.glob("host-*"):
         found, content = FOLDER.fullmatch(path.name), content_in(path)
         if found and content:
-            steps[int(found[1])] = int(content["step"])
+            steps[int(found[1])] = int(content["step"]) + int(content["skipped"])
     return steps

@@ -1,68 +1,46 @@
-"""The ranks with the same place in each host, which exchange the outer optimizer's gradients."""
+"""The group of the same rank of each host, which averages the gradients of the outer optimizer."""
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 
 from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group, connect
-from ballast.errors import Error, FailureError
+from ballast.errors import FailureError
+from ballast.outer.host_rank import HostRank
+from ballast.outer.survivors import HostRendezvous, agree_on_survivors
 from ballast.wrapper.collectives import sum_in_fp32
 
 log = logging.getLogger("ballast")
 
 CHUNK = 4 << 20  # elements that are summed at a time
-GRACE = 3.0  # seconds in which a host that counts as lost can still report
-POLL = 0.05
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of this rank in the job."""
-
-    host: int  # the number of its host
-    names: tuple[str, ...]  # of all hosts
-    rank: int  # in its host
-    ranks: int  # in each host
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """How the ranks with one place find each other."""
-
-    store: Any  # a torch.distributed.Store; None for one host
-    job: str
-    address: str  # of this machine, for the others
-    timeout: float | None
-    survives: bool  # whether a smaller group continues when a host is lost
+OF_PEERS = {"B3301": "peer_failed", "B3302": "peer_late", "B3303": "no_meeting"}  # errors that other ranks may cause
 
 
 class HostGroup:
     """A connection of its own: its failure does not end the group of the ranks of one host. Each call is made by all hosts
     together."""
 
-    def __init__(self, place: Place, meeting: Meeting):
-        self.place = place
-        self._meeting = meeting
-        self.members = [*range(len(place.names))]  # numbers of the hosts that take part
-        self._times = 0  # of regroup()
+    def __init__(self, own: HostRank, rendezvous: HostRendezvous):
+        self.own = own
+        self.members = [*range(len(own.names))]  # numbers of the hosts that take part
+        self._rendezvous = rendezvous
+        self._regroups = 0
         self._group = self._connect()
 
     def _connect(self) -> Group:
-        rank, size = self.members.index(self.place.host), len(self.members)
-        where = self._meeting
+        rank, size = self.members.index(self.own.host), len(self.members)
+        where = self._rendezvous
         if size == 1:
-            return connect(rank=0, size=1, timeout=where.timeout)
-        job = f"{where.job}/{self._times}"
+            return connect(rank=0, size=1)
+        job = f"{where.job}/{self._regroups}"
         return connect(store=where.store, rank=rank, size=size, host=where.address, job=job, timeout=where.timeout)
 
     @property
@@ -80,92 +58,92 @@ class HostGroup:
 
     @property
     def survives(self) -> bool:
-        return self._meeting.survives
+        return self._rendezvous.survives
 
     @property
     def has_lost_hosts(self) -> bool:
-        return self._times > 0
+        return self._regroups > 0
 
     def rows(self, mine: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of each host, which all give as many."""
+        """Return the integers that each host gives, by rank in the group. All hosts give as many."""
         words = [0] * (self.size * len(mine))
         words[self.rank * len(mine) : (self.rank + 1) * len(mine)] = mine
-        words = self._group.all_reduce(words)
+        with self._naming_hosts():
+            words = self._group.all_reduce(words)
         return [words[first : first + len(mine)] for first in range(0, len(words), len(mine))]
 
     def average(self, values: torch.Tensor) -> torch.Tensor:
         """Return the average of the hosts' values in fp32, with the same bits on all of them. Without hosts that may be lost,
         it is in the memory of the values."""
         averages = torch.empty_like(values) if self.survives else values
-        for into, mine in zip(averages.split(CHUNK), values.split(CHUNK)):
-            into.copy_(sum_in_fp32(self._group, mine).div_(self.size))
-        self._group.barrier()  # a host that uses the average knows that the others have it
+        with self._naming_hosts():
+            for into, mine in zip(averages.split(CHUNK), values.split(CHUNK)):
+                into.copy_(sum_in_fp32(self._group, mine).div_(self.size))
+            self._group.barrier()  # a host that uses the average knows that the others have it
         return averages
 
     def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
         """Copy the values of one host to all."""
         if values.numel() > 0:
-            self._group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
+            with self._naming_hosts():
+                self._group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
 
     def barrier(self) -> None:
-        self._group.barrier()
+        with self._naming_hosts():
+            self._group.barrier()
 
     def leave(self) -> None:
         self._group.leave()
 
     # --- When a host is lost ---
 
-    def regroup(self, error: FailureError) -> None:
-        """Form a group of the hosts that are left. Raise the error where hosts cannot be lost."""
-        if not self.survives or self.size == 1:
-            raise error
-        before = self.members
-        named = {before[int(rank)] for rank in re.findall(r"\brank (\d+)", error.what_happened) if int(rank) < len(before)}
-        self._group.leave()
-        self._times += 1
+    @contextmanager
+    def _naming_hosts(self) -> Iterator[None]:
+        """Let errors name hosts and ranks of the job, instead of ranks of this group."""
         try:
-            self.members = self._agree(before, named - {self.place.host})
-            if self.place.rank == 0:
-                for host in set(before) - set(self.members):
-                    log.warning(
-                        "lost host %d (%s): %d of %d hosts continue without it. The first error is: %s",
-                        *(host, self.place.names[host], len(self.members), len(self.place.names), error.what_happened),
-                    )
-            self._group = self._connect()
-        except Error:
+            yield
+        except FailureError as error:
+            if error.code in OF_PEERS and self._failed_hosts():
+                self._raise_with_hosts(error)
             raise
-        except RuntimeError as failure:  # of torch's store
-            fail(
-                "peer_failed",
-                _core.Problem(
-                    what=f"cannot continue without the lost host: the store of torch.distributed is gone ({failure})",
-                    needed="the process that keeps the store: rank 0's, or torchrun's on the first host",
-                    remedy="Start all hosts again from the last checkpoint.",
-                ),
-            )
 
-    def _agree(self, before: Sequence[int], named: set[int]) -> list[int]:
-        """Return the hosts that are left: those that have reported when the first of them decides. It waits for all, but
-        only for a moment for those that the error names."""
-        store, prefix = self._meeting.store, f"{self._meeting.job}/without/{self._times}"
-        store.set(f"{prefix}/{self.place.host}", "here")
-        begin, patience = time.monotonic(), self._meeting.timeout or 300.0
+    def _raise_with_hosts(self, error: FailureError) -> NoReturn:
+        what = error.what_happened
+        for host in self._failed_hosts():
+            rank = self.members.index(host)
+            # Only the first one is a rank of this group: others are in the words with which it left.
+            what = re.sub(rf"\brank {rank}\b( \([^)]*\))?", f"{self.own.describe_peer(host)},", what, count=1)
+        parts = {part: getattr(error, part) for part in ("where", "needed", "available", "remedy")}
+        fail(OF_PEERS[error.code], _core.Problem(what=what, **parts))
+
+    def _failed_hosts(self) -> list[int]:
+        return [self.members[rank] for rank in self._group._core.failed_ranks]
+
+    def regroup(self, error: FailureError) -> None:
+        """Form a group of the hosts that are left. Raise the error where hosts cannot be lost, and where it is one of this
+        host alone.
+
+        Each rank of a host decides together with the same rank of the other hosts. If they decide differently, a host is left
+        out by some of its ranks, which end. Then its other ranks fail in their next step, and the other hosts lose it
+        there too."""
+        failed = {*self._failed_hosts()} - {self.own.host}
         while True:
-            here = [host for host in before if store.check([f"{prefix}/{host}"])]
-            waited = time.monotonic() - begin
-            missing = set(before) - set(here)
-            is_over = not missing or (waited > GRACE and missing <= named) or waited > patience
-            if is_over or store.check([f"{prefix}/members"]):
-                break
-            time.sleep(POLL)
-        members: list[int] = json.loads(store.compare_set(f"{prefix}/members", "", json.dumps(here)))
-        if self.place.host not in members:
-            fail(
-                "peer_failed",
-                _core.Problem(
-                    what=f"cannot continue to train on host {self.place.host}: the other hosts have left it out",
-                    where=", ".join(f"host {host} ({self.place.names[host]})" for host in members),
-                    remedy="Raise `timeout` if hosts differ in speed.",
-                ),
+            if not self.survives or len(self.members) == 1 or error.code not in OF_PEERS:
+                raise error
+            self._group.leave()
+            self._regroups += 1
+            before, rendezvous = self.members, self._rendezvous
+            self.members = agree_on_survivors(self.own, rendezvous, self._regroups, before, failed)
+            self._log_lost({*before} - {*self.members}, error)
+            try:
+                self._group = self._connect()
+                return
+            except FailureError as failure:  # another host was lost meanwhile
+                error, failed = failure, set()
+
+    def _log_lost(self, lost: set[int], error: FailureError) -> None:
+        for host in lost if self.own.rank == 0 else ():
+            log.warning(
+                "lost %s: %d of %d hosts continue without it. The first error is: %s",
+                *(self.own.describe(host), len(self.members), len(self.own.names), error.what_happened),
             )
-        return members

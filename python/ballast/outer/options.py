@@ -13,7 +13,7 @@ from ballast.tiers import TIERS
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo:
-    """Let each host train on its own, and combine the hosts' parameters once in `every` steps: `wrap(outer=DiLoCo(...))`.
+    """Let each host train on its own, and combine the hosts' parameters every N steps: `wrap(outer=DiLoCo(...))`.
 
     >>> import ballast
     >>> ballast.DiLoCo(every=64).lr
@@ -32,6 +32,8 @@ class DiLoCo:
     offload             tier of the copy and of the momentum, fp32 both: "host", "nvme:/scratch", or "device"
     hosts               number of hosts, each with as many consecutive ranks. None: the machines of the ranks
     survive_lost_hosts  lets the other hosts continue when one is lost
+    timeout             seconds in which all hosts reach an exchange after the first one, so longer than hosts differ in `every`
+                        steps
     """
 
     every: int
@@ -42,6 +44,7 @@ class DiLoCo:
     offload: str = "host"
     hosts: int | None = None
     survive_lost_hosts: bool = False
+    timeout: float = 1800.0
 
     def __post_init__(self) -> None:
         _require_count("every", self.every, "steps between two exchanges, at least 1")
@@ -58,6 +61,8 @@ class DiLoCo:
             _refuse("lr", self.lr, "a number above 0")
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             _refuse("momentum", self.momentum, "a number from 0 on, below 1")
+        if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
+            _refuse("timeout", self.timeout, "seconds, more than 0")
         self._check_tier()
 
     def _check_tier(self) -> None:
@@ -81,8 +86,10 @@ class DiLoCo:
 
     def shared(self) -> dict[str, str]:
         """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""
-        names = ("every", "lr", "momentum", "nesterov", "fragments", "tier", "hosts", "survive_lost_hosts")
-        return {name: str(getattr(self, name)) for name in names}
+        names = ("every", "nesterov", "fragments", "tier", "hosts", "survive_lost_hosts")
+        numbers = ("lr", "momentum", "timeout")  # 1 and 1.0 are the same
+        of_names = {name: str(getattr(self, name)) for name in names}
+        return of_names | {name: str(float(getattr(self, name))) for name in numbers}
 
 
 def read_outer(outer: Any) -> DiLoCo | None:
