@@ -94,7 +94,7 @@ def options_of_command() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--stage", type=int, help="ZeRO stage of Ballast (default: plain PyTorch)")
     parser.add_argument("--offload", help="tier of the optimizer state: host, or nvme:DIRECTORY")
-    parser.add_argument("--every", type=int, help="let hosts train on their own, and exchange parameters once in so many steps")
+    parser.add_argument("--every", type=int, help="let hosts train on their own, and exchange parameters every N steps")
     parser.add_argument("--hosts", type=int, help="imitate so many hosts with --every (default: the machines)")
     parser.add_argument("--json", type=Path, help="write losses, speed and memory of rank 0 to this file")
     return parser.parse_args()

@@ -14,7 +14,8 @@ from ballast.checkpoint.pieces import Cut
 from ballast.checkpoint.targets import Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, moment_name
 from ballast.checks import refuse
-from ballast.outer.optimizer import Fragment, OuterOptimizer
+from ballast.outer.layout import Fragment
+from ballast.outer.optimizer import OuterOptimizer
 from ballast.outer.state import Span
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.partition import Partition
@@ -31,34 +32,29 @@ def outer_tensors(access: CheckpointAccess, partition: Partition, names: Mapping
     outer.begin(partition)
     shapes = {id(member.parameter): member.parameter.shape for member in partition.members}
     writers = Writers.in_turns if access.options.stage == 0 else Writers.each
+    reader = _Reader()
     for fragment in outer.fragments:
-        reader = _Reader(fragment)
         for key, span in fragment.spans.items():
             for kind in (COPY, MOMENTUM) if outer.options.momentum > 0 else (COPY,):
                 name = moment_name(names[key], kind)
-                lazy = LazyState((span.count,), name, partial(reader.read, kind, span))
-                yield TorchTensor(name, OUTER, lazy, writers, begin=span.first, full_shape=shapes[key])
+                lazy = LazyState((span.count,), name, partial(reader.read, fragment, kind, span))
+                steps, shape = fragment.exchanged_at, shapes[key]
+                yield TorchTensor(name, OUTER, lazy, writers, steps=steps, begin=span.first, full_shape=shape)
 
 
 class _Reader:
-    """Reads a fragment once for all of its parameters, which are saved one after the other."""
+    """Reads a fragment once for all of its parameters, which are saved one after the other. Keeps one fragment at a time."""
 
-    def __init__(self, fragment: Fragment):
-        self._fragment = fragment
+    def __init__(self) -> None:
+        self._fragment: Fragment | None = None
         self._values: dict[str, torch.Tensor] = {}
 
-    def read(self, kind: str, span: Span) -> torch.Tensor:
-        state = self._fragment.state
-        assert state is not None  # there are elements
-        kinds = (COPY, MOMENTUM) if state.has_momentum else (COPY,)
-        if not self._values:
-            self._values = {each: torch.empty(state.count, dtype=torch.float32, device="cpu") for each in kinds}
-            state.read(*self._values.values())
-        values = span.of(self._values[kind])
-        last = [each for each in self._fragment.spans.values() if each.count > 0][-1]
-        if span is last and kind == kinds[-1]:
-            self._values = {}
-        return values
+    def read(self, fragment: Fragment, kind: str, span: Span) -> torch.Tensor:
+        if fragment is not self._fragment:
+            self._values = {}  # before the next ones are allocated
+            self._values = dict(zip((COPY, MOMENTUM), fragment.state_values()))
+            self._fragment = fragment
+        return span.of(self._values[kind])
 
 
 class OuterLoading:
@@ -82,22 +78,24 @@ class OuterLoading:
         """Return the targets that make the outer state, which was forgotten when loading began."""
         if self._outer is None or not self._entries:
             return []
-        self._outer.cut(partition)
+        self._outer.begin_to_load(partition)
         return [target for fragment in self._outer.fragments for target in self._targets_of(fragment, self._outer)]
 
     def _targets_of(self, fragment: Fragment, outer: OuterOptimizer) -> list[Target]:
-        made = _FragmentInMaking(fragment, outer)
+        loader = _FragmentLoader(fragment, outer)
         targets: list[Target] = []
+        names = [moment_name(self._names[key], COPY) for key in fragment.spans]
+        fragment.exchanged_at = min((self._entries[name].steps for name in names), default=0)
         for key, span in fragment.spans.items():
             for kind in (COPY, MOMENTUM) if outer.options.momentum > 0 else (COPY,):
                 name = moment_name(self._names[key], kind)
                 if span.count > 0 and name in self._entries:
-                    targets.append(_OuterTarget(name, self._entries[name], made, kind, span))
-        made.left = len(targets)
+                    targets.append(_OuterTarget(name, self._entries[name], loader, kind, span))
+        loader.left = len(targets)
         return targets
 
 
-class _FragmentInMaking:
+class _FragmentLoader:
     """Collects the values of a fragment, and makes its state of them when they are complete."""
 
     def __init__(self, fragment: Fragment, outer: OuterOptimizer):
@@ -124,13 +122,13 @@ class _FragmentInMaking:
 class _OuterTarget:
     """Takes this rank's elements of one parameter."""
 
-    def __init__(self, name: str, entry: Tensor, made: _FragmentInMaking, kind: str, span: Span):
+    def __init__(self, name: str, entry: Tensor, loader: _FragmentLoader, kind: str, span: Span):
         self.name, self.entry = name, entry
         self.first, self.count = span.first, span.count
-        self._made, self._kind, self._span = made, kind, span
+        self._loader, self._kind, self._span = loader, kind, span
 
     def begin(self) -> None:
-        self._into = self._span.of(self._made.values(self._kind))
+        self._into = self._span.of(self._loader.values(self._kind))
 
     def take(self, reader: _core.CheckpointReader, cut: Cut) -> None:
         values = torch.frombuffer(reader.memory(), dtype=torch.float32)[cut.first : cut.first + cut.count]
@@ -138,4 +136,4 @@ class _OuterTarget:
 
     def finish(self) -> None:
         del self._into
-        self._made.end_target()
+        self._loader.end_target()

@@ -27,5 +27,5 @@ def due_at(step: int, every: int, fragments: int) -> int | None:
     >>> [due_at(step, every=4, fragments=2) for step in range(1, 9)]
     [None, 0, None, 1, None, 0, None, 1]
     """
-    place = (step - 1) % every + 1
-    return next((number for number in range(fragments) if every * (number + 1) // fragments == place), None)
+    position = (step - 1) % every + 1
+    return next((number for number in range(fragments) if every * (number + 1) // fragments == position), None)

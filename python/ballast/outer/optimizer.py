@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+import weakref
 
 import torch
 
 from ballast import _core
-from ballast.checks import refuse_order
+from ballast.checks import refuse, refuse_order
 from ballast.errors import FailureError
-from ballast.outer.fragments import due_at, fragments_of
+from ballast.outer.fragments import due_at
 from ballast.outer.host_group import HostGroup
+from ballast.outer.layout import Fragment, cut, is_so_on_a_rank, require_same_cut, require_same_on_hosts
 from ballast.outer.options import DiLoCo
-from ballast.outer.state import FragmentState, Span, part_of
+from ballast.outer.state import FragmentState
 from ballast.wrapper.sharded_state import ShardedState
-from ballast.wrapper.units import Member, gpu_of
-
-
-class Fragment:
-    """This rank's shard of a fragment, and the state of the outer optimizer for it. A rank may have no elements of it."""
-
-    def __init__(self, number: int):
-        self.number = number
-        self.spans: dict[int, Span] = {}  # by id of the parameter
-        self.elements = 0
-        self.state: FragmentState | None = None  # None: there are no elements
-
-    def add(self, member: Member, first: int, count: int) -> None:
-        """Add a parameter, of which this rank may have no elements."""
-        self.spans[id(member.parameter)] = Span(id(member.parameter), member.name, first, count, self.elements)
-        self.elements += count
+from ballast.wrapper.units import gpu_of
 
 
 class OuterOptimizer:
-    """All ranks of all hosts call all methods together, except for reports and close()."""
+    """All ranks of all hosts call all methods together, except for reports, offload(), reload() and close()."""
 
     def __init__(self, hosts: HostGroup, options: DiLoCo, threads: int):
         self.hosts = hosts
         self.options = options
         self._threads = threads
         self.fragments: list[Fragment] = []
+        self._training: weakref.ref[ShardedState] | None = None  # whose shards the fragments have
+        self._is_compared = True  # whether hosts have compared the state that they have loaded
         self._gpu: int | None = None
         self._exchanges = 0  # that this host has completed
         self._last = 0.0  # seconds of the last exchange
-        self._moved = 0  # bytes of this rank in it
+        self._bytes_sent = 0.0  # by this rank, of all differences so far
 
     # --- The beginning ---
 
@@ -54,32 +42,51 @@ class OuterOptimizer:
 
     def begin(self, training: ShardedState) -> None:
         """Begin with the parameters of the first host, if this has not begun yet."""
-        if self.has_begun:
+        if not self.has_begun:
+            self._begin_with_parameters(training)
             return
-        self.cut(training)
+        if self._training is None or self._training() is not training:
+            require_same_cut(training, self.fragments)
+            self._training = weakref.ref(training)
+        if not self._is_compared:
+            self._require_same_state(training)
+            self._is_compared = True
+
+    def _begin_with_parameters(self, training: ShardedState) -> None:
+        self._cut(training)
         for fragment in self.fragments:
-            values = self._read(training, fragment)
-            [differing] = training.ranks.all_reduce([int(self._differs(values))])
-            if differing > 0:
+            values = fragment.read(training)
+            if is_so_on_a_rank(training, self._differs(values)):
                 self.hosts.broadcast(values)
-                self._write(training, fragment, values)
+                fragment.write(training, values)
             self.make_state(fragment, values)
 
-    def cut(self, training: ShardedState) -> None:
-        """Cut the parameters into fragments, without state. The fragment of a parameter depends on the parameters alone, so
-        it is the same in every stage."""
+    def begin_to_load(self, training: ShardedState) -> None:
+        """Cut the parameters into fragments. The caller makes their state. Hosts compare it in the next begin()."""
+        self._cut(training)
+        self._is_compared = False
+
+    def _cut(self, training: ShardedState) -> None:
+        require_same_on_hosts(self.hosts, training)
         self._gpu = gpu_of(training.members)
-        members = sorted(training.members, key=lambda member: -1 if member.number is None else member.number)
-        numbers = fragments_of([member.parameter.numel() for member in members], self.options.fragments)
-        self.fragments = [Fragment(number) for number in range(self.options.fragments)]
-        for number, member in zip(numbers, members):
-            self.fragments[number].add(member, *training.part(member))
+        self.fragments, self._training = cut(training, self.options.fragments), weakref.ref(training)
 
     def make_state(self, fragment: Fragment, values: torch.Tensor) -> None:
         """Begin with these values of the outer copy."""
         if fragment.elements > 0:
             name = f"outer fragment {fragment.number}"
             fragment.state = FragmentState(values, self.options, name=name, gpu=self._gpu, threads=self._threads)
+
+    def _require_same_state(self, training: ShardedState) -> None:
+        """Refuse hosts that have loaded checkpoints of different trainings or steps."""
+        for fragment in self.fragments:
+            differs = [self._differs(values) for values in fragment.state_values()]  # not any(): all hosts compare all of them
+            if is_so_on_a_rank(training, any(differs)):
+                refuse(
+                    "cannot continue to train: the hosts have loaded different states of the outer optimizer",
+                    where=f"fragment {fragment.number}",
+                    needed="checkpoints of one training, of the same step, on all hosts",
+                )
 
     def _differs(self, values: torch.Tensor) -> bool:
         """Return whether hosts have other values."""
@@ -95,21 +102,24 @@ class OuterOptimizer:
             self._exchange(training, self.fragments[number], step)
 
     def exchange_all(self, training: ShardedState, step: int) -> None:
+        """Exchange the fragments that were not exchanged after this step."""
         for fragment in self.fragments:
-            self._exchange(training, fragment, step)
+            if fragment.exchanged_at < step:
+                self._exchange(training, fragment, step)
 
     def _exchange(self, training: ShardedState, fragment: Fragment, step: int) -> None:
         begin = time.monotonic()
-        values = self._read(training, fragment)
+        values = fragment.read(training)
         if fragment.state is not None:
             fragment.state.subtract(values)
         while not self._is_updated(fragment, step, values):
             pass
         if fragment.state is not None:
             fragment.state.read(values)
-        self._write(training, fragment, values)
+        fragment.write(training, values)
+        fragment.exchanged_at = step
         self._exchanges += 1
-        self._last, self._moved = time.monotonic() - begin, 4 * fragment.elements
+        self._last = time.monotonic() - begin
 
     def _is_updated(self, fragment: Fragment, step: int, differences: torch.Tensor) -> bool:
         """Update the outer copy with the average of the hosts' differences. Return whether this is done: a host may be lost
@@ -121,6 +131,7 @@ class OuterOptimizer:
         except FailureError as error:
             self.hosts.regroup(error)
             return False
+        self._bytes_sent += 8 * (1 - 1 / self.hosts.size) * fragment.elements  # shares of the sum, and of the result
         if fragment.state is not None:
             fragment.state.step(gradients)
         return True
@@ -147,45 +158,32 @@ class OuterOptimizer:
     def _catch_up(self, root: int, number: int, is_mine: bool) -> bool:
         """Give the outer state after the last exchange to hosts that have missed it. Return whether this host has."""
         source = self.fragments[number]
-        copy, momentum = torch.empty(source.elements, dtype=torch.float32, device="cpu"), None
-        if source.state is not None:
-            momentum = torch.empty_like(copy) if source.state.has_momentum else None
-            source.state.read(copy, momentum)
-        self.hosts.broadcast(copy, root)
-        if momentum is not None:
-            self.hosts.broadcast(momentum, root)
+        state = source.state_values()
+        for values in state:
+            self.hosts.broadcast(values, root)
         self.hosts.barrier()
         if is_mine and source.state is not None:
-            source.state.write(copy, momentum)
+            source.state.write(*state)
         return is_mine
 
-    # --- The parameters of this host ---
+    # --- While something else needs the device ---
 
-    def _read(self, training: ShardedState, fragment: Fragment) -> torch.Tensor:
-        """Return this rank's shard, as the fp32 values from which parameters are rounded."""
-        values = torch.empty(fragment.elements, dtype=torch.float32, device="cpu")
+    def offload(self) -> None:
+        for state in self._states().values():
+            state.offload()
 
-        def look(part: _core.StatePart) -> None:
-            for there in _places(training, fragment, part):
-                part_of(values[there]).copy_from(part)
-
-        training.visit_shards(look)
-        return values
-
-    def _write(self, training: ShardedState, fragment: Fragment, values: torch.Tensor) -> None:
-        """Replace this rank's shard of the parameters. Other state of the optimizer stays."""
-
-        def change(part: _core.StatePart) -> None:
-            for there in _places(training, fragment, part):
-                part.copy_parameter_from(part_of(values[there]))
-
-        training.change_shards(change, training.steps, lambda: None)
+    def reload(self) -> None:
+        for state in self._states().values():
+            state.reload()
 
     # --- Reports ---
 
+    def _states(self) -> dict[int, FragmentState]:
+        return {fragment.number: fragment.state for fragment in self.fragments if fragment.state is not None}
+
     def ledger(self) -> str:
         """Return tables of the bytes that this rank keeps for the outer optimizer."""
-        states = [(fragment.number, fragment.state) for fragment in self.fragments if fragment.state is not None]
+        states = self._states().items()
         return "".join(f"\nouter optimizer, fragment {number}\n{state.ledger()}" for number, state in states)
 
     def figures(self) -> dict[str, float]:
@@ -193,27 +191,19 @@ class OuterOptimizer:
             "outer/exchanges": float(self._exchanges),
             "outer/hosts": float(self.hosts.size),
             "outer/seconds": self._last,
-            "outer/bytes": float(self._moved),
+            "outer/bytes": self._bytes_sent,
+            "outer/state_bytes": float(sum(state.bytes for state in self._states().values())),
         }
 
     def forget(self) -> None:
-        """Forget all state. The next begin() or cut() begins again."""
-        self.fragments, self._exchanges = [], 0
+        """Forget all state. The next begin() or begin_to_load() begins again."""
+        self.fragments, self._exchanges, self._is_compared = [], 0, True
 
     def close(self) -> None:
         self.forget()
         self.hosts.leave()
 
 
-def _places(training: ShardedState, fragment: Fragment, part: _core.StatePart) -> Iterator[slice]:
-    """Yield the place of a part of the training in the fragment's shard, if it is in the fragment."""
-    span = None if part.frozen else fragment.spans.get(id(training.member_of(part).parameter))
-    if span is not None:
-        begin = span.offset + part.first - span.first
-        yield slice(begin, begin + part.count)
-
-
 def _checksum(values: torch.Tensor) -> int:
     """Return a number that differs where a value does, and fits into an integer of the library."""
     return 0 if values.numel() == 0 else _core.checksum(memoryview(values.numpy()).cast("B")) >> 2
-

@@ -19,10 +19,8 @@ PIECE = 1 << 20  # elements that are updated at a time: memory for more gradient
 
 @dataclass(frozen=True)
 class Span:
-    """This rank's elements of one parameter, and their place in the fragment's shard."""
+    """This rank's elements of one parameter, and their position in the fragment's shard."""
 
-    key: int  # id of the parameter
-    name: str
     first: int  # of the parameter's elements
     count: int
     offset: int
@@ -123,7 +121,7 @@ class FragmentState:
 
         self._core.visit_shards(look)
 
-    def write(self, values: torch.Tensor, momentum: torch.Tensor | None) -> None:
+    def write(self, values: torch.Tensor, momentum: torch.Tensor | None = None) -> None:
         """Replace the outer copy and the momentum, which becomes zero without `momentum`."""
 
         def change(part: _core.StatePart) -> None:
@@ -145,9 +143,20 @@ class FragmentState:
             self._core.step_prepared()
             self._core.finish()
 
+    def offload(self) -> None:
+        """Free the GPU's memory, if the state is there."""
+        if self._gpu is not None:
+            self._core.offload(parameters=True, agree=lambda failed: None)
+
+    def reload(self) -> None:
+        if self._gpu is not None:
+            with in_stream(self._gpu, self._stream):
+                self._core.reload(agree=lambda failed: None)
+
     @property
-    def steps(self) -> int:
-        return self._core.steps
+    def bytes(self) -> int:
+        """The bytes of the outer copy and of the momentum."""
+        return int((8 if self.has_momentum else 4) * self.count)
 
     def ledger(self) -> str:
         return self._core.ledger((_core.Tier.host, 0))

@@ -178,16 +178,29 @@ class Session:
         return self.plans.steps + self._history.skipped
 
     def exchange(self) -> None:
-        """Exchange all parameters with the other hosts now."""
+        """Exchange all parameters with the other hosts now, except those that were exchanged after the last step."""
         if self._outer is None:
             refuse_order("cannot exchange parameters: there is no outer optimizer", needed="ballast.wrap(..., outer=...)")
+        self.plans.require_not_gathered("cannot exchange parameters")
         partition = self.partition_now()
+        partition.require_not_cast()
         partition.require_not_updated("cannot exchange parameters")
         if partition.has_begun:
             what = "cannot exchange parameters between a backward pass and its step"
             refuse_order(what, needed="step() or zero_grad() before")
         self._outer.begin(partition)
         self._outer.exchange_all(partition, self._attempts)
+
+    def offload(self, parameters: bool) -> None:
+        """Free the device's memory, with or without that of the parameters."""
+        self.plans.offload(parameters)
+        if self._outer is not None:
+            self._outer.offload()
+
+    def reload(self) -> None:
+        self.plans.reload()
+        if self._outer is not None:
+            self._outer.reload()
 
     def discard(self) -> None:
         if self.plans.current is not None and self.plans.current.discard():
@@ -216,7 +229,9 @@ class Session:
         self._hooks.remove()
         if self._activations is not None:
             self._activations.remove()
-        self.plans.close(together=together)
-        if self._outer is not None:
-            self._outer.close()
-        self._ranks.leave()
+        try:
+            self.plans.close(together=together)
+        finally:
+            if self._outer is not None:
+                self._outer.close()
+            self._ranks.leave()

@@ -2,12 +2,16 @@
 machine."""
 
 import shutil
+import weakref
 from dataclasses import replace
 
 import ballast
 import pytest
 import torch
 from ballast import DiLoCo
+from ballast.checkpoint.outer_state import outer_tensors
+from ballast.outer.host_rank import host_ranks
+from ballast.outer.layout import Fragment
 from python.wrap.support import outer
 from python.wrap.support.loops import Loop, Tower, mean_square_in_bfloat16, mlp_in_bfloat16
 from python.wrap.support.ranks import run_ranks
@@ -63,6 +67,8 @@ def test_clipping_works_inside_of_a_host():
 
 def test_schedulers_and_accumulation_work_inside_of_a_host():
     one, other = run_ranks(2, outer.with_scheduler, {"stage": 2, "outer": DiLoCo(every=3, hosts=2)})
+    expected = outer.PlainTorch(hosts=2, ranks=1, every=3, micro_steps=2, halves_every=2).train()
+    check_close(one, expected[0])
     assert is_equal(one, other)
 
 
@@ -119,12 +125,16 @@ def test_hosts_begin_with_the_values_of_the_first_one(recorded):
     assert all(is_equal(parameters, trained[0][0]) for of_rank in trained for parameters in of_rank)
 
 
-def test_exchange_combines_the_hosts_at_the_end():
-    trained = run_ranks(2, outer.exchanged, {"stage": 2, "outer": DiLoCo(every=4, hosts=2, fragments=2)})
-    [(before, after), (before_there, after_there)] = trained
-    assert not is_equal(before, before_there)
-    assert is_equal(after, after_there)
-    assert not is_equal(before, after)
+def test_exchange_combines_the_hosts_at_the_end_and_once(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2, fragments=2)}
+    [(mine, exchanges), (there, _)] = run_ranks(2, outer.exchanged, str(tmp_path), options)
+    assert not is_equal(mine[0], there[0])
+    assert is_equal(mine[1], there[1])
+    assert not all(torch.equal(before, after) for before, after in zip(mine[0], mine[1]))
+    assert is_equal(mine[1], mine[2])
+    assert is_equal(mine[1], mine[3])
+    # The first fragment is exchanged after steps 2 and 6, of 6, the second one after step 4 and by exchange().
+    assert exchanges == [3, 4, 4, 0]
 
 
 def test_memory_and_metrics_count_the_outer_optimizer(tmp_path):
@@ -134,7 +144,9 @@ def test_memory_and_metrics_count_the_outer_optimizer(tmp_path):
         assert "outer optimizer, fragment 1" in table
         assert where in table.partition("outer optimizer, fragment 1")[2]
         assert (metrics["outer/exchanges"], metrics["outer/hosts"]) == (6, 2)
-        assert metrics["outer/bytes"] == 4 * 149  # of the last fragment: all but the first weight
+        elements = 480, 149  # the first weight, and all others
+        assert metrics["outer/bytes"] == 3 * sum(4 * count for count in elements)
+        assert metrics["outer/state_bytes"] == sum(8 * count for count in elements)
 
 
 def test_one_process_is_one_host():
@@ -150,12 +162,23 @@ def test_one_process_is_one_host():
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_gpu_trains_as_a_cpu_does_with_the_outer_optimizer_on_either(stage):
     loop = Loop(steps=5)
-    on_cpu = loop.run(stage=stage, outer=DiLoCo(every=2))
+    on_cpu, exchanged = loop.run(stage=stage, outer=DiLoCo(every=2)), []
     for tier in ("device", "host"):
         on_gpu = replace(loop, device="emulated").run(stage=stage, outer=DiLoCo(every=2, offload=tier))
         with ballast.gather(on_gpu.model), ballast.gather(on_cpu.model):
             assert is_equal([parameter.cpu() for parameter in on_gpu.parameters], on_cpu.parameters)
         assert on_gpu.optimizer.metrics()["outer/exchanges"] == 2
+        of_outer = on_gpu.optimizer._ballast._outer
+        before = of_outer.ledger()
+        on_gpu.optimizer.offload()
+        assert (of_outer.ledger() == before) == (tier == "host")  # the state leaves the GPU
+        on_gpu.optimizer.reload()
+        assert of_outer.ledger() == before
+        for run in (on_gpu, on_cpu) if tier == "host" else (on_gpu,):
+            run.optimizer.exchange()
+        exchanged.append([parameter.cpu() for parameter in outer.result_of(on_gpu)[1]])
+    assert is_equal(*exchanged)
+    assert is_equal(exchanged[0], outer.result_of(on_cpu)[1])
 
 
 # --- Checkpoints ---
@@ -178,8 +201,11 @@ def test_a_resumed_training_continues_as_if_it_had_not_ended(fragments, tmp_path
 def test_another_number_of_hosts_resumes_a_checkpoint(tmp_path):
     folder = str(tmp_path)
     run_ranks(2, outer.train_and_save, folder, {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}, 5, 5)
-    resumed = run_ranks(3, outer.resume, folder, [{"stage": 3, "outer": DiLoCo(every=4, hosts=3)}], 5, 8)
-    assert all(is_equal(of_rank[0][1], resumed[0][0][1]) for of_rank in resumed)
+    resumed = run_ranks(3, outer.resume, folder, [{"stage": 3, "outer": DiLoCo(every=4, hosts=3)}], 5, 10)
+    before = outer.Before(steps=5, hosts=2, ranks=1)
+    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=10, before=before).train()
+    for of_rank, there in zip(resumed, expected, strict=True):
+        check_close(of_rank[0][1], there)
 
 
 def test_hosts_load_the_last_step_that_one_of_them_has_saved(tmp_path):
@@ -204,24 +230,71 @@ def test_a_host_s_checkpoint_is_one_of_a_training_without_an_outer_optimizer(tmp
 def test_an_outer_optimizer_begins_with_a_checkpoint_of_a_training_without_one(tmp_path):
     run_ranks(2, outer.train_and_save, str(tmp_path), {"stage": 2}, 4, 4)
     resumed = run_ranks(2, outer.resume, str(tmp_path), [{"stage": 2, "outer": DiLoCo(every=4, hosts=2)}], 4, 8)
+    before = outer.Before(steps=4, hosts=1, ranks=2, has_outer=False)
+    expected = outer.PlainTorch(hosts=2, ranks=1, every=4, steps=8, before=before).train()
+    for of_rank, there in zip(resumed, expected, strict=True):
+        check_close(of_rank[0][1], there)
     assert is_equal(resumed[0][0][1], resumed[1][0][1])
+
+
+def test_hosts_that_have_skipped_different_steps_resume_the_same_step(tmp_path):
+    resumed = run_ranks(2, outer.resume_after_a_skipped_step, str(tmp_path), {"stage": 2, "outer": DiLoCo(every=4, hosts=2)})
+    for [(_, kept), (_, shared), (_, own), (error, _)] in resumed:
+        assert is_equal(shared, kept)
+        assert is_equal(own, kept)
+        assert "B1001 cannot continue to train: the hosts have loaded different states of the outer optimizer" in error
+    assert not is_equal(resumed[0][0][1], resumed[1][0][1])
+
+
+def test_saving_removes_the_folders_of_hosts_that_do_not_take_part(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
+    assert run_ranks(2, outer.save_next_to_others, str(tmp_path), options) == [["host-0", "host-1"]] * 2
+
+
+def test_saving_keeps_one_fragment_in_memory(monkeypatch):
+    made, read = [], Fragment.state_values
+
+    def recorded(fragment):
+        values = read(fragment)
+        made.extend(map(weakref.ref, values))
+        return values
+
+    monkeypatch.setattr(Fragment, "state_values", recorded)
+    run = Loop(steps=2).run(stage=0, outer=DiLoCo(every=2, fragments=2))
+    partition = run.optimizer._ballast.plans.now()
+    held = list(outer_tensors(run.optimizer._ballast.checkpoint, partition, run.optimizer._ballast.names()))
+    held[0].read()
+    assert made[0]() is not None
+    held[-1].read()
+    assert made[0]() is None
+    assert len(made) == 4  # the outer copy and the momentum of each fragment
 
 
 # --- Lost hosts ---
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_host_leaves_the_others_training(stage, lost):
+@pytest.mark.parametrize(("stage", "lost", "store"), [(2, 0, "file"), (3, 1, "tcp")])
+def test_a_lost_host_leaves_the_others_training_and_saving(stage, lost, store, tmp_path):
     options = {"stage": stage, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
-    ended = run_ranks(3, outer.lose_between_steps, lost, 5, options, lost=[lost])
-    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(lost, 5)).train()
+    body = outer.lose_between_steps, lost, 5, options, str(tmp_path)
+    ended = run_ranks(3, *body, lost=[lost], store=store)
+    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=10, lost=(lost, 5)).train()
     left = [host for host in range(3) if host != lost]
     for host in left:
         (_, parameters), lines = ended[host]
         check_close(parameters, expected[host])
-        assert is_equal(parameters, ended[left[0]][0][1])
         assert any(f"lost host {lost} (" in line and "2 of 3 hosts continue" in line for line in lines)
+    resumed = run_ranks(2, outer.resume, str(tmp_path), [{"stage": 2, "outer": DiLoCo(every=4, hosts=2)}], 10, 10)
+    folders = (1, 1) if lost == 0 else (0, 2)  # those of the same number, else of another one
+    for host, [(_, parameters)] in zip(folders, resumed, strict=True):
+        assert is_equal(parameters, ended[host][0][1])
+
+
+def test_the_others_end_where_the_lost_host_had_the_store():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    ended = run_ranks(3, outer.lose_and_fail, 0, options, lost=[0], store="tcp")
+    for host in (1, 2):
+        assert "B3301 cannot continue without the lost host: the store of torch.distributed is gone" in ended[host]
 
 
 def test_a_host_that_is_lost_in_an_exchange_leaves_the_others_training():
@@ -242,18 +315,20 @@ def test_a_host_that_has_missed_the_end_of_an_exchange_catches_up():
         assert is_equal(ended[host][0][1], ended[0][0][1])
 
 
-def test_one_host_continues_alone():
-    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2, survive_lost_hosts=True)}
-    ended = run_ranks(4, outer.lose_between_steps, 1, 5, options, lost=[0, 1])  # rank 0 fails with its neighbour
-    expected = outer.PlainTorch(hosts=2, ranks=2, every=4, steps=8, lost=(0, 5)).train()
-    for rank in (2, 3):
-        check_close(ended[rank][0][1], expected[1])
+def test_a_late_host_continues_when_a_rank_of_another_one_is_lost():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    ended = run_ranks(6, outer.lose_one_while_another_is_late, 2, 0, options, lost=[2, 3])  # rank 3 fails with its neighbour
+    expected = outer.PlainTorch(hosts=3, ranks=2, every=4, steps=8, lost=(1, 5)).train()
+    for rank in (0, 1, 4, 5):
+        check_close(ended[rank][0][1], expected[rank // 2])
+    assert any("host 1 (" in line and "rank 2 of the job" in line for line in ended[4][1])
 
 
 def test_without_the_option_a_lost_host_ends_the_others():
     ended = run_ranks(3, outer.lose_and_fail, 1, {"stage": 2, "outer": DiLoCo(every=4, hosts=3)}, lost=[1])
     for host in (0, 2):
-        assert "B3301 rank 1 (" in ended[host]
+        assert "B3301 host 1 (" in ended[host]
+        assert "), rank 1 of the job, died" in ended[host]
 
 
 # --- Refusals ---
@@ -265,6 +340,7 @@ REFUSED = {
     "lr=0": {"every": 2, "lr": 0},
     "momentum=1": {"every": 2, "momentum": 1},
     "hosts=0": {"every": 2, "hosts": 0},
+    "timeout=0": {"every": 2, "timeout": 0},
     "offload='nvme'": {"every": 2, "offload": "nvme"},
     "offload='host:/tmp'": {"every": 2, "offload": "host:/tmp"},
     "offload=None": {"every": 2, "offload": None},
@@ -302,6 +378,57 @@ def test_ranks_that_do_not_fit_together_are_refused():
         },
     }.items():
         assert all(words in error for error in run_ranks(3, outer.error_of, options_of))
+
+
+def test_hosts_with_other_shards_are_refused():
+    options = {"stage": 3, "outer": DiLoCo(every=2, hosts=2)}
+    others = {**options, "stage": 0}
+    for error in run_ranks(4, outer.error_of, {0: options, 2: others, 3: others}):
+        assert "B1001 cannot train with outer=: the hosts have divided the parameters in different ways" in error
+        assert "stage 3, " in error and " units; host 1 (" in error and "): stage 0, " in error
+
+
+def test_hosts_with_other_numbers_of_ranks_are_refused():
+    with pytest.raises(ballast.UsageError, match="different numbers of ranks") as refused:
+        host_ranks(["one", "other", "one"], ["a", "b", "a"], None)
+    assert refused.value.where == "a: 2, b: 1"
+
+
+def copied(state_dict):
+    """Return another state with the same values: the current one would change nothing."""
+    state = {number: {name: value.clone() for name, value in each.items()} for number, each in state_dict["state"].items()}
+    return {**state_dict, "state": state}
+
+
+def test_other_shards_than_at_the_beginning_are_refused():
+    run = Loop(steps=2).run(stage=2, outer=DiLoCo(every=4))
+    run.optimizer.load_state_dict(copied(run.optimizer.state_dict()))
+    Loop(steps=3).train(run.model, run.optimizer, 2)
+    [fragment] = run.optimizer._ballast._outer.fragments
+    key, span = next(iter(fragment.spans.items()))
+    fragment.spans[key] = replace(span, first=1)
+    run.optimizer.load_state_dict(copied(run.optimizer.state_dict()))
+    with pytest.raises(ballast.UsageError, match="B1007 cannot continue to train: the stage or the units have changed"):
+        Loop(steps=4).train(run.model, run.optimizer, 3)
+
+
+def test_exchanges_of_gathered_or_cast_parameters_are_refused():
+    run = Loop(steps=2).run(stage=3, outer=DiLoCo(every=4))
+    with ballast.gather(run.model), pytest.raises(ballast.UsageError, match="B1007 cannot exchange parameters: .* gathered"):
+        run.optimizer.exchange()
+    run = Loop(steps=2).run(stage=2, outer=DiLoCo(every=4))
+    run.model.to(torch.bfloat16)
+    with pytest.raises(ballast.UsageError, match="cast"):
+        run.optimizer.exchange()
+
+
+def test_closing_leaves_the_hosts_when_something_fails(monkeypatch):
+    run = Loop(steps=1).run(stage=2, outer=DiLoCo(every=4))
+    session = run.optimizer._ballast
+    monkeypatch.setattr(session.plans, "close", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        session.close(together=False)
+    assert not session._outer.has_begun
 
 
 def test_other_parameters_are_refused_after_the_beginning():

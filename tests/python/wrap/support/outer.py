@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import shutil
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from ballast.outer import host_group
+from ballast.outer import host_group, survivors
 from ballast.outer.host_group import HostGroup
 from ballast.wrapper.collectives import sum_in_fp32
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
@@ -69,12 +72,25 @@ def reports(rank: int, options: dict[str, Any]) -> tuple[str, dict[str, float]]:
     return run.optimizer.memory(), run.optimizer.metrics()
 
 
-def exchanged(rank: int, options: dict[str, Any]) -> list[list[torch.Tensor]]:
-    """Return the parameters before and after exchange()."""
-    run = loop_of(rank).run(**options)
-    before = result_of(run)[1]
-    run.optimizer.exchange()
-    return [before, result_of(run)[1]]
+def exchanged(rank: int, folder: str, options: dict[str, Any]) -> tuple[list[list[torch.Tensor]], list[float]]:
+    """Return the parameters before exchange(), after it, after a second one, and after one that follows a checkpoint; and the
+    numbers of exchanges at these points."""
+    run, parameters, exchanges = loop_of(rank).run(**options), [], []
+
+    def note(run: Run) -> None:
+        parameters.append(result_of(run)[1])
+        exchanges.append(run.optimizer._ballast._outer.figures()["outer/exchanges"])
+
+    note(run)
+    for _ in range(2):
+        run.optimizer.exchange()
+        note(run)
+    ballast.save(folder, run.model, run.optimizer)
+    resumed = loop_of(rank, steps=0).run(**options)
+    ballast.load_checkpoint(folder, resumed.model, resumed.optimizer)
+    resumed.optimizer.exchange()
+    note(resumed)
+    return parameters, exchanges
 
 
 def with_scheduler(rank: int, options: dict[str, Any]) -> list[torch.Tensor]:
@@ -135,6 +151,56 @@ def resume(
     return trained
 
 
+def resume_after_a_skipped_step(rank: int, folder: str, options: dict[str, Any]) -> list[tuple[str, list[torch.Tensor]]]:
+    """Train on two hosts, of which the second skips a step. Return the parameters at the end, of the training itself, and of
+    those that resume it from a shared directory and from directories of their own; and the error of hosts that have loaded
+    different states."""
+    calls = [0]
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return mean_square(model, batch) * (torch.inf if calls[0] == 3 and rank == 1 else 1.0)
+
+    run = loop_of(rank, steps=5, loss=loss).run(**options)
+    assert run.optimizer.metrics()["skipped_steps"] == rank
+    own = f"{folder}/own-{rank}"
+    for directory in (f"{folder}/shared", own):
+        ballast.save(directory, run.model, run.optimizer)
+    parameters = [("", result_of(loop_of(rank, steps=10).train(run.model, run.optimizer, 5))[1])]
+    run.optimizer.close()
+    parameters += [("", resume(rank, directory, [options], 5, 10)[0][1]) for directory in (f"{folder}/shared", own)]
+    return [*parameters, (resume_from_another_state(rank, own, options), [])]
+
+
+def resume_from_another_state(rank: int, folder: str, options: dict[str, Any]) -> str:
+    """Resume on hosts of which the second has another momentum. Return the error."""
+    loaded = loop_of(rank, steps=0).run(**options)
+    ballast.load_checkpoint(folder, loaded.model, loaded.optimizer)
+    if rank == 1:
+        state = loaded.optimizer._ballast._outer.fragments[0].state
+        values, momentum = torch.empty(state.count), torch.empty(state.count)
+        state.read(values, momentum)
+        state.write(values, momentum + 1)
+    try:
+        loop_of(rank, steps=6).train(loaded.model, loaded.optimizer, 5)
+    except ballast.UsageError as error:
+        return str(error)
+    return ""
+
+
+def save_next_to_others(rank: int, folder: str, options: dict[str, Any]) -> list[str]:
+    """Save where there is a folder of a host that does not take part. Return the folders afterwards."""
+    run = loop_of(rank, steps=1).run(**options)
+    ballast.save(folder, run.model, run.optimizer)
+    dist.barrier()
+    if rank == 0:
+        shutil.copytree(f"{folder}/host-0", f"{folder}/host-5")
+    dist.barrier()
+    ballast.save(folder, run.model, run.optimizer)
+    dist.barrier()
+    return sorted(os.listdir(folder))
+
+
 def resume_on_one_host(rank: int, folder: str, options: dict[str, Any]) -> int:
     """Load the checkpoint of one host without an outer optimizer."""
     model = mlp()
@@ -167,14 +233,37 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose_between_steps(rank: int, lost: int, step: int, options: dict[str, Any]) -> tuple[Trained, Lines]:
-    """Train eight steps. One rank dies after a step."""
+def lose_between_steps(
+    rank: int, lost: int, step: int, options: dict[str, Any], folder: str = ""
+) -> tuple[Trained, Lines]:
+    """Train eight steps. One rank dies after a step. With a folder, the others train two more steps and save."""
     heard, ended = Heard(), [0]
 
     def after_step(*_: Any) -> None:
         ended[0] += 1
         if rank == lost and ended[0] == step:
             die()
+
+    loop = loop_of(rank, steps=8, after_step=after_step)
+    run = loop.run(**options)
+    if folder:
+        run = replace(loop, steps=10).train(run.model, run.optimizer, 8)
+        ballast.save(folder, run.model, run.optimizer)
+    return result_of(run), heard.lines
+
+
+def lose_one_while_another_is_late(rank: int, lost: int, late: int, options: dict[str, Any]) -> tuple[Trained, Lines]:
+    """Train eight steps. One rank dies after the fifth, and another host comes to the next exchange when it has been waited
+    for longer than for hosts that have failed."""
+    survivors.GRACE = 0.2
+    heard, ended = Heard(), [0]
+
+    def after_step(*_: Any) -> None:
+        ended[0] += 1
+        if rank == lost and ended[0] == 5:
+            die()
+        if rank // 2 == late and ended[0] == 7:
+            time.sleep(1.5)
 
     run = loop_of(rank, steps=8, after_step=after_step).run(**options)
     return result_of(run), heard.lines
@@ -206,7 +295,7 @@ def lose_in_exchange(rank: int, lost: int, options: dict[str, Any]) -> tuple[Tra
 
 
 def lose_at_the_end_of_an_exchange(rank: int, lost: int, misses: int, options: dict[str, Any]) -> tuple[Trained, Lines]:
-    """Train eight steps. One rank dies when the first exchange is complete, and another one does not know that it is."""
+    """Train eight steps. One rank dies when the first exchange is complete, and another one loses it before it knows so."""
     heard, average, exchanges = Heard(), HostGroup.average, [0]
 
     def average_and_fail(group: HostGroup, values: torch.Tensor) -> torch.Tensor:
@@ -215,9 +304,7 @@ def lose_at_the_end_of_an_exchange(rank: int, lost: int, misses: int, options: d
         if exchanges[0] == 1 and rank == lost:
             die()
         if exchanges[0] == 1 and rank == misses:
-            error = ballast.FailureError("planted")
-            error.what_happened = f"rank {lost} died"
-            raise error
+            group.barrier()  # in which it loses the other one
         return averages
 
     HostGroup.average = average_and_fail  # type: ignore[method-assign]
@@ -229,9 +316,20 @@ def lose_at_the_end_of_an_exchange(rank: int, lost: int, misses: int, options: d
 
 
 @dataclass(frozen=True)
+class Before:
+    """The training that another one resumes after some steps."""
+
+    steps: int
+    hosts: int
+    ranks: int
+    has_outer: bool = True
+
+
+@dataclass(frozen=True)
 class PlainTorch:
-    """A training on several hosts. `due` has, for each fragment, the place of its exchange in `every` steps, and its
-    parameters. `lost` is a host, and the number of steps from which on it takes part in no exchange."""
+    """A training on several hosts. `due` has, for each fragment, the step of its exchange in `every` steps, and its
+    parameters. `lost` is a host, and the number of steps from which on it takes part in no exchange. With `halves_every`, a
+    scheduler halves the learning rate."""
 
     hosts: int
     ranks: int
@@ -243,31 +341,38 @@ class PlainTorch:
     steps: int = 6
     clip: float | None = None
     lost: tuple[int, int] | None = None
+    micro_steps: int = 1
+    halves_every: int | None = None
+    before: Before | None = None
 
     def train(self) -> list[list[torch.Tensor]]:
         """Return the parameters of each host."""
-        models = [mlp() for _ in range(self.hosts)]
-        inner = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
-        outer = [torch.nn.Parameter(parameter.detach().clone()) for parameter in models[0].parameters()]
-        due = self.due or [(self.every, slice(None))]
-        nesterov = self.nesterov and self.momentum > 0
-        options = {"lr": self.lr, "momentum": self.momentum, "nesterov": nesterov}
-        optimizers = [torch.optim.SGD(outer[part], **options) for _, part in due]
+        before = self.before or Before(0, self.hosts, self.ranks)
+        model = mlp()
+        trainings = copies_of([(model, torch.optim.AdamW(model.parameters(), lr=1e-2))], before.hosts)
+        outer = Outer(self, trainings[0][0])
         for step in range(self.steps):
-            for host, (model, optimizer) in enumerate(zip(models, inner)):
-                self._step(host, model, optimizer, step)
-            left = [model for host, model in enumerate(models) if not self._is_lost(host, step)]
-            for (place, part), optimizer in zip(due, optimizers):
-                if step % self.every == place - 1:
-                    exchange(outer[part], [[*model.parameters()][part] for model in left], optimizer)
-        return [[parameter.detach() for parameter in model.parameters()] for model in models]
+            ranks = before.ranks if step < before.steps else self.ranks
+            if step == before.steps:
+                trainings = copies_of(trainings, self.hosts)
+                outer = outer if before.has_outer else Outer(self, trainings[0][0])
+            for host, (model, optimizer) in enumerate(trainings):
+                self._step((host, ranks, len(trainings)), model, optimizer, step)
+            left = [model for host, (model, _) in enumerate(trainings) if not self._is_lost(host, step)]
+            if step >= before.steps or before.has_outer:
+                outer.exchange_due(left, step)
+        return [[parameter.detach() for parameter in model.parameters()] for model, _ in trainings]
 
-    def _step(self, host: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        for rank in range(host * self.ranks, (host + 1) * self.ranks):
-            batch = Loop(rank=rank, ranks=self.hosts * self.ranks).batch(step)
-            (mean_square(model, batch) / self.ranks).backward()
+    def _step(self, where: tuple[int, int, int], model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        host, ranks, hosts = where
+        for rank in range(host * ranks, (host + 1) * ranks):
+            for micro in range(self.micro_steps):
+                batch = Loop(rank=rank, ranks=hosts * ranks).batch(step * self.micro_steps + micro)
+                (mean_square(model, batch) / ranks / self.micro_steps).backward()
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), self.clip)
+        if self.halves_every is not None:
+            optimizer.param_groups[0]["lr"] = 1e-2 * 0.5 ** (step // self.halves_every)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -275,13 +380,38 @@ class PlainTorch:
         return self.lost is not None and host == self.lost[0] and step >= self.lost[1]
 
 
-@torch.no_grad()
+Training = tuple[torch.nn.Module, torch.optim.Optimizer]
+
+
+def copies_of(trainings: Sequence[Training], hosts: int) -> list[Training]:
+    """Return a training for each host. Additional hosts begin with copies."""
+    return [copy.deepcopy(trainings[host % len(trainings)]) for host in range(hosts)]
+
+
+class Outer:
+    """The outer optimizer of all hosts."""
+
+    def __init__(self, options: PlainTorch, model: torch.nn.Module):
+        self._copy = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+        self._due = options.due or [(options.every, slice(None))]
+        self._every = options.every
+        nesterov = options.nesterov and options.momentum > 0
+        of_all = {"lr": options.lr, "momentum": options.momentum, "nesterov": nesterov}
+        self._optimizers = [torch.optim.SGD(self._copy[part], **of_all) for _, part in self._due]
+
+    @torch.no_grad()
+    def exchange_due(self, models: Sequence[torch.nn.Module], step: int) -> None:
+        for (due, part), optimizer in zip(self._due, self._optimizers):
+            if step % self._every == due - 1:
+                exchange(self._copy[part], [[*model.parameters()][part] for model in models], optimizer)
+
+
 def exchange(
     outer: Sequence[torch.nn.Parameter], of_hosts: Sequence[Sequence[torch.Tensor]], optimizer: torch.optim.Optimizer
 ) -> None:
-    for number, copy in enumerate(outer):
-        copy.grad = torch.stack([copy - mine[number] for mine in of_hosts]).mean(0)
+    for number, each in enumerate(outer):
+        each.grad = torch.stack([each - mine[number] for mine in of_hosts]).mean(0)
     optimizer.step()
     for mine in of_hosts:
-        for parameter, copy in zip(mine, outer):
-            parameter.copy_(copy)
+        for parameter, each in zip(mine, outer):
+            parameter.copy_(each)
