@@ -10,10 +10,10 @@ import pytest
 import torch
 from ballast import DiLoCo
 from ballast.checkpoint.outer_state import outer_tensors
-from ballast.outer.host_rank import host_ranks
 from ballast.outer.layout import Fragment
 from python.wrap.support import outer
 from python.wrap.support.loops import Loop, Tower, mean_square_in_bfloat16, mlp_in_bfloat16
+from python.wrap.support.outer_torch import Before, PlainTorch
 from python.wrap.support.ranks import run_ranks
 
 
@@ -31,7 +31,7 @@ def is_equal(mine, theirs):
 
 def test_an_exchange_in_each_step_averages_the_parameters_of_the_hosts():
     trained = run_ranks(4, outer.train, [{"stage": 2, "outer": DiLoCo(every=1, lr=1, momentum=0, hosts=2)}])
-    expected = outer.PlainTorch(hosts=2, ranks=2, every=1, lr=1.0, momentum=0.0).train()
+    expected = PlainTorch(hosts=2, ranks=2, every=1, lr=1.0, momentum=0.0).train()
     for [(_, parameters)] in trained:
         check_close(parameters, expected[0])
         assert is_equal(parameters, trained[0][0][1])
@@ -41,7 +41,7 @@ def test_an_exchange_in_each_step_averages_the_parameters_of_the_hosts():
 def test_momentum_and_several_steps_give_the_values_of_plain_torch(nesterov):
     options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2, nesterov=nesterov)}
     trained = run_ranks(4, outer.train, [options], {"steps": 10})
-    expected = outer.PlainTorch(hosts=2, ranks=2, every=4, nesterov=nesterov, steps=10).train()
+    expected = PlainTorch(hosts=2, ranks=2, every=4, nesterov=nesterov, steps=10).train()
     for rank, [(_, parameters)] in enumerate(trained):
         check_close(parameters, expected[rank // 2])
     assert is_equal(trained[0][0][1], trained[1][0][1])
@@ -52,7 +52,7 @@ def test_fragments_are_exchanged_at_steps_of_their_own():
     options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, fragments=2)}
     trained = run_ranks(3, outer.train, [options], {"steps": 7})
     due = [(2, slice(0, 1)), (4, slice(1, 4))]  # the first weight has most of the elements
-    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, due=due, steps=7).train()
+    expected = PlainTorch(hosts=3, ranks=1, every=4, due=due, steps=7).train()
     for rank, [(_, parameters)] in enumerate(trained):
         check_close(parameters, expected[rank])
 
@@ -60,14 +60,14 @@ def test_fragments_are_exchanged_at_steps_of_their_own():
 def test_clipping_works_inside_of_a_host():
     options = {"stage": 2, "max_grad_norm": 0.1, "outer": DiLoCo(every=3, hosts=2)}
     trained = run_ranks(2, outer.train, [options])
-    expected = outer.PlainTorch(hosts=2, ranks=1, every=3, clip=0.1).train()
+    expected = PlainTorch(hosts=2, ranks=1, every=3, clip=0.1).train()
     for [(_, parameters)] in trained:
         check_close(parameters, expected[0])
 
 
 def test_schedulers_and_accumulation_work_inside_of_a_host():
     one, other = run_ranks(2, outer.with_scheduler, {"stage": 2, "outer": DiLoCo(every=3, hosts=2)})
-    expected = outer.PlainTorch(hosts=2, ranks=1, every=3, micro_steps=2, halves_every=2).train()
+    expected = PlainTorch(hosts=2, ranks=1, every=3, micro_steps=2, halves_every=2).train()
     check_close(one, expected[0])
     assert is_equal(one, other)
 
@@ -181,6 +181,15 @@ def test_a_gpu_trains_as_a_cpu_does_with_the_outer_optimizer_on_either(stage):
     assert is_equal(exchanged[0], outer.result_of(on_cpu)[1])
 
 
+def test_closing_leaves_the_hosts_when_something_fails(monkeypatch):
+    run = Loop(steps=1).run(stage=2, outer=DiLoCo(every=4))
+    session = run.optimizer._ballast
+    monkeypatch.setattr(session.plans, "close", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        session.close(together=False)
+    assert not session._outer.has_begun
+
+
 # --- Checkpoints ---
 
 
@@ -202,8 +211,8 @@ def test_another_number_of_hosts_resumes_a_checkpoint(tmp_path):
     folder = str(tmp_path)
     run_ranks(2, outer.train_and_save, folder, {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}, 5, 5)
     resumed = run_ranks(3, outer.resume, folder, [{"stage": 3, "outer": DiLoCo(every=4, hosts=3)}], 5, 10)
-    before = outer.Before(steps=5, hosts=2, ranks=1)
-    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=10, before=before).train()
+    before = Before(steps=5, hosts=2, ranks=1)
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=10, before=before).train()
     for of_rank, there in zip(resumed, expected, strict=True):
         check_close(of_rank[0][1], there)
 
@@ -230,8 +239,8 @@ def test_a_host_s_checkpoint_is_one_of_a_training_without_an_outer_optimizer(tmp
 def test_an_outer_optimizer_begins_with_a_checkpoint_of_a_training_without_one(tmp_path):
     run_ranks(2, outer.train_and_save, str(tmp_path), {"stage": 2}, 4, 4)
     resumed = run_ranks(2, outer.resume, str(tmp_path), [{"stage": 2, "outer": DiLoCo(every=4, hosts=2)}], 4, 8)
-    before = outer.Before(steps=4, hosts=1, ranks=2, has_outer=False)
-    expected = outer.PlainTorch(hosts=2, ranks=1, every=4, steps=8, before=before).train()
+    before = Before(steps=4, hosts=1, ranks=2, has_outer=False)
+    expected = PlainTorch(hosts=2, ranks=1, every=4, steps=8, before=before).train()
     for of_rank, there in zip(resumed, expected, strict=True):
         check_close(of_rank[0][1], there)
     assert is_equal(resumed[0][0][1], resumed[1][0][1])
@@ -278,7 +287,7 @@ def test_a_lost_host_leaves_the_others_training_and_saving(stage, lost, store, t
     options = {"stage": stage, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
     body = outer.lose_between_steps, lost, 5, options, str(tmp_path)
     ended = run_ranks(3, *body, lost=[lost], store=store)
-    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=10, lost=(lost, 5)).train()
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=10, lost=(lost, 5)).train()
     left = [host for host in range(3) if host != lost]
     for host in left:
         (_, parameters), lines = ended[host]
@@ -300,7 +309,7 @@ def test_the_others_end_where_the_lost_host_had_the_store():
 def test_a_host_that_is_lost_in_an_exchange_leaves_the_others_training():
     options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
     ended = run_ranks(3, outer.lose_in_exchange, 2, options, lost=[2])
-    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
     for host in (0, 1):
         check_close(ended[host][0][1], expected[host])
         assert is_equal(ended[host][0][1], ended[0][0][1])
@@ -309,7 +318,7 @@ def test_a_host_that_is_lost_in_an_exchange_leaves_the_others_training():
 def test_a_host_that_has_missed_the_end_of_an_exchange_catches_up():
     options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
     ended = run_ranks(3, outer.lose_at_the_end_of_an_exchange, 2, 1, options, lost=[2])
-    expected = outer.PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
     for host in (0, 1):
         check_close(ended[host][0][1], expected[host])
         assert is_equal(ended[host][0][1], ended[0][0][1])
@@ -318,7 +327,7 @@ def test_a_host_that_has_missed_the_end_of_an_exchange_catches_up():
 def test_a_late_host_continues_when_a_rank_of_another_one_is_lost():
     options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
     ended = run_ranks(6, outer.lose_one_while_another_is_late, 2, 0, options, lost=[2, 3])  # rank 3 fails with its neighbour
-    expected = outer.PlainTorch(hosts=3, ranks=2, every=4, steps=8, lost=(1, 5)).train()
+    expected = PlainTorch(hosts=3, ranks=2, every=4, steps=8, lost=(1, 5)).train()
     for rank in (0, 1, 4, 5):
         check_close(ended[rank][0][1], expected[rank // 2])
     assert any("host 1 (" in line and "rank 2 of the job" in line for line in ended[4][1])
@@ -329,108 +338,3 @@ def test_without_the_option_a_lost_host_ends_the_others():
     for host in (0, 2):
         assert "B3301 host 1 (" in ended[host]
         assert "), rank 1 of the job, died" in ended[host]
-
-
-# --- Refusals ---
-
-REFUSED = {
-    "every=0": {"every": 0},
-    "every=True": {"every": True},
-    "cannot exchange 3 fragments within 2 steps": {"every": 2, "fragments": 3},
-    "lr=0": {"every": 2, "lr": 0},
-    "momentum=1": {"every": 2, "momentum": 1},
-    "hosts=0": {"every": 2, "hosts": 0},
-    "timeout=0": {"every": 2, "timeout": 0},
-    "offload='nvme'": {"every": 2, "offload": "nvme"},
-    "offload='host:/tmp'": {"every": 2, "offload": "host:/tmp"},
-    "offload=None": {"every": 2, "offload": None},
-    'there is no tier "disk"': {"every": 2, "offload": "disk"},
-    "/not/there is no directory": {"every": 2, "offload": "nvme:/not/there"},
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_options_that_are_not_possible_are_refused(words):
-    with pytest.raises(ballast.UsageError, match="B1001") as refused:
-        DiLoCo(**REFUSED[words])
-    assert words in str(refused.value)
-
-
-def test_wraps_that_are_not_possible_are_refused(tmp_path):
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(ballast.UsageError, match="cannot use outer=64"):
-        ballast.wrap(optimizer, model, outer=64)
-    with pytest.raises(ballast.UsageError, match="exclude each other"):
-        state = {"state": f"nvme:{tmp_path}"}
-        ballast.wrap(optimizer, model, outer=DiLoCo(every=2), run="mine", offload=state)
-    wrapped = ballast.wrap(optimizer, model)
-    with pytest.raises(ballast.UsageError, match="there is no outer optimizer"):
-        wrapped.exchange()
-
-
-def test_ranks_that_do_not_fit_together_are_refused():
-    for words, options_of in {
-        "cannot divide 3 ranks into 2 hosts": {0: {"outer": DiLoCo(every=2, hosts=2)}},
-        "rank 1 has another every of DiLoCo than rank 0": {
-            0: {"outer": DiLoCo(every=2, hosts=3)},
-            1: {"outer": DiLoCo(every=4, hosts=3)},
-        },
-    }.items():
-        assert all(words in error for error in run_ranks(3, outer.error_of, options_of))
-
-
-def test_hosts_with_other_shards_are_refused():
-    options = {"stage": 3, "outer": DiLoCo(every=2, hosts=2)}
-    others = {**options, "stage": 0}
-    for error in run_ranks(4, outer.error_of, {0: options, 2: others, 3: others}):
-        assert "B1001 cannot train with outer=: the hosts have divided the parameters in different ways" in error
-        assert "stage 3, " in error and " units; host 1 (" in error and "): stage 0, " in error
-
-
-def test_hosts_with_other_numbers_of_ranks_are_refused():
-    with pytest.raises(ballast.UsageError, match="different numbers of ranks") as refused:
-        host_ranks(["one", "other", "one"], ["a", "b", "a"], None)
-    assert refused.value.where == "a: 2, b: 1"
-
-
-def copied(state_dict):
-    """Return another state with the same values: the current one would change nothing."""
-    state = {number: {name: value.clone() for name, value in each.items()} for number, each in state_dict["state"].items()}
-    return {**state_dict, "state": state}
-
-
-def test_other_shards_than_at_the_beginning_are_refused():
-    run = Loop(steps=2).run(stage=2, outer=DiLoCo(every=4))
-    run.optimizer.load_state_dict(copied(run.optimizer.state_dict()))
-    Loop(steps=3).train(run.model, run.optimizer, 2)
-    [fragment] = run.optimizer._ballast._outer.fragments
-    key, span = next(iter(fragment.spans.items()))
-    fragment.spans[key] = replace(span, first=1)
-    run.optimizer.load_state_dict(copied(run.optimizer.state_dict()))
-    with pytest.raises(ballast.UsageError, match="B1007 cannot continue to train: the stage or the units have changed"):
-        Loop(steps=4).train(run.model, run.optimizer, 3)
-
-
-def test_exchanges_of_gathered_or_cast_parameters_are_refused():
-    run = Loop(steps=2).run(stage=3, outer=DiLoCo(every=4))
-    with ballast.gather(run.model), pytest.raises(ballast.UsageError, match="B1007 cannot exchange parameters: .* gathered"):
-        run.optimizer.exchange()
-    run = Loop(steps=2).run(stage=2, outer=DiLoCo(every=4))
-    run.model.to(torch.bfloat16)
-    with pytest.raises(ballast.UsageError, match="cast"):
-        run.optimizer.exchange()
-
-
-def test_closing_leaves_the_hosts_when_something_fails(monkeypatch):
-    run = Loop(steps=1).run(stage=2, outer=DiLoCo(every=4))
-    session = run.optimizer._ballast
-    monkeypatch.setattr(session.plans, "close", lambda **_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        session.close(together=False)
-    assert not session._outer.has_begun
-
-
-def test_other_parameters_are_refused_after_the_beginning():
-    for error in run_ranks(2, outer.thaws, {"stage": 2, "outer": DiLoCo(every=2, hosts=2)}):
-        assert "B1007 cannot train other parameters" in error
