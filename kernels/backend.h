@@ -54,6 +54,10 @@ class Backend {
   // See quantize_math.h.
   virtual void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) = 0;
   virtual void dequantize(const ConstQuantized& from, const View& to) = 0;
+
+  // into = the sum of quantized arrays, with the bits of sum() of what dequantize() makes of each in fp32, in one pass over
+  // memory. The CUDA backend adds more than Summands::most arrays only into fp32.
+  virtual void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) = 0;
 };
 
 inline constexpr std::uint64_t no_index = UINT64_MAX;  // the value of *first if the search finds nothing

@@ -34,6 +34,9 @@ class CpuBackend : public Backend {
     kernels::quantize(cpu_, from, to, rounding);
   }
   void dequantize(const ConstQuantized& from, const View& to) override { kernels::dequantize(cpu_, from, to); }
+  void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
+    kernels::sum_quantized(cpu_, from, bits, into);
+  }
 
  private:
   Cpu cpu_;

@@ -73,18 +73,20 @@ class CudaBackend : public Backend {
 
   void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) override {
     check_quantize(from, to, rounding);
-    const QuantizedPiece piece{.bits = to.bits,
-                               .codes = reinterpret_cast<std::uint8_t*>(to.codes.data()),
-                               .scales = reinterpret_cast<float*>(to.scales.data())};
-    kernels::quantize(cuda_, numbers(from), piece, rounding);
+    kernels::quantize(cuda_, numbers(from), {to.bits, to.blocks.data()}, rounding);
   }
 
   void dequantize(const ConstQuantized& from, const View& to) override {
     check_dequantize(from, to);
-    const ConstQuantizedPiece piece{.bits = from.bits,
-                                    .codes = reinterpret_cast<const std::uint8_t*>(from.codes.data()),
-                                    .scales = reinterpret_cast<const float*>(from.scales.data())};
-    kernels::dequantize(cuda_, piece, numbers(to));
+    kernels::dequantize(cuda_, {from.bits, from.blocks.data()}, numbers(to));
+  }
+
+  void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
+    check_sum_quantized(from, bits, into);
+    check_passes(from, into);
+    each_pass(from, 0, into.count(), [&](const Summands& arrays) {
+      kernels::sum_quantized(cuda_, {arrays, bits}, numbers(into));
+    });
   }
 
  private:

@@ -26,5 +26,6 @@ void first_non_finite(const Cpu& cpu, const ConstView& values, std::uint64_t fir
 void copy_pieces(const Cpu& cpu, std::span<const CopyPiece> pieces);
 void quantize(const Cpu& cpu, const ConstView& from, const Quantized& to, const CodeRounding& rounding);
 void dequantize(const Cpu& cpu, const ConstQuantized& from, const View& to);
+void sum_quantized(const Cpu& cpu, std::span<const ConstView> from, CodeBits bits, const View& into);
 
 }  // namespace ballast::kernels

@@ -35,5 +35,6 @@ void sum_of_squares(const Cuda& cuda, const ConstNumbers& values, ExactSum* into
 void first_non_finite(const Cuda& cuda, const ConstNumbers& values, std::uint64_t first_index, std::uint64_t* first);
 void quantize(const Cuda& cuda, const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
 void dequantize(const Cuda& cuda, const ConstQuantizedPiece& from, const Numbers& to);
+void sum_quantized(const Cuda& cuda, const QuantizedSummands& from, const Numbers& into);
 
 }  // namespace ballast::kernels

@@ -3,23 +3,40 @@
 
 #include <ballast/view.h>
 
-#include "kernels/quantize_math.h"
-#include "kernels/state_math.h"
+#include <algorithm>
+#include <span>
+
+#include "kernels/quantize_pieces.h"
 
 namespace ballast::kernels {
 
-// The size of `count` quantized values. The codes of a group of elements take group_size bytes, or half of that.
-constexpr std::size_t code_bytes(std::size_t count, CodeBits bits) {
-  return bits == CodeBits::eight ? count : count / 2 + count % 2;
-}
-constexpr std::size_t scale_count(std::size_t count) { return count / group_size + (count % group_size != 0 ? 1 : 0); }
+constexpr std::size_t block_count(std::size_t count) { return count / group_size + (count % group_size != 0 ? 1 : 0); }
 
-// `codes` holds code_bytes() of u8, `scales` scale_count() of fp32. An unused half of the last byte is zero.
+// The size of `count` quantized values.
+constexpr std::size_t quantized_bytes(std::size_t count, CodeBits bits) {
+  return block_count(count) * block_bytes(bits);
+}
+
+// The elements of each of `parts` equal parts of whole groups. The last parts may be short, or empty.
+constexpr std::size_t part_of_groups(std::size_t count, std::size_t parts) {
+  return (block_count(count) + parts - 1) / parts * group_size;
+}
+
+// Return the memory that a rank encodes in. A gather and a reduce_scatter need codes of `count` elements for each rank. An
+// all_reduce of `count` elements needs codes of each rank's part, first of the values and then of the sums.
+constexpr std::size_t encoded_parts_bytes(std::size_t count, std::size_t ranks, CodeBits bits) {
+  return ranks * quantized_bytes(count, bits);
+}
+constexpr std::size_t encoded_all_reduce_bytes(std::size_t count, std::size_t ranks, CodeBits values, CodeBits sums) {
+  const std::size_t part = part_of_groups(count, ranks);
+  return std::max(encoded_parts_bytes(part, ranks, values), encoded_parts_bytes(part, ranks, sums));
+}
+
+// `blocks` holds quantized_bytes() of u8, at a multiple of 4 bytes.
 template <class AnyView>
 struct BasicQuantized {
   CodeBits bits = CodeBits::eight;
-  AnyView codes;
-  AnyView scales;
+  AnyView blocks;
 };
 using Quantized = BasicQuantized<View>;
 using ConstQuantized = BasicQuantized<ConstView>;
@@ -27,5 +44,6 @@ using ConstQuantized = BasicQuantized<ConstView>;
 // These throw a UsageError for wrong arguments. Every backend calls them first.
 void check_quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding);
 void check_dequantize(const ConstQuantized& from, const View& to);
+void check_sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into);
 
 }  // namespace ballast::kernels

@@ -1,4 +1,5 @@
-// Block quantization, symmetric about zero: 8 or 4 bits a value, and one fp32 scale for each group of elements.
+// Block quantization, symmetric about zero: 8 or 4 bits a value, and one fp32 scale for each group of elements. quantize_pieces.h
+// says how a block lies in memory.
 //
 // - The largest magnitude of a group gets the code 127 (8 bits) or 7 (4 bits). A code stands for code * scale, which
 //   lies within half a step of the encoded value (scale / 2, and 2^-14 of that for the rounding of the arithmetic). A

@@ -43,28 +43,70 @@ constexpr FloatOctet from_codes(const Octet& codes, float scale) {
   return floats;
 }
 
-// --- Codes in memory: eight or four bytes an octet ---
+// --- Blocks in memory. They are aligned to 4 bytes, so an octet is accessed as one word of codes or as two. ---
 
+// The words of an octet's codes. `first` is the octet's first element.
 template <class Byte>
-constexpr void store_codes(Byte* codes, CodeBits code_bits, const OctetPlace& place, const Octet& octet) {
-  auto* const bytes = reinterpret_cast<std::byte*>(codes);
-  if (code_bits == CodeBits::eight) {
-    store_octet_of<std::uint8_t>(bytes, place, octet);
+constexpr auto* codes_at(Byte* blocks, CodeBits code_bits, std::size_t first) {
+  const std::size_t in_group = first % group_size;
+  return blocks + first / group_size * block_bytes(code_bits) + scale_bytes +
+         (code_bits == CodeBits::eight ? in_group : in_group / 2);
+}
+
+template <class T, class Byte>
+constexpr void store_code_words(Byte* to, const Octet& octet) {
+  const PackedOctet<T> packed = pack<T>(octet);
+  __builtin_memcpy(__builtin_assume_aligned(to, scale_bytes), &packed, sizeof packed);
+}
+
+template <class T, class Byte>
+constexpr Octet load_code_words(const Byte* from) {
+  PackedOctet<T> packed;
+  __builtin_memcpy(&packed, __builtin_assume_aligned(from, scale_bytes), sizeof packed);
+  return unpack(packed);
+}
+
+// Writes all eight codes, those past the array's last element too, and the scale before the first codes of a group. Writes
+// nothing for groups past the last element.
+constexpr void store_quantized(const QuantizedPiece& to, std::size_t count, const OctetPlace& place,
+                               const GroupScale& scale, const Octet& codes) {
+  if (place.first / group_size * group_size >= count) return;
+  std::byte* const at = codes_at(to.blocks, to.bits, place.first);
+  if (place.first % group_size == 0) {
+    __builtin_memcpy(__builtin_assume_aligned(at - scale_bytes, scale_bytes), &scale.scale, scale_bytes);
+  }
+  if (to.bits == CodeBits::eight) {
+    store_code_words<std::uint8_t>(at, codes);
   } else {
-    store_octet_of<Nibble>(bytes, place, octet);
+    store_code_words<Nibble>(at, codes);
   }
 }
 
-// Loads codes with their signs extended to 32 bits.
-template <class Byte>
-constexpr Octet load_codes(const Byte* codes, CodeBits code_bits, const OctetPlace& place) {
-  const auto* const bytes = reinterpret_cast<const std::byte*>(codes);
-  const bool eight = code_bits == CodeBits::eight;
-  Octet octet = eight ? load_octet_of<std::uint8_t>(bytes, place) : load_octet_of<Nibble>(bytes, place);
-  for (std::uint32_t& code : octet.at) {
+// The values of an octet that holds elements.
+constexpr FloatOctet load_quantized(const ConstQuantizedPiece& from, const OctetPlace& place) {
+  const std::byte* const at = codes_at(from.blocks, from.bits, place.first);
+  const bool eight = from.bits == CodeBits::eight;
+  Octet codes = eight ? load_code_words<std::uint8_t>(at) : load_code_words<Nibble>(at);
+  for (std::uint32_t& code : codes.at) {
     code = eight ? sign_extended(code) : extend_sign_of_4_bits(code);
   }
-  return octet;
+  const std::byte* const block = from.blocks + place.first / group_size * block_bytes(from.bits);
+  float scale = 0.0f;
+  __builtin_memcpy(&scale, __builtin_assume_aligned(block, scale_bytes), scale_bytes);
+  return from_codes(codes, scale);
+}
+
+constexpr void sum_quantized_octet(const QuantizedSummands& from, const Numbers& into, const OctetPlace& place) {
+  if (place.count == 0) return;
+  FloatOctet sum{};
+  if (from.arrays.continues) sum = load_floats({into.data, into.count, into.dtype}, place);
+  for (std::size_t array = 0; array < from.arrays.arrays; ++array) {
+    const FloatOctet added = load_quantized({from.bits, from.arrays.data[array]}, place);
+    for (std::size_t i = 0; i < octet_size; ++i) {
+      sum.at[i] = accumulated(sum.at[i], added.at[i], 1.0f);
+    }
+  }
+  store_floats(into, place, sum);
 }
 
 }  // namespace ballast::kernels

@@ -2,15 +2,13 @@
 // filled up with zeros, which change no scale and become zeros in the codes.
 #pragma once
 
+#include "kernels/accumulate_math.h"
 #include "kernels/code_array.h"
 #include "kernels/number_walk.h"
 #include "kernels/quantize_pieces.h"
 #include "kernels/random_math.h"
-#include "kernels/state_math.h"
 
 namespace ballast::kernels {
-
-constexpr std::size_t group_code_bytes(CodeBits bits) { return bits == CodeBits::eight ? group_size : group_size / 2; }
 
 // --- Quantize ---
 
@@ -55,11 +53,12 @@ template <class S, class Format>
 void quantize_group(const typename Format::Stored* from, const QuantizedPiece& to, const CodeRounding& rounding) {
   alignas(64) float group[group_size];
   const GroupScale scale = group_scale(read_group<S, Format>(from, group), to.bits);
-  *to.scales = scale.scale;
+  std::memcpy(to.blocks, &scale.scale, scale_bytes);
+  auto* const codes = reinterpret_cast<std::uint8_t*>(to.blocks) + scale_bytes;
   if (to.bits == CodeBits::eight) {
-    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 8>(to.codes));
+    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 8>(codes));
   } else {
-    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 4>(to.codes));
+    encode_group<S>(group, scale, rounding, to.bits, CodeArray<S, 4>(codes));
   }
 }
 
@@ -72,58 +71,118 @@ void quantize_walk(const ConstNumbers& from, const QuantizedPiece& to, const Cod
     const std::size_t rest = from.count % group_size;
     for (std::size_t first = 0; first < from.count - rest; first += group_size) {
       quantize_group<S, Format>(source + first, target, here);
-      target.codes += group_code_bytes(to.bits);
-      target.scales += 1;
+      target.blocks += block_bytes(to.bits);
       here.first_index += group_size;
     }
     if (rest > 0) {
       typename Format::Stored last[group_size]{};
-      std::uint8_t codes[group_size];
       std::memcpy(last, source + (from.count - rest), rest * sizeof last[0]);
-      quantize_group<S, Format>(last, {to.bits, codes, target.scales}, here);
-      std::memcpy(target.codes, codes, to.bits == CodeBits::eight ? rest : (rest + 1) / 2);
+      quantize_group<S, Format>(last, target, here);
     }
   });
 }
 
 // --- Dequantize ---
 
-template <class S, class Format>
-void dequantize_group(const ConstQuantizedPiece& from, typename Format::Stored* to, Stores stores) {
-  const typename S::F scale(*from.scales);
-  if (from.bits == CodeBits::eight) {
-    for (std::size_t i = 0; i < group_size; i += S::width) {
-      store_number<S, Format>(to + i, from_code(S::load_signed(from.codes + i), scale), stores);
-    }
-    return;
+template <class S>
+typename S::F load_scale(const std::byte* block) {
+  float scale;
+  std::memcpy(&scale, block, scale_bytes);
+  return typename S::F(scale);
+}
+
+// The values of the block's codes from `i` on, a multiple of the number of lanes.
+template <class S, CodeBits bits>
+typename S::F load_quantized(const std::byte* block, std::size_t i, typename S::F scale) {
+  const auto* const codes = reinterpret_cast<const std::uint8_t*>(block) + scale_bytes;
+  if constexpr (bits == CodeBits::eight) {
+    return from_code(S::load_signed(codes + i), scale);
+  } else {
+    return from_code(extend_sign_of_4_bits(S::load_nibbles(codes, i)), scale);
   }
+}
+
+template <class S, CodeBits bits, class Format>
+void dequantize_group(const std::byte* block, typename Format::Stored* to, Stores stores) {
+  const auto scale = load_scale<S>(block);
   for (std::size_t i = 0; i < group_size; i += S::width) {
-    const auto code = extend_sign_of_4_bits(S::load_nibbles(from.codes, i));
-    store_number<S, Format>(to + i, from_code(code, scale), stores);
+    store_number<S, Format>(to + i, load_quantized<S, bits>(block, i, scale), stores);
   }
+}
+
+template <class S, CodeBits bits, class Format>
+void dequantize_groups(const std::byte* block, typename Format::Stored* to, std::size_t count, Stores stores) {
+  const std::size_t rest = count % group_size;
+  for (std::size_t first = 0; first < count - rest; first += group_size) {
+    dequantize_group<S, bits, Format>(block, to + first, stores);
+    block += block_bytes(bits);
+  }
+  if (rest > 0) {
+    typename Format::Stored last[group_size];
+    dequantize_group<S, bits, Format>(block, last, Stores::cached);
+    std::memcpy(to + (count - rest), last, rest * sizeof last[0]);
+  }
+  if (stores == Stores::streamed) S::finish_streams();
 }
 
 template <class S>
 void dequantize_walk(const ConstQuantizedPiece& from, const Numbers& to, Stores wanted) {
   with_format(to.dtype, [&]<class Format>(Format) {
-    auto* target = elements<Format>(to);
+    auto* const target = elements<Format>(to);
     const Stores stores = allowed<S, Format>(wanted, target);
-    ConstQuantizedPiece source = from;
-    const std::size_t rest = to.count % group_size;
-    for (std::size_t first = 0; first < to.count - rest; first += group_size) {
-      dequantize_group<S, Format>(source, target + first, stores);
-      source.codes += group_code_bytes(from.bits);
-      source.scales += 1;
+    if (from.bits == CodeBits::eight) {
+      dequantize_groups<S, CodeBits::eight, Format>(from.blocks, target, to.count, stores);
+    } else {
+      dequantize_groups<S, CodeBits::four, Format>(from.blocks, target, to.count, stores);
     }
-    if (rest > 0) {
-      std::uint8_t codes[group_size]{};
-      typename Format::Stored last[group_size];
-      std::memcpy(codes, source.codes, from.bits == CodeBits::eight ? rest : (rest + 1) / 2);
-      dequantize_group<S, Format>({from.bits, codes, source.scales}, last, Stores::cached);
-      std::memcpy(target + (to.count - rest), last, rest * sizeof last[0]);
+  });
+}
+
+// --- Sum ---
+
+// Adds the group whose blocks begin `at` bytes after the beginning of each array. `sums` holds the sum so far, in fp32.
+template <class S, CodeBits bits>
+void add_groups(const Summands& from, std::size_t at, float* sums) {
+  using F = typename S::F;
+  for (std::size_t array = 0; array < from.arrays; ++array) {
+    const std::byte* const block = from.data[array] + at;
+    const F scale = load_scale<S>(block);
+    for (std::size_t i = 0; i < group_size; i += S::width) {
+      S::store(sums + i, accumulated(S::load(sums + i), load_quantized<S, bits>(block, i, scale), F(1.0f)));
     }
-    if (stores == Stores::streamed) {
-      S::finish_streams();
+  }
+}
+
+template <class S, CodeBits bits, class Into>
+void sum_quantized_arrays(const Summands& from, typename Into::Stored* into) {
+  using F = typename S::F;
+  std::size_t at = 0;
+  for (std::size_t first = 0; first < from.count; first += group_size) {
+    const std::size_t count = from.count - first < group_size ? from.count - first : group_size;
+    typename Into::Stored group[group_size]{};
+    alignas(64) float sums[group_size];
+    if (from.continues) std::memcpy(group, into + first, count * sizeof group[0]);
+    for (std::size_t i = 0; i < group_size; i += S::width) {
+      S::store(sums + i, from.continues ? load_number<S, Into>(group + i) : F(0.0f));
+    }
+    add_groups<S, bits>(from, at, sums);
+    for (std::size_t i = 0; i < group_size; i += S::width) {
+      store_number<S, Into>(group + i, S::load(sums + i));
+    }
+    std::memcpy(into + first, group, count * sizeof group[0]);
+    at += block_bytes(bits);
+  }
+}
+
+// `into` has the count of the arrays, and is fp32 if the sum continues.
+template <class S>
+void sum_quantized_walk(const QuantizedSummands& from, const Numbers& into) {
+  with_format(into.dtype, [&]<class Into>(Into) {
+    auto* const target = elements<Into>(into);
+    if (from.bits == CodeBits::eight) {
+      sum_quantized_arrays<S, CodeBits::eight, Into>(from.arrays, target);
+    } else {
+      sum_quantized_arrays<S, CodeBits::four, Into>(from.arrays, target);
     }
   });
 }

@@ -21,6 +21,7 @@ struct Walks {
   std::size_t (*first_non_finite)(const ConstNumbers& values);  // the count if there is none
   void (*quantize)(const ConstNumbers& from, const QuantizedPiece& to, const CodeRounding& rounding);
   void (*dequantize)(const ConstQuantizedPiece& from, const Numbers& to, Stores stores);
+  void (*sum_quantized)(const QuantizedSummands& from, const Numbers& into);
 };
 
 const Walks& walks_for(simd::Isa isa);

@@ -24,7 +24,8 @@ constexpr Walks walks_of() {
           .sum_of_squares = &sum_of_squares_walk<S>,
           .first_non_finite = &first_non_finite_walk<S>,
           .quantize = &quantize_walk<S>,
-          .dequantize = &dequantize_walk<S>};
+          .dequantize = &dequantize_walk<S>,
+          .sum_quantized = &sum_quantized_walk<S>};
 }
 
 }  // namespace ballast::kernels

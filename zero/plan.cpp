@@ -60,6 +60,7 @@ PlanOptions plan_options(const TrainingOptions& options, const RankOf& position,
           .rule = described(groups[0]),
           .trace = options.trace,
           .schedule = options.schedule,
+          .wire = options.wire,
           .full_records = !options.drives.run.empty(),
           .host_is_device = !options.gpu};
 }

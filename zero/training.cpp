@@ -65,6 +65,7 @@ Training::Impl::Impl(Model model, Communicator& world, std::vector<optim::Rule> 
   if (asked.gpu) gpu.emplace(*asked.gpu);
   mesh = make_mesh(world, compiled.placement(), gpu ? &*gpu : nullptr);
   mesh.norm = asked.norm_group;
+  check_across(asked.wire, mesh);
   engine.emplace(EngineParts{.plan = compiled,
                              .mesh = mesh,
                              .backend = *backend,
@@ -89,6 +90,7 @@ void Training::resume(const ParameterSource& frozen) { impl_->engine->resume(fro
 void Training::start(const ParameterSource& source) { found() ? resume(source) : initialise(source); }
 
 Lease Training::forward(std::size_t unit) { return impl_->engine->forward(unit); }
+Lease Training::exact_parameters(std::size_t unit) { return impl_->engine->exact_parameters(unit); }
 
 Lease Training::backward(std::size_t unit) {
   impl_->prepare_backward();
@@ -109,6 +111,7 @@ StepResult Training::step(double loss_scale) {
 StepResult Training::step(const StepOptions& options) { return impl_->engine->step(options); }
 void Training::prepare(const StepOptions& options) { impl_->engine->prepare(options); }
 StepResult Training::step_prepared() { return impl_->engine->step(); }
+void Training::wait_for_parameters(std::size_t unit) { impl_->engine->wait_for_parameters(unit); }
 void Training::finish() { impl_->engine->finish(); }
 
 std::vector<optim::Rule>& Training::groups() { return impl_->groups; }

@@ -89,10 +89,9 @@ Subject first_non_finite_on(TestedGpu& gpu, std::size_t elements) {
 }
 
 Subject quantize_on(TestedGpu& gpu, std::size_t elements, CodeBits bits) {
-  const Array source(gpu, elements, bf16), codes(gpu, kernels::code_bytes(elements, bits), u8);
-  const Array scales(gpu, kernels::scale_count(elements), fp32);
-  return gpu.moving(source.bytes() + codes.bytes() + scales.bytes(), [=, &gpu] {
-    gpu.backend().quantize(source.view(), {bits, codes.view(), scales.view()}, {});
+  const Array source(gpu, elements, bf16), blocks(gpu, kernels::quantized_bytes(elements, bits), u8);
+  return gpu.moving(source.bytes() + blocks.bytes(), [=, &gpu] {
+    gpu.backend().quantize(source.view(), {bits, blocks.view()}, {});
   });
 }
 

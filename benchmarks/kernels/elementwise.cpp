@@ -64,17 +64,14 @@ struct Packing {
 
 struct Codes {
   Codes(std::size_t count, kernels::CodeBits code_bits)
-      : bits(code_bits),
-        codes(kernels::code_bytes(count, bits), DType::u8),
-        scales(kernels::scale_count(count), DType::fp32) {}
+      : bits(code_bits), blocks(kernels::quantized_bytes(count, bits), DType::u8) {}
 
-  kernels::Quantized quantized() const { return {bits, codes.view(), scales.view()}; }
-  kernels::ConstQuantized constant() const { return {bits, codes.view(), scales.view()}; }
-  std::size_t bytes() const { return codes.bytes() + scales.bytes(); }
+  kernels::Quantized quantized() const { return {bits, blocks.view()}; }
+  kernels::ConstQuantized constant() const { return {bits, blocks.view()}; }
+  std::size_t bytes() const { return blocks.bytes(); }
 
   kernels::CodeBits bits;
-  Array codes;
-  Array scales;
+  Array blocks;
 };
 
 }  // namespace

@@ -52,6 +52,11 @@ class GradientFormat(enum.Enum):
     fp32 = 0
     bf16 = 1
 
+class WireFormat(enum.Enum):
+    exact = 0
+    int8 = 1
+    int4 = 2
+
 class Reduction(enum.Enum):
     each = 0
     boundary = 1
@@ -133,6 +138,13 @@ class Placement:
 
 def placement_of_stage(stage: int, ranks: int) -> Placement: ...
 
+class Wire:
+    gather: WireFormat
+    reduce: WireFormat
+    across: WireFormat | None
+    def __init__(self) -> None: ...
+    def check(self, placement: Placement) -> None: ...
+
 class Machine:
     device_bytes: int
     host_bytes: int
@@ -213,6 +225,7 @@ class Question:
     tile_elements: int
     micro_steps: int
     schedule: Schedule
+    wire: Wire
     backward_order: list[int]
     full_records: bool
     def __init__(self, model: Model, machine: Machine) -> None: ...
@@ -392,7 +405,9 @@ class TrainingOptions:
     stream: int
     keeps_timeline: bool
     update_in_backward: bool
+    overlap_gathers: bool
     verify: int
+    wire: Wire
     def __init__(self) -> None: ...
 
 class StepMetrics(TypedDict):
@@ -404,6 +419,8 @@ class StepMetrics(TypedDict):
     stalls: dict[str, float]
     exposed: dict[str, float]
     timed: bool
+    sent_inside: int
+    sent_across: int
     memory: dict[str, int]
 
 class StepResult:
@@ -469,6 +486,9 @@ class Training:
     def tensor_begins(self, unit: int) -> list[int]: ...
     def full_parameters(self, unit: int) -> Memory: ...
     def acquire_parameters(self, unit: int) -> Memory: ...
+    def acquire_exact_parameters(self, unit: int) -> Memory: ...
+    @property
+    def gathers_codes(self) -> bool: ...
     def acquire_gradients(self, unit: int) -> Memory: ...
     @property
     def unpinned_because(self) -> str: ...
@@ -492,6 +512,7 @@ class Training:
         custom_step: Callable[[list[TileToUpdate], float, bool], None] | None = None,
     ) -> StepResult: ...
     def step_prepared(self) -> StepResult: ...
+    def wait_for_parameters(self, unit: int) -> None: ...
     def finish(self) -> None: ...
     def offload(self, *, parameters: bool, agree: Callable[[bool], None]) -> None: ...
     def reload(self, *, agree: Callable[[bool], None]) -> None: ...

@@ -62,6 +62,11 @@ def _is_unknown() -> bool:
 compiler_of_calls: Callable[[], object] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", _is_unknown)
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether torch has compiled the module, or wraps one in it that it has compiled."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
 # --- Tensors ---
 
 

@@ -12,6 +12,7 @@ from ballast.formats import Formats
 from ballast.hardware import GPUS, Gpu, Rates, rates_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
+from ballast.wire import Wire
 
 OFFLOADS = ("auto", "none", "host", "nvme")
 
@@ -47,6 +48,7 @@ class Options:
     optimizer: str
     format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
     gradient_format: tuple[str, ...]
+    wire: Wire
     dtype: str | None
     clipping: bool
     resumable: bool

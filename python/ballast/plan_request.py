@@ -29,6 +29,7 @@ from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size, parse_size
 from ballast.tiers import IN_FLIGHT, KINDS, Offload, fractions_in
+from ballast.wire import WireFormats, read_wire
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class PlanRequest:
             stage=_stage(placement) if options.stage is None else options.stage,
             format=options.formats.state,
             gradient_format=options.formats.gradients,
+            wire=options.wire.given(),
             activation_tier=options.activations.tier,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
@@ -104,6 +106,8 @@ class PlanRequest:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         if not self.options.clipping and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
+        if self.options.wire.across is not None:
+            notes.append("wire across is not in the time: the simulated links are those of one rank to all others")
         return tuple(notes)
 
 
@@ -129,6 +133,7 @@ def request_plan(
     optimizer: str = "adamw",
     format: StateFormats = "split",
     gradient_format: GradientFormats = "fp32",
+    wire: WireFormats = "exact",
     dtype: str | None = None,
     clipping: bool = True,
     resumable: bool = False,
@@ -157,12 +162,14 @@ def request_plan(
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
         format=read_state_formats(format),
         gradient_format=read_gradient_formats(gradient_format),
+        wire=read_wire(wire, read_stage(stage)),
         dtype=dtype,
         clipping=clipping,
         resumable=resumable,
         price=read_price(price),
         train_tokens=read_train_tokens(train_tokens),
     )
+    options.wire.require_possible(options.stage)
     description = describe(model, dtype=dtype)
     _require_counted_time(options, description)
     return request_of(options, description)
@@ -211,6 +218,7 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
     question.ranks, question.stage, question.micro_steps = options.ranks, options.stage, options.micro_steps
     question.format = _core.StateFormat[options.formats.state]
     question.gradient_format = _core.GradientFormat[options.formats.gradients]
+    question.wire = options.wire.for_core()
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     question.set_work(_work(description, options))

@@ -53,6 +53,7 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
                       or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
     gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
+    wire              what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`

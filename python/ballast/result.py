@@ -47,6 +47,7 @@ class Plan:
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
     activation_tier: str = "device"  # where activations are until backward
+    wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
     notes: tuple[str, ...] = ()
     _question: _core.Question | None = field(default=None, repr=False, compare=False)
     _placement: _core.Placement | None = field(default=None, repr=False, compare=False)
@@ -131,6 +132,7 @@ class Plan:
         options += [f"offload={json.dumps(offload)}"] if offload else []
         options += [f'state_format="{self.format}"'] if self.format != "split" else []
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
+        options += [f"wire={json.dumps(dict(self.wire))}"] if self.wire else []
         away = {"host": "host", "nvme": "nvme:DIRECTORY"}.get(self.activation_tier)
         options += [f'activations="{away}"'] if away else []
         options += ["update_in_backward=True"] if in_backward else []
@@ -153,7 +155,9 @@ class Plan:
     def _head(self) -> list[str]:
         billions = self.parameters / 1e9
         gpus = f"{self.ranks} x {self.gpu.upper()}"
-        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", f"{self.where()}; {self.formats()}"]
+        wire = "".join(f", {kind} {name}" for kind, name in self.wire.items())
+        how = f"{self.where()}; {self.formats()}" + (f"; on the wire{wire[1:]}" if wire else "")
+        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", how]
 
     def _memory_lines(self) -> list[str]:
         lines = ["memory of one rank"]

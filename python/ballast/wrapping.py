@@ -14,6 +14,7 @@ from ballast.options import Stage, read_stage
 from ballast.outer.options import DiLoCo, read_outer
 from ballast.sizes import Size
 from ballast.tiers import Offload
+from ballast.wire import WireFormats, read_wire
 from ballast.wrapper.activation_options import read_activation_options
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units
 
@@ -40,6 +41,7 @@ def wrap(
     state_format: StateFormats | None = None,
     gradient_format: GradientFormats = "fp32",
     update_in_backward: bool = False,
+    overlap_gathers: bool = False,
     elementwise: bool = False,
     units: str | Iterable[str] = (),
     run: str = "",
@@ -50,6 +52,7 @@ def wrap(
     timeline: bool = False,
     verify: int = 0,
     tile: Size = 0,
+    wire: WireFormats = "exact",
     threads: int = 0,
     timeout: float | None = None,
 ) -> Optimizer:
@@ -87,6 +90,8 @@ def wrap(
                         "auto": chooses as with `state_format`
     update_in_backward  in stage 3, updates a unit as soon as its gradients are reduced; excludes clipping, loss
                         scaling, gradient accumulation and skipped steps
+    overlap_gathers     below stage 3, lets step() return while updated parameters are still gathered: each module, and each
+                        other use of a parameter, waits for those that it needs
     elementwise         declares that an unknown optimizer treats each element alone, so that it can work on shards
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,
@@ -100,6 +105,8 @@ def wrap(
     verify              repeats a part of the updates with other code, once in this many steps; different bits raise B3001
     tile                elements that are moved and updated together, such as "1Mi"; 0: what a rank keeps of a unit
                         on the device, 256Ki to 2Mi elsewhere
+    wire                "int8" for all that ranks send, or formats by kind, such as {"gather": "int8", "reduce": "int8",
+                        "across": "int4"}: codes of parameters (in stage 3), of gradients, and of sums between hosts
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """
@@ -112,6 +119,7 @@ def wrap(
         state_format=None if state_format is None else read_state_formats(state_format),
         gradient_format=read_gradient_formats(gradient_format),
         update_in_backward=update_in_backward,
+        overlap_gathers=overlap_gathers,
         elementwise=elementwise,
         units=read_units(units),
         run=run,
@@ -121,6 +129,7 @@ def wrap(
         threads=threads,
         timeout=timeout,
         activations=None if activations is None else read_activation_options(activations),
+        wire=read_wire(wire, read_stage(stage)),
         outer=read_outer(outer),
     )
     return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))

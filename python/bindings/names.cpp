@@ -1,6 +1,7 @@
 // The words from which users choose: C++ defines them once, and Python gets them as enumerations.
 #include <ballast/gradient_format.h>
 #include <ballast/state_format.h>
+#include <ballast/wire.h>
 
 #include <pybind11/native_enum.h>
 
@@ -31,6 +32,7 @@ void bind_names(py::module_& module) {
   bind(module, "StateFormat",
        {StateFormat::fp32, StateFormat::split, StateFormat::bf16, StateFormat::compact, StateFormat::four_bit});
   bind(module, "GradientFormat", {GradientFormat::fp32, GradientFormat::bf16});
+  bind(module, "WireFormat", {WireFormat::exact, WireFormat::int8, WireFormat::int4});
   py::native_enum<Reduction>(module, "Reduction", "enum.Enum")
       .value("each", Reduction::each)
       .value("boundary", Reduction::boundary)

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "python/bindings/bindings.h"
+#include "zero/plan/wire_codes.h"
 
 namespace ballast::python {
 
@@ -28,6 +29,14 @@ void bind_placement(py::module_& module) {
       .def_readwrite("state", &Placement::state)
       .def("check", [](const Placement& placement) { check(placement); });
   module.def("placement_of_stage", &placement_of_stage, py::arg("stage"), py::arg("ranks"));
+
+  py::class_<Wire>(module, "Wire")
+      .def(py::init<>())
+      .def_readwrite("gather", &Wire::gather)
+      .def_readwrite("reduce", &Wire::reduce)
+      .def_readwrite("across", &Wire::across)
+      .def(
+          "check", [](const Wire& wire, const Placement& placement) { check(wire, placement); }, py::arg("placement"));
 }
 
 }  // namespace ballast::python

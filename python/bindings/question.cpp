@@ -38,6 +38,7 @@ struct Question {
   std::size_t tile_elements = 0;  // 0: the library chooses
   std::size_t micro_steps = 1;
   Schedule schedule{};
+  Wire wire{};
   std::vector<std::size_t> backward_order{};  // of units, which are not used forward; else in order of declaration
   bool full_records = false;
   Tier activations = Tier::device;
@@ -56,6 +57,7 @@ struct Question {
             .tile_elements = tile_elements,
             .micro_steps = micro_steps,
             .schedule = schedule,
+            .wire = wire,
             .trace = trace(),
             .full_records = full_records,
             .activations = activations};
@@ -84,6 +86,7 @@ struct Question {
                                 .names = names,
                                 .trace = trace(),
                                 .schedule = schedule,
+                                .wire = wire,
                                 .full_records = full_records,
                                 .host_is_device = machine.host_is_device});
   }
@@ -194,6 +197,7 @@ void bind_question(py::module_& module) {
       .def_readwrite("tile_elements", &Question::tile_elements)
       .def_readwrite("micro_steps", &Question::micro_steps)
       .def_readwrite("schedule", &Question::schedule)
+      .def_readwrite("wire", &Question::wire)
       .def("set_optimizer", set_optimizer, py::arg("name"))
       .def_readwrite("backward_order", &Question::backward_order)
       .def_readwrite("full_records", &Question::full_records)

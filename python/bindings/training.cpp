@@ -19,6 +19,8 @@ py::dict dict_of(const Metrics& metrics) {
   named["stalls"] = by_name<Lane>(metrics.stalls);
   named["exposed"] = by_name<Phase>(metrics.exposed);
   named["timed"] = metrics.timed;
+  named["sent_inside"] = metrics.sent_inside;
+  named["sent_across"] = metrics.sent_across;
   named["memory"] = by_name<Tier>(metrics.memory);
   return named;
 }
@@ -41,7 +43,9 @@ void bind_options(py::module_& module) {
       .def_readwrite("stream", &BindingOptions::stream)
       .def_readwrite("keeps_timeline", &BindingOptions::keeps_timeline)
       .def_readwrite("update_in_backward", &BindingOptions::update_in_backward)
-      .def_readwrite("verify", &BindingOptions::verify);
+      .def_readwrite("overlap_gathers", &BindingOptions::overlap_gathers)
+      .def_readwrite("verify", &BindingOptions::verify)
+      .def_readwrite("wire", &BindingOptions::wire);
 }
 
 void bind_result(py::module_& module) {
@@ -122,12 +126,15 @@ void bind_life(py::class_<TrainingBinding>& training) {
       .def("tensor_begins", &TrainingBinding::tensor_begins, py::arg("unit"))
       .def("full_parameters", memory_of<&TrainingBinding::full_parameters>, py::arg("unit"))
       .def("acquire_parameters", memory_of<&TrainingBinding::acquire_parameters>, py::arg("unit"))
+      .def("acquire_exact_parameters", memory_of<&TrainingBinding::acquire_exact_parameters>, py::arg("unit"))
+      .def_property_readonly("gathers_codes", &TrainingBinding::gathers_codes)
       .def("acquire_gradients", memory_of<&TrainingBinding::acquire_gradients>, py::arg("unit"))
       .def("release", &TrainingBinding::release)
       .def("prepare", &TrainingBinding::prepare, py::kw_only(), py::arg("rules"), py::arg("begun_at"))
       .def("gradient_norm", &TrainingBinding::gradient_norm, py::kw_only(), py::arg("loss_scale"))
       .def("tensor_norms", &TrainingBinding::tensor_norms, py::kw_only(), py::arg("loss_scale"))
       .def("step_prepared", &TrainingBinding::step_prepared)
+      .def("wait_for_parameters", &TrainingBinding::wait_for_parameters, py::arg("unit"))
       .def("finish", &TrainingBinding::finish)
       .def("offload", &TrainingBinding::offload, py::kw_only(), py::arg("parameters"), py::arg("agree"))
       .def("reload", &TrainingBinding::reload, py::kw_only(), py::arg("agree"));

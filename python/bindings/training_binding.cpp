@@ -14,7 +14,8 @@ TrainingOptions training_options(const BindingOptions& request) {
       .drives = {.directories = {request.directories.begin(), request.directories.end()}, .run = request.run},
       .format = request.format,
       .gradient_format = request.gradient_format,
-      .schedule = {.update_in_backward = request.update_in_backward},
+      .schedule = {.update_in_backward = request.update_in_backward, .overlap_gathers = request.overlap_gathers},
+      .wire = request.wire,
       .keeps_timeline = request.keeps_timeline,
       .verify = request.verify,
       .threads = request.threads,
@@ -92,7 +93,18 @@ Memory TrainingBinding::full_parameters(std::size_t unit) {
 
 Memory TrainingBinding::acquire_parameters(std::size_t unit) {
   const py::gil_scoped_release released;
-  lease_.emplace(training_->forward(unit));
+  return acquire(training_->forward(unit));
+}
+
+Memory TrainingBinding::acquire_exact_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  return acquire(training_->exact_parameters(unit));
+}
+
+bool TrainingBinding::gathers_codes() const { return training_->plan().compiled().input().gathers_codes(); }
+
+Memory TrainingBinding::acquire(Lease lease) {
+  lease_.emplace(std::move(lease));
   const ConstView acquired = lease_->parameters();
   return {const_cast<std::byte*>(acquired.data()),
           acquired.bytes(),
@@ -181,6 +193,11 @@ StepResult TrainingBinding::step_prepared() {
   StepResult result = training_->step_prepared();
   count_steps();
   return result;
+}
+
+void TrainingBinding::wait_for_parameters(std::size_t unit) {
+  const py::gil_scoped_release released;
+  training_->wait_for_parameters(unit);
 }
 
 void TrainingBinding::finish() {

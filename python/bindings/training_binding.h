@@ -37,7 +37,9 @@ struct BindingOptions {
   std::uintptr_t stream = 0;
   bool keeps_timeline = false;
   bool update_in_backward = false;
+  bool overlap_gathers = false;
   std::size_t verify = 0;
+  Wire wire{};
 };
 
 // A tile that an optimizer's own step updates.
@@ -85,6 +87,8 @@ class TrainingBinding {
 
   // One unit at a time, until it is released.
   Memory acquire_parameters(std::size_t unit);
+  Memory acquire_exact_parameters(std::size_t unit);  // even if gathers are encoded
+  bool gathers_codes() const;                         // false: acquire_parameters() gathers exact ones
   Memory acquire_gradients(std::size_t unit);
   void release();
   std::string unpinned_because() const { return training_->unpinned_because(); }
@@ -93,6 +97,7 @@ class TrainingBinding {
   std::vector<std::vector<double>> tensor_norms(double loss_scale);
   StepResult step(const StepRequest& request);
   StepResult step_prepared();
+  void wait_for_parameters(std::size_t unit);
   void finish();
   using AgreeOnRoom = std::function<void(bool failed)>;  // acquires Python's lock itself
   void offload(bool parameters, const AgreeOnRoom& agree);
@@ -115,6 +120,7 @@ class TrainingBinding {
   std::string chrome_trace();
 
  private:
+  Memory acquire(Lease lease);
   TensorState state() const { return TensorState(*training_); }
   std::vector<TileToUpdate> shown(std::span<const SummedTile> tiles) const;
   void count_steps() const;  // for the groups, whose errors name the step of this rank

@@ -122,7 +122,7 @@ TEST_CASE("ranks are added in rank order where hosts are not alike") {
 }
 
 TEST_CASE("large collectives return the values of all ranks") {
-  for (const std::size_t size : {2u, 3u}) {
+  for (std::size_t size = sanitized ? 3 : 2; size <= 3; ++size) {
     on_all_groups(size, [](Communicator& ranks) {
       gathers(ranks, DType::bf16, large_count / ranks.size());
       reduces(ranks, DType::fp32, large_count / ranks.size(), DType::fp32);

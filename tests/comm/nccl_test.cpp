@@ -8,6 +8,7 @@
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/stream.h"
+#include "tests/comm/encoded_reference.h"
 #include "tests/comm/process_groups.h"
 #include "tests/comm/rank_values.h"
 #include "tests/skip.h"
@@ -71,8 +72,32 @@ void everything(Communicator& ranks, const Stream& stream, MemoryAccounts& accou
   }
 }
 
+void everything_encoded(Communicator& ranks, const Stream& stream, MemoryAccounts& accounts,
+                        std::size_t ranks_per_host = 1) {
+  constexpr std::size_t count = 99991;
+  const Summands summands(ranks.size(), ranks_per_host);
+  Encoding encoding{.values = CodeBits::eight, .sums = CodeBits::four, .stream = wire_stream, .memory = {}};
+  const Buffer codes = allocate(accounts, {.kind = MemoryKind::device,
+                                           .bytes = kernels::encoded_parts_bytes(count, ranks.size(), CodeBits::eight),
+                                           .owner = "codes",
+                                           .gpu = stream.gpu()});
+  encoding.memory = {codes.data(), codes.bytes(), DType::u8};
+  OnGpu all(Values::of_rank(ranks.rank(), DType::bf16, ranks.size() * count), stream, accounts);
+  OnGpu part(overwritten(count), stream, accounts);
+  ranks.reduce_scatter(all.view(), part.view(), encoding);
+  expect(part.back() == scattered_codes(summands, DType::bf16, count, ranks.rank(), DType::fp32, encoding),
+         "encoded reduce_scatter");
+  OnGpu whole(overwritten(count, DType::bf16), stream, accounts);
+  ranks.all_reduce(all.view().part(0, count), whole.view(), encoding);
+  expect(whole.back() == reduced_codes(summands, DType::bf16, count, DType::bf16, encoding), "encoded all_reduce");
+  OnGpu mine(Values::of_rank(ranks.rank(), DType::bf16, count), stream, accounts);
+  ranks.all_gather(mine.view(), all.view(), encoding);
+  expect(all.back() == gathered_codes(ranks.size(), DType::bf16, count, CodeBits::eight), "encoded all_gather");
+}
+
 using GpuOfRank = std::function<int(std::size_t rank)>;
-using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel)>;
+using Test = std::function<void(Communicator& ranks, const Stream& stream, const Channel& channel,
+                                const MemoryAccounts& of_groups)>;
 
 // Connects threads as ranks in host memory, and runs the test on each. Returns their errors.
 Failures failures_on_gpus(GroupShape shape, const GpuOfRank& gpu_of, const Test& test) {
@@ -92,7 +117,7 @@ Failures failures_on_gpus(GroupShape shape, const GpuOfRank& gpu_of, const Test&
                                     .timeout = patient,
                                     .ranks_per_host = shape.ranks_per_host},
                                    {.backend = *on_host, .accounts = accounts});
-        test(*ranks, stream, Channel{{stream.handle(), stream.gpu()}, backend.get()});
+        test(*ranks, stream, Channel{{stream.handle(), stream.gpu()}, backend.get()}, accounts);
       } catch (const std::exception& failure) {
         failures[rank] = failure.what();
       }
@@ -119,10 +144,11 @@ TEST_CASE("NCCL gives the same bits as every other communicator", "[gpu]") {
     if (size > gpus) break;
     check_on_gpus(
         size, [](std::size_t rank) { return static_cast<int>(rank); },
-        [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+        [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts&) {
           MemoryAccounts accounts;
           const auto on_gpus = ranks.split(0, &channel);
           everything(*on_gpus, stream, accounts);
+          everything_encoded(*on_gpus, stream, accounts);
           everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
         });
   }
@@ -132,11 +158,33 @@ TEST_CASE("NCCL adds the ranks of each host first, and then the hosts", "[gpu]")
   if (device::list().size() < 4) return skip("NCCL gives each rank a GPU of its own, and there are fewer than 4");
   check_on_gpus(
       {4, 2}, [](std::size_t rank) { return static_cast<int>(rank); },
-      [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+      [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts&) {
         MemoryAccounts accounts;
         const auto on_gpus = ranks.split(0, &channel);
         everything(*on_gpus, stream, accounts, 2);
+        everything_encoded(*on_gpus, stream, accounts, 2);
         everything(*on_gpus->split(ranks.rank() % 2), stream, accounts);
+      });
+}
+
+TEST_CASE("a group of GPUs that gathers codes takes no device memory but theirs", "[gpu]") {
+  if (device::list().size() < 2) return skip("NCCL gives each rank a GPU of its own, and there is one");
+  check_on_gpus(
+      2, [](std::size_t rank) { return static_cast<int>(rank); },
+      [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts& of_groups) {
+        constexpr std::size_t count = 1000;
+        MemoryAccounts accounts;
+        const auto on_gpus = ranks.split(0, &channel);
+        const std::size_t bytes = kernels::encoded_parts_bytes(count, 2, CodeBits::eight);
+        const Buffer codes =
+            allocate(accounts, {.kind = MemoryKind::device, .bytes = bytes, .owner = "codes", .gpu = stream.gpu()});
+        const OnGpu mine(Values::of_rank(ranks.rank(), DType::bf16, count), stream, accounts);
+        const OnGpu all(Values(DType::bf16, 2 * count), stream, accounts);
+        on_gpus->all_gather(mine.view(), all.view(), {.memory = {codes.data(), bytes, DType::u8}});
+        stream.synchronize();
+        for (const MemoryAccounts::Entry& entry : of_groups.entries()) {
+          expect(entry.kind != MemoryKind::device, "device memory of the group: " + entry.owner);
+        }
       });
 }
 
@@ -144,7 +192,7 @@ TEST_CASE("NCCL adds the ranks of each host first, and then the hosts", "[gpu]")
 TEST_CASE("NCCL connects a group of one rank on one GPU", "[gpu]") {
   check_on_gpus(
       2, [](std::size_t) { return 0; },
-      [](Communicator& ranks, const Stream& stream, const Channel& channel) {
+      [](Communicator& ranks, const Stream& stream, const Channel& channel, const MemoryAccounts&) {
         MemoryAccounts accounts;
         const bool is_on_gpu = ranks.rank() == 0;  // the other rank makes a group in host memory meanwhile
         const auto alone = ranks.split(ranks.rank(), is_on_gpu ? &channel : nullptr);

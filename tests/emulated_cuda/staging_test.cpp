@@ -61,7 +61,7 @@ class Rig {
   std::optional<Training> training;
 };
 
-struct Case {
+struct PlacementCase {
   int stage = 0;
   Spread parameters{};
   Spread state{};
@@ -85,8 +85,8 @@ TEST_CASE("pages are resident before they are pinned") {
 TEST_CASE("the number of waits in a start and in moves does not grow with the number of tiles") {
   using enum Tier;
   for (const auto& [stage, parameters, state] :
-       {Case{0, all_in(device), all_in(device)}, Case{0, all_in(device), {0.5, 0.5, 0.0}},
-        Case{3, all_in(device), all_in(host)}, Case{3, all_in(host), all_in(host)}}) {
+       {PlacementCase{0, all_in(device), all_in(device)}, PlacementCase{0, all_in(device), {0.5, 0.5, 0.0}},
+        PlacementCase{3, all_in(device), all_in(host)}, PlacementCase{3, all_in(host), all_in(host)}}) {
     std::vector<std::vector<std::size_t>> waits;  // by the size of a tile
     for (const std::size_t tile_elements : {16384u, 4096u, 1024u}) {
       CAPTURE(stage, parameters.fractions(), state.fractions(), tile_elements);

@@ -46,8 +46,8 @@ TEST_CASE("pieces cover more than 2^32 elements, each at its place") {
   }
   const View view(memory.data(), many, DType::fp32);
   CHECK(numbers(view, many - 1, 1).data == memory.data() + 4 * (many - 1));
-  CHECK(code_bytes(many, CodeBits::four) == many / 2 + 1);
-  CHECK(scale_count(many) == many / 128 + 1);
+  CHECK(quantized_bytes(many, CodeBits::four) == (many / 128 + 1) * 68);
+  CHECK(block_count(many) == many / 128 + 1);
   const CopyPiece pieces[] = {{view, view}};
   const CopyPlan plan(pieces, elements_per_task);
   CHECK(plan.part(plan.parts() - 1).back().end == many);

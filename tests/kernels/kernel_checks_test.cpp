@@ -72,17 +72,22 @@ TEST_CASE("stochastic accumulation refuses unsupported arguments") {
 TEST_CASE("quantization refuses unsupported arguments") {
   Backend& on = plain_backend();
   const View values = at(0, 200, DType::fp32);
-  const View codes = at(1024, 200, DType::u8);
-  const View scales = at(2048, 2, DType::fp32);
+  const View blocks = at(1024, 264, DType::u8);
   const CodeBits eight = CodeBits::eight;
-  on.quantize(values, {eight, codes, scales}, {});
-  on.dequantize({eight, codes, scales}, values);
-  CHECK(code_of([&] { on.quantize(values, {CodeBits::four, codes, scales}, {}); }) == Code::wrong_size);
-  CHECK(code_of([&] { on.quantize(values, {eight, codes, scales.part(0, 1)}, {}); }) == Code::wrong_size);
-  CHECK(code_of([&] { on.quantize(values, {eight, values, scales}, {}); }) == Code::wrong_dtype);
-  CHECK(code_of([&] { on.quantize(codes, {eight, codes, scales}, {}); }) == Code::wrong_dtype);
-  CHECK(code_of([&] { on.quantize(values, {eight, codes, scales}, {true, 0, 1}); }) == Code::unaligned);
-  CHECK(code_of([&] { on.dequantize({eight, codes, scales}, at(0, 199, DType::fp32)); }) == Code::wrong_size);
+  const std::vector<ConstView> arrays{blocks, blocks};
+  on.quantize(values, {eight, blocks}, {});
+  on.dequantize({eight, blocks}, values);
+  on.sum_quantized(arrays, eight, values);
+  CHECK(code_of([&] { on.quantize(values, {CodeBits::four, blocks}, {}); }) == Code::wrong_size);
+  CHECK(code_of([&] { on.quantize(values, {eight, blocks.part(0, 200)}, {}); }) == Code::wrong_size);
+  CHECK(code_of([&] { on.quantize(values, {eight, values}, {}); }) == Code::wrong_dtype);
+  CHECK(code_of([&] { on.quantize(blocks, {eight, blocks}, {}); }) == Code::wrong_dtype);
+  CHECK(code_of([&] { on.quantize(values, {eight, at(1026, 264, DType::u8)}, {}); }) == Code::unaligned);
+  CHECK(code_of([&] { on.quantize(values, {eight, blocks}, {true, 0, 1}); }) == Code::unaligned);
+  CHECK(code_of([&] { on.dequantize({eight, blocks}, at(0, 300, DType::fp32)); }) == Code::wrong_size);
+  CHECK(code_of([&] { on.sum_quantized({}, eight, values); }) == Code::bad_argument);
+  CHECK(code_of([&] { on.sum_quantized(arrays, CodeBits::four, values); }) == Code::wrong_size);
+  CHECK(code_of([&] { on.sum_quantized(arrays, eight, blocks); }) == Code::wrong_dtype);
 }
 
 }  // namespace ballast::kernels

@@ -53,11 +53,9 @@ void quantize_chunk(const ConstNumbers& from, const QuantizedPiece& to, const Co
   each_thread([&](unsigned thread) {
     const OctetPlace place = place_in(all, chunk, thread);
     const GroupScale scale = group_scale(largest[thread / threads_per_group], to.bits);
-    if (place.count > 0) {
-      to.scales[place.first / group_size] = scale.scale;
-    }
     const std::uint64_t index = rounding.first_index + place.first;
-    store_codes(to.codes, to.bits, place, to_codes(load_floats(from, place), scale, to.bits, rounding, index));
+    const Octet codes = to_codes(load_floats(from, place), scale, to.bits, rounding, index);
+    store_quantized(to, from.count, place, scale, codes);
   });
 }
 
@@ -160,24 +158,23 @@ class OctetBackend : public Backend {
   }
 
   void quantize(const ConstView& from, const Quantized& to, const CodeRounding& rounding) override {
-    auto* codes = reinterpret_cast<std::uint8_t*>(to.codes.data());
-    auto* scales = reinterpret_cast<float*>(to.scales.data());
-    const Stretch all =
-        whole_array(from.count(), is_octet_aligned(numbers(from)) && is_octet_aligned(to.codes.data(), octet_size));
+    const Stretch all = whole_array(from.count(), is_octet_aligned(numbers(from)));
     for (std::size_t chunk = 0; chunk < all.chunks_end; ++chunk) {
-      quantize_chunk(numbers(from), {to.bits, codes, scales}, rounding, all, chunk);
+      quantize_chunk(numbers(from), {to.bits, to.blocks.data()}, rounding, all, chunk);
     }
   }
 
   void dequantize(const ConstQuantized& from, const View& to) override {
-    const auto* codes = reinterpret_cast<const std::uint8_t*>(from.codes.data());
-    const auto* scales = reinterpret_cast<const float*>(from.scales.data());
-    const bool aligned = is_octet_aligned(numbers(to)) && is_octet_aligned(from.codes.data(), octet_size);
-    each_place(whole_array(to.count(), aligned), [&](const OctetPlace& place) {
-      if (place.count > 0) {
-        const Octet stored = load_codes(codes, from.bits, place);
-        store_floats(numbers(to), place, from_codes(stored, scales[place.first / group_size]));
-      }
+    each_place(whole_array(to.count(), is_octet_aligned(numbers(to))), [&](const OctetPlace& place) {
+      if (place.count > 0) store_floats(numbers(to), place, load_quantized({from.bits, from.blocks.data()}, place));
+    });
+  }
+
+  void sum_quantized(std::span<const ConstView> from, CodeBits bits, const View& into) override {
+    each_pass(from, 0, into.count(), [&](const Summands& arrays) {
+      each_place(whole_array(into.count(), is_octet_aligned(numbers(into))), [&](const OctetPlace& place) {
+        sum_quantized_octet({arrays, bits}, numbers(into), place);
+      });
     });
   }
 };

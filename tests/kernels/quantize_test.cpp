@@ -7,65 +7,63 @@
 namespace ballast::kernels {
 namespace {
 
-struct Result {
-  Patterns codes;
-  Patterns scales;
-  friend bool operator==(const Result&, const Result&) = default;
-};
-
 constexpr CodeBits both_sizes[] = {CodeBits::eight, CodeBits::four};
 constexpr CodeRounding nearest{};
 constexpr CodeRounding stochastic{.stochastic = true, .stream = 42, .first_index = 128 * 1'000};
 
-Result quantize_on(TestBackend& on, const Patterns& patterns, DType dtype, CodeBits bits,
-                   const CodeRounding& rounding) {
+// All bytes of the blocks.
+Patterns quantize_on(TestBackend& on, const Patterns& patterns, DType dtype, CodeBits bits,
+                     const CodeRounding& rounding) {
   const std::size_t count = patterns.size();
   const Placed values(on, patterns, dtype, count % 3);
-  const Placed codes(on, Patterns(code_bytes(count, bits), 0xee), DType::u8, count % 5);
-  const Placed scales(on, Patterns(scale_count(count), 0xeeeeeeee), DType::fp32, count % 2);
-  on.kernels().quantize(values.view(), {bits, codes.view(), scales.view()}, rounding);
-  return {codes.read(), scales.read()};
+  const Placed blocks(on, Patterns(quantized_bytes(count, bits), 0xee), DType::u8, count % 5 * scale_bytes);
+  on.kernels().quantize(values.view(), {bits, blocks.view()}, rounding);
+  return blocks.read();
 }
 
-Result plain_quantize(const Patterns& patterns, DType dtype, CodeBits bits, const CodeRounding& rounding) {
+Patterns plain_quantize(const Patterns& patterns, DType dtype, CodeBits bits, const CodeRounding& rounding) {
   const std::size_t count = patterns.size();
   const std::vector<std::byte> values = packed(patterns, dtype);
-  std::vector<std::byte> codes(code_bytes(count, bits));
-  std::vector<std::byte> scales(4 * scale_count(count));
-  plain_backend().quantize(
-      {values.data(), count, dtype},
-      {bits, {codes.data(), codes.size(), DType::u8}, {scales.data(), scales.size() / 4, DType::fp32}}, rounding);
-  return {unpacked(codes, DType::u8), unpacked(scales, DType::fp32)};
+  std::vector<std::byte> blocks(quantized_bytes(count, bits));
+  plain_backend().quantize({values.data(), count, dtype}, {bits, {blocks.data(), blocks.size(), DType::u8}}, rounding);
+  return unpacked(blocks, DType::u8);
 }
 
-Patterns dequantize_on(TestBackend& on, const Result& quantized, CodeBits bits, std::size_t count, DType dtype,
+Patterns dequantize_on(TestBackend& on, const Patterns& quantized, CodeBits bits, std::size_t count, DType dtype,
                        std::size_t offset = 1) {
-  const Placed codes(on, quantized.codes, DType::u8, count % 5);
-  const Placed scales(on, quantized.scales, DType::fp32);
+  const Placed blocks(on, quantized, DType::u8, count % 5 * scale_bytes);
   const Placed values(on, Patterns(count), dtype, offset);
-  on.kernels().dequantize({bits, codes.view(), scales.view()}, values.view());
+  on.kernels().dequantize({bits, blocks.view()}, values.view());
   return values.read();
 }
 
 // Returns the i-th code, read by definition.
-int code_at(const Result& quantized, CodeBits bits, std::size_t i) {
-  if (bits == CodeBits::eight) {
-    return static_cast<std::int8_t>(quantized.codes[i]);
-  }
-  const std::uint32_t code = quantized.codes[i / 2] >> (4 * (i % 2)) & 0xf;
+int code_at(const Patterns& blocks, CodeBits bits, std::size_t i) {
+  const std::size_t codes = i / group_size * block_bytes(bits) + scale_bytes;
+  if (bits == CodeBits::eight) return static_cast<std::int8_t>(blocks[codes + i % group_size]);
+  const std::uint32_t code = blocks[codes + i % group_size / 2] >> (4 * (i % 2)) & 0xf;
   return code < 8 ? static_cast<int>(code) : static_cast<int>(code) - 16;
 }
 
-double scale_at(const Result& quantized, std::size_t i) {
-  return static_cast<double>(std::bit_cast<float>(quantized.scales[i / group_size]));
+// Returns the pattern of the scale of the i-th value.
+std::uint32_t scale_pattern_at(const Patterns& blocks, CodeBits bits, std::size_t i) {
+  std::uint32_t pattern = 0;
+  for (std::size_t byte = 0; byte < scale_bytes; ++byte) {
+    pattern |= blocks[i / group_size * block_bytes(bits) + byte] << (8 * byte);
+  }
+  return pattern;
 }
 
-void check_values(TestBackend& on, const Result& quantized, CodeBits bits, std::size_t count) {
+double scale_at(const Patterns& blocks, CodeBits bits, std::size_t i) {
+  return static_cast<double>(std::bit_cast<float>(scale_pattern_at(blocks, bits, i)));
+}
+
+void check_values(TestBackend& on, const Patterns& quantized, CodeBits bits, std::size_t count) {
   for (const DType dtype : floating_dtypes) {
     const Patterns values = dequantize_on(on, quantized, bits, count, dtype, count % 3);
     for (std::size_t i = 0; i < count; ++i) {
       const auto code = static_cast<float>(code_at(quantized, bits, i));
-      const float worth = code * static_cast<float>(scale_at(quantized, i));
+      const float worth = code * static_cast<float>(scale_at(quantized, bits, i));
       const bool right = std::isnan(worth) ? std::isnan(value_of(dtype, values[i]))
                                            : value_of(dtype, values[i]) ==
                                                  value_of(dtype, nearest_pattern(dtype, static_cast<double>(worth)));
@@ -81,7 +79,7 @@ void check_quantize_of(TestBackend& on, std::size_t count) {
     for (const CodeRounding& rounding : {nearest, stochastic}) {
       const DType dtype = floating_dtypes[count % 3];
       const Patterns patterns = count % 2 == 0 ? finite_patterns(dtype, count, 1) : any_patterns(dtype, count, 2);
-      const Result result = quantize_on(on, patterns, dtype, bits, rounding);
+      const Patterns result = quantize_on(on, patterns, dtype, bits, rounding);
       if (!(result == plain_quantize(patterns, dtype, bits, rounding))) {
         FAIL("other bits than scalar code: " << count << " elements of " << name(dtype));
       }
@@ -105,11 +103,11 @@ void errors_are_bounded(TestBackend& on) {
   for (const CodeBits bits : both_sizes) {
     for (const DType dtype : floating_dtypes) {
       const Patterns patterns = finite_patterns(dtype, 100'000, 7);
-      const Result near = quantize_on(on, patterns, dtype, bits, nearest);
-      const Result random = quantize_on(on, patterns, dtype, bits, stochastic);
+      const Patterns near = quantize_on(on, patterns, dtype, bits, nearest);
+      const Patterns random = quantize_on(on, patterns, dtype, bits, stochastic);
       for (std::size_t i = 0; i < patterns.size(); ++i) {
         const double x = value_of(dtype, patterns[i]);
-        const double scale = scale_at(near, i);
+        const double scale = scale_at(near, bits, i);
         const double error = std::abs(code_at(near, bits, i) * scale - x);
         const double random_error = std::abs(code_at(random, bits, i) * scale - x);
         if (error > scale / 2 * (1 + 0x1p-14) || random_error > scale * (1 + 0x1p-13)) {
@@ -140,12 +138,12 @@ void special_groups(TestBackend& on) {
       std::fill_n(values.begin() + 3 * group_size, group_size, 0x1.fffffep-120f);  // just too small
       values[3 * group_size] = 1e-40f;
       std::fill_n(values.begin() + 4 * group_size, group_size, 0x1p-119f);
-      const Result result = quantize_on(on, fp32_patterns(values), DType::fp32, bits, rounding);
-      CHECK(result.scales[0] == 0);
-      CHECK(result.scales[1] == 0x7fc00000u);
-      CHECK(result.scales[2] == 0x7fc00000u);
-      CHECK(result.scales[3] == 0);
-      CHECK(scale_at(result, 4 * group_size) == Approx(0x1p-119 / largest_code(bits)));
+      const Patterns result = quantize_on(on, fp32_patterns(values), DType::fp32, bits, rounding);
+      CHECK(scale_pattern_at(result, bits, 0) == 0);
+      CHECK(scale_pattern_at(result, bits, group_size) == 0x7fc00000u);
+      CHECK(scale_pattern_at(result, bits, 2 * group_size) == 0x7fc00000u);
+      CHECK(scale_pattern_at(result, bits, 3 * group_size) == 0);
+      CHECK(scale_at(result, bits, 4 * group_size) == Approx(0x1p-119 / largest_code(bits)));
       const Patterns back = dequantize_on(on, result, bits, values.size(), DType::fp32);
       CHECK(std::all_of(back.begin(), back.begin() + group_size, [](auto pattern) { return pattern == 0; }));
       CHECK(std::all_of(back.begin() + group_size, back.begin() + 3 * group_size,
@@ -160,11 +158,11 @@ void special_groups(TestBackend& on) {
 // Large enough to be written past the caches if the target is aligned.
 void very_many(TestBackend& on) {
   const std::size_t count = 1'100'001;
-  const Result result = quantize_on(on, finite_patterns(DType::fp32, count, 9), DType::fp32, CodeBits::four, nearest);
+  const Patterns result = quantize_on(on, finite_patterns(DType::fp32, count, 9), DType::fp32, CodeBits::four, nearest);
   const Patterns values = dequantize_on(on, result, CodeBits::four, count, DType::fp32, 0);
   CHECK(dequantize_on(on, result, CodeBits::four, count, DType::fp32, 1) == values);
   for (std::size_t i = 0; i < count; ++i) {
-    const double worth = code_at(result, CodeBits::four, i) * scale_at(result, i);
+    const double worth = code_at(result, CodeBits::four, i) * scale_at(result, CodeBits::four, i);
     if (value_of(DType::fp32, values[i]) != static_cast<double>(static_cast<float>(worth))) {
       FAIL("element " << i << " is " << value_of(DType::fp32, values[i]) << ", not " << worth);
     }
@@ -180,7 +178,7 @@ void exact_values(TestBackend& on) {
         for (int i = 0; i < static_cast<int>(group_size); ++i) {
           values.push_back(static_cast<float>(largest_code(bits) - i % (2 * largest_code(bits) + 1)) * scale);
         }
-        const Result result = quantize_on(on, fp32_patterns(values), DType::fp32, bits, rounding);
+        const Patterns result = quantize_on(on, fp32_patterns(values), DType::fp32, bits, rounding);
         CHECK(dequantize_on(on, result, bits, values.size(), DType::fp32) == fp32_patterns(values));
       }
       const Patterns largest(group_size, 0xff7fffffu);
@@ -192,22 +190,93 @@ void exact_values(TestBackend& on) {
 void parts_give_the_same(TestBackend& on) {
   const Patterns patterns = finite_patterns(DType::fp32, 100'000, 8);
   for (const CodeBits bits : both_sizes) {
-    const Result whole = quantize_on(on, patterns, DType::fp32, bits, stochastic);
-    Result parts;
+    const Patterns whole = quantize_on(on, patterns, DType::fp32, bits, stochastic);
+    Patterns parts;
     for (std::size_t first = 0; first < patterns.size(); first += 37 * group_size) {
       const auto begin = patterns.begin() + static_cast<std::ptrdiff_t>(first);
       const auto count = std::min<std::ptrdiff_t>(37 * group_size, patterns.end() - begin);
       CodeRounding rounding = stochastic;
       rounding.first_index += first;
-      const Result part = quantize_on(on, {begin, begin + count}, DType::fp32, bits, rounding);
-      parts.codes.insert(parts.codes.end(), part.codes.begin(), part.codes.end());
-      parts.scales.insert(parts.scales.end(), part.scales.begin(), part.scales.end());
+      const Patterns part = quantize_on(on, {begin, begin + count}, DType::fp32, bits, rounding);
+      parts.insert(parts.end(), part.begin(), part.end());
     }
     CHECK(parts == whole);
   }
 }
 
+// The sum of arrays one by one: each is dequantized in fp32, and added to a sum that begins at zero.
+Patterns sum_by_definition(const std::vector<Patterns>& arrays, CodeBits bits, std::size_t count, DType into) {
+  std::vector<float> sums(count), values(count);
+  const View sum(reinterpret_cast<std::byte*>(sums.data()), count, DType::fp32);
+  const View value(reinterpret_cast<std::byte*>(values.data()), count, DType::fp32);
+  for (std::size_t array = 0; array < arrays.size(); ++array) {
+    const std::vector<std::byte> blocks = packed(arrays[array], DType::u8);
+    plain_backend().dequantize({bits, {blocks.data(), blocks.size(), DType::u8}}, value);
+    plain_backend().accumulate(value, 1.0f, sum);
+  }
+  std::vector<std::byte> rounded(count * byte_size(into));
+  plain_backend().cast(sum, {rounded.data(), count, into});
+  return unpacked(rounded, into);
+}
+
+void check_quantized_sum_of(TestBackend& on, std::size_t count, std::size_t arrays, CodeBits bits, DType into) {
+  std::vector<Patterns> quantized;
+  std::vector<std::unique_ptr<Placed>> placed;
+  std::vector<ConstView> views;
+  for (std::size_t array = 0; array < arrays; ++array) {
+    const auto seed = static_cast<std::uint32_t>(array);
+    const Patterns values =
+        array == 1 ? any_patterns(DType::bf16, count, seed) : finite_patterns(DType::bf16, count, seed);
+    quantized.push_back(plain_quantize(values, DType::bf16, bits, stochastic));
+    placed.push_back(std::make_unique<Placed>(on, quantized.back(), DType::u8, (count + array) % 5 * scale_bytes));
+    views.push_back(placed.back()->view());
+  }
+  const Placed sum(on, Patterns(count), into, count % 3);
+  on.kernels().sum_quantized(views, bits, sum.view());
+  if (sum.read() != sum_by_definition(quantized, bits, count, into)) {
+    FAIL("other bits than sums one by one: " << arrays << " x " << count << " elements in " << name(into));
+  }
+}
+
+void quantized_sums_of_few(TestBackend& on) {
+  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+    for (const CodeBits bits : both_sizes) {
+      check_quantized_sum_of(on, count, 1 + count % 9, bits, floating_dtypes[count % 3]);
+    }
+  }
+  check_quantized_sum_of(on, 777, 70, CodeBits::eight, DType::fp32);
+  check_quantized_sum_of(on, 777, 70, CodeBits::four, DType::bf16);
+  check_quantized_sum_of(on, 300, 140, CodeBits::four, DType::fp32);
+}
+
+void quantized_sums_of_many(TestBackend& on) {
+  check_quantized_sum_of(on, 200'003, 3, CodeBits::eight, DType::bf16);
+  check_quantized_sum_of(on, 200'003, 35, CodeBits::four, DType::fp32);
+}
+
 }  // namespace
+
+TEST_CASE("quantized arrays are added with the bits of sums one by one, on every instruction set") {
+  on_every_isa(quantized_sums_of_few);
+}
+TEST_CASE("long quantized arrays are added with the same bits by any number of threads") {
+  on_every_cpu(quantized_sums_of_many);
+}
+
+TEST_CASE("a last group that is not full has a whole block, with codes of zero past its end") {
+  for (const CodeBits bits : both_sizes) {
+    const Patterns blocks = plain_quantize(Patterns(group_size + 3, 0x3f800000u), DType::fp32, bits, stochastic);
+    CHECK(blocks.size() == 2 * block_bytes(bits));
+    for (std::size_t i = 0; i < 2 * group_size; ++i) {
+      if (code_at(blocks, bits, i) != (i < group_size + 3 ? largest_code(bits) : 0)) FAIL("code " << i);
+    }
+  }
+}
+
+TEST_CASE("blocks of 128 bf16 values have 0.516 and 0.266 of their bytes") {
+  CHECK(block_bytes(CodeBits::eight) == 132);
+  CHECK(block_bytes(CodeBits::four) == 68);
+}
 
 TEST_CASE("0 to 1,100 values are quantized to the same bits on every instruction set") { on_every_isa(few); }
 TEST_CASE("values are quantized to the same bits by any number of threads") { on_every_cpu(many); }
@@ -222,13 +291,14 @@ TEST_CASE("multiples of the step are quantized exactly") { on_every_isa(exact_va
 TEST_CASE("stochastic codes do not depend on where an array is cut") { on_every_isa(parts_give_the_same); }
 
 TEST_CASE("CUDA's threads quantize as the CPU does") {
-  for (auto* const test : {few, many, errors_are_bounded, special_groups, exact_values, parts_give_the_same}) {
+  for (auto* const test : {few, many, errors_are_bounded, special_groups, exact_values, parts_give_the_same,
+                           quantized_sums_of_few, quantized_sums_of_many}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA quantizes as the CPU does", "[gpu]") {
-  for (auto* const test :
-       {few, many, very_many, errors_are_bounded, special_groups, exact_values, parts_give_the_same}) {
+  for (auto* const test : {few, many, very_many, errors_are_bounded, special_groups, exact_values, parts_give_the_same,
+                           quantized_sums_of_few, quantized_sums_of_many}) {
     on_cuda(test);
   }
 }
@@ -239,7 +309,7 @@ TEST_CASE("stochastic codes are unbiased") {
   for (std::size_t i = 0; i < count; i += group_size) {
     values[i] = 7.0f;  // so that a step is 1 with 4 bits
   }
-  const Result result = plain_quantize(fp32_patterns(values), DType::fp32, CodeBits::four, stochastic);
+  const Patterns result = plain_quantize(fp32_patterns(values), DType::fp32, CodeBits::four, stochastic);
   double sum = 0;
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -254,7 +324,8 @@ TEST_CASE("stochastic codes are unbiased") {
 
 TEST_CASE("codes of 4 bits lie two in a byte, the first in the low half") {
   const Patterns patterns = fp32_patterns({7.0f, -7.0f, 1.0f, -1.0f, 3.0f});
-  CHECK(plain_quantize(patterns, DType::fp32, CodeBits::four, nearest).codes == Patterns{0x97, 0xf1, 0x03});
+  const Patterns block = plain_quantize(patterns, DType::fp32, CodeBits::four, nearest);
+  CHECK(Patterns(block.begin(), block.begin() + scale_bytes + 3) == Patterns{0, 0, 0x80, 0x3f, 0x97, 0xf1, 0x03});
 }
 
 }  // namespace ballast::kernels

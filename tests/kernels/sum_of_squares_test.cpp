@@ -46,13 +46,13 @@ void check_sum_of(TestBackend& on, std::size_t count) {
   }
 }
 
-void sums_of_few(TestBackend& on) {
+void squares_of_few(TestBackend& on) {
   for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
     check_sum_of(on, count);
   }
 }
 
-void sums_of_many(TestBackend& on) {
+void squares_of_many(TestBackend& on) {
   check_sum_of(on, 65'536);
   check_sum_of(on, 300'001);
 }
@@ -97,8 +97,8 @@ void extremes(TestBackend& on) {
 
 }  // namespace
 
-TEST_CASE("sums of 0 to 1,100 squares follow their definition") { on_every_isa(sums_of_few); }
-TEST_CASE("sums of squares have the same bits from any number of threads") { on_every_cpu(sums_of_many); }
+TEST_CASE("sums of 0 to 1,100 squares follow their definition") { on_every_isa(squares_of_few); }
+TEST_CASE("sums of squares have the same bits from any number of threads") { on_every_cpu(squares_of_many); }
 TEST_CASE("sums of squares have the same bits for any split of the array") { on_every_cpu(any_cut_gives_the_same); }
 TEST_CASE("sums of squares do not depend on the format of the same values") { on_every_isa(formats_agree); }
 TEST_CASE("sums of the smallest and largest squares are exact, and those of infinities and NaNs are too") {
@@ -106,12 +106,12 @@ TEST_CASE("sums of the smallest and largest squares are exact, and those of infi
 }
 
 TEST_CASE("CUDA's threads sum squares as the CPU does") {
-  for (auto* const test : {sums_of_few, sums_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
+  for (auto* const test : {squares_of_few, squares_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
     on_octets(test);
   }
 }
 TEST_CASE("CUDA sums squares as the CPU does", "[gpu]") {
-  for (auto* const test : {sums_of_few, sums_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
+  for (auto* const test : {squares_of_few, squares_of_many, any_cut_gives_the_same, formats_agree, extremes}) {
     on_cuda(test);
   }
 }

@@ -12,7 +12,7 @@ using ballast::DType;
 
 namespace {
 
-constexpr std::size_t count = 700;
+constexpr std::size_t elements = 700;
 constexpr std::size_t bad = 300;  // in the third of six groups
 constexpr std::size_t bad_group = bad / group_size;
 
@@ -22,7 +22,7 @@ const Rule& adamw() {
 }
 
 void step(UpdateMemory& memory, const Rule& rule, simd::Isa isa) {
-  const std::vector<Run> runs{{0, count, 0}};
+  const std::vector<Run> runs{{0, elements, 0}};
   const std::vector<GroupStep> groups{{.rule = rule}};
   cpu_backend({.threads = 1, .isa = isa})->update(memory.tile(), runs, groups);
 }
@@ -67,7 +67,7 @@ template <class Check>
 void for_each_case(const Check& check) {
   for (const StateFormat format : all_state_formats) {
     for (UpdateShape shape : sample_shapes(format)) {
-      shape.count = count;
+      shape.count = elements;
       for (const simd::Isa isa : simd::usable_isas()) {
         for (const Rule& rule : sample_rules()) {
           if (std::holds_alternative<External>(rule)) continue;  // reads no gradient
@@ -96,7 +96,7 @@ TEST_CASE("a NaN in the gradient makes its parameter NaN, and touches no other e
         CHECK(std::isnan(parameter_of(dirty.tile(), bad)));
         CHECK(std::isnan(state_of(dirty.tile(), bad, rule).parameter));
       }
-      for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t i = 0; i < elements; ++i) {
         if (!belongs_to_bad(shape.format, i)) REQUIRE(same_element(clean.tile(), dirty.tile(), i, rule));
       }
     }
@@ -117,7 +117,7 @@ TEST_CASE("a NaN stays NaN in later steps, in every format") {
 }
 
 TEST_CASE("where moments share a scale a NaN makes those of its group NaN, and not yet the group's parameters") {
-  const UpdateShape shape{.format = GENERATE(StateFormat::compact, StateFormat::four_bit), .count = count};
+  const UpdateShape shape{.format = GENERATE(StateFormat::compact, StateFormat::four_bit), .count = elements};
   UpdateMemory clean(shape);
   UpdateMemory dirty(shape);
   put_gradient(dirty.tile(), bad, 0x7fc00000u);
@@ -140,14 +140,14 @@ TEST_CASE("an infinite gradient results in infinity or NaN, and touches no other
     const bool seen =
         !std::isfinite(parameter_of(dirty.tile(), bad)) || !std::isfinite(state_of(dirty.tile(), bad, rule).momentum);
     CHECK(seen);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < elements; ++i) {
       if (!belongs_to_bad(shape.format, i)) REQUIRE(same_element(clean.tile(), dirty.tile(), i, rule));
     }
   });
 }
 
 TEST_CASE("the largest finite master keeps its value although its bf16 parameter is infinite") {
-  UpdateMemory memory({.format = StateFormat::split, .count = count});
+  UpdateMemory memory({.format = StateFormat::split, .count = elements});
   const TileMemory tile = memory.tile();
   const std::uint16_t infinity = 0x7f80;
   const std::int16_t below = -1;

@@ -63,8 +63,8 @@ class SmallDrive {
 
 constexpr std::string_view no_mount = "mounting a small file system needs root, mkfs.ext4 and loop devices";
 
-struct Rig {
-  explicit Rig(const SmallDrive& small) : queue(open_queue()), drives{{small.path(), queue.get()}} {}
+struct SmallDriveRig {
+  explicit SmallDriveRig(const SmallDrive& small) : queue(open_queue()), drives{{small.path(), queue.get()}} {}
 
   void write_step(RecordStore& store, std::uint64_t step) {
     for (std::size_t tile = 0; tile < shape.tiles; ++tile) {
@@ -92,7 +92,7 @@ TEST_CASE("a new store on a full drive is refused before anything is written") {
   const SmallDrive small;
   if (!small.mounted()) return skip(no_mount);
   small.fill();
-  Rig rig(small);
+  SmallDriveRig rig(small);
   CHECK_THROWS_WITH(RecordStore::create(rig.shape, rig.drives),
                     Catch::Contains("B2202") && Catch::Contains(small.path().string()) && Catch::Contains("8.16 MiB"));
   CHECK_FALSE(std::filesystem::exists(small.path() / "state.records"));
@@ -103,7 +103,7 @@ TEST_CASE("a new store on a full drive is refused before anything is written") {
 TEST_CASE("a drive that fills up in a step fails with B2202, keeps the last step, and resumes when there is space") {
   const SmallDrive small;
   if (!small.mounted()) return skip(no_mount);
-  Rig rig(small);
+  SmallDriveRig rig(small);
   RecordStore store = RecordStore::create(rig.shape, rig.drives);
   rig.write_step(store, 1);
   // Preallocated files never run full, so the test takes their extents away, as a copy-on-write file system would do.
@@ -129,7 +129,7 @@ TEST_CASE("a drive that fills up in a step fails with B2202, keeps the last step
 TEST_CASE("reading a drive that has lost its end fails with the file and the offset") {
   const SmallDrive small;
   if (!small.mounted()) return skip(no_mount);
-  Rig rig(small);
+  SmallDriveRig rig(small);
   RecordStore store = RecordStore::create(rig.shape, rig.drives);
   rig.write_step(store, 1);
   std::filesystem::resize_file(small.image(), 1 << 20);

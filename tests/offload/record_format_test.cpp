@@ -14,7 +14,7 @@ using namespace ballast::offload;
 
 namespace {
 
-constexpr RecordShape shape{
+constexpr RecordShape shape_of_run{
     .run_id = 7, .rank = 2, .tiles = 5, .payload_bytes = 10000, .first_bytes = 3000, .content_digest = 12};
 constexpr RecordName name_of_tile{.tile = 3, .generation = 9};
 
@@ -22,12 +22,12 @@ void flip(std::span<std::byte> bytes, std::size_t bit) { bytes[bit / 8] ^= std::
 
 struct Sealed {
   Sealed() {
-    fill_pattern(payload_of(shape, record), 1);
-    seals = seal_record(shape, name_of_tile, record);
+    fill_pattern(payload_of(shape_of_run, record), 1);
+    seals = seal_record(shape_of_run, name_of_tile, record);
   }
-  std::string check(RecordName name = name_of_tile) { return check_record(shape, name, seals, record); }
+  std::string check(RecordName name = name_of_tile) { return check_record(shape_of_run, name, seals, record); }
 
-  Aligned memory{RecordPlaces(shape, 1).record_bytes()};
+  Aligned memory{RecordPlaces(shape_of_run, 1).record_bytes()};
   std::span<std::byte> record = memory.span();
   Seals seals;
 };
@@ -36,11 +36,11 @@ struct Sealed {
 
 TEST_CASE("records do not overlap and fit their files, for any number of files") {
   for (std::size_t files = 1; files <= 6; ++files) {
-    const RecordPlaces places(shape, files);
+    const RecordPlaces places(shape_of_run, files);
     CHECK(places.record_bytes() == 4 * block_bytes);
     CHECK(places.first_record_bytes() == 2 * block_bytes);
     std::set<std::pair<std::size_t, std::uint64_t>> begins;
-    for (std::size_t tile = 0; tile < shape.tiles; ++tile) {
+    for (std::size_t tile = 0; tile < shape_of_run.tiles; ++tile) {
       for (const std::uint64_t generation : {4u, 5u}) {
         const std::uint64_t begin = places.offset_of(tile, generation);
         const std::size_t file = places.file_of(tile);
@@ -74,18 +74,19 @@ TEST_CASE("every flipped bit of a head is found") {
 
 TEST_CASE("every flipped bit of a payload is found, in the region that holds it") {
   Sealed sealed;
-  for (std::size_t bit = 0; bit < 8 * shape.payload_bytes; bit += bit < 64 ? 1 : 61) {
-    flip(payload_of(shape, sealed.record), bit);
-    REQUIRE(sealed.check() == (bit < 8 * shape.first_bytes ? "its first region is damaged" : "its payload is damaged"));
-    flip(payload_of(shape, sealed.record), bit);
+  for (std::size_t bit = 0; bit < 8 * shape_of_run.payload_bytes; bit += bit < 64 ? 1 : 61) {
+    flip(payload_of(shape_of_run, sealed.record), bit);
+    REQUIRE(sealed.check() ==
+            (bit < 8 * shape_of_run.first_bytes ? "its first region is damaged" : "its payload is damaged"));
+    flip(payload_of(shape_of_run, sealed.record), bit);
   }
 }
 
 TEST_CASE("the first region is checked alone when only it was read") {
   Sealed sealed;
-  sealed.record = sealed.record.first(RecordPlaces(shape, 1).first_record_bytes());
+  sealed.record = sealed.record.first(RecordPlaces(shape_of_run, 1).first_record_bytes());
   CHECK(sealed.check().empty());
-  sealed.record[block_bytes + shape.first_bytes - 1] ^= std::byte{1};
+  sealed.record[block_bytes + shape_of_run.first_bytes - 1] ^= std::byte{1};
   CHECK(sealed.check() == "its first region is damaged");
 }
 
@@ -94,29 +95,30 @@ TEST_CASE("intact records of another tile, generation or run are recognized") {
   CHECK(sealed.check({.tile = 4, .generation = 9}) == "it is tile 3, written to the wrong place");
   CHECK(sealed.check({.tile = 3, .generation = 11}) ==
         "it is of generation 9, so a later write never reached the drive");
-  RecordShape other = shape;
+  RecordShape other = shape_of_run;
   other.run_id = 8;
   CHECK(check_record(other, name_of_tile, sealed.seals, sealed.record) ==
         "it belongs to rank 2 of run 0x7, not to rank 2 of run 0x8");
-  other = shape;
+  other = shape_of_run;
   other.rank = 3;
   CHECK(check_record(other, name_of_tile, sealed.seals, sealed.record) ==
         "it belongs to rank 2 of run 0x7, not to rank 3 of run 0x7");
   Sealed rewritten;
-  fill_pattern(payload_of(shape, rewritten.record), 2);
-  seal_record(shape, name_of_tile, rewritten.record);
+  fill_pattern(payload_of(shape_of_run, rewritten.record), 2);
+  seal_record(shape_of_run, name_of_tile, rewritten.record);
   CHECK(rewritten.check() == "it is intact, but not the newest that was written");
 }
 
 TEST_CASE("seals differ by run, rank, tile, generation and region") {
   Sealed sealed;
   std::set<std::uint64_t> seen{sealed.seals.first, sealed.seals.rest};
-  RecordShape other = shape;
+  RecordShape other = shape_of_run;
   other.run_id = 8;
-  RecordShape of_other_rank = shape;
+  RecordShape of_other_rank = shape_of_run;
   of_other_rank.rank = 3;
-  for (const auto& [of, name] : {std::pair{other, name_of_tile}, std::pair{of_other_rank, name_of_tile},
-                                 std::pair{shape, RecordName{4, 9}}, std::pair{shape, RecordName{3, 10}}}) {
+  for (const auto& [of, name] :
+       {std::pair{other, name_of_tile}, std::pair{of_other_rank, name_of_tile},
+        std::pair{shape_of_run, RecordName{4, 9}}, std::pair{shape_of_run, RecordName{3, 10}}}) {
     const Seals seals = seal_record(of, name, sealed.record);
     CHECK(seen.insert(seals.first).second);
     CHECK(seen.insert(seals.rest).second);
@@ -127,8 +129,9 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   const Aligned slot(commit_bytes);
   std::vector<std::byte> user(max_user_bytes);
   fill_pattern(user, 3);
-  write_commit(shape, {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user}, slot.span());
-  const auto found = read_commit(shape, slot.span());
+  write_commit(shape_of_run, {.generation = 4, .step = 17, .seals_hash = 99, .point = {3, 5}, .user = user},
+               slot.span());
+  const auto found = read_commit(shape_of_run, slot.span());
   REQUIRE(found.has_value());
   CHECK(found->generation == 4);
   CHECK(found->step == 17);
@@ -137,13 +140,13 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   CHECK(std::ranges::equal(found->user, user));
   for (std::size_t bit = 0; bit < 8 * commit_bytes; bit += bit < 1024 ? 1 : 997) {
     flip(slot.span(), bit);
-    REQUIRE_FALSE(read_commit(shape, slot.span()).has_value());
+    REQUIRE_FALSE(read_commit(shape_of_run, slot.span()).has_value());
     flip(slot.span(), bit);
   }
-  RecordShape other = shape;
+  RecordShape other = shape_of_run;
   other.run_id = 8;
   CHECK_FALSE(read_commit(other, slot.span()).has_value());
-  other = shape;
+  other = shape_of_run;
   other.rank = 3;
   CHECK_FALSE(read_commit(other, slot.span()).has_value());
 }
@@ -159,13 +162,14 @@ TEST_CASE("files of another run or shape, and swapped, damaged, newer or older o
     }
     return {};
   };
-  CHECK_THAT(refusal(shape, {0, 1}), Catch::Contains("not a record file of Ballast") && Catch::Contains("B3202"));
-  write_identity(shape, {1, 2}, block);
-  CHECK(refusal(shape, {1, 2}).empty());
-  CHECK_THAT(refusal(shape, {0, 2}),
+  CHECK_THAT(refusal(shape_of_run, {0, 1}),
+             Catch::Contains("not a record file of Ballast") && Catch::Contains("B3202"));
+  write_identity(shape_of_run, {1, 2}, block);
+  CHECK(refusal(shape_of_run, {1, 2}).empty());
+  CHECK_THAT(refusal(shape_of_run, {0, 2}),
              Catch::Contains("B1009") && Catch::Contains("file 2 of 2, not file 1 of 2") && Catch::Contains("swapped"));
   const auto refusal_of = [&](auto&& change) {
-    RecordShape other = shape;
+    RecordShape other = shape_of_run;
     change(other);
     return refusal(other, {1, 2});
   };
@@ -178,12 +182,12 @@ TEST_CASE("files of another run or shape, and swapped, damaged, newer or older o
   CHECK_THAT(refusal_of([](RecordShape& other) { other.content_digest = 13; }),
              Catch::Contains("B1009") && Catch::Contains("other data"));
   block[100] ^= std::byte{1};
-  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B3202") && Catch::Contains("damaged"));
+  CHECK_THAT(refusal(shape_of_run, {1, 2}), Catch::Contains("B3202") && Catch::Contains("damaged"));
   block[100] ^= std::byte{1};
   block[16] = std::byte{3};  // the version
-  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1008") && Catch::Contains("format 3"));
+  CHECK_THAT(refusal(shape_of_run, {1, 2}), Catch::Contains("B1008") && Catch::Contains("format 3"));
   block[16] = std::byte{1};
-  CHECK_THAT(refusal(shape, {1, 2}), Catch::Contains("B1010") && Catch::Contains("available: format 1"));
+  CHECK_THAT(refusal(shape_of_run, {1, 2}), Catch::Contains("B1010") && Catch::Contains("available: format 1"));
 }
 
 // The file is sealed as an older Ballast did: 0 in the place of the rank, and a hash of name and rank as the run.
@@ -197,9 +201,9 @@ TEST_CASE("a file of format 1 is reported as old, not as damaged") {
   put(16, 1, 4);
   put(24, 0x5eed, 8);
   put(40, 1, 8);
-  put(48, shape.tiles, 8);
-  put(56, shape.payload_bytes, 8);
-  put(64, shape.first_bytes, 8);
+  put(48, shape_of_run.tiles, 8);
+  put(56, shape_of_run.payload_bytes, 8);
+  put(64, shape_of_run.first_bytes, 8);
   put(0, checksum(block.subspan(8)), 8);
   CHECK_THROWS_WITH(read_identity(block, "/drive/state.records"),
                     Catch::Contains("B1010") && Catch::Contains("an older format") && Catch::Contains("checkpoint"));

@@ -13,8 +13,8 @@ using Next = Transfer::Next;
 
 namespace {
 
-struct Rig {
-  explicit Rig(bool direct = false) : file(directory.path() / "file", {.create = true, .direct = direct}) {}
+struct TransferRig {
+  explicit TransferRig(bool direct = false) : file(directory.path() / "file", {.create = true, .direct = direct}) {}
 
   Transfer transfer(IoKind kind = IoKind::read) {
     return Transfer({kind, &file, 100, kind == IoKind::flush ? std::span<std::byte>{} : std::span(memory)});
@@ -28,13 +28,13 @@ struct Rig {
 }  // namespace
 
 TEST_CASE("a transfer of all bytes at once, or of none, is finished") {
-  Rig rig;
+  TransferRig rig;
   CHECK(rig.transfer().take(3 * block_bytes) == Next::finished);
   CHECK(rig.transfer(IoKind::flush).take(0) == Next::finished);
 }
 
 TEST_CASE("after a short transfer the rest is requested") {
-  Rig rig;
+  TransferRig rig;
   Transfer transfer = rig.transfer();
   CHECK(transfer.take(1000) == Next::again);
   CHECK(transfer.rest().offset == 1100);
@@ -44,7 +44,7 @@ TEST_CASE("after a short transfer the rest is requested") {
 }
 
 TEST_CASE("direct I/O continues at a whole block") {
-  Rig rig(true);
+  TransferRig rig(true);
   if (!rig.file.direct()) return;
   Transfer transfer = rig.transfer();
   CHECK(transfer.take(block_bytes + 1000) == Next::again);
@@ -53,7 +53,7 @@ TEST_CASE("direct I/O continues at a whole block") {
 }
 
 TEST_CASE("an interrupted call is always repeated, a refused one at most 100 times") {
-  Rig rig;
+  TransferRig rig;
   Transfer transfer = rig.transfer();
   for (int i = 0; i < 1000; ++i) {
     REQUIRE(transfer.take(-EINTR) == Next::again);
@@ -72,7 +72,7 @@ TEST_CASE("an interrupted call is always repeated, a refused one at most 100 tim
 }
 
 TEST_CASE("an error names operation, file, offset and cause") {
-  Rig rig;
+  TransferRig rig;
   Transfer transfer = rig.transfer(IoKind::write);
   CHECK(transfer.take(1000) == Next::again);
   CHECK(transfer.take(-EIO) == Next::failed);
@@ -82,7 +82,7 @@ TEST_CASE("an error names operation, file, offset and cause") {
 }
 
 TEST_CASE("a full drive has its own error code, and the end of a file is an error") {
-  Rig rig;
+  TransferRig rig;
   Transfer full = rig.transfer(IoKind::write);
   CHECK(full.take(-ENOSPC) == Next::failed);
   CHECK_THROWS_WITH(std::rethrow_exception(full.error()), Catch::Contains("B2202"));

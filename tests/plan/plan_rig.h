@@ -15,6 +15,7 @@ struct PlanSetup {
   std::size_t micro_steps = 1;
   GradientFormat gradient_format = GradientFormat::fp32;
   Schedule schedule{};
+  Wire wire{};
   Trace trace{};
   bool full_records = false;
   bool host_is_device = false;
@@ -29,6 +30,7 @@ inline CompiledPlan plan_of(const PlanSetup& setup) {
                                     .names = optim::AdamW::state,
                                     .trace = setup.trace,
                                     .schedule = setup.schedule,
+                                    .wire = setup.wire,
                                     .full_records = setup.full_records,
                                     .host_is_device = setup.host_is_device});
 }

@@ -45,6 +45,13 @@ PlanSetup mesh_on_host(GradientFormat gradient_format) {
   return setup;
 }
 
+PlanSetup encoded_mesh() {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::device));
+  setup.placement.replicas = 2;
+  setup.wire = {.gather = WireFormat::int8, .reduce = WireFormat::int8, .across = WireFormat::int4};
+  return setup;
+}
+
 const std::map<std::string, PlanSetup> characteristic{
     {"stage0_alone", setup_of(0, 1, all_in(Tier::device))},
     {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
@@ -54,6 +61,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"all_on_drives_update_in_backward", all_on_drives()},
     {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
     {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
+    {"mesh_encoded", encoded_mesh()},
 };
 
 // Returns the texts of the programs, and of one's off-plan lists: after the first backward use, the trainer uses the
@@ -95,6 +103,29 @@ TEST_CASE("characteristic programs are equal to the golden files (write those wi
 TEST_CASE("write the golden programs", "[.][write-golden]") {
   for (const auto& [name, text] : texts()) {
     CHECK(std::ofstream(path_of(name)) << text);
+  }
+}
+
+TEST_CASE("with overlapping gathers, the operations of the last step that a forward use awaits are marked") {
+  for (const std::size_t ranks : {1u, 2u}) {
+    for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+      PlanSetup setup = setup_of(ranks == 1 ? 0 : 2, ranks, all_in(tier));
+      setup.schedule.overlap_gathers = true;
+      const CompiledPlan plan = plan_of(setup);
+      const std::vector<Op>& list = plan.program().ops;
+      std::size_t awaited = 0;
+      for (const Op& use : list) {
+        if (use.kind != OpKind::use || use.phase != Phase::forward) continue;
+        for (const Wait& wait : use.after) {
+          if (!wait.of_last_step) continue;
+          CAPTURE(ranks, static_cast<int>(tier), use.unit, wait.op);
+          CHECK(list[wait.op].is_marked);
+          CHECK(list[wait.op].unit == use.unit);
+          ++awaited;
+        }
+      }
+      CHECK(awaited >= 3);  // each of the three units
+    }
   }
 }
 
@@ -170,6 +201,27 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
   CHECK_THAT(problem([](PlanSetup& s) { s.schedule.gathered_bytes = 1000; }),
              Contains("B2004") && Contains("unit h.0") && Contains("gathered_bytes"));
   CHECK_THAT(problem([](PlanSetup& s) { s.trace = {{7, Phase::forward}}; }), Contains("a trace visits unit 7"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.wire.gather = WireFormat::int4; }), Contains("parameters as int4"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.wire.across = WireFormat::int4; }),
+             Contains("as exact and sums of them as int4"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.wire = {.reduce = WireFormat::int8, .across = WireFormat::exact}; }),
+             Contains("as int8 and sums of them as exact"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(2, 2);
+               s.wire.gather = WireFormat::int8;
+             }),
+             Contains("B1005") && Contains("below stage 3") && Contains("leave out gather"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(3, 1);
+               s.placement.replicas = 2;
+               s.wire.gather = WireFormat::int8;
+             }),
+             Contains("none are gathered"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(2, 1);
+               s.wire.gather = WireFormat::int8;
+             }),
+             Contains("nothing is wrong"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 0, 128), Contains("at least one shard"));
   CHECK_THROWS_WITH(make_layout(plain_model(1), 1, 100), Contains("a multiple of 128"));
   CHECK_THROWS_WITH(placement_of_stage(4, 2), Contains("stage 4"));

@@ -79,6 +79,9 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
             setup.rank = mesh.shards - 1;
             if (programs % 2 == 1) setup.gradient_format = GradientFormat::bf16;
+            if (programs % 3 == 1) setup.wire = {.reduce = WireFormat::int8, .across = WireFormat::int4};
+            if (programs % 3 == 1 && !placement.full_parameters && mesh.shards > 1)
+              setup.wire.gather = WireFormat::int8;
             for (const HostUpdates& updates : host_updates(placement)) {
               setup.full_records = updates.full_records;
               setup.host_is_device = updates.host_is_device;
@@ -115,7 +118,11 @@ std::vector<PlanSetup> samples() {
   full_records.full_records = true;
   PlanSetup on_cpu = nvme_state;
   on_cpu.host_is_device = true;
-  return {nvme_state, on_host, full, in_backward, full_records, on_cpu};
+  PlanSetup exact_uses{.model = plain_model(2), .placement = placement_of_stage(3, 2)};
+  exact_uses.wire.gather = WireFormat::int8;
+  exact_uses.trace = {{.unit = 0, .exact = true}, {0}, {1}, {.unit = 1, .exact = true}, {1, Phase::backward},
+                      {0, Phase::backward}};
+  return {nvme_state, on_host, full, in_backward, full_records, on_cpu, exact_uses};
 }
 
 }  // namespace
@@ -165,6 +172,23 @@ TEST_CASE("the verifier names the fault") {
   CHECK_THAT(problem_with(OpKind::use, [](Op& op) { op.unit = 1; }), Contains("not the next visit of the trace"));
   CHECK_THAT(problem_with(OpKind::update, [](Op& op) { op.tile = 1; }),
              Contains("tile 1, which the model does not have"));
+}
+
+TEST_CASE("a gather that is encoded for an exact use, or exact for another, is a fault") {
+  const CompiledPlan plan = plan_of(samples().back());
+  const std::vector<Op>& ops = plan.program().ops;
+  const Codes codes = std::ranges::find_if(ops, [](const Op& op) { return op.codes.exist(); })->codes;
+  std::size_t exact = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].kind != OpKind::gather) continue;
+    Program broken = plan.program();
+    if (!ops[i].codes.exist()) ++exact;
+    broken.ops[i].codes = ops[i].codes.exist() ? Codes{} : codes;
+    const auto problems = verify(plan.input(), broken);
+    REQUIRE_FALSE(problems.empty());
+    CHECK_THAT(problems.back(), Catch::Contains("needs parameters"));
+  }
+  CHECK(exact == 2);
 }
 
 TEST_CASE("parameters are not read before they are written") {

@@ -12,9 +12,21 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
 PACKAGE = BUILD / "python"
 IS_EMULATED = (PACKAGE / emulated_cases.LIBRARY).exists()  # this process runs cases on emulated GPUs
+LONG = {  # files that take a minute or more; they begin first, so that all processes end at about the same time
+    "test_checkpoint.py",
+    "test_compiled.py",
+    "test_examples.py",
+    "test_gather_writes.py",
+    "test_hooks.py",
+    "test_launchers.py",
+    "test_leaving.py",
+    "test_pages.py",
+    "test_ranks.py",
+}
 BUILT = any((PACKAGE / "ballast").glob("_core*.so"))
 if BUILT:
     sys.path.insert(0, str(PACKAGE))
+    os.environ["PYTHONPATH"] = str(PACKAGE)  # of multiprocessing's fork server
     if IS_EMULATED:
         from python import emulated_gpu  # needs torch
 
@@ -32,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
     if not IS_EMULATED:
         for item in filter(emulated_cases.is_emulated, items):
             emulated_cases.mark_emulated(item, BUILD / "tests" / "emulated_cuda" / "torch")

@@ -202,6 +202,14 @@ def test_a_view_knows_its_base():
     assert compat.base_of(whole) is whole
 
 
+def test_compiled_modules_are_known():
+    compiled_in_place = torch.nn.Linear(2, 2)
+    compiled_in_place.compile(backend="eager")
+    assert compat.is_compiled(compiled_in_place)
+    assert compat.is_compiled(torch.compile(torch.nn.Linear(2, 2), backend="eager"))
+    assert not compat.is_compiled(torch.nn.Linear(2, 2))
+
+
 def test_references_to_a_tensor_are_counted():
     holder, tensor = torch.zeros(1), torch.zeros(1)
     other = tensor

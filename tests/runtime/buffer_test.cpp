@@ -13,14 +13,13 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/host_pages.h"
+#include "tests/mib.h"
 #include "tests/runtime/process.h"
 #include "tests/skip.h"
 
 using namespace ballast;
 
 namespace {
-
-constexpr std::size_t mib = std::size_t{1} << 20;
 
 bool is_aligned(const Buffer& buffer, std::size_t alignment) {
   return reinterpret_cast<std::uintptr_t>(buffer.data()) % alignment == 0;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cerrno>
+#include <cstring>
+#include <span>
 
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/device.h"
@@ -28,6 +30,11 @@ std::size_t missing_pages(const std::byte* pages, std::size_t bytes) {
   return static_cast<std::size_t>(std::ranges::count_if(is_there, [](unsigned char one) { return (one & 1) == 0; }));
 }
 
+// As std::all_of() would, but fast under sanitizers too.
+bool all_zero(std::span<const std::byte> bytes) {
+  return bytes[0] == std::byte{0} && std::memcmp(&bytes[0], &bytes[1], bytes.size() - 1) == 0;
+}
+
 }  // namespace
 
 TEST_CASE("any number of threads makes all pages resident, and leaves them zero") {
@@ -38,7 +45,7 @@ TEST_CASE("any number of threads makes all pages resident, and leaves them zero"
       REQUIRE(missing_pages(pages.get(), bytes) == bytes / page);
       CHECK(populate({pages.get(), bytes}, threads).empty());
       CHECK(missing_pages(pages.get(), bytes) == 0);
-      CHECK(std::all_of(pages.get(), pages.get() + bytes, [](std::byte byte) { return byte == std::byte{0}; }));
+      CHECK(all_zero({pages.get(), bytes}));
     }
   }
 }

@@ -4,13 +4,12 @@
 #include <cstring>
 
 #include "kernels/runtime/buffer.h"
+#include "tests/mib.h"
 #include "tests/skip.h"
 
 using namespace ballast;
 
 namespace {
-
-constexpr std::size_t mib = std::size_t{1} << 20;
 
 Buffer make(MemoryAccounts& accounts, MemoryKind kind, std::size_t bytes) {
   return allocate(accounts, {.kind = kind, .bytes = bytes, .owner = "test"});

@@ -38,6 +38,7 @@ PUBLIC_HEADERS = {
     "placement.h": "zero/plan",
     "planner.h": "zero/plan",
     "schedule.h": "zero/plan",
+    "wire.h": "zero/plan",
     "lease.h": "zero/engine",
     "local_state.h": "zero/engine",
     "step.h": "zero/engine",
@@ -56,7 +57,7 @@ PYTHON_LAYERS = {
         "safetensors_format",
     ],
     "planning": [
-        *("machine", "hardware", "tiers", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
         *("outer", "outer.options", "outer.fragments", "outer.host_rank"),
@@ -80,7 +81,7 @@ PYTHON_LAYERS = {
     "residence": [
         *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
         "wrapper.gather_block",
-        *("wrapper.param_gather", "wrapper.full_params"),
+        *("wrapper.param_gather", "wrapper.pending", "wrapper.overlapped_gathers", "wrapper.full_params"),
     ],
     "partition": [
         *("wrapper.gradient_factors", "wrapper.gradient_copies", "wrapper.same_options", "wrapper.sharded_state"),

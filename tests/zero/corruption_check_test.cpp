@@ -40,6 +40,9 @@ class FaultyBackend final : public kernels::Backend {
     right_->quantize(from, to, rounding);
   }
   void dequantize(const kernels::ConstQuantized& from, const View& to) override { right_->dequantize(from, to); }
+  void sum_quantized(std::span<const ConstView> from, kernels::CodeBits bits, const View& into) override {
+    right_->sum_quantized(from, bits, into);
+  }
 
   bool is_faulty = false;
 

@@ -20,6 +20,17 @@ class CountingCommunicator final : public Communicator {
   void all_gather(ConstView mine, View all) override { inner_.all_gather(mine, all); }
   void reduce_scatter(ConstView all, View into) override { inner_.reduce_scatter(all, into); }
   void all_reduce(ConstView all, View into) override { inner_.all_reduce(all, into); }
+  void all_gather(ConstView mine, View all, const Encoding& encoding) override {
+    inner_.all_gather(mine, all, encoding);
+  }
+  void reduce_scatter(ConstView all, View into, const Encoding& encoding) override {
+    inner_.reduce_scatter(all, into, encoding);
+  }
+  void all_reduce(ConstView all, View into, const Encoding& encoding) override {
+    inner_.all_reduce(all, into, encoding);
+  }
+  std::size_t ranks_per_host() const override { return inner_.ranks_per_host(); }
+  SentBytes sent() const override { return inner_.sent(); }
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
     ++*count_;
     inner_.all_reduce(values, purpose);

@@ -83,6 +83,19 @@ TEST_CASE("updating in the backward pass does not change a bit") {
   }
 }
 
+TEST_CASE("gathering updated units in the order of the next forward does not change a bit") {
+  for (const std::size_t ranks : {1u, 3u}) {
+    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});
+    for (const Placement& placement : placements(ranks)) {
+      CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
+      const Setup setup{.placement = placement, .schedule = {.overlap_gathers = true}};
+      const std::vector<Outcome> outcomes = train(setup);
+      check_same(expected, outcomes);
+      check_as_planned(outcomes);
+    }
+  }
+}
+
 TEST_CASE("offloading between steps does not change a bit") {
   for (const std::size_t ranks : {1u, 2u}) {
     const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks), .micro_steps = 2});

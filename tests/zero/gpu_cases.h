@@ -71,6 +71,29 @@ inline void check_gpu_keeps_gradients_in_bf16() {
   check_gpu_trains_as_cpu(sweep, 2, {.schedule = {.update_in_backward = true}, .gradient_format = bf16});
 }
 
+inline void check_gpu_encodes_as_cpu() {
+  Sweep sweep(2);
+  for (const Wire& wire :
+       {Wire{.reduce = WireFormat::int8}, Wire{.gather = WireFormat::int8, .reduce = WireFormat::int4}}) {
+    const Placement on_device = placement_of_stage(3, 2);
+    const std::vector<Outcome> expected = train({.placement = on_device, .micro_steps = 2, .wire = wire});
+    for (const Placement& placement : placements(2)) {
+      if (placement.shards == 1 || (placement.full_parameters && wire.gather != WireFormat::exact)) continue;
+      if (!sweep.takes_next()) continue;
+      CAPTURE(placement.full_parameters, placement.parameters.fractions(), placement.state.fractions());
+      const Setup setup{.placement = placement, .micro_steps = 2, .wire = wire, .gpu = 0};
+      const std::vector<Outcome> outcomes = train(setup);
+      check_same(expected, outcomes);
+      check_as_planned(outcomes);
+    }
+  }
+  Setup stage_0{.placement = placement_of_stage(0, 3),
+                .wire = {.reduce = WireFormat::int8, .across = WireFormat::int4}};
+  const std::vector<Outcome> expected = train(stage_0);
+  stage_0.gpu = 0;
+  check_same(expected, train(stage_0));
+}
+
 // Tiles as large as a shard are read and changed in stretches.
 inline void check_large_tiles_are_read_in_stretches() {
   const Model model = plain_model(1, (std::size_t{5} << 18) + 128);

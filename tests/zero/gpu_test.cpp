@@ -10,6 +10,7 @@ TEST_CASE("all formats train to the same bits on a GPU as on the CPU", "[gpu]") 
 TEST_CASE("gradients in bf16 train to the same bits on a GPU as on the CPU", "[gpu]") {
   check_gpu_keeps_gradients_in_bf16();
 }
+TEST_CASE("a training on a GPU encodes what ranks send as one on the CPU", "[gpu]") { check_gpu_encodes_as_cpu(); }
 
 TEST_CASE("on a GPU, tiles as large as a shard are read and changed in stretches", "[gpu]") {
   check_large_tiles_are_read_in_stretches();

@@ -25,7 +25,7 @@ std::vector<std::byte> bytes_of(const std::filesystem::path& path) {
 // Trains, and writes each rank's last parameters to a file named by its number.
 struct TrainingJob {
   TrainingJob(const Setup& of, HostTransport transport)
-      : setup(of), group(of.placement.shards * of.placement.replicas, transport, patient) {
+      : setup(of), group({of.placement.shards * of.placement.replicas, of.ranks_per_host}, transport, patient) {
     setup.keeps_run = true;
     if (setup.directory.empty()) setup.directory = directory.path();
   }
@@ -55,6 +55,19 @@ Setup with_gradients_in_bf16(Setup setup) {
   return setup;
 }
 
+Setup encoded(Setup setup) {
+  setup.micro_steps = 2;
+  setup.wire = {.gather = WireFormat::int8, .reduce = WireFormat::int8};
+  return setup;
+}
+
+Setup encoded_on_two_hosts() {
+  Setup setup = encoded({.placement = placement_of_stage(3, 4), .model_times = 100});
+  setup.wire.across = WireFormat::int4;
+  setup.ranks_per_host = 2;
+  return setup;
+}
+
 // Returns a setup with units so large that ranks of one machine read each other's memory in place.
 Setup in_place() {
   return {.placement = placement_of_stage(3, 2),
@@ -71,7 +84,8 @@ TEST_CASE("processes as ranks give the bits of threads as ranks") {
     CAPTURE(kind.name);
     const Setup stage_0{.placement = placement_of_stage(0, 2)};
     for (const Setup& setup : {stage_0, on_drives(3, 4), in_place(), with_gradients_in_bf16(in_place()),
-                               with_gradients_in_bf16({.placement = placement_of_stage(0, 3), .model_times = 100})}) {
+                               with_gradients_in_bf16({.placement = placement_of_stage(0, 3), .model_times = 100}),
+                               encoded(in_place()), encoded_on_two_hosts()}) {
       const TrainingJob job(setup, kind.transport);
       const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
       {

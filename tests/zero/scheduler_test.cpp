@@ -4,6 +4,7 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <mutex>
+#include <thread>
 
 #include "tests/plan/plan_rig.h"
 #include "zero/comm/thread_communicator.h"
@@ -117,6 +118,26 @@ TEST_CASE("an operation waits for operations of other lanes and of the last step
   rig.scheduler.finish();
   CHECK(rig.done().size() == 4);
   CHECK(rig.done()[1] == 0);
+}
+
+TEST_CASE("waiting for a unit's parameters waits for its marked operations of the last step, and for no others") {
+  Op marked = op(OpKind::update, Lane::update, 1);
+  marked.is_marked = true;
+  SchedulerRig rig({op(OpKind::clear, Lane::host, 0), marked, op(OpKind::clear, Lane::update, 2)});
+  rig.held_unit = 1;
+  rig.scheduler.issue_rest();
+  rig.scheduler.begin_step();
+  rig.scheduler.wait_for_parameters(2);  // comes after the operation that is held, but is not marked
+  std::atomic<bool> has_waited = false;
+  std::thread waiting([&] {
+    rig.scheduler.wait_for_parameters(1);
+    has_waited = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_FALSE(has_waited.load());
+  rig.release_held();
+  waiting.join();
+  CHECK(has_waited.load());
 }
 
 TEST_CASE("every wait throws the first error of any lane") {

@@ -110,11 +110,15 @@ class SyntheticTrainer {
     return run(training, plain_order(model_), micro_step);
   }
 
-  // The same in another order of uses. A unit's gradients differ from use to use.
+  // The same in another order of uses. A unit's gradients differ from use to use. Exact uses are not seen.
   std::vector<std::byte> run(Training& training, const Trace& uses, std::size_t micro_step) {
     std::vector<std::byte> seen;
     std::map<std::size_t, std::size_t> times;  // by unit
     for (const Visit& use : uses) {
+      if (use.exact) {
+        const Lease exact = training.exact_parameters(use.unit);
+        continue;
+      }
       const bool forward = use.phase == Phase::forward;
       const Lease lease = forward ? training.forward(use.unit) : training.backward(use.unit);
       add_bytes(model_.units[use.unit], lease, stream_, seen);

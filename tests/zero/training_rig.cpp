@@ -36,6 +36,7 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
           .micro_steps = setup.micro_steps,
           .trace = setup.trace,
           .schedule = setup.schedule,
+          .wire = setup.wire,
           .max_norm = setup.max_norm,
           .verify = setup.verify,
           .threads = 1,  // TBB's threads are not seen by ThreadSanitizer
@@ -110,6 +111,7 @@ Outcome train_rank(const Setup& setup, Communicator& world) {
   count_moves(training, setup.steps - outcome.began_at, outcome);
   outcome.verified = training.metrics().verified;
   outcome.moved_bytes = training.metrics().bytes;
+  outcome.sent_bytes = training.metrics().sent_inside + training.metrics().sent_across;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     add_bytes(model.units[unit], training.forward(unit), stream, outcome.parameters);
   }
@@ -125,7 +127,7 @@ std::vector<Outcome> train(const Setup& setup) {
   Setup placed = setup;
   placed.keeps_run = setup.keeps_run || !setup.directory.empty();
   if (placed.directory.empty()) placed.directory = directory.emplace().path();
-  ThreadGroup group(ranks_of(setup), std::chrono::seconds(60));
+  ThreadGroup group(ranks_of(setup), std::chrono::seconds(60), setup.ranks_per_host);
   std::vector<Outcome> outcomes(group.size());
   std::vector<std::string> failures(group.size());
   std::vector<std::thread> threads;

@@ -18,6 +18,8 @@ struct Setup {
   Schedule schedule{};
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
+  Wire wire{};
+  std::size_t ranks_per_host = 1;
   double max_norm = optim::no_clipping;
   double loss_scale = 1.0;
   std::size_t steps = 4;
@@ -46,6 +48,7 @@ struct Outcome {
   std::size_t first_planned_bytes = 0;  // by the program at the beginning
   std::array<std::size_t, lane_count> moved_bytes{};
   std::array<std::size_t, lane_count> planned_moves{};
+  std::size_t sent_bytes = 0;  // in steps
 };
 
 Outcome train_rank(const Setup& setup, Communicator& world);

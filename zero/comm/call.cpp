@@ -18,9 +18,7 @@ constexpr std::string_view text(Purpose purpose) {
   return texts[static_cast<std::size_t>(purpose)];
 }
 
-}  // namespace
-
-std::string text(const Call& call) {
+std::string text_of_values(const Call& call) {
   switch (call.kind) {
     case Collective::barrier:
     case Collective::split: return std::string(name(call.kind));
@@ -33,6 +31,16 @@ std::string text(const Call& call) {
       return fmt::format("{} of {} {} in {}", name(call.kind), call.count, name(call.dtype), name(call.sum));
   }
   return {};
+}
+
+int bits_of(kernels::CodeBits bits) { return bits == kernels::CodeBits::eight ? 8 : 4; }
+
+}  // namespace
+
+std::string text(const Call& call) {
+  if (!call.is_encoded) return text_of_values(call);
+  const std::string values = fmt::format("{}, sent as int{}", text_of_values(call), bits_of(call.values));
+  return call.kind == Collective::all_gather ? values : fmt::format("{} and int{}", values, bits_of(call.sums));
 }
 
 void require_same(const Call& ours, const Call& theirs, std::string_view peer) {

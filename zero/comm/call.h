@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/quantize_math.h"
 #include "zero/comm/purpose.h"
 
 namespace ballast {
@@ -20,6 +21,9 @@ struct Call {
   std::uint64_t count = 0;
   Purpose purpose = Purpose::values;
   DType sum = DType::fp32;  // the format of a sum
+  bool is_encoded = false;
+  kernels::CodeBits values = kernels::CodeBits::eight;  // if it is encoded
+  kernels::CodeBits sums = kernels::CodeBits::eight;
   bool operator==(const Call&) const = default;
 };
 

@@ -5,10 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
 #include "zero/comm/channel.h"
+#include "zero/comm/encoded.h"
 #include "zero/comm/exchanges.h"
 #include "zero/comm/two_level.h"
 
@@ -104,6 +106,42 @@ class Collectives : public Communicator {
     });
   }
 
+  void all_gather(ConstView mine, View all, const Encoding& encoding) override {
+    if (size() == 1) return all_gather(mine, all);
+    together([&] {
+      require_counts(all.count(), size() * mine.count());
+      require_dtype(all.dtype(), mine.dtype());
+      encoded({.kind = Collective::all_gather, .dtype = mine.dtype(), .count = mine.count()}, encoding)
+          .all_gather(mine, all);
+    });
+  }
+
+  void reduce_scatter(ConstView all, View into, const Encoding& encoding) override {
+    if (size() == 1) return reduce_scatter(all, into);
+    together([&] {
+      require_counts(all.count(), size() * into.count());
+      require_sum(into.dtype());
+      encoded({.kind = Collective::reduce_scatter, .dtype = all.dtype(), .count = into.count(), .sum = into.dtype()},
+              encoding)
+          .reduce_scatter(all, into);
+    });
+  }
+
+  void all_reduce(ConstView all, View into, const Encoding& encoding) override {
+    if (size() == 1) return all_reduce(all, into);
+    together([&] {
+      require_counts(all.count(), into.count());
+      require_sum(into.dtype());
+      encoded({.kind = Collective::all_reduce, .dtype = all.dtype(), .count = all.count(), .sum = into.dtype()},
+              encoding)
+          .all_reduce(all, into);
+    });
+  }
+
+  std::size_t ranks_per_host() const override { return transport_->ranks_per_host(); }
+
+  SentBytes sent() const override { return transport_->sent() + (has_split_ ? two_level_->sent() : SentBytes{}); }
+
   void all_reduce(std::span<std::int64_t> values, Purpose purpose) override {
     together([&] {
       const std::vector<std::int64_t> mine(values.begin(), values.end());
@@ -166,7 +204,9 @@ class Collectives : public Communicator {
   // Peers that read in place read from the gathered array, because many gathers share its memory in turn.
   void gather(const Call& call, ConstView mine, View all) {
     const Sent sent{.call = call, .values = mine};
-    if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) return;
+    if (transport_->all_gather(sent.chunk(mine), {all.data(), all.bytes()})) {
+      return transport_->count_sent(mine.bytes());
+    }
     if (has_two_levels()) return two_level().all_gather(call, mine, all);
     if (transport_->is_shared(all.as_bytes())) {
       const View own = all.part(rank() * mine.count(), mine.count());
@@ -196,7 +236,16 @@ class Collectives : public Communicator {
   // All ranks make the same first call that needs it.
   TwoLevel& two_level() {
     if (!two_level_) two_level_.emplace(*transport_, backend_);
+    has_split_ = true;
     return *two_level_;
+  }
+
+  EncodedCollective encoded(Call call, const Encoding& encoding) {
+    call.is_encoded = true;
+    call.values = encoding.values;
+    call.sums = encoding.sums;
+    const auto gather_bytes = [this](const Call& of, const ConstView& mine, const View& all) { gather(of, mine, all); };
+    return {*transport_, has_two_levels() ? &two_level() : nullptr, gather_bytes, backend_, call, encoding};
   }
 
   void copy(const ConstView& from, const View& to) {
@@ -207,6 +256,7 @@ class Collectives : public Communicator {
   std::unique_ptr<Transport> transport_;
   kernels::Backend& backend_;
   std::optional<TwoLevel> two_level_;
+  std::atomic<bool> has_split_ = false;  // into the groups of two levels
 };
 
 }  // namespace

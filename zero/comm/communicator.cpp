@@ -1,8 +1,22 @@
 #include <ballast/comm.h>
 
+#include <ballast/error.h>
+
 #include "zero/comm/purpose.h"
 
 namespace ballast {
+namespace {
+
+[[noreturn]] void refuse_encoding() {
+  fail(Code::unsupported, {.what = "cannot send codes: the communicator has no encoded collectives",
+                           .needed = "Wire without formats, or a communicator of connect()"});
+}
+
+}  // namespace
+
+void Communicator::all_gather(ConstView, View, const Encoding&) { refuse_encoding(); }
+void Communicator::reduce_scatter(ConstView, View, const Encoding&) { refuse_encoding(); }
+void Communicator::all_reduce(ConstView, View, const Encoding&) { refuse_encoding(); }
 
 void Communicator::all_reduce(std::span<std::int64_t> values) { all_reduce(values, Purpose::values); }
 

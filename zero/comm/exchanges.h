@@ -16,20 +16,31 @@ struct Sent {
   std::size_t stride = 0;
   std::size_t sender = all_ranks;
   ChunkMemory where = ChunkMemory::backend;
+  std::size_t block_bytes = 1;  // chunks and pieces begin at multiples of this
 
   // The chunk of one exchange, which is a part of the values.
-  SentChunk chunk(const ConstView& part) const { return {call, part.data(), part.bytes(), stride, sender, where}; }
+  SentChunk chunk(const ConstView& part) const {
+    return {.call = call,
+            .data = part.data(),
+            .bytes = part.bytes(),
+            .stride = stride,
+            .sender = sender,
+            .where = where,
+            .block_bytes = block_bytes};
+  }
 };
 
 // Sends in chunks; at least one, because peers expect it. Calls body(part, first); the part begins at the element `first`.
 template <class Body>
-void each_chunk(const Transport& transport, const Sent& sent, Body&& body) {
+void each_chunk(Transport& transport, const Sent& sent, Body&& body) {
   const ConstView& values = sent.values;
+  const SentChunk whole = sent.chunk(values);
   const std::size_t most =
-      transport.max_chunk_bytes(sent.where, sent.chunk(values).all(transport.size())) / byte_size(values.dtype());
+      whole.piece_bytes(transport.max_chunk_bytes(sent.where, whole.all(transport.size()))) / byte_size(values.dtype());
   std::size_t first = 0;
   do {
     const ConstView mine = values.part(first, std::min(most, values.count() - first));
+    if (sent.sender == all_ranks || sent.sender == transport.rank()) transport.count_sent(mine.bytes());
     body(mine, first);
     first += mine.count();
   } while (first < values.count());

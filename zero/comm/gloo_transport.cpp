@@ -185,14 +185,15 @@ class GlooTransport : public ProcessTransport {
 
   void deliver(const SentChunk& chunk, const ReceiveTogether& receive) {
     std::vector<const std::byte*> by_rank(size());
-    const std::size_t chunks = (chunk.bytes + chunk_bytes_ - 1) / chunk_bytes_;
+    const std::size_t most = chunk.piece_bytes(chunk_bytes_);
+    const std::size_t chunks = (chunk.bytes + most - 1) / most;
     for (std::size_t number = 0; number < chunks; ++number) {
-      const std::size_t first = number * chunk_bytes_;
+      const std::size_t first = number * most;
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (peer == rank()) by_rank[peer] = chunk.piece(peer).data() + first;
         if (peer != rank() && chunk.sends(peer)) by_rank[peer] = receive_chunk(peer);
       }
-      receive(by_rank, std::min(chunk_bytes_, chunk.bytes - first), first);
+      receive(by_rank, std::min(most, chunk.bytes - first), first);
       const bool sends_more = chunk.sends(rank()) && number + sent_ahead < chunks;
       for (std::size_t peer = 0; peer < size(); ++peer) {
         if (peer != rank() && chunk.sends(peer)) release_chunk(peer, sends_more ? expected_ahead : chunks - number - 1);
@@ -260,9 +261,10 @@ class GlooTransport : public ProcessTransport {
 
   // Sends chunk `number` of this exchange to all peers, if it has as many.
   void send(const SentChunk& chunk, std::size_t number) {
-    const std::size_t first = number * chunk_bytes_;
+    const std::size_t most = chunk.piece_bytes(chunk_bytes_);
+    const std::size_t first = number * most;
     if (!chunk.sends(rank()) || first >= chunk.bytes) return;
-    const std::size_t bytes = std::min(chunk_bytes_, chunk.bytes - first);
+    const std::size_t bytes = std::min(most, chunk.bytes - first);
     chunk.make(first, bytes);
     for (std::size_t peer = 0; peer < size(); ++peer) {
       if (peer == rank()) continue;

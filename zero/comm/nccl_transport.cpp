@@ -74,7 +74,7 @@ class NcclTransport : public ProcessTransport {
     return received_.data() + peer * padded(chunk.bytes);
   }
 
-  // A group that only gathers needs none. The old memory is freed when the stream has used it.
+  // A group that only gathers needs none, encoded or not. The old memory is freed when the stream has used it.
   std::byte* reserved(Buffer& memory, std::size_t bytes, std::string_view owner) const {
     if (memory.bytes() < bytes) {
       memory = {};

@@ -1,6 +1,7 @@
 // The common part of all transports between processes.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 
@@ -16,12 +17,16 @@ using MakeTransport =
 
 class ProcessTransport : public Transport {
  public:
-  ProcessTransport(ProcessGroup group, MakeTransport make)
-      : group_(std::move(group)), make_(std::move(make)), ranks_per_host_(ballast::ranks_per_host(group_.hosts())) {}
+  ProcessTransport(ProcessGroup group, MakeTransport make) : group_(std::move(group)), make_(std::move(make)) {
+    const std::vector<std::string> hosts = group_.hosts();
+    ranks_per_host_ = ballast::ranks_per_host(hosts);
+    ranks_here_ = static_cast<std::size_t>(std::ranges::count(hosts, hosts[group_.rank()]));
+  }
 
   std::size_t rank() const override { return group_.rank(); }
   std::size_t size() const override { return group_.size(); }
   std::size_t ranks_per_host() const override { return ranks_per_host_; }
+  std::size_t ranks_here() const override { return ranks_here_; }
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
@@ -38,7 +43,8 @@ class ProcessTransport : public Transport {
  private:
   ProcessGroup group_;
   MakeTransport make_;
-  std::size_t ranks_per_host_;
+  std::size_t ranks_per_host_ = 1;
+  std::size_t ranks_here_ = 1;
 };
 
 }  // namespace ballast

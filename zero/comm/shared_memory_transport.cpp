@@ -138,8 +138,9 @@ class SharedMemoryTransport : public ProcessTransport {
       if (peer != rank()) from[peer] = map_peer(peer, wait_sent(peer, chunk.call, true));
       from[peer] += rank() * chunk.stride;
     }
-    for (std::size_t first = 0; first < chunk.bytes; first += buffer_bytes_) {
-      const std::size_t bytes = std::min(buffer_bytes_, chunk.bytes - first);
+    const std::size_t most = chunk.piece_bytes(buffer_bytes_);
+    for (std::size_t first = 0; first < chunk.bytes; first += most) {
+      const std::size_t bytes = std::min(most, chunk.bytes - first);
       read(from, bytes, first);
       for (const std::byte*& data : from) {
         data += bytes;

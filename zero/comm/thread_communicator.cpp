@@ -68,6 +68,12 @@ std::vector<std::string> ThreadGroup::hosts() const {
   return names;
 }
 
+std::size_t ThreadGroup::ranks_with(std::size_t rank) const {
+  if (ranks_per_host_ == 1) return size();
+  const std::vector<std::string> names = hosts();
+  return static_cast<std::size_t>(std::ranges::count(names, names[rank]));
+}
+
 std::unique_ptr<ThreadGroup> ThreadGroup::part(std::span<const std::size_t> ranks) const {
   std::vector<std::size_t> members;
   for (const std::size_t rank : ranks) {
@@ -190,6 +196,7 @@ class ThreadTransport : public Transport {
   std::size_t rank() const override { return rank_; }
   std::size_t size() const override { return group_->size(); }
   std::size_t ranks_per_host() const override { return ranks_per_host_; }
+  std::size_t ranks_here() const override { return group_->ranks_with(rank_); }
   std::size_t max_chunk_bytes(ChunkMemory, std::span<const std::byte>) const override {
     return std::numeric_limits<std::size_t>::max();
   }
@@ -240,7 +247,7 @@ class ThreadTransport : public Transport {
     std::shared_ptr<ThreadGroup> part;
     if (ranks.front() == rank_) part = group_->part(ranks);
     const auto bytes = std::as_bytes(std::span(&part, 1));
-    exchange({{.kind = Collective::split}, bytes.data(), bytes.size()},
+    exchange({.call = {.kind = Collective::split}, .data = bytes.data(), .bytes = bytes.size()},
              [&](std::size_t peer, std::span<const std::byte> theirs, std::size_t) {
                if (peer == ranks.front() && peer != rank_) {
                  part = *reinterpret_cast<const std::shared_ptr<ThreadGroup>*>(theirs.data());

@@ -5,6 +5,7 @@
 #include <ballast/comm.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -38,10 +39,12 @@ struct SentChunk {
   std::size_t sender = all_ranks;  // the only rank that sends
   ChunkMemory where = ChunkMemory::backend;
   const Prepare* prepare = nullptr;  // is called for all bytes, in order, each time before they are sent; or null
+  std::size_t block_bytes = 1;       // pieces of the chunk begin at multiples of this
 
   void make(std::size_t first, std::size_t count) const {
     if (prepare != nullptr) (*prepare)(first, count);
   }
+  std::size_t piece_bytes(std::size_t most) const { return most - most % block_bytes; }  // of the largest piece
   std::span<const std::byte> piece(std::size_t rank) const { return {data + rank * stride, bytes}; }
   std::span<const std::byte> all(std::size_t ranks) const { return {data, (ranks - 1) * stride + bytes}; }
   bool sends(std::size_t rank) const { return sender == all_ranks || sender == rank; }
@@ -68,6 +71,16 @@ class Transport {
   virtual std::size_t ranks_per_host() const { return 1; }
   // Whether hosts are joined by links, so that collectives of several hosts with several ranks have two levels.
   virtual bool has_links() const { return false; }
+
+  // How many ranks are on this rank's host, itself included.
+  virtual std::size_t ranks_here() const { return size(); }
+
+  // Counts what this rank sends to each other rank.
+  void count_sent(std::size_t bytes) {
+    inside_ += (ranks_here() - 1) * bytes;
+    across_ += (size() - ranks_here()) * bytes;
+  }
+  SentBytes sent() const { return {inside_, across_}; }  // any thread may call
 
   // The largest chunk for each rank, if it lies in such memory.
   virtual std::size_t max_chunk_bytes(ChunkMemory where, std::span<const std::byte> bytes) const = 0;
@@ -107,6 +120,8 @@ class Transport {
 
  private:
   std::vector<float> scratch_;
+  std::atomic<std::size_t> inside_ = 0;  // bytes sent to ranks of this host
+  std::atomic<std::size_t> across_ = 0;  // to other hosts
 };
 
 }  // namespace ballast

@@ -56,6 +56,8 @@ TwoLevel::TwoLevel(Transport& group, kernels::Backend& backend) : backend_(backe
   across_ = group.split(every(neighbours, place, group.size() / neighbours), std::nullopt);
 }
 
+SentBytes TwoLevel::sent() const { return inside_->sent() + across_->sent(); }
+
 // What arrives from the other hosts is handed out while more of it arrives.
 void TwoLevel::all_gather(const Call& call, const ConstView& mine, const View& all) {
   const std::size_t count = mine.count();

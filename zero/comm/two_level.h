@@ -26,6 +26,10 @@ class TwoLevel {
   void all_gather(const Call& call, const ConstView& mine, const View& all);
   void reduce_scatter(const Call& call, const ConstView& all, const View& into);
 
+  Transport& inside() { return *inside_; }
+  Transport& across() { return *across_; }
+  SentBytes sent() const;
+
  private:
   void add_inside(const Call& call, const ConstView& all, const View& sums, std::size_t first, std::size_t count);
 

@@ -145,9 +145,13 @@ void Engine::set_steps(std::uint64_t steps) {
   number_step();
 }
 
-Lease Engine::acquire(std::size_t unit, Phase phase) {
+Lease Engine::exact_parameters(std::size_t unit) {
+  return acquire(unit, Phase::forward, parts_.plan.input().gathers_codes());
+}
+
+Lease Engine::acquire(std::size_t unit, Phase phase, bool exact) {
   require_acquirable(unit, phase);
-  const Trace chain = visits_of(parts_.plan.model(), unit, phase);
+  const Trace chain = visits_of(parts_.plan.model(), unit, phase, exact);
   scheduler_.issue_up_to_trainer();
   if (!scheduler_.uses_next(chain)) off_plan_.serve(chain);
   const std::size_t first = scheduler_.uses().next_number();
@@ -163,12 +167,16 @@ Lease Engine::acquire(std::size_t unit, Phase phase) {
   });
 }
 
-void Engine::require_acquirable(std::size_t unit, Phase phase) const {
+void Engine::require_unit(std::size_t unit) const {
   const std::vector<Unit>& units = parts_.plan.model().units;
   require(unit < units.size(), Code::bad_argument, [&] {
     return Problem{.what = fmt::format("there is no unit {}", unit),
                    .needed = fmt::format("a unit below {}", units.size())};
   });
+}
+
+void Engine::require_acquirable(std::size_t unit, Phase phase) const {
+  require_unit(unit);
   require_usable();
   const bool needs_options = parts_.plan.input().schedule.update_in_backward && phase == Phase::backward;
   require(!needs_options || prepared(), Code::out_of_order, [] {
@@ -257,6 +265,12 @@ StepResult Engine::step() {
   return run.result;
 }
 
+void Engine::wait_for_parameters(std::size_t unit) {
+  require_usable();
+  require_unit(unit);
+  scheduler_.wait_for_parameters(unit);
+}
+
 void Engine::finish() {
   require_usable();
   scheduler_.finish();
@@ -294,6 +308,9 @@ void Engine::parameters_changed() {
 Metrics Engine::metrics() const {
   Metrics metrics = counters_.totals();
   metrics.verified = corruption_check_ ? corruption_check_->places() : 0;
+  const SentBytes sent = parts_.mesh.sent();
+  metrics.sent_inside = sent.inside;
+  metrics.sent_across = sent.across;
   metrics.memory = running_.memory();
   return metrics;
 }

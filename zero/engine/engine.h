@@ -52,6 +52,7 @@ class Engine {
 
   Lease forward(std::size_t unit) { return acquire(unit, Phase::forward); }
   Lease backward(std::size_t unit) { return acquire(unit, Phase::backward); }
+  Lease exact_parameters(std::size_t unit);  // another use than forward(), if gathers are encoded
 
   // Sets the options of the next updates. step(options) calls it; where updates are made in the backward pass, call it
   // before.
@@ -65,7 +66,8 @@ class Engine {
   StepResult step(const StepOptions& options);
   StepResult step();
 
-  void finish();  // waits until everything that was begun is done
+  void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the order of the trainer's stream
+  void finish();                               // waits until everything that was begun is done
 
   // Between steps, on all ranks together: frees the device tier's memory until the return; no other call is allowed
   // meanwhile. Without `parameters`, the parameters stay there; otherwise the addresses of full parameters change.
@@ -103,7 +105,8 @@ class Engine {
   const Program& program() const { return running_.program(); }  // the one that runs now
 
  private:
-  Lease acquire(std::size_t unit, Phase phase);
+  Lease acquire(std::size_t unit, Phase phase, bool exact = false);
+  void require_unit(std::size_t unit) const;
   void require_acquirable(std::size_t unit, Phase phase) const;
   Lease::Memory memory_of(const Op& use) const;
   void reach_agreement();

@@ -4,6 +4,7 @@
 
 #include <ballast/comm.h>
 #include <ballast/placement.h>
+#include <ballast/wire.h>
 
 #include <memory>
 
@@ -21,9 +22,13 @@ struct Mesh {
   void barrier();                       // of all ranks
   bool is_any(bool is_so);              // whether it is so on any rank; all ranks call together
   void abort(std::string_view reason);  // any thread
+  SentBytes sent() const;               // in all its groups; any thread
 };
 
 class GpuLanes;
+
+// Throws B1005 if Wire::across names another format than Wire::reduce, and no rank would send a sum of several ranks.
+void check_across(const Wire& wire, const Mesh& mesh);
 
 // Called by all ranks of `world`, which are shards * replicas. On a GPU the groups' work goes into the lanes' streams.
 Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* gpu = nullptr);

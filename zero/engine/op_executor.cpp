@@ -2,7 +2,9 @@
 
 #include <chrono>
 
+#include "kernels/random_math.h"
 #include "kernels/runtime/profiler_range.h"
+#include "zero/plan/wire_codes.h"
 
 namespace ballast {
 namespace {
@@ -77,7 +79,7 @@ void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& ru
     case OpKind::download:
     case OpKind::keep: return arithmetic.copy(op);
     case OpKind::gather: return gather(op);
-    case OpKind::reduce: return reduce(op);
+    case OpKind::reduce: return reduce(op, run.step);
     case OpKind::accumulate: return arithmetic.accumulate(op, run.step);
     case OpKind::norm: return arithmetic.add_squares(op);
     case OpKind::agree: return parts_.agreement.agree(op, run, parts_.counters.own_seconds());
@@ -92,21 +94,48 @@ void OpExecutor::execute_in_any_step(const Op& op, OpStatus& status, StepRun& ru
 }
 
 void OpExecutor::gather(const Op& op) const {
-  parts_.mesh.gather->all_gather(parts_.slots.view(op.from, DType::u8), parts_.slots.view(op.to, DType::u8));
+  const DType dtype = op.codes.exist() ? parts_.plan.model().units[op.unit].dtype : DType::u8;
+  const View mine = parts_.slots.view(op.from, dtype);
+  const View all = parts_.slots.view(op.to, dtype);
+  op.codes.exist() ? parts_.mesh.gather->all_gather(mine, all, encoding_of(op))
+                   : parts_.mesh.gather->all_gather(mine, all);
 }
 
-void OpExecutor::reduce(const Op& op) const {
+void OpExecutor::reduce(const Op& op, std::uint64_t step) const {
   const Placement& placement = parts_.plan.placement();
   const DType gradient = parts_.plan.model().units[op.unit].dtype;
   const DType sum = parts_.plan.input().dtype_of_sums(op.unit);
-  const auto view = [&](const Piece& piece, DType dtype) { return parts_.slots.view(piece, dtype); };
-  if (op.ranks == Ranks::shard_group) {
-    const bool is_partial = placement.replicas > 1;  // another reduction completes the sum, and rounds it
-    parts_.mesh.reduce->reduce_scatter(view(op.from, gradient), view(op.to, is_partial ? DType::fp32 : sum));
-  } else {
-    const bool is_partial = placement.shards > 1;
-    parts_.mesh.replicas->all_reduce(view(op.from, is_partial ? DType::fp32 : gradient), view(op.to, sum));
-  }
+  const bool of_shards = op.ranks == Ranks::shard_group;
+  // Between the two reductions of a mesh, a sum is in fp32. The second one completes it and rounds it.
+  const bool is_partial = (of_shards ? placement.replicas : placement.shards) > 1;
+  const View from = parts_.slots.view(op.from, is_partial && !of_shards ? DType::fp32 : gradient);
+  const View to = parts_.slots.view(op.to, is_partial && of_shards ? DType::fp32 : sum);
+  Communicator& group = of_shards ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+  if (op.codes.exist()) return reduce_encoded(op, step, {from, to});
+  of_shards ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
+}
+
+// Random bits belong to elements of tensors. Each sum of a unit in a step has its own, and in a mesh each group of ranks.
+void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const Reduced& views) const {
+  const bool of_shards = op.ranks == Ranks::shard_group;
+  const bool of_sums = !of_shards && parts_.mesh.reduce->size() > 1;
+  const UnitLayout& layout = parts_.plan.layout().units[op.unit];
+  const Range range = of_sums ? layout.trained.of_rank(parts_.mesh.reduce->rank()) : Range{0, layout.trained.count()};
+  const std::vector<kernels::Run> tensors = runs_in(parts_.plan.model().units[op.unit], layout, range);
+  Encoding encoding = encoding_of(op);
+  encoding.tensors = tensors;
+  encoding.first_index = range.first;
+  encoding.stream = kernels::rounding_stream(kernels::seed_of_wire, op.sum, step);
+  const std::size_t group = of_shards ? parts_.mesh.replicas->rank() : parts_.mesh.reduce->rank();
+  encoding.stream = kernels::mix(encoding.stream + 2 * group + (of_sums ? 1 : 0));
+  of_shards ? parts_.mesh.reduce->reduce_scatter(views.from, views.to, encoding)
+            : parts_.mesh.replicas->all_reduce(views.from, views.to, encoding);
+}
+
+Encoding OpExecutor::encoding_of(const Op& op) const {
+  return {.values = code_bits(op.codes.values),
+          .sums = code_bits(op.codes.sums),
+          .memory = parts_.slots.view(op.codes.memory, DType::u8)};
 }
 
 void OpExecutor::update(const Op& op, const StepNumbers& step) const {

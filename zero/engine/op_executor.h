@@ -1,6 +1,7 @@
 // Does what an operation says, on its lane's thread.
 #pragma once
 
+#include "zero/comm/encoding.h"
 #include "zero/engine/agreement.h"
 #include "zero/engine/corruption_check.h"
 #include "zero/engine/exchange_order.h"
@@ -38,7 +39,13 @@ class OpExecutor {
   void execute(const Op& op, OpStatus& status, StepRun& run) const;
   void execute_in_any_step(const Op& op, OpStatus& status, StepRun& run) const;
   void gather(const Op& op) const;
-  void reduce(const Op& op) const;
+  void reduce(const Op& op, std::uint64_t step) const;
+  struct Reduced {
+    View from;
+    View to;
+  };
+  void reduce_encoded(const Op& op, std::uint64_t step, const Reduced& views) const;
+  Encoding encoding_of(const Op& op) const;
   void update(const Op& op, const StepNumbers& step) const;
 
   Parts parts_;

@@ -80,7 +80,7 @@ bool Scheduler::uses_next(const Trace& chain) const {
     const Op& op = list()[i];
     if (op.kind == OpKind::agree) return false;
     if (op.kind != OpKind::use) continue;
-    if (op.unit != visit->unit || op.phase != visit->phase) return false;
+    if (op.unit != visit->unit || op.phase != visit->phase || op.exact != visit->exact) return false;
     ++visit;
   }
   return visit == chain.end();
@@ -139,6 +139,15 @@ void Scheduler::wait_for_issued() {
     }
     if (parts_.gpu != nullptr) parts_.gpu->finish();
   });
+}
+
+void Scheduler::wait_for_parameters(std::size_t unit) {
+  const StepRun& last = runs_.last();
+  for (std::size_t i = 0; i < last.ops.size(); ++i) {
+    const Op& op = (*last.list)[i];
+    if (!op.is_marked || op.unit != unit) continue;
+    wait(Phase::forward, op.lane, [&] { last.ops[i].wait_in(parts_.trainer.context()); });
+  }
 }
 
 void Scheduler::finish() {

@@ -52,9 +52,10 @@ class Scheduler {
   // Waiting. Each throws the first error of any lane instead of an error that follows from it.
   void wait(Phase phase, Lane lane, const std::function<void()>& wait);  // counted as the trainer's
   void wait_for(std::size_t position);                                   // one operation of this step
-  void wait_for_inputs_of_next();  // on the host, until the trainer may change what the next operation uses
-  void wait_for_issued();          // all of this step
-  void finish();                   // all that was begun; every use must be over
+  void wait_for_inputs_of_next();              // on the host, until the trainer may change what the next operation uses
+  void wait_for_issued();                      // all of this step
+  void wait_for_parameters(std::size_t unit);  // that the last step has changed, in the trainer's stream
+  void finish();                               // all that was begun; every use must be over
   // Waits for the last step, whose operations refer to the run that the next step reuses. It is nearly always over.
   void begin_step();
   void restart_step() { next_ = 0; }

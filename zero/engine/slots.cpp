@@ -41,6 +41,10 @@ std::set<std::size_t> slots_of_initial_state(const Program& program) {
 std::set<std::size_t> exchanged_slots(const Program& program) {
   std::map<std::size_t, std::set<std::size_t>> units;  // by slot
   for (const Op& op : program.ops) {
+    if (op.codes.exist()) {  // other ranks read codes in place of values
+      units[op.codes.memory.slot].insert(op.unit);
+      continue;
+    }
     if (op.kind == OpKind::gather) units[op.to.slot].insert(op.unit);
     if (op.kind != OpKind::reduce) continue;
     units[op.from.slot].insert(op.unit);

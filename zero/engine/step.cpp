@@ -14,6 +14,8 @@ Metrics Metrics::since(const Metrics& before) const {
   Metrics difference = *this;
   difference.seconds -= before.seconds;
   difference.on_demand -= before.on_demand;
+  difference.sent_inside -= before.sent_inside;
+  difference.sent_across -= before.sent_across;
   for (std::size_t lane = 0; lane < lane_count; ++lane) {
     difference.bytes[lane] -= before.bytes[lane];
     difference.busy[lane] -= before.busy[lane];
@@ -39,6 +41,8 @@ std::string to_text(const Metrics& metrics) {
     text += fmt::format("  {} {:.1f} ms", name(static_cast<Phase>(phase)), metrics.exposed[phase] * 1e3);
   }
   if (!metrics.timed) text += "  not measured: on a GPU, a timeline does it";
+  text += fmt::format("\nsent      {} inside the host, {} to other hosts", human_bytes(metrics.sent_inside),
+                      human_bytes(metrics.sent_across));
   text += "\nmemory  ";
   for (std::size_t tier = 0; tier < tier_count; ++tier) {
     if (metrics.memory[tier] == 0) continue;

@@ -10,6 +10,7 @@ std::vector<bool> awaited_in(const std::vector<Op>& list) {
   last.fill(none);
   for (std::size_t i = 0; i < list.size(); ++i) {
     last[static_cast<std::size_t>(list[i].lane)] = i;
+    if (list[i].is_marked) awaited[i] = true;
     for (const Wait& wait : list[i].after) {
       awaited[wait.op] = true;
     }

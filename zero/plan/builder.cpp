@@ -86,6 +86,7 @@ std::size_t Builder::add(Op op, const std::vector<std::size_t>& also_after) {
   reads(added.from, after);
   writes(added.to, after);
   writes(added.state, after);
+  writes(added.codes.memory, after);
   simplify(after);
   after_.push_back(std::move(after));
   return ops_.size() - 1;

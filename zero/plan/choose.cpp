@@ -33,6 +33,7 @@ struct Candidate {
                       .trace = input.trace,
                       .schedule = input.schedule,
                       .gradient_format = input.gradient_format,
+                      .wire = input.wire,
                       .host_is_device = input.machine.host_is_device} {}
 
   Ledger ledger(const Program& program) const { return ledger_of(program, blocks.records()); }
@@ -57,9 +58,10 @@ bool is_a_choice(Tier tier, const Machine& machine) {
   return machine.bytes[index(tier)] > 0 && !(tier == Tier::host && machine.host_is_device);
 }
 
-// Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0.
+// Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0. Encoded gathers need stage 3.
 bool is_a_choice(int stage, const ChoiceInput& input) {
   if (input.stage) return *input.stage == stage;
+  if (input.ranks > 1 && input.wire.gather != WireFormat::exact) return stage == 3;
   return stage != 1 && (stage != 2 || input.ranks > 1);
 }
 

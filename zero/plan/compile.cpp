@@ -20,6 +20,15 @@ void add_step(const CompileInput& input, const Trace& trace, StepCompiler& compi
   compiler.end_step();
 }
 
+// Marks the ends of the operations that change parameters on the device after the agreement.
+void mark_updates(Program& program) {
+  for (Op& op : program.ops) {
+    const bool is_on_device = op.to.exists() && program.slots[op.to.slot].tier == Tier::device;
+    const bool has_parameters = is_on_device && program.slots[op.to.slot].role == SlotRole::parameters;
+    op.is_marked = has_parameters && op.phase == Phase::step;
+  }
+}
+
 }  // namespace
 
 // A step begins with what the one before left, so this emits two steps: the second has the waits of every later one.
@@ -37,6 +46,7 @@ Program compile(const CompileInput& input) {
   const std::size_t second = builder.size();
   add_step(input, trace, compiler);
   program.ops = builder.step(0, second);
+  if (input.schedule.overlap_gathers) mark_updates(program);
   return program;
 }
 

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "zero/plan/wire_codes.h"
+
 namespace ballast {
 
 Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declared_order(input.model) : input.trace; }
@@ -11,6 +13,7 @@ Trace trace_of(const CompileInput& input) { return input.trace.empty() ? declare
 void check(const CompileInput& input) {
   check(input.model);
   check(input.placement);
+  check(input.wire, input.placement);
   const auto refuse = [](std::string what, std::string needed) {
     fail(Code::bad_argument, {.what = std::move(what), .needed = std::move(needed)});
   };

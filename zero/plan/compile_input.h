@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ballast/gradient_format.h>
+#include <ballast/wire.h>
 
 #include "zero/plan/block.h"
 #include "zero/plan/trace.h"
@@ -18,9 +19,11 @@ struct CompileInput {
   Trace trace{};                // of each micro-step; empty: the order of declaration
   Schedule schedule{};
   GradientFormat gradient_format = GradientFormat::fp32;
+  Wire wire{};
   bool host_is_device = false;   // on a CPU: updates on the host need no copies of parameters and gradients
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 
+  bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
   DType dtype_of_sums(std::size_t unit) const {
     return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);
   }

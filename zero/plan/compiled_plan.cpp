@@ -37,6 +37,7 @@ CompiledPlan::CompiledPlan(Model model, const PlanOptions& options)
              .trace = options.trace,
              .schedule = options.schedule,
              .gradient_format = options.gradient_format,
+             .wire = options.wire,
              .host_is_device = options.host_is_device},
       program_(compile(input_)),
       rule_(options.rule) {

@@ -16,6 +16,7 @@ struct PlanOptions {
   std::string rule{};         // name of the update rule
   Trace trace{};
   Schedule schedule{};
+  Wire wire{};
   bool full_records = false;    // records hold parameters too, so that a run resumes from them alone
   bool host_is_device = false;  // a CPU's
 };

@@ -20,8 +20,8 @@ Content Content::at(std::size_t further) const {
 
 std::string to_text(const Content& content) {
   if (content.meaning == Meaning::unknown) return std::string(name(content.meaning));
-  return fmt::format("{} of unit {} from byte {}, version {}", name(content.meaning), content.unit, content.offset,
-                     content.version);
+  return fmt::format("{} of unit {} from byte {}, version {}{}", name(content.meaning), content.unit, content.offset,
+                     content.version, content.decoded ? ", decoded" : "");
 }
 
 Contents::Contents(const std::vector<Slot>& slots) {

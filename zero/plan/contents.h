@@ -25,6 +25,7 @@ struct Content {
   std::size_t unit = none;
   std::size_t offset = 0;   // in the parameters, state or gradients that it is part of
   std::size_t version = 0;  // of parameters and state: updates so far; of gradients: how many uses are summed
+  bool decoded = false;     // of parameters: gathered as codes
 
   Content at(std::size_t further) const;
   bool operator==(const Content&) const = default;

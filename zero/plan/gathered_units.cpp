@@ -26,10 +26,10 @@ std::optional<std::pair<std::size_t, Extents::const_iterator>> first_gap(const E
 
 }  // namespace
 
-std::optional<std::size_t> GatheredUnits::find(std::size_t unit) const {
+std::optional<GatheredUnits::Extent> GatheredUnits::find(std::size_t unit) const {
   const auto extent = std::ranges::find(extents_, unit, &Extent::unit);
   if (extent == extents_.end()) return {};
-  return extent->begin;
+  return *extent;
 }
 
 std::optional<std::size_t> GatheredUnits::make_room(std::size_t unit, std::size_t bytes, std::size_t now,
@@ -37,7 +37,8 @@ std::optional<std::size_t> GatheredUnits::make_room(std::size_t unit, std::size_
   Extents extents = extents_;
   while (true) {
     if (const auto gap = first_gap(extents, bytes, bytes_)) {
-      extents.insert(gap->second, {unit, gap->first, gap->first + bytes});
+      const bool exact = uses_.trace()[position % uses_.trace().size()].exact;
+      extents.insert(gap->second, {unit, gap->first, gap->first + bytes, exact});
       extents_ = std::move(extents);
       return gap->first;
     }

@@ -14,11 +14,12 @@ class GatheredUnits {
     std::size_t unit = 0;
     std::size_t begin = 0;
     std::size_t end = 0;
+    bool exact = false;  // see Visit::exact
   };
 
   GatheredUnits(std::size_t bytes, const Uses& uses) : bytes_(bytes), uses_(uses) {}
 
-  std::optional<std::size_t> find(std::size_t unit) const;  // where it begins, if it is gathered
+  std::optional<Extent> find(std::size_t unit) const;  // none: it is not gathered
 
   // Makes room for a unit that is used at `position`, by dropping units that are used later. Drops nothing and returns
   // none if the units that are used between `now` and then leave no room.

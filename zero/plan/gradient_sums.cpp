@@ -54,9 +54,10 @@ bool GradientSums::sum(std::size_t unit, const Piece& gradients, bool complete) 
   const std::size_t bytes = slots.shard_bytes(unit);
   const std::size_t kept = slots.of(unit).reduced;
   const Piece home = kept == none ? Piece{} : Piece{kept, 0, bytes};
-  const bool straight_home = home.exists() && sums_done_[unit]++ == 0;
+  const std::size_t number = home.exists() ? sums_done_[unit]++ : 0;
+  const bool straight_home = home.exists() && number == 0;
   Piece sum = on_device && straight_home ? home : slots.rings.arriving.next(bytes);
-  reduce(unit, gradients, sum);
+  reduce(unit, number, gradients, sum);
   const bool is_first = straight_home || !home.exists();
   const bool is_normed = complete && is_first && slots.is_normed_on_its_way(unit);
   if (is_normed) add_norm(unit, sum, Tier::device);
@@ -83,7 +84,8 @@ bool GradientSums::sum(std::size_t unit, const Piece& gradients, bool complete) 
   return is_normed;
 }
 
-void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece& to) {
+// `number`: how many sums of the unit came before in this step.
+void GradientSums::reduce(std::size_t unit, std::size_t number, const Piece& gradients, const Piece& to) {
   const Placement& placement = context_.input.placement;
   const std::vector<std::size_t> after =
       context_.input.schedule.update_in_backward ? waits_.take_last_commit() : std::vector<std::size_t>{};
@@ -93,8 +95,10 @@ void GradientSums::reduce(std::size_t unit, const Piece& gradients, const Piece&
                           .phase = Phase::backward,
                           .unit = unit,
                           .ranks = ranks,
+                          .sum = number,
                           .from = from,
-                          .to = sum},
+                          .to = sum,
+                          .codes = context_.slots.reduce_codes(unit, ranks)},
                          after);
   };
   if (placement.shards == 1) return add(Ranks::replica_group, gradients, to);

@@ -30,7 +30,7 @@ class GradientSums {
 
  private:
   void clear(std::size_t unit, const Piece& gradients);
-  void reduce(std::size_t unit, const Piece& gradients, const Piece& to);
+  void reduce(std::size_t unit, std::size_t number, const Piece& gradients, const Piece& to);
   void add_norm(std::size_t unit, const Piece& sum, Tier tier);
   bool is_boundary() const { return context_.input.placement.reduction == Reduction::boundary; }
   std::size_t bytes_of(std::size_t unit) const { return context_.layout(unit).trained.count() * context_.width(unit); }

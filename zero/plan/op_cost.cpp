@@ -5,6 +5,13 @@ namespace {
 
 double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
+// Encoding reads and writes once, and decoding does. The memory of a gather has the codes of all ranks.
+std::size_t bytes_of_coding(const Op& op) {
+  if (!op.codes.exist()) return 0;
+  const std::size_t written = op.codes.memory.bytes - (op.kind == OpKind::gather ? op.codes.received : 0);
+  return op.from.bytes + written + op.codes.received + op.to.bytes;
+}
+
 }  // namespace
 
 std::size_t bytes_moved(const Op& op, const Placement& placement) {
@@ -12,8 +19,9 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::clear:
     case OpKind::read:
     case OpKind::read_first: return op.to.bytes;
-    case OpKind::gather: return op.to.bytes - op.from.bytes;
+    case OpKind::gather: return op.codes.exist() ? op.codes.received : op.to.bytes - op.from.bytes;
     case OpKind::reduce: {
+      if (op.codes.exist()) return op.codes.received;
       const bool shards = op.ranks == Ranks::shard_group;
       const double part = part_of_others(shards ? placement.shards : placement.replicas);
       const std::size_t bytes = op.from.bytes + (shards ? 0 : op.to.bytes);  // replicas gather the sum
@@ -37,6 +45,7 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
 double seconds_of(const Op& op, const SimulationInput& input) {
   const Machine& machine = input.machine;
   const auto bytes = static_cast<double>(bytes_moved(op, input.placement));
+  const auto coding = static_cast<double>(bytes_of_coding(op));
   const auto memory = [&](const Piece& piece) {
     return input.program.slots[piece.slot].tier == Tier::device ? machine.device_memory : machine.host_memory;
   };
@@ -46,8 +55,8 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::write: return bytes / machine.write;
     case OpKind::upload: return bytes / machine.upload;
     case OpKind::download: return bytes / machine.download;
-    case OpKind::gather: return machine.collective_latency + bytes / machine.gather;
-    case OpKind::reduce: return machine.collective_latency + bytes / machine.reduce;
+    case OpKind::gather: return machine.collective_latency + bytes / machine.gather + coding / machine.device_memory;
+    case OpKind::reduce: return machine.collective_latency + bytes / machine.reduce + coding / machine.device_memory;
     case OpKind::clear: return bytes / memory(op.to);
     case OpKind::norm:
     case OpKind::keep:

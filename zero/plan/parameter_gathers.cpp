@@ -17,9 +17,15 @@ ParameterGathers::ParameterGathers(const CompileContext& context, const RecordSt
       pieces_(context, gathered_) {}
 
 bool ParameterGathers::ensure_gathered(std::size_t unit, std::size_t now, std::size_t position) {
-  if (!context_.slots.is_gathered_per_use(unit) || gathered_.find(unit)) return true;
+  if (!context_.slots.is_gathered_per_use(unit)) return true;
+  const Visit& visit = context_.trace()[position % context_.trace().size()];
+  if (const auto gathered = gathered_.find(unit)) {
+    if (gathered->exact == visit.exact) return true;
+    if (context_.uses.next(unit, now) < position) return false;
+    gathered_.drop(unit);
+  }
   if (!gathered_.make_room(unit, context_.slots.full_bytes(unit), now, position)) return false;
-  gather(unit, context_.trace()[position % context_.trace().size()].phase);
+  gather(unit, visit);
   return true;
 }
 
@@ -61,17 +67,18 @@ void ParameterGathers::prefetch(std::size_t micro_step, std::size_t position) {
   }
 }
 
-void ParameterGathers::gather(std::size_t unit, Phase phase) {
+void ParameterGathers::gather(std::size_t unit, const Visit& visit) {
   const bool on_device = context_.residence(unit).parameters == Tier::device;
-  if (!on_device) upload_shard(unit, phase);
+  if (!on_device) upload_shard(unit, visit.phase);
   for (const Section* section : {&context_.layout(unit).trained, &context_.layout(unit).frozen}) {
     if (section->shard == 0 || section->shards == 1) continue;
     context_.builder.add({.kind = OpKind::gather,
                           .lane = Lane::gather,
-                          .phase = phase,
+                          .phase = visit.phase,
                           .unit = unit,
                           .from = on_device ? pieces_.kept_shard(unit, *section) : pieces_.shard(unit, *section),
-                          .to = pieces_.full(unit, *section)});
+                          .to = pieces_.full(unit, *section),
+                          .codes = visit.exact ? Codes{} : context_.slots.gather_codes(*section)});
   }
 }
 

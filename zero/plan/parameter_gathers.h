@@ -14,7 +14,7 @@ class ParameterGathers {
   const ParameterPieces& pieces() const { return pieces_; }
 
   // Gathers a unit for its use at `position`, unless it is gathered already. Returns false if the units that are used
-  // between `now` and then leave no memory.
+  // between `now` and then leave no memory. This unit is one of them if only one of its two uses is exact.
   bool ensure_gathered(std::size_t unit, std::size_t now, std::size_t position);
 
   // Gathers the units that are held together from `position` on, and drops others if necessary. Throws B2004 if they do
@@ -30,7 +30,7 @@ class ParameterGathers {
   void drop_all() { gathered_.clear(); }
 
  private:
-  void gather(std::size_t unit, Phase phase);
+  void gather(std::size_t unit, const Visit& visit);
   void upload_shard(std::size_t unit, Phase phase);
   void upload_tile(std::size_t unit, std::size_t tile, Phase phase);
   void fetch(const TileName& name, Phase phase, const Piece& to);

@@ -5,7 +5,7 @@ namespace ballast {
 Piece ParameterPieces::full(std::size_t unit) const {
   const std::size_t bytes = context_.slots.full_bytes(unit);
   if (!context_.slots.is_gathered_per_use(unit)) return {context_.slots.of(unit).parameters, 0, bytes};
-  return {context_.slots.gathered_slot(), *gathered_.find(unit), bytes};
+  return {context_.slots.gathered_slot(), gathered_.find(unit)->begin, bytes};
 }
 
 Piece ParameterPieces::full(std::size_t unit, const Section& section) const {

@@ -12,6 +12,12 @@ std::string piece_text(const Program& program, std::string_view label, const Pie
   return fmt::format(" {}={}{}", label, slot.name, full ? "" : fmt::format("[{}..{})", piece.begin, piece.end()));
 }
 
+std::string codes_text(const Program& program, const Codes& codes) {
+  if (!codes.exist()) return {};
+  const std::string sums = codes.sums == codes.values ? "" : fmt::format("+{}", name(codes.sums));
+  return fmt::format("{} as={}{}", piece_text(program, "codes", codes.memory), name(codes.values), sums);
+}
+
 std::string waits_text(const Op& op) {
   std::string text;
   for (const Wait& wait : op.after) {
@@ -27,8 +33,9 @@ std::string op_text(const Program& program, const Op& op) {
   if (op.tile != none) text += fmt::format(" tile={}", op.tile);
   if (op.kind == OpKind::accumulate) text += fmt::format(" sum={}", op.sum);
   if (op.ranks == Ranks::replica_group) text += " over=replicas";
+  if (op.exact) text += " exact";
   return text + piece_text(program, "from", op.from) + piece_text(program, "to", op.to) +
-         piece_text(program, "state", op.state) + waits_text(op) + "\n";
+         piece_text(program, "state", op.state) + codes_text(program, op.codes) + waits_text(op) + "\n";
 }
 
 }  // namespace
@@ -50,9 +57,10 @@ std::string_view name(Lane lane) {
 }
 
 std::string_view name(SlotRole role) {
-  constexpr std::string_view names[] = {"parameters",     "frozen", "gradients", "reduced",  "state",  "blocks",
-                                        "gathered",       "norm",   "partial",   "arriving", "landed", "tile",
-                                        "tile_parameter", "first",  "staging",   "kept"};
+  constexpr std::string_view names[] = {"parameters", "frozen",       "gradients",      "reduced", "state",
+                                        "blocks",     "gathered",     "norm",           "partial", "arriving",
+                                        "landed",     "tile",         "tile_parameter", "first",   "staging",
+                                        "kept",       "gather_codes", "reduce_codes"};
   return names[static_cast<std::size_t>(role)];
 }
 

@@ -4,6 +4,7 @@
 
 #include <ballast/placement.h>
 #include <ballast/schedule.h>
+#include <ballast/wire.h>
 
 #include <cstdint>
 #include <limits>
@@ -64,6 +65,17 @@ struct Wait {
   bool operator==(const Wait&) const = default;
 };
 
+// The encoding of a collective, and the memory that it encodes in. Without memory the collective is exact.
+struct Codes {
+  Piece memory{};
+  std::size_t received = 0;               // bytes, from all other ranks
+  WireFormat values = WireFormat::exact;  // of each rank's values
+  WireFormat sums = WireFormat::exact;    // of sums of several ranks
+
+  bool exist() const { return memory.exists(); }
+  bool operator==(const Codes&) const = default;
+};
+
 struct Op {
   OpKind kind;
   Lane lane = Lane::compute;
@@ -71,11 +83,14 @@ struct Op {
   std::size_t unit = none;
   std::size_t tile = none;
   Ranks ranks = Ranks::shard_group;
-  std::size_t sum = 0;  // of accumulate: how many sums of the unit came before in its step
+  std::size_t sum = 0;  // of accumulate and reduce: how many sums of the unit came before in its step
   Piece from{};
   Piece to{};
   Piece state{};
+  Codes codes{};              // of a gather or a reduction
+  bool exact = false;         // of a use: see Visit::exact
   std::vector<Wait> after{};  // in addition to those that its lane's order implies
+  bool is_marked = false;     // its end is marked in a stream, even if no operation waits for it
 };
 
 // The purpose of a slot. Code finds slots by their role; their names are for display.
@@ -96,6 +111,8 @@ enum class SlotRole : std::uint8_t {
   first_regions,    // of records
   staging,          // records on their way to and from a drive
   kept,             // records that stay in memory
+  gather_codes,     // encoded parameters of all ranks
+  reduce_codes,     // encoded gradients that this rank sends, and sums of all ranks
 };
 
 std::string_view name(SlotRole role);

@@ -4,9 +4,22 @@
 
 namespace ballast {
 
+namespace {
+
+// Returns the units in the order of the next forward. Where only backward is known, it is taken for that order in reverse.
+std::vector<std::size_t> forward_order(const CompileInput& input, const Uses& uses) {
+  std::vector<std::size_t> units = uses.by_first_visit();
+  if (!input.schedule.overlap_gathers || uses.has_forward()) return units;
+  const auto visited = std::ranges::find_if(units, [&](std::size_t unit) { return uses.backward_visits(unit) == 0; });
+  std::ranges::reverse(units.begin(), visited);
+  return units;
+}
+
+}  // namespace
+
 // Returns the order of the next forward, or the order in which gradients become complete.
 std::vector<std::size_t> update_order(const CompileInput& input, const Uses& uses) {
-  std::vector<std::size_t> units = uses.by_first_visit();
+  std::vector<std::size_t> units = forward_order(input, uses);
   if (input.schedule.update_in_backward) {
     std::ranges::stable_sort(units, {}, [&](std::size_t unit) { return uses.last_backward(unit); });
   }
@@ -54,7 +67,8 @@ void StepCompiler::visit(std::size_t micro_step, std::size_t position) {
                 .phase = visit.phase,
                 .unit = visit.unit,
                 .from = parameters_.pieces().full(visit.unit),
-                .to = gradients});
+                .to = gradients,
+                .exact = visit.exact});
   if (!gradients.exists()) return;
   const bool complete = completes(micro_step, position);
   gradients_.add_use(position, complete);
@@ -85,7 +99,7 @@ void StepCompiler::end_step() {
       {.kind = OpKind::agree, .lane = Lane::reduce, .to = slots_.norm(Tier::device), .state = slots_.norm(Tier::host)},
       waits_.take_last_commit());
   if (!context_.input.schedule.update_in_backward) waits_.set_agreed(agreement);
-  for (const std::size_t unit : uses_.by_first_visit()) {
+  for (const std::size_t unit : forward_order(context_.input, uses_)) {
     if (!updated_[unit]) {
       if (uses_.backward_visits(unit) > 0) {
         update(unit);

@@ -4,6 +4,7 @@
 
 #include "kernels/exact_sum_math.h"
 #include "zero/plan/gathered_memory.h"
+#include "zero/plan/wire_codes.h"
 
 namespace ballast {
 namespace {
@@ -36,6 +37,7 @@ StepSlots::StepSlots(const CompileInput& input, const Uses& uses)
   add_rings(needed, longest_chain(input.model, uses));
   add_records(needed);
   add_norms();
+  add_codes();
 }
 
 std::size_t StepSlots::full_bytes(std::size_t unit) const {
@@ -174,6 +176,35 @@ void StepSlots::add_norm(Tier tier) {
   Piece& norm = norms_[static_cast<std::size_t>(tier)];
   constexpr std::size_t bytes = sizeof(kernels::ExactSum);
   if (!norm.exists()) norm = {slots_.add(SlotRole::norm, tier, bytes, name(tier)), 0, bytes};
+}
+
+// Each of the two lanes has its own, for one collective at a time.
+void StepSlots::add_codes() {
+  std::size_t gathered = 0;
+  std::size_t reduced = 0;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    const UnitLayout& layout = in_.layout.units[unit];
+    for (const Section* section : {&layout.trained, &layout.frozen}) {
+      if (is_gathered_per_use_[unit]) gathered = std::max(gathered, gather_codes(*section).memory.bytes);
+    }
+    for (const Ranks ranks : {Ranks::shard_group, Ranks::replica_group}) {
+      reduced = std::max(reduced, reduce_codes(unit, ranks).memory.bytes);
+    }
+  }
+  if (reduced > 0) reduce_codes_ = slots_.add(SlotRole::reduce_codes, Tier::device, reduced);
+  if (gathered > 0) gather_codes_ = slots_.add(SlotRole::gather_codes, Tier::device, gathered);
+}
+
+Codes StepSlots::gather_codes(const Section& section) const {
+  Codes codes = codes_of_gather(in_.wire, section);
+  if (codes.memory.bytes > 0) codes.memory.slot = gather_codes_;
+  return codes;
+}
+
+Codes StepSlots::reduce_codes(std::size_t unit, Ranks ranks) const {
+  Codes codes = codes_of_reduction(in_.wire, in_.placement, in_.layout.units[unit], ranks);
+  if (codes.memory.bytes > 0) codes.memory.slot = reduce_codes_;
+  return codes;
 }
 
 }  // namespace ballast

@@ -46,8 +46,10 @@ class StepSlots {
   // Whether a unit's full parameters are there only from a gather to the end of its use.
   bool is_gathered_per_use(std::size_t unit) const { return is_gathered_per_use_[unit]; }
   std::size_t full_bytes(std::size_t unit) const;
-  std::size_t shard_bytes(std::size_t unit) const;    // of reduced gradients
-  std::size_t partial_bytes(std::size_t unit) const;  // of gradients that are not summed over the replicas yet
+  std::size_t shard_bytes(std::size_t unit) const;          // of reduced gradients
+  std::size_t partial_bytes(std::size_t unit) const;        // of gradients that are not summed over the replicas yet
+  Codes gather_codes(const Section& section) const;         // of a gather per use; none if it is exact
+  Codes reduce_codes(std::size_t unit, Ranks ranks) const;  // the same of a reduction
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return gathered_ == none ? 0 : all()[gathered_].bytes; }
   // Whether a unit's sum is complete when it arrives on the device, on its way to the host: its squares are added there,
@@ -87,6 +89,7 @@ class StepSlots {
   void add_records(const Needs& needs);
   void add_norms();
   void add_norm(Tier tier);
+  void add_codes();
 
   const CompileInput& in_;
   std::vector<UnitResidence> residence_;
@@ -95,6 +98,8 @@ class StepSlots {
   SlotList slots_;
   std::vector<UnitSlots> units_;
   std::size_t gathered_ = none;
+  std::size_t gather_codes_ = none;
+  std::size_t reduce_codes_ = none;
   std::vector<Piece> kept_;
   std::array<Piece, tier_count> norms_;  // by tier
 };

@@ -9,13 +9,13 @@
 
 namespace ballast {
 
-Trace visits_of(const Model& model, std::size_t unit, Phase phase) {
+Trace visits_of(const Model& model, std::size_t unit, Phase phase, bool exact) {
   Trace visits;
   for (const Tie& tie : model.units[unit].ties) {
-    const Visit owner{tie.unit, phase, true};
+    const Visit owner{tie.unit, phase, true, exact};
     if (std::ranges::find(visits, owner) == visits.end()) visits.push_back(owner);
   }
-  visits.push_back({unit, phase});
+  visits.push_back({unit, phase, false, exact});
   return visits;
 }
 
@@ -43,6 +43,7 @@ Uses::Uses(const Trace& trace, std::size_t units)
                      .needed = fmt::format("a unit below {} in forward or backward", units)};
     });
     positions_[visit.unit].push_back(i);
+    has_forward_ = has_forward_ || visit.phase == Phase::forward;
     if (visit.phase == Phase::backward) {
       ++backward_[visit.unit];
       last_backward_[visit.unit] = i;

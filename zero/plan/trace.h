@@ -8,7 +8,7 @@
 namespace ballast {
 
 // The visits of one use of a unit: the units whose tensors it has tied, held, and then the unit itself.
-Trace visits_of(const Model& model, std::size_t unit, Phase phase);
+Trace visits_of(const Model& model, std::size_t unit, Phase phase, bool exact = false);
 
 // Forward in the order of declaration, backward in the opposite one.
 Trace declared_order(const Model& model);
@@ -25,12 +25,14 @@ class Uses {
   bool is_last_backward(std::size_t position) const { return last_backward_[trace_[position].unit] == position; }
   std::size_t end_of_chain(std::size_t position) const;  // one past the visit that ends what is held at `position`
   std::vector<std::size_t> by_first_visit() const;       // all units, those never visited last
+  bool has_forward() const { return has_forward_; }
 
  private:
   const Trace& trace_;
   std::vector<std::vector<std::size_t>> positions_;  // by unit
   std::vector<std::size_t> backward_;                // by unit
   std::vector<std::size_t> last_backward_;           // by unit
+  bool has_forward_ = false;
 };
 
 }  // namespace ballast

@@ -49,14 +49,15 @@ class Follower {
   }
 
   // Trained parameters have another version than the frozen ones next to them.
-  void expect_full(const Piece& piece, std::size_t unit, std::size_t version) {
-    const std::size_t trained = expected_.layout(unit).trained.count() * expected_.width(unit);
-    if (piece.bytes != expected_.layout(unit).elements() * expected_.width(unit))
-      complain("has {} bytes of unit {}", piece.bytes, unit);
-    if (trained > 0) expect(piece.part(0, trained), expected_.parameters(unit, 0, version));
-    if (piece.bytes > trained) {
-      expect(piece.part(trained, piece.bytes - trained),
-             expected_.parameters(unit, expected_.layout(unit).trained.count(), 0));
+  void expect_full(const Op& use, std::size_t version) {
+    const UnitLayout& unit = expected_.layout(use.unit);
+    const std::size_t width = expected_.width(use.unit);
+    if (use.from.bytes != unit.elements() * width) complain("has {} bytes of unit {}", use.from.bytes, use.unit);
+    for (const Section* section : {&unit.trained, &unit.frozen}) {
+      if (section->count() == 0) continue;
+      Content content = expected_.parameters(use.unit, section->first, version);
+      content.decoded = in_.wire.gather != WireFormat::exact && section->shards > 1 && !use.exact;
+      expect(use.from.part(section->first * width, section->count() * width), content);
     }
   }
 
@@ -92,6 +93,7 @@ class Follower {
 
   void follow(const Op& op) {
     if (!exists(op)) return;
+    if (op.codes.exist()) contents_.write(op.codes.memory, {});
     switch (op.kind) {
       case OpKind::clear: return clear(op);
       case OpKind::read: return read(op, true);
@@ -143,19 +145,21 @@ class Follower {
     const bool frozen = content.offset >= unit.trained.count() * expected_.width(op.unit);
     const Section& section = frozen ? unit.frozen : unit.trained;
     const std::size_t own = section.of_rank(in_.rank_in_shard_group).first * expected_.width(op.unit);
-    if (content.meaning != Meaning::parameters || content.unit != op.unit || content.offset != own ||
+    if (content.meaning != Meaning::parameters || content.decoded || content.unit != op.unit || content.offset != own ||
         op.from.bytes * section.shards != op.to.bytes) {
       complain("gathers {}", contents_.text(op.from));
     }
     content.offset = section.first * expected_.width(op.unit);
+    content.decoded = op.codes.exist();
     contents_.write(op.to, content);
   }
 
   void use(const Op& op) {
     const Visit& visit = trace_[step_.uses % trace_.size()];
-    if (visit.unit != op.unit || visit.phase != op.phase) complain("is not the next visit of the trace");
+    if (visit.unit != op.unit || visit.phase != op.phase || visit.exact != op.exact)
+      complain("is not the next visit of the trace");
     ++step_.uses;
-    expect_full(op.from, op.unit, version_now(op.unit));
+    expect_full(op, version_now(op.unit));
     const bool trained = expected_.layout(op.unit).trained.count() > 0;
     if ((op.phase == Phase::backward && trained) != op.to.exists())
       complain("has gradients where the trace has none, or none where it has some");

@@ -24,8 +24,8 @@ bool share_record(const Op& a, const Op& b) {
 
 bool conflict(const Op& a, const Op& b) {
   const auto writes_what_touches = [](const Op& writer, const Op& other) {
-    for (const Piece* written : {&writer.to, &writer.state}) {
-      for (const Piece* touched : {&other.from, &other.to, &other.state}) {
+    for (const Piece* written : {&writer.to, &writer.state, &writer.codes.memory}) {
+      for (const Piece* touched : {&other.from, &other.to, &other.state, &other.codes.memory}) {
         if (overlap(*written, *touched)) return true;
       }
     }

@@ -86,8 +86,9 @@ def _class_of(config: Config, settings: Any) -> Any:
             f"its configuration names {len(architectures)} architectures",
             needed=f"the class to count in architectures: one of {', '.join(_classes_for(config['model_type']))}",
         )
-    found = getattr(transformers, architectures[0], None)
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    found: Any = getattr(transformers, architectures[0], None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    if not is_model:
         _refuse(config, f"transformers {transformers.__version__} has no model {architectures[0]}")
     wanted: Any = found.config_class
     if not isinstance(settings, wanted):

@@ -106,6 +106,8 @@ class Search:
         if self._options.stage is not None:
             return (self._options.stage,)
         alone = self._request.group.size == 1
+        if self._options.wire.gathers_codes and not alone:
+            return (3,)  # below stage 3 no parameters are gathered in codes
         return tuple(
             stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._request.has_model)
         )
@@ -132,6 +134,7 @@ class Search:
         question = _core.Question(model_of(units), self._machine)
         question.ranks, question.stage, question.format = ranks, stage, _core.StateFormat[options.formats.state]
         question.gradient_format = _core.GradientFormat[options.formats.gradients]
+        question.wire = options.wire.for_core()
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         question.tile_elements = parse_size(options.tile)

@@ -51,4 +51,9 @@ def _before_forward(model: torch.nn.Module, session: SessionReference) -> Any:
         if live is not None:
             live.before_forward(model)
 
-    return model.register_forward_pre_hook(ModuleHook(called))
+    def called_compiled(model: torch.nn.Module) -> None:
+        live = session()
+        if live is not None:
+            live.before_compiled_forward(model)
+
+    return model.register_forward_pre_hook(ModuleHook(called, in_compiled=called_compiled))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,19 +12,30 @@ import torch
 from ballast import _core
 from ballast.checks import refuse
 from ballast.connecting import Group
+from ballast.errors import FailureError
 from ballast.wrapper.managed_parameter import ManagedParameter, managed
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.offloaded_params import OffloadedParameters
+from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.units import Member, UnitOfMembers
 from ballast.wrapper.writes import Snapshot, is_elsewhere, is_same_kind, require_same_kind, users_of
+
+log = logging.getLogger("ballast")
 
 
 class FullParameters:
     """Keeps each parameter in its place, and notices when a user writes to one or assigns other memory."""
 
-    def __init__(self, group: Group, core: _core.Training, units: Sequence[UnitOfMembers]):
+    def __init__(
+        self,
+        group: Group,
+        overlapping: Callable[[_core.Training, Sequence[UnitOfMembers]], OverlappedGathers] | None,
+        core: _core.Training,
+        units: Sequence[UnitOfMembers],
+    ):
         self._group = group
+        self._gathers = None if overlapping is None else overlapping(core, units)
         self._core = core
         self._units = units
         self._members = [member for unit in units for member in unit.members]
@@ -61,8 +73,16 @@ class FullParameters:
         """Do nothing: there are no calls of modules to watch."""
 
     def after_step(self) -> None:
-        self._core.finish()
+        if self._gathers is None or any(self._open.values()):
+            self._core.finish()
+        else:
+            self._gathers.begin()
         self._watch_anew()
+
+    def finish(self) -> None:
+        """Wait until all parameters are updated and gathered."""
+        if self._gathers is not None:
+            self._gathers.finish()
 
     def require_offloadable(self, parameters: bool) -> None:
         """Do nothing: full parameters can always be offloaded."""
@@ -84,6 +104,8 @@ class FullParameters:
     def release(self, together: bool, gathers: bool) -> None:
         """Return the parameters to torch's memory."""
         self._watched = {}
+        if self._gathers is not None:
+            self._end_gathers(warns=together)
         if self._offloaded is not None:
             self._offloaded.is_gone = True
             for each in self._managed:
@@ -93,12 +115,21 @@ class FullParameters:
             is_ours = not each.is_collected and each.parameter.data.data_ptr() == place.data_ptr()
             each.release(each.parameter.data.clone() if is_ours else None)
 
+    def _end_gathers(self, *, warns: bool) -> None:
+        assert self._gathers is not None
+        try:
+            self._gathers.end()
+        except FailureError as error:  # this rank still returns its parameters
+            if warns:
+                log.warning("the training had failed before its parameters were gathered: %s", error)
+
     # --- Writes of the user ---
 
     @contextmanager
     def gathered(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Watch these parameters until the next update, which accepts all writes inside the block, also those that
         torch does not count. The ranks need not call it together."""
+        self.finish()
         numbers = [self._index[id(each)] for each in dict.fromkeys(parameters) if id(each) in self._index]
         self._watch(number for number in numbers if number not in self._watched)
         self._open.update(numbers)
@@ -121,6 +152,7 @@ class FullParameters:
     def writes(self) -> dict[Member, torch.Tensor]:
         """Return the parameters that were written to since the last update, each with its place in the library's
         memory."""
+        self.finish()
         return {
             self._members[number]: place for number, place in enumerate(self._places) if self._is_written(number, place)
         }

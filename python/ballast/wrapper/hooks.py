@@ -26,6 +26,7 @@ class Trainer(Protocol):
     def stage(self) -> int | None: ...
     def arrived(self, parameter: torch.nn.Parameter) -> None: ...
     def before_forward(self, module: torch.nn.Module) -> None: ...
+    def before_compiled_forward(self, module: torch.nn.Module) -> None: ...
     def before_module(self, module: torch.nn.Module) -> None: ...
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]: ...
     def close(self, *, together: bool) -> None: ...
@@ -54,11 +55,14 @@ def trainer_of(parameter: torch.Tensor) -> Trainer | None:
 
 class ModuleHook:
     """A hook that stays with its module: in a copy or a pickle of the module it does nothing. torch.compile() does not
-    compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only."""
+    compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only.
+    There it calls `in_compiled`, if there is one, instead of the hook."""
 
-    def __init__(self, hook: Callable[[torch.nn.Module], None]):
+    def __init__(
+        self, hook: Callable[[torch.nn.Module], None], in_compiled: Callable[[torch.nn.Module], None] | None = None
+    ):
         self._hook = hook
-        self._uncompiled = torch.compiler.disable(hook)
+        self._uncompiled = torch.compiler.disable(in_compiled or hook)
 
     def __call__(self, module: torch.nn.Module, *_: Any) -> None:
         if is_dynamo_compiling() or compiler_of_calls() is not None:
@@ -68,6 +72,17 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[type[Nothing], tuple[()]]:
         return Nothing, ()
+
+
+class EagerHook(ModuleHook):
+    """A hook that does nothing where something compiles, so that it does not cut a graph."""
+
+    def __init__(self, hook: Callable[[torch.nn.Module], None]):
+        self._hook = hook
+
+    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
+        if not is_dynamo_compiling() and compiler_of_calls() is None:
+            self._hook(module)
 
 
 class Nothing:

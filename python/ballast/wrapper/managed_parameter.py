@@ -64,7 +64,7 @@ InitialValues = Recorded | StoredTensor | Unknown
 
 
 class ManagedParameter:
-    """The one attribute that Ballast sets on a torch parameter.
+    """The attribute that Ballast sets on a torch parameter.
 
     A FULL or RELEASED parameter does not have it: torch uses such a parameter as any other, and its pickle has no trace
     of Ballast. The residence of the parameter keeps this object meanwhile.

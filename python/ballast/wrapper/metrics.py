@@ -26,6 +26,8 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
     own_tier, own_bytes = custom_state
     for tier, count in of_step["memory"].items():
         figures[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))
+    figures["sent_bytes/inside"] = float(of_step["sent_inside"])
+    figures["sent_bytes/across"] = float(of_step["sent_across"])
     for lane, busy in of_step["busy"].items():
         if busy > 0:
             figures[f"bytes/{lane}"] = float(of_step["bytes"][lane])

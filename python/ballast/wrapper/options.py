@@ -15,6 +15,7 @@ from ballast.formats import AUTO, Formats, each_pair
 from ballast.outer.options import DiLoCo
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
+from ballast.wire import Wire
 from ballast.wrapper.activation_options import ActivationOptions
 
 ALL_OF_A_SHARD = 1 << 60
@@ -31,6 +32,7 @@ class WrapOptions:
     state_format: tuple[str, ...] | None  # those to choose from, the most exact one first; None: see `formats`
     gradient_format: tuple[str, ...]
     update_in_backward: bool
+    overlap_gathers: bool
     elementwise: bool
     units: tuple[str, ...]  # classes of modules whose parameters are gathered together; empty: the repeated blocks
     run: str
@@ -40,7 +42,8 @@ class WrapOptions:
     threads: int
     timeout: float | None
     activations: ActivationOptions | None  # None: they stay on the device
-    outer: DiLoCo | None = None  # None: all hosts make each step together
+    wire: Wire
+    outer: DiLoCo | None  # None: all hosts make each step together
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
@@ -54,7 +57,9 @@ class WrapOptions:
         options.stream = stream
         options.keeps_timeline = self.timeline
         options.update_in_backward = self.update_in_backward
+        options.overlap_gathers = self.overlap_gathers and self.stage < 3  # in stage 3 they always overlap
         options.verify = self.verify
+        options.wire = self.wire.for_core()
         options.tile_elements = parse_size(self.tile)
         for kind, tiers in self.tiers.items():
             setattr(options, kind, spread_of(tiers))
@@ -157,7 +162,9 @@ def checked(options: WrapOptions) -> WrapOptions:
             f'run="{options.run}" and outer= exclude each other: drives do not keep the outer optimizer of a run',
             needed="ballast.save() and ballast.load_checkpoint(), which keep it",
         )
-    return _narrowed(options)
+    narrowed = _narrowed(options)
+    narrowed.wire.require_possible(narrowed.stage)
+    return narrowed
 
 
 def _require_count(name: str, value: Any, needed: str) -> None:

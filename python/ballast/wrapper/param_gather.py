@@ -120,6 +120,9 @@ class ParamGather:
         """Call `tell` before a module uses its parameters, from now on."""
         self.units.before_use = tell
 
+    def finish(self) -> None:
+        """Do nothing: parameters are waited for where they are gathered."""
+
     def after_step(self) -> None:
         """Forget calls that were interrupted. Updates continue while the next forward pass begins."""
         self._saved.end_all_calls()

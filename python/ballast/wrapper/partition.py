@@ -91,6 +91,10 @@ class Partition(ShardedState):
         """Tell the residence about a call of a module whose beginning it has missed."""
         self._residence.enter(module)
 
+    def finish(self) -> None:
+        """Wait until torch may read all parameters that it sees."""
+        self._residence.finish()
+
     def before_uses(self, tell: Callable[[torch.nn.Module], None] | None) -> None:
         """Call `tell` before a module uses sharded parameters, from now on."""
         self._residence.before_uses(tell)

@@ -15,6 +15,7 @@ from ballast.wrapper.full_params import FullParameters
 from ballast.wrapper.gpu import stream_on
 from ballast.wrapper.modules import outside_of, units_of_model
 from ballast.wrapper.options import WrapOptions, without_gpu
+from ballast.wrapper.overlapped_gathers import OverlappedGathers
 from ballast.wrapper.param_gather import ParamGather
 from ballast.wrapper.partition import Partition, StepInputs
 from ballast.wrapper.process_groups import ProcessGroups
@@ -52,9 +53,12 @@ class Planner:
         gpu = gpu_of(members)
         options = self.options.for_training(gpu=gpu, stream=stream_on(gpu))
         group = self.ranks.of_data
-        reside: Any = (
-            partial(FullParameters, group) if is_full else partial(ParamGather, self._wrapped.required_model, group, options)
-        )
+        reside: Any
+        if is_full:
+            overlaps = partial(OverlappedGathers, self._wrapped.required_model, options) if options.overlap_gathers else None
+            reside = partial(FullParameters, group, overlaps)
+        else:
+            reside = partial(ParamGather, self._wrapped.required_model, group, options)
         self.outside = outside_of(units, members)
         partition = Partition(units, self.ranks, self.step_inputs, options, reside)
         with ExitStack() as undoing:

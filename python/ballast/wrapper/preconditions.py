@@ -59,6 +59,15 @@ def require_model(model: torch.nn.Module | None) -> torch.nn.Module:
     return model
 
 
+def require_model_of_calls(model: torch.nn.Module | None) -> None:
+    """Refuse to overlap gathers without a model, on whose calls they depend."""
+    if model is None:
+        refuse(
+            "cannot overlap gathers without a model: each module waits for its parameters before it runs",
+            needed="ballast.wrap(optimizer, model, overlap_gathers=True)",
+        )
+
+
 def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's parameters and buffers to all ranks, trained or not. All ranks call it together."""
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]

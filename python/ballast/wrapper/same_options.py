@@ -21,10 +21,12 @@ SHARED = (
     "gradient_format",
     "max_grad_norm",
     "update_in_backward",
+    "overlap_gathers",
     "elementwise",
     "units",
     "run",
     "tile",
+    "wire",
 )
 
 
@@ -48,7 +50,8 @@ def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[st
     """Return everything that has to be the same on all ranks, by name.
 
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
-    >>> options = WrapOptions(2, "host", None, None, None, ("fp32",), False, False, (), "", False, 0, 0, 0, None, None)
+    >>> figures = (False, False, False, (), "", False, 0, 0, 0, None, None, Wire(), None)
+    >>> options = WrapOptions(2, "host", None, None, None, ("fp32",), *figures)
     >>> found = described(optimizer, options)
     >>> found["optimizer"], found["stage"], found["offload"], found["lr of parameter group 0"]
     ('SGD', '2', "{'gradients': {'host': 1.0}, 'state': {'host': 1.0}}", '0.5')

@@ -59,6 +59,8 @@ class Session:
         """Hook the parameters and the model, and begin with rank 0's values. All ranks call it together."""
         wrapped = self._wrapped
         model = wrapped.required_model if self.stage == 3 else wrapped.model
+        if self.options.overlap_gathers:
+            preconditions.require_model_of_calls(model)
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
         preconditions.require_untrained(model, mine, self.stage)
@@ -136,6 +138,12 @@ class Session:
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
+
+    def before_compiled_forward(self, module: torch.nn.Module) -> None:
+        """Do the same before a model runs that torch has compiled: operations in it do not wait for parameters."""
+        if self.plans.current is not None:
+            self.plans.current.finish()
+        self.before_forward(module)
 
     def before_module(self, module: torch.nn.Module) -> None:
         """Do the same before a module inside the model runs, if no step has begun: a user may call methods of the model

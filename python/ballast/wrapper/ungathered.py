@@ -34,7 +34,7 @@ _HARMLESS = {
 # Properties that need the values. All others are harmless.
 _NEED_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
-ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter. It is the only one that Ballast sets.
+ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter. PendingParameter has another one.
 
 
 class UsedThroughOwner(Protocol):
@@ -65,7 +65,7 @@ class Ungathered(torch.nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if _is_harmless(func):
+        if needs_no_values(func):
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
         used = [(each, owner) for each in _flat(args, (kwargs or {}).values()) if (owner := _owner_of(each)) is not None]
@@ -82,7 +82,8 @@ def _owner_of(value: Any) -> UsedThroughOwner | None:
     return None if managed is None else managed.owner
 
 
-def _is_harmless(func: Any) -> bool:
+def needs_no_values(func: Any) -> bool:
+    """Return whether a function of torch uses a parameter without its values."""
     name = _name_of(func)
     return name in _HARMLESS and not (name == "__get__" and func.__self__.__name__ in _NEED_VALUES)
 

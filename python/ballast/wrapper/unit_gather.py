@@ -30,6 +30,7 @@ class UnitGather:
         self, core: _core.Training, units: Sequence[UnitOfMembers], options: _core.TrainingOptions, *, warns: bool
     ):
         self._core = core
+        self._gathers_codes = core.gathers_codes
         self._gpu, self._stream = options.gpu, options.stream
         self._warns = warns  # one rank warns of views that outlive their parameter
         self._begins = [core.tensor_begins(unit) for unit in range(len(units))]
@@ -46,6 +47,7 @@ class UnitGather:
         self.now = NO_VIEWS  # the open unit's
         self.casts = CachedCasts()
         self.open_unit: int | None = None
+        self._is_exact = False  # whether the open unit has the parameters that ranks keep, although gathers are encoded
         self.full: set[int] = set()  # units that a block of gather() holds full
         self.is_gone = False  # the training has ended, and the values are lost
         self.is_over = False  # the training has ended, or another plan has the values
@@ -68,15 +70,18 @@ class UnitGather:
 
     # --- One unit at a time ---
 
-    def open(self, unit: int) -> None:
+    def open(self, unit: int, *, exact: bool = False) -> None:
+        """Show a unit's parameters. `exact`: those that ranks keep, even if gathers are encoded."""
         if unit in self.full:
             return
         require_stream(self._gpu, self._stream)
-        if self.open_unit == unit:
+        exact = exact and self._gathers_codes
+        if self.open_unit == unit and self._is_exact == exact:
             return
         self.require_there(self.units[unit].members[0])
         self.release_unit()
-        memory = self._core.acquire_parameters(unit)
+        acquire = self._core.acquire_exact_parameters if exact else self._core.acquire_parameters
+        memory = acquire(unit)
         key = (unit, memory.address)
         members = self.units[unit].members
         if key not in self._views:
@@ -84,7 +89,7 @@ class UnitGather:
                 tensors = views_in(memory, self.units[unit], self._begins[unit], members)
                 self._views[key] = GatheredViews(members, tensors)
         self.now = self._views[key]
-        self.open_unit = unit
+        self.open_unit, self._is_exact = unit, exact
         for each, view in zip(self._of_unit[unit], self.now.tensors):
             each.gather(view)
         self.casts.fill(unit, self.now.tensors)
@@ -128,10 +133,10 @@ class UnitGather:
 
     def copies_of(self, units: Iterable[int]) -> dict[Member, torch.Tensor]:
         """Return all values of these units. They are opened one after the other."""
-        return {member: self.copy_out(member) for unit in units for member in self.opened(unit)}
+        return {member: self.copy_out(member) for unit in units for member in self.opened(unit, exact=True)}
 
-    def opened(self, unit: int) -> Sequence[Member]:
-        self.open(unit)
+    def opened(self, unit: int, *, exact: bool = False) -> Sequence[Member]:
+        self.open(unit, exact=exact)
         return self.units[unit].members
 
     def copy_out(self, member: Member) -> torch.Tensor:
@@ -170,7 +175,7 @@ class UnitGather:
     def release_values(self) -> None:
         """Give all values to torch. All ranks do this together."""
         for number in range(len(self.units)):
-            copies = [(member, self.copy_out(member)) for member in self.opened(number)]
+            copies = [(member, self.copy_out(member)) for member in self.opened(number, exact=True)]
             self.release_unit()
             for member, values in copies:
                 self._managed[member].release(values)

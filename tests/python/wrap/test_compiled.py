@@ -11,15 +11,20 @@ def by_torch():
     return losses
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, stage):
-    for trained in run_ranks(2, compiled.train_in_all_configurations, stage):
+OPTIONS = [{"stage": 0}, {"stage": 2}, {"stage": 2, "overlap_gathers": True}, {"stage": 3}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_compiled_model_is_trained_as_a_plain_one(by_torch, options):
+    for trained in run_ranks(2, compiled.train_in_all_configurations, options):
         for configuration, (losses, graphs) in zip(compiled.CONFIGURATIONS, trained):
             assert losses == pytest.approx(by_torch, rel=1e-4), configuration
             assert graphs > 0, configuration
 
 
-def test_the_library_is_not_compiled_with_it():
+@pytest.mark.parametrize("configuration", ["after", "blocks after"])
+def test_the_library_is_not_compiled_with_it(configuration):
     """A wrapped model compiles to as many graphs as a plain one."""
-    [(_, wrapped)], [(_, plain)] = (run_ranks(1, compiled.train, stage, "after") for stage in (2, None))
-    assert wrapped == plain
+    every = (None, {"stage": 2}, {"stage": 2, "overlap_gathers": True})
+    [(_, plain)], *wrapped = (run_ranks(1, compiled.train, options, configuration) for options in every)
+    assert [graphs for [(_, graphs)] in wrapped] == [plain, plain]

@@ -9,22 +9,23 @@ import torch
 from python.wrap.support import copies
 from python.wrap.support.ranks import run_ranks
 
-every_stage = pytest.mark.parametrize("stage", [0, 2, 3])
+BELOW_STAGE_3 = [{"stage": 0}, {"stage": 2}, {"stage": 2, "overlap_gathers": True}]
+everywhere = pytest.mark.parametrize("options", [*BELOW_STAGE_3, {"stage": 3}], ids=str)
 
 
-@every_stage
-def test_a_copy_is_used_and_changed_and_the_training_does_not_notice(stage):
+@everywhere
+def test_a_copy_is_used_and_changed_and_the_training_does_not_notice(options):
     """One rank alone evaluates an average of the weights, without waiting for other ranks."""
-    disturbed, undisturbed = (run_ranks(2, copies.average_of_weights, stage, used) for used in (True, False))
+    disturbed, undisturbed = (run_ranks(2, copies.average_of_weights, options, used) for used in (True, False))
     assert disturbed == undisturbed
 
 
-@every_stage
-def test_a_copy_is_trained_by_an_optimizer_of_its_own(stage):
-    model, optimizer = copies.begun(stage)
+@everywhere
+def test_a_copy_is_trained_by_an_optimizer_of_its_own(options):
+    model, optimizer = copies.begun(**options)
     with ballast.gather(model):
         copied = copy.deepcopy(model)
-    other = ballast.wrap(torch.optim.AdamW(copied.parameters(), lr=0.1), copied, stage=stage)
+    other = ballast.wrap(torch.optim.AdamW(copied.parameters(), lr=0.1), copied, **options)
     for each, step in ((copied, other.step), (model, optimizer.step)):
         each(torch.ones(20)).sum().backward()
         step()
@@ -34,9 +35,9 @@ def test_a_copy_is_trained_by_an_optimizer_of_its_own(stage):
     assert (optimizer.steps, other.steps) == (2, 1)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
-def test_a_model_below_stage_3_is_pickled_with_its_values(stage):
-    model, optimizer = copies.begun(stage)
+@pytest.mark.parametrize("options", BELOW_STAGE_3, ids=str)
+def test_a_model_below_stage_3_is_pickled_with_its_values(options):
+    model, optimizer = copies.begun(**options)
     read = pickle.loads(pickle.dumps(model))
     assert torch.equal(read(torch.ones(20)), model(torch.ones(20)))
     optimizer.close()
@@ -44,6 +45,6 @@ def test_a_model_below_stage_3_is_pickled_with_its_values(stage):
 
 
 def test_a_model_in_stage_3_is_not_pickled():
-    model, _ = copies.begun(3)
+    model, _ = copies.begun(stage=3)
     with pytest.raises(ballast.UsageError, match="pickle(.|\n)*state_dict"), ballast.gather(model):
         pickle.dumps(model)

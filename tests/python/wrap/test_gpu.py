@@ -21,6 +21,7 @@ emulated = pytest.param("emulated", marks=pytest.mark.emulated)
 on_devices = pytest.mark.parametrize("device", ["cpu", emulated, pytest.param("cuda", marks=a_gpu())])
 CONFIGURATIONS = [
     {"stage": 2},
+    {"stage": 2, "overlap_gathers": True},
     {"stage": 2, "offload": "host"},
     {"stage": 3},
     {"stage": 3, "offload": "host"},

@@ -33,6 +33,7 @@ def check_close(one, other, tolerance=1e-6):
 )
 def test_all_stages_and_tiers_train_as_ddp_does_and_with_the_same_bits(ranks, training, tolerance, tmp_path):
     configurations = [{"stage": stage} for stage in (0, 1, 2, 3)]
+    configurations += [{"stage": stage, "overlap_gathers": True} for stage in (0, 2)]
     configurations += [{"stage": stage, "offload": where} for stage in (0, 2) for where in ("host", f"nvme:{tmp_path}")]
     for (losses, parameters), first, *others in run_ranks(ranks, bodies.in_every_configuration, training, configurations):
         check_close([torch.tensor(first[0])], [torch.tensor(losses)], tolerance)
@@ -67,7 +68,7 @@ def test_ranks_begin_with_the_parameters_of_rank_0():
 
 def test_parameters_that_are_used_on_some_ranks_only():
     # In stage 3 all ranks gather the same units.
-    configurations = [{"stage": 0}, {"stage": 2}, {"stage": 3, "units": ("Routed",)}]
+    configurations = [{"stage": 0}, {"stage": 2}, {"stage": 2, "overlap_gathers": True}, {"stage": 3, "units": ("Routed",)}]
     for expected, *all_ours in run_ranks(2, bodies.routed, configurations):
         for ours in all_ours:
             check_close(ours, expected)

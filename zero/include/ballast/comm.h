@@ -17,14 +17,26 @@
 
 namespace ballast {
 
-// The library's own: the GPU stream that a group works on, and the reason why integers are added.
+// The library's own: the GPU stream that a group works on, the codes in which a collective sends values, and the reason why
+// integers are added.
 struct Channel;
+struct Encoding;
 enum class Purpose : std::uint8_t;
 
 // The reason that a rank gives when it leaves its job.
 struct LeaveReason {
   std::string words = "it closed its group";
   bool has_failed = false;  // true: all ranks fail; false: only ranks that need this one fail
+};
+
+// The bytes that a rank has sent to other ranks, or that those have read in its memory.
+struct SentBytes {
+  std::size_t inside = 0;  // to ranks of its host
+  std::size_t across = 0;  // to other hosts
+
+  friend SentBytes operator+(const SentBytes& one, const SentBytes& other) {
+    return {one.inside + other.inside, one.across + other.across};
+  }
 };
 
 // Threads: one thread at a time uses a communicator. Other threads may use other communicators of the process
@@ -49,6 +61,15 @@ class Communicator {
   // the ranks of each host, and then that of the hosts: see ConnectOptions::ranks_per_host.
   virtual void reduce_scatter(ConstView all, View into) = 0;
   virtual void all_reduce(ConstView all, View into) = 0;
+  // The same with encoded values, which are rounded on their way. A group of one rank sends nothing and rounds nothing. A
+  // communicator that does not override them refuses them (B1005).
+  virtual void all_gather(ConstView mine, View all, const Encoding& encoding);
+  virtual void reduce_scatter(ConstView all, View into, const Encoding& encoding);
+  virtual void all_reduce(ConstView all, View into, const Encoding& encoding);
+  // The ranks whose values an encoded reduction adds before it encodes the sums for other hosts: ConnectOptions::ranks_per_host.
+  virtual std::size_t ranks_per_host() const { return 1; }
+  virtual SentBytes sent() const { return {}; }  // in all collectives so far; any thread may call
+
   // Adds integers, which are exact in any order, in place.
   void all_reduce(std::span<std::int64_t> values);
   virtual void all_reduce(std::span<std::int64_t> values, Purpose purpose) = 0;

@@ -10,6 +10,7 @@
 #include <ballast/planner.h>
 #include <ballast/schedule.h>
 #include <ballast/state_format.h>
+#include <ballast/wire.h>
 
 #include <cstddef>
 #include <filesystem>
@@ -50,6 +51,7 @@ struct TrainingOptions {
   std::size_t micro_steps = 1;
   Trace trace{};  // of each micro-step, if it is known; else in order of declaration, until another order comes twice
   Schedule schedule{};
+  Wire wire{};  // exact by default
   double max_norm = optim::no_clipping;
   // Ranks with other parts of the same model: the norm is over theirs too. Outlives the training.
   Communicator* norm_group = nullptr;

@@ -8,6 +8,7 @@
 #include <ballast/placement.h>
 #include <ballast/schedule.h>
 #include <ballast/state_format.h>
+#include <ballast/wire.h>
 
 #include <array>
 #include <cstddef>
@@ -84,6 +85,7 @@ struct ChoiceInput {
   std::size_t tile_elements = 0;  // at most in a tile; 0: as TrainingOptions says
   std::size_t micro_steps = 1;
   Schedule schedule{};
+  Wire wire{};
   Trace trace{};                    // of each micro-step; empty: the order of declaration
   bool full_records = false;        // records hold parameters too
   Tier activations = Tier::device;  // that the offloaded activations go to. Their bytes are not in the ledger

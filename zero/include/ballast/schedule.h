@@ -27,6 +27,7 @@ struct Visit {
   Phase phase = Phase::forward;
   // Its memory is needed until the next visit ends, because tied tensors of two units are used together.
   bool held = false;
+  bool exact = false;  // with the parameters as ranks keep them, even if Wire::gather is not exact
 
   bool operator==(const Visit&) const = default;
 };
@@ -40,6 +41,9 @@ struct Schedule {
   std::size_t staging_slots = 8;    // records in memory at once, on their way from and to the drive
   std::size_t kept_records = 0;     // tiles whose records stay in memory and are not read: the first ones of a step
   bool update_in_backward = false;  // as soon as a unit's gradients are summed; then nothing can be clipped or skipped
+  // Units are updated and gathered in the order of the next forward, even if only backward uses are leased, and
+  // Training::wait_for_parameters() can wait for each unit.
+  bool overlap_gathers = false;
 };
 
 }  // namespace ballast

@@ -61,6 +61,8 @@ struct Metrics {
   std::array<double, lane_count> stalls{};      // seconds that the trainer waited, by the lane it waited for
   std::array<double, phase_count> exposed{};    // the same, by phase
   bool timed = true;                            // false on a GPU without a timeline: only times on the host are known
+  std::size_t sent_inside = 0;                  // bytes that this rank sent to ranks of its host
+  std::size_t sent_across = 0;                  // bytes that it sent to other hosts
   TierBytes memory{};                           // reserved now
 
   double own_seconds() const;  // of the trainer, without its waits; if timed

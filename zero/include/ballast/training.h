@@ -56,6 +56,10 @@ class Training {
   // --- A step: leases of units, forward and backward, and then the step.
   Lease forward(std::size_t unit);
   Lease backward(std::size_t unit);
+  // Like forward(), with the parameters as ranks keep them even if Wire::gather is not exact: to write or export them. All ranks
+  // call together. If Wire::gather is not exact it is another use than forward(), so a step without it in the plan is served on
+  // demand from here on; an order that comes twice in a row becomes the plan.
+  Lease exact_parameters(std::size_t unit);
 
   // The norm of the gradients that the step would use, before clipping. All ranks call together, and the step comes next.
   double gradient_norm(double loss_scale = 1.0);
@@ -69,6 +73,9 @@ class Training {
   // use groups(). step_prepared() ends such a step.
   void prepare(const StepOptions& options);
   StepResult step_prepared();
+  // With Schedule::overlap_gathers, step() returns while full parameters are still updated and gathered. This waits for
+  // those of a unit, in the order of the trainer's stream. Each rank may call it as it likes.
+  void wait_for_parameters(std::size_t unit);
   void finish();  // waits until all operations are done
 
   std::vector<optim::Rule>& groups();  // the caller may change them between steps, such as a learning rate

@@ -1,25 +1,26 @@
 """Trainings that copy a wrapped model."""
 
 import copy
+from typing import Any
 
 import ballast
 import torch
 from python.wrap.support.loops import mlp
 
 
-def begun(stage: int):
+def begun(**options):
     """Return the model and optimizer of a training after its first step."""
     model = mlp()
-    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, stage=stage)
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, **options)
     model(torch.ones(20)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
 
 
-def average_of_weights(rank: int, stage: int, used: bool) -> list[float]:
+def average_of_weights(rank: int, options: dict[str, Any], used: bool) -> list[float]:
     """Return the losses of a training. If `used` is set, rank 0 evaluates an average of the weights after each step."""
-    model, optimizer = begun(stage)
+    model, optimizer = begun(**options)
     with ballast.gather(model):
         average = copy.deepcopy(model)
     losses = []

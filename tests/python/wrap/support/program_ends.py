@@ -1,5 +1,5 @@
 """Forks ranks that end as programs do: unlike processes of multiprocessing, they pass through the interpreter's finalization
-after an exception, sys.exit() or a normal end. Torch is imported only once.
+after an exception, sys.exit() or a normal end. torch and Ballast are imported only once.
 
 Each line of its input is a job: {"script", "arguments", "ranks", "environment", "leaver", "folder"}. The answer is a line with
 the exit status of each rank. Rank N writes its output to the files N.out and N.err of the folder."""
@@ -55,6 +55,7 @@ def close(*descriptors: int) -> None:
 
 
 if __name__ == "__main__":
+    import ballast.wrapper.optimizer  # noqa: F401
     import torch._dynamo  # noqa: F401  seconds, once
 
     if job := rank_to_run():

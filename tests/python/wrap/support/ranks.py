@@ -19,7 +19,7 @@ def run_ranks(
     """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks, except those of ranks that
     are to be lost. The store is a file, or in the memory of rank 0 with "tcp"."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])  # seconds, once
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"])  # seconds, once
     with TemporaryDirectory() as folder:
         where = f"file://{Path(folder) / 'store'}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
         ends = [context.Pipe(duplex=False) for _ in range(size)]

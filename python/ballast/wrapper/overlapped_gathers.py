@@ -1,0 +1,93 @@
+"""Below stage 3, with `overlap_gathers=True`: step() returns while parameters are gathered, and each use waits for them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from ballast import _core
+from ballast._torch_compat import is_compiled
+from ballast.wrapper.gpu import require_stream
+from ballast.wrapper.hooks import EagerHook
+from ballast.wrapper.pending import make_ordinary, make_pending
+from ballast.wrapper.units import UnitOfMembers
+
+
+class OverlappedGathers:
+    """Makes the parameters of each unit pending when a step returns, until the first use of one of them. A module waits for its
+    own before it runs, because functions that torch does not dispatch, such as those of C++ extensions, cannot wait."""
+
+    def __init__(
+        self, model: torch.nn.Module, options: _core.TrainingOptions, core: _core.Training, units: Sequence[UnitOfMembers]
+    ):
+        self._core = core
+        self._model = weakref.ref(model)
+        self._gpu, self._stream = options.gpu, options.stream
+        self._parameters = [[member.parameter for member in unit.trained] for unit in units]
+        self._unit_of = {id(each): unit for unit, members in enumerate(self._parameters) for each in members}
+        self._pending: dict[int, list[type[torch.nn.Parameter]]] = {}  # by unit, the classes of its parameters
+        self._hooks = [
+            module.register_forward_pre_hook(EagerHook(self._before_call(units_of_it)), prepend=True)
+            for module in model.modules()
+            if (units_of_it := self._units_of(module))
+        ]
+
+    def begin(self) -> None:
+        """Note that a step has returned. What torch has compiled cannot wait, so this waits where a module is compiled."""
+        model = self._model()
+        if model is None or any(map(is_compiled, model.modules())):
+            self._core.finish()
+            self._make_all_ordinary()
+            return
+        for unit, parameters in enumerate(self._parameters):
+            if unit not in self._pending:
+                self._pending[unit] = [type(each) for each in parameters]
+                for each in parameters:
+                    make_pending(each, partial(self.wait_for, unit))
+
+    def finish(self) -> None:
+        """Wait for all parameters."""
+        if self._pending:
+            self._core.finish()
+            self._make_all_ordinary()
+
+    def wait_for(self, unit: int) -> None:
+        """Wait for the parameters of a unit, in the order of the training's stream."""
+        if unit in self._pending:
+            require_stream(self._gpu, self._stream)
+            self._core.wait_for_parameters(unit)
+            self._make_ordinary(unit)
+
+    def end(self) -> None:
+        """Wait for all parameters, and remove the hooks. If the training has failed, raise its error after that."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        try:
+            self.finish()
+        finally:
+            self._make_all_ordinary()
+
+    def _make_all_ordinary(self) -> None:
+        for unit in [*self._pending]:
+            self._make_ordinary(unit)
+
+    def _make_ordinary(self, unit: int) -> None:
+        for parameter, kind in zip(self._parameters[unit], self._pending.pop(unit)):
+            make_ordinary(parameter, kind)
+
+    def _units_of(self, module: torch.nn.Module) -> list[int]:
+        """Return the units of the module's own parameters."""
+        own = (self._unit_of.get(id(each)) for each in module.parameters(recurse=False))
+        return sorted({unit for unit in own if unit is not None})
+
+    def _before_call(self, units: list[int]) -> Callable[[torch.nn.Module], None]:
+        def wait(_: torch.nn.Module) -> None:
+            if self._pending:
+                for unit in units:
+                    self.wait_for(unit)
+
+        return wait

@@ -1,0 +1,9 @@
+#pragma once
+
+#include <cstddef>
+
+namespace ballast {
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+}  // namespace ballast
