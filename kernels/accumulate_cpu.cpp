@@ -7,8 +7,6 @@
 namespace ballast::kernels {
 namespace {
 
-constexpr std::size_t arrays_in_a_pass = 32;  // that the CPU's prefetchers follow
-
 // Adds in several passes, and rounds when all is added.
 void sum_and_round(const Cpu& cpu, std::span<const ConstView> from, std::size_t first, const Numbers& into) {
   std::vector<float> sums(into.count);

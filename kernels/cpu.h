@@ -14,6 +14,8 @@ struct Cpu {
   Threads threads;
 };
 
+constexpr std::size_t arrays_in_a_pass = 32;  // of a sum; the CPU's prefetchers follow as many
+
 void update(const Cpu& cpu, const TileMemory& tile, std::span<const Run> runs, std::span<const GroupStep> groups);
 void cast(const Cpu& cpu, const ConstView& from, const View& to);
 void fill(const Cpu& cpu, const View& to, float value);

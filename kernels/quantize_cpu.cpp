@@ -7,8 +7,6 @@
 namespace ballast::kernels {
 namespace {
 
-constexpr std::size_t arrays_in_a_pass = 32;  // that the CPU's prefetchers follow
-
 void sum_in_passes(const Cpu& cpu, const std::span<const ConstView> from, CodeBits bits, std::size_t first,
                    const Numbers& into) {
   each_pass(

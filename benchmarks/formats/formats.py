@@ -1,8 +1,9 @@
 """Compare the losses of a GPT of 30 million parameters in each state format and gradient format with those in fp32.
 
-Each run that ends is added to a file, and a run in the file is not repeated: the suite can be stopped and started again. A run
-of 2,000 steps takes about half an hour of one core. All variants of a seed have the same start and the same batches. A line's
-value is the mean of the last losses of all seeds; variants that lack a seed have no line.
+Each run that ends is added to a file, and a run in the file is not repeated. The suite can be stopped at any time, and
+continues the run that was stopped. A run of 2,000 steps takes about half an hour of one core. All variants of a seed have the
+same start and the same batches. A line's value is the mean of the last losses of all seeds; variants that lack a seed have no
+line.
 """
 
 import argparse
@@ -56,7 +57,7 @@ class Trainer:
 
         begin = time.monotonic()
         run = self._run(case, self._texts[case.task.name], self._steps(case.task), self.start() or {})
-        losses = run.train()
+        losses = run.train(self._options.runs.with_suffix("") / folder_of(case, self._options.steps))
         run.optimizer.close()
         if case == START:
             kept = {"setting": self.settings[case.task.name], "parameters": run.model.state_dict()}
@@ -79,6 +80,11 @@ class Trainer:
 
     def _start_file(self) -> Path:
         return self._options.runs.with_suffix(".start.pt")
+
+
+def folder_of(case: Case, steps: int) -> str:
+    """Return the name of the folder with what a stopped run has trained."""
+    return "-".join((case.task.name, case.variant.state, case.variant.gradients, f"seed-{case.seed}", f"{steps}-steps"))
 
 
 def command_of(case: Case, steps: int) -> str:

@@ -4,7 +4,9 @@ The parameters are bf16. Forward and backward passes compute in fp32 on the valu
 in bf16: CPUs without bf16 arithmetic compute faster so.
 """
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import ballast
@@ -49,13 +51,25 @@ class Run:
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, steps, case.task.warm_up))
 
-    def train(self) -> Losses:
-        curve = []
-        for step in range(self.steps):
+    def train(self, unfinished: Path) -> Losses:
+        """Train to the end. Until then the folder has a checkpoint of each point of the curve, and a stopped run continues."""
+        curve = self.resume(unfinished)
+        for step in range(self.optimizer.steps, self.steps):
             self.step(step)
             if (step + 1) % (self.steps // POINTS) == 0:
                 curve.append((step + 1, self.validate(SEQUENCES)))
+                progress = {"curve": curve, "schedule": self.schedule.state_dict()}
+                ballast.save(unfinished, self.model, self.optimizer, extra=progress)
+        shutil.rmtree(unfinished)
         return Losses(curve, self.validate(8 * SEQUENCES))
+
+    def resume(self, unfinished: Path) -> list[tuple[int, float]]:
+        """Load the checkpoint, if there is one. Return the points of the curve so far."""
+        if not unfinished.exists():
+            return []
+        progress = ballast.load_checkpoint(unfinished, self.model, self.optimizer)
+        self.schedule.load_state_dict(progress["schedule"])
+        return progress["curve"]
 
     def step(self, step: int) -> None:
         for micro_step in range(MICRO_STEPS):

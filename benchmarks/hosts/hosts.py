@@ -94,13 +94,18 @@ def table(cases: list[Case], runs: Runs) -> str:
     return text
 
 
+def tolerance_of(case: Case) -> float:
+    """Return the largest difference from DDP's losses. Codes round as numbers of 16 bits do, or more."""
+    return TOLERANCES["bfloat16" if "wire" in case.system.options else case.workload.dtype]
+
+
 def with_other_losses(cases: list[Case], runs: Runs) -> list[Case]:
     """Return the cases whose losses differ from DDP's by more than the tolerance."""
     return [
         case
         for case in cases
         if case.system.trains
-        and largest_difference(runs[case][0].losses, runs[case.of(DDP)][0].losses) > TOLERANCES[case.workload.dtype]
+        and largest_difference(runs[case][0].losses, runs[case.of(DDP)][0].losses) > tolerance_of(case)
     ]
 
 

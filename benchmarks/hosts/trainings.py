@@ -7,11 +7,13 @@ from sites import SITES, Site
 from systems import ALONE, DDP, FSDP, SYSTEMS, System, deepspeed_name
 
 HYBRID = "FSDP2, hybrid"
+OVERLAPPED = "Ballast stage 2, overlapped"
 INT8 = "codes of 8 bits"
 NAMES = [ALONE, DDP, FSDP, *(deepspeed_name(stage) for stage in (1, 2, 3)), *(f"Ballast stage {stage}" for stage in (1, 2, 3))]
 TRAINED = [
     *(system for system in SYSTEMS if system.name in NAMES),
     System(HYBRID, "HybridFsdp", {}, (ALONE, DDP)),
+    System(OVERLAPPED, "Ballast", {"stage": 2, "overlap_gathers": True}, (ALONE, DDP)),
     System(f"Ballast stage 2, {INT8}", "Ballast", {"stage": 2, "wire": {"reduce": "int8"}}, (ALONE, DDP)),
     System(f"Ballast stage 3, {INT8}", "Ballast", {"stage": 3, "wire": "int8"}, (ALONE, DDP)),
 ]

@@ -14,10 +14,8 @@ def stages(options: Options) -> tuple[int, ...]:
     """Return the requested stage, or else all stages that differ."""
     if options.stage is not None:
         return (options.stage,)
-    if options.wire.gathers_codes and options.ranks > 1:
-        return (3,)  # below stage 3 no parameters are gathered in codes
     if options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0):
-        return STAGES
+        return options.wire.stages(STAGES, options.ranks)
     return (3,)  # below stage 3 parameters stay on the device
 
 

@@ -11,6 +11,7 @@ from ballast import _core
 from ballast.formats import Formats
 from ballast.sizes import human_amount, human_count, human_size, human_time
 from ballast.tiers import in_words
+from ballast.wire import formats_in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
@@ -155,8 +156,7 @@ class Plan:
     def _head(self) -> list[str]:
         billions = self.parameters / 1e9
         gpus = f"{self.ranks} x {self.gpu.upper()}"
-        wire = "".join(f", {kind} {name}" for kind, name in self.wire.items())
-        how = f"{self.where()}; {self.formats()}" + (f"; on the wire{wire[1:]}" if wire else "")
+        how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
         return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", how]
 
     def _memory_lines(self) -> list[str]:

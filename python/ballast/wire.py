@@ -38,7 +38,11 @@ class Wire:
         return {kind: name for kind, name in asdict(self).items() if name not in (EXACT, None)}
 
     def __str__(self) -> str:
-        return ", ".join(f"{kind} {name}" for kind, name in self.given().items()) or EXACT
+        return formats_in_words(self.given()) or EXACT
+
+    def stages(self, known: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """Return those of the known stages to choose from. Below stage 3 no parameters are gathered, so none are encoded."""
+        return (3,) if self.gathers_codes and ranks > 1 else known
 
     def for_core(self) -> _core.Wire:
         wire = _core.Wire()
@@ -49,6 +53,10 @@ class Wire:
     def require_possible(self, stage: int | None) -> None:
         """Refuse formats that this stage cannot have, on any number of ranks. A stage that is not chosen yet may become 3."""
         self.for_core().check(_core.placement_of_stage(3 if stage is None else stage, 2))
+
+
+def formats_in_words(given: Mapping[str, str]) -> str:
+    return ", ".join(f"{kind} {name}" for kind, name in given.items())
 
 
 def read_wire(given: object, stage: int | None) -> Wire:

@@ -1,6 +1,7 @@
 """Tests that the formats suite trains, with a tiny model. They need the built package."""
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +42,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(case: Case, steps: int = 20) -> loss_run.Losses:
     run = loss_run.Run(case, WORDS, steps, {})
-    losses = run.train()
+    with tempfile.TemporaryDirectory() as folder:
+        losses = run.train(Path(folder) / "unfinished")
+        assert list(Path(folder).iterdir()) == []
     run.optimizer.close()
     return losses
 
@@ -60,6 +63,25 @@ def test_a_format_changes_the_losses(other: Variant):
     assert trained(Case(TRAINING, other, 0)) != trained(Case(TRAINING, REFERENCE, 0))
 
 
+@pytest.mark.parametrize("variant", [FIRST[2], Variant("compact", "bf16")], ids=lambda variant: variant.name)
+def test_a_stopped_run_continues_with_the_same_losses(variant: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    case = Case(TRAINING._replace(learning_rate=1e-2), variant, 0)
+
+    def stop(run: loss_run.Run, step: int) -> None:
+        if step == 12:
+            raise KeyboardInterrupt
+        one_step(run, step)
+
+    one_step = loss_run.Run.step
+    with monkeypatch.context() as stopping, pytest.raises(KeyboardInterrupt):
+        stopping.setattr(loss_run.Run, "step", stop)
+        loss_run.Run(case, WORDS, 20, {}).train(tmp_path / "unfinished")
+    run = loss_run.Run(case, WORDS, 20, {})
+    assert run.train(tmp_path / "unfinished") == trained(case)
+    run.optimizer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_split_has_the_losses_of_fp32():
     assert trained(Case(TRAINING, Variant("split", "fp32"), 0)) == trained(Case(TRAINING, REFERENCE, 0))
 
@@ -74,11 +96,11 @@ def test_parameters_are_bf16_and_computed_with_in_fp32():
     run.optimizer.close()
 
 
-def test_seeds_of_fine_tuning_differ_in_their_batches_alone():
+def test_seeds_of_fine_tuning_differ_in_their_batches_alone(tmp_path: Path):
     start = loss_run.Run(START, WORDS, 20, {}).model.state_dict()
     tuned = [loss_run.Run(Case(FINE_TUNING, REFERENCE, seed), WORDS, 20, start) for seed in (0, 1)]
     assert tuned[0].validate(4) == tuned[1].validate(4)
-    assert tuned[0].train() != tuned[1].train()
+    assert tuned[0].train(tmp_path / "0") != tuned[1].train(tmp_path / "1")
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth():

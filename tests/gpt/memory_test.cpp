@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "kernels/runtime/system_files.h"
+#include "tests/mebibyte.h"
 #include "tests/sanitizer.h"
 #include "tests/skip.h"
 #include "tests/temporary_directory.h"
@@ -12,8 +13,6 @@
 using namespace ballast;
 
 namespace {
-
-constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
 // 80 million parameters in 4 layers: hundreds of MiB, little arithmetic.
 constexpr const char* model = "--layers 4 --width 1280 --heads 16 --context 64 --batch 1 --steps 2";

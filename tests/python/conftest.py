@@ -26,7 +26,8 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
 BUILT = any((PACKAGE / "ballast").glob("_core*.so"))
 if BUILT:
     sys.path.insert(0, str(PACKAGE))
-    os.environ["PYTHONPATH"] = str(PACKAGE)  # of multiprocessing's fork server
+    # The fork server of multiprocessing imports Ballast once for all ranks, but not before the emulation is installed.
+    os.environ["PYTHONPATH"] = "" if IS_EMULATED else str(PACKAGE)
     if IS_EMULATED:
         from python import emulated_gpu  # needs torch
 

@@ -13,7 +13,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/host_limits.h"
 #include "kernels/runtime/host_pages.h"
-#include "tests/mib.h"
+#include "tests/mebibyte.h"
 #include "tests/runtime/process.h"
 #include "tests/skip.h"
 
@@ -78,7 +78,7 @@ TEST_CASE("a buffer in the memory of the caller's allocator is booked too") {
 TEST_CASE("a host buffer has exactly its size, aligned, zeroed and writable to its end") {
   MemoryAccounts accounts;
   for (const std::size_t bytes :
-       {std::size_t{1}, std::size_t{4095}, std::size_t{4097}, 3 * mib, 4 * mib, 5 * mib + 1}) {
+       {std::size_t{1}, std::size_t{4095}, std::size_t{4097}, 3 * mebibyte, 4 * mebibyte, 5 * mebibyte + 1}) {
     const Buffer buffer = allocate(accounts, {.bytes = bytes, .owner = "moments"});
     INFO(bytes);
     CHECK(buffer.bytes() == bytes);
@@ -89,17 +89,17 @@ TEST_CASE("a host buffer has exactly its size, aligned, zeroed and writable to i
     CHECK(accounts.usage(MemoryKind::pageable, "moments").now == bytes);
   }
   CHECK(accounts.total(MemoryKind::pageable).now == 0);
-  CHECK(accounts.total(MemoryKind::pageable).peak == 5 * mib + 1);
+  CHECK(accounts.total(MemoryKind::pageable).peak == 5 * mebibyte + 1);
 }
 
 TEST_CASE("host memory is resident at once, and no larger than requested") {
   MemoryAccounts accounts;
-  const std::size_t bytes = 33 * mib + 1;  // the next power of two is far away
+  const std::size_t bytes = 33 * mebibyte + 1;  // the next power of two is far away
   const std::size_t resident = own_bytes("VmRSS:");
   const std::size_t mapped = own_bytes("VmSize:");
   const Buffer buffer = allocate(accounts, {.bytes = bytes, .owner = "moments"});
-  CHECK(own_bytes("VmRSS:") - resident >= bytes - mib);
-  CHECK(own_bytes("VmSize:") - mapped <= bytes + mib);
+  CHECK(own_bytes("VmRSS:") - resident >= bytes - mebibyte);
+  CHECK(own_bytes("VmSize:") - mapped <= bytes + mebibyte);
 }
 
 TEST_CASE("a buffer of no bytes is valid") {
@@ -115,7 +115,7 @@ TEST_CASE("a buffer of no bytes is valid") {
 
 TEST_CASE("a moved-from buffer is empty") {
   MemoryAccounts accounts;
-  Buffer first = allocate(accounts, {.bytes = 4 * mib, .owner = "a"});
+  Buffer first = allocate(accounts, {.bytes = 4 * mebibyte, .owner = "a"});
   std::byte* const data = first.data();
   Buffer second = std::move(first);
   CHECK(second.data() == data);
@@ -149,16 +149,16 @@ TEST_CASE("an allocation that fails leaves nothing booked") {
   CHECK_THROWS_AS(allocate(accounts, {.bytes = std::size_t{1} << 50, .owner = "a"}), ResourceError);
   CHECK(accounts.total(MemoryKind::pageable).now == 0);
   CHECK(accounts.total(MemoryKind::pageable).peak == 0);
-  accounts.limit(MemoryKind::pageable, mib);
-  CHECK_THROWS_WITH(allocate(accounts, {.bytes = 2 * mib, .owner = "a"}), Catch::Contains("B2004"));
-  CHECK_NOTHROW(allocate(accounts, {.bytes = mib, .owner = "a"}));
+  accounts.limit(MemoryKind::pageable, mebibyte);
+  CHECK_THROWS_WITH(allocate(accounts, {.bytes = 2 * mebibyte, .owner = "a"}), Catch::Contains("B2004"));
+  CHECK_NOTHROW(allocate(accounts, {.bytes = mebibyte, .owner = "a"}));
 }
 
 TEST_CASE("a limit on the address space is named by the error") {
   CHECK(in_child([] {
-          const rlimit limit{own_bytes("VmSize:") + 64 * mib, RLIM_INFINITY};
+          const rlimit limit{own_bytes("VmSize:") + 64 * mebibyte, RLIM_INFINITY};
           setrlimit(RLIMIT_AS, &limit);
-          return refusal(256 * mib, "RLIMIT_AS");
+          return refusal(256 * mebibyte, "RLIMIT_AS");
         }) == 0);
 }
 
@@ -169,15 +169,15 @@ TEST_CASE("an allocation above the container's limit is refused") {
       fs::path(v1 ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup") / ("ballast-test-" + std::to_string(getpid()));
   std::error_code error;
   fs::create_directory(group, error);
-  std::ofstream(group / (v1 ? "memory.limit_in_bytes" : "memory.max")) << 256 * mib << std::flush;
+  std::ofstream(group / (v1 ? "memory.limit_in_bytes" : "memory.max")) << 256 * mebibyte << std::flush;
   const int status = in_child([&] {
     std::ofstream procs(group / "cgroup.procs");
     const bool joined = static_cast<bool>(procs << getpid() << std::flush);
     const std::optional<CgroupMemory> tightest = read_host_limits().cgroup;
-    if (!joined || !tightest || tightest->limit_bytes != 256 * mib) {
+    if (!joined || !tightest || tightest->limit_bytes != 256 * mebibyte) {
       return 77;
     }
-    return refusal(300 * mib, "container's memory limit") + 10 * (1 - refusal(64 * mib, ""));
+    return refusal(300 * mebibyte, "container's memory limit") + 10 * (1 - refusal(64 * mebibyte, ""));
   });
   fs::remove(group, error);
   if (status == 77) {
@@ -188,16 +188,17 @@ TEST_CASE("an allocation above the container's limit is refused") {
 
 TEST_CASE("many allocations leak no memory") {
   MemoryAccounts accounts;
-  allocate(accounts, {.bytes = 8 * mib, .owner = "warm-up"});
-  allocate(accounts, {.kind = MemoryKind::pinned, .bytes = mib, .owner = "warm-up"});  // starts CUDA, which maps much
+  allocate(accounts, {.bytes = 8 * mebibyte, .owner = "warm-up"});
+  allocate(accounts,
+           {.kind = MemoryKind::pinned, .bytes = mebibyte, .owner = "warm-up"});  // starts CUDA, which maps much
   const std::size_t before = own_bytes("VmRSS:");
   const std::size_t mapped = own_bytes("VmSize:");
   for (int round = 0; round < 500; ++round) {
-    const Buffer large = allocate(accounts, {.bytes = 6 * mib + 5, .owner = "a"});
-    const Buffer small = allocate(accounts, {.kind = MemoryKind::pinned, .bytes = mib + 5, .owner = "b"});
+    const Buffer large = allocate(accounts, {.bytes = 6 * mebibyte + 5, .owner = "a"});
+    const Buffer small = allocate(accounts, {.kind = MemoryKind::pinned, .bytes = mebibyte + 5, .owner = "b"});
   }
-  CHECK(own_bytes("VmRSS:") < before + 400 * mib);  // of 3,500; sanitizers keep freed strings for a while
-  CHECK(own_bytes("VmSize:") < mapped + 400 * mib);
+  CHECK(own_bytes("VmRSS:") < before + 400 * mebibyte);  // of 3,500; sanitizers keep freed strings for a while
+  CHECK(own_bytes("VmSize:") < mapped + 400 * mebibyte);
 }
 
 TEST_CASE("threads may allocate at the same time") {
@@ -207,14 +208,14 @@ TEST_CASE("threads may allocate at the same time") {
     for (int thread = 0; thread < 4; ++thread) {
       threads.emplace_back([&accounts] {
         for (int round = 0; round < 50; ++round) {
-          const Buffer buffer = allocate(accounts, {.bytes = mib, .owner = "shared"});
-          buffer.data()[mib - 1] = std::byte{1};
+          const Buffer buffer = allocate(accounts, {.bytes = mebibyte, .owner = "shared"});
+          buffer.data()[mebibyte - 1] = std::byte{1};
         }
       });
     }
   }
   CHECK(accounts.total(MemoryKind::pageable).now == 0);
-  CHECK(accounts.total(MemoryKind::pageable).peak <= 4 * mib);
+  CHECK(accounts.total(MemoryKind::pageable).peak <= 4 * mebibyte);
 }
 
 TEST_CASE("without a GPU, pinned memory is pageable memory that states the reason") {

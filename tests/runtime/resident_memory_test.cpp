@@ -8,13 +8,12 @@
 #include <cstring>
 
 #include "kernels/runtime/buffer.h"
+#include "tests/mebibyte.h"
 #include "tests/runtime/process.h"
 
 using namespace ballast;
 
 namespace {
-
-constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
 Buffer allocate_here(std::size_t bytes) {
   static MemoryAccounts accounts;

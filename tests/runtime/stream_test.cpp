@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "kernels/runtime/buffer.h"
-#include "tests/mib.h"
+#include "tests/mebibyte.h"
 #include "tests/skip.h"
 
 using namespace ballast;
@@ -37,7 +37,7 @@ TEST_CASE("a GPU that does not exist is refused", "[gpu]") {
 TEST_CASE("bytes are copied to the GPU, between its buffers, and back", "[gpu]") {
   MemoryAccounts accounts;
   const Stream stream;
-  const std::size_t bytes = 5 * mib + 3;
+  const std::size_t bytes = 5 * mebibyte + 3;
   const Buffer from = make(accounts, MemoryKind::pinned, bytes);
   const Buffer first = make(accounts, MemoryKind::device, bytes);
   const Buffer second = make(accounts, MemoryKind::device, bytes);
@@ -61,8 +61,8 @@ TEST_CASE("an event orders two streams", "[gpu]") {
   const Stream reader;
   const Event start(0, Event::Timing::on);
   const Event written(0, Event::Timing::on);
-  const Buffer memory = make(accounts, MemoryKind::device, 64 * mib);
-  const Buffer host = make(accounts, MemoryKind::pinned, 64 * mib);
+  const Buffer memory = make(accounts, MemoryKind::device, 64 * mebibyte);
+  const Buffer host = make(accounts, MemoryKind::pinned, 64 * mebibyte);
   CHECK(written.is_done());
   for (unsigned char value = 1; value <= 20; ++value) {
     start.record(writer);
@@ -89,8 +89,8 @@ TEST_CASE("a buffer may be freed while the GPU writes to it", "[gpu]") {
   MemoryAccounts accounts;
   const Stream stream;
   for (int round = 0; round < 10; ++round) {
-    const Buffer memory = make(accounts, MemoryKind::device, 64 * mib);
-    const Buffer host = make(accounts, MemoryKind::pinned, 64 * mib);
+    const Buffer memory = make(accounts, MemoryKind::device, 64 * mebibyte);
+    const Buffer host = make(accounts, MemoryKind::pinned, 64 * mebibyte);
     fill(memory.data(), 1, memory.bytes(), stream);
     copy(host.data(), memory.data(), host.bytes(), stream);
   }
@@ -108,18 +108,18 @@ TEST_CASE("too little GPU memory is an error with both figures, and later alloca
 
 TEST_CASE("GPU memory is free again after its buffer ends", "[gpu]") {
   MemoryAccounts accounts;
-  make(accounts, MemoryKind::device, mib);
+  make(accounts, MemoryKind::device, mebibyte);
   const std::size_t before = device::available_bytes(0);
   for (int round = 0; round < 100; ++round) {
-    make(accounts, MemoryKind::device, 256 * mib);
+    make(accounts, MemoryKind::device, 256 * mebibyte);
   }
-  CHECK(device::available_bytes(0) + 64 * mib >= before);
+  CHECK(device::available_bytes(0) + 64 * mebibyte >= before);
 }
 
 TEST_CASE("the GPUs are described", "[gpu]") {
   for (const Gpu& gpu : device::list()) {
     CHECK_FALSE(gpu.name.empty());
-    CHECK(gpu.memory_bytes > mib);
+    CHECK(gpu.memory_bytes > mebibyte);
     CHECK(gpu.major >= 7);
   }
   CHECK(device::absence().empty());

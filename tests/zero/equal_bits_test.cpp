@@ -7,6 +7,22 @@
 using namespace ballast;
 using namespace ballast::testing;
 
+namespace {
+
+void check_schedule(const Schedule& schedule) {
+  for (const std::size_t ranks : {1u, 3u}) {
+    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});
+    for (const Placement& placement : placements(ranks)) {
+      CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
+      const std::vector<Outcome> outcomes = train({.placement = placement, .schedule = schedule});
+      check_same(expected, outcomes);
+      check_as_planned(outcomes);
+    }
+  }
+}
+
+}  // namespace
+
 TEST_CASE("stages, tiers, tiles and schedules do not change a bit") {
   Sweep sweep(5);
   for (const std::size_t ranks : {1u, 2u, 3u, 5u}) {
@@ -70,30 +86,10 @@ TEST_CASE("before the first step, more records may be read than fit into memory 
   check_same(train({.placement = placement_of_stage(0, 1)}), train(setup));
 }
 
-TEST_CASE("updating in the backward pass does not change a bit") {
-  for (const std::size_t ranks : {1u, 3u}) {
-    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});
-    for (const Placement& placement : placements(ranks)) {
-      CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
-      const Setup setup{.placement = placement, .schedule = {.update_in_backward = true}};
-      const std::vector<Outcome> outcomes = train(setup);
-      check_same(expected, outcomes);
-      check_as_planned(outcomes);
-    }
-  }
-}
+TEST_CASE("updating in the backward pass does not change a bit") { check_schedule({.update_in_backward = true}); }
 
 TEST_CASE("gathering updated units in the order of the next forward does not change a bit") {
-  for (const std::size_t ranks : {1u, 3u}) {
-    const std::vector<Outcome> expected = train({.placement = placement_of_stage(0, ranks)});
-    for (const Placement& placement : placements(ranks)) {
-      CAPTURE(ranks, placement.shards, placement.parameters.fractions(), placement.state.fractions());
-      const Setup setup{.placement = placement, .schedule = {.overlap_gathers = true}};
-      const std::vector<Outcome> outcomes = train(setup);
-      check_same(expected, outcomes);
-      check_as_planned(outcomes);
-    }
-  }
+  check_schedule({.overlap_gathers = true});
 }
 
 TEST_CASE("offloading between steps does not change a bit") {

@@ -1,14 +1,12 @@
 // Ranks whose gathers wait for the test: each one, in any group, until the test releases it.
 #pragma once
 
-#include <ballast/comm.h>
-
 #include <chrono>
 #include <condition_variable>
-#include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <utility>
+
+#include "tests/zero/forwarding_communicator.h"
 
 namespace ballast::testing {
 
@@ -56,35 +54,23 @@ class Holding {
   Gate& gate_;
 };
 
-class HeldGathers final : public Communicator {
+class HeldGathers final : public ForwardingCommunicator {
  public:
-  HeldGathers(Communicator& inner, Gate& gate) : inner_(inner), gate_(gate) {}
+  HeldGathers(Communicator& inner, Gate& gate) : ForwardingCommunicator(inner), gate_(gate) {}
 
-  std::size_t rank() const override { return inner_.rank(); }
-  std::size_t size() const override { return inner_.size(); }
-  Allocator* shared_memory() override { return inner_.shared_memory(); }
+  using ForwardingCommunicator::all_gather;
   void all_gather(ConstView mine, View all) override {
     gate_.pass();
-    inner_.all_gather(mine, all);
+    ForwardingCommunicator::all_gather(mine, all);
   }
-  void reduce_scatter(ConstView all, View into) override { inner_.reduce_scatter(all, into); }
-  void all_reduce(ConstView all, View into) override { inner_.all_reduce(all, into); }
-  void all_reduce(std::span<std::int64_t> values, Purpose purpose) override { inner_.all_reduce(values, purpose); }
-  void broadcast(View values, std::size_t root) override { inner_.broadcast(values, root); }
-  void barrier() override { inner_.barrier(); }
   std::unique_ptr<Communicator> split(std::size_t color, const Channel* channel) override {
-    return std::unique_ptr<Communicator>(new HeldGathers(inner_.split(color, channel), gate_));
+    return std::unique_ptr<Communicator>(new HeldGathers(part(color, channel), gate_));
   }
-  void abort(std::string_view reason) override { inner_.abort(reason); }
-  void leave(const LeaveReason& leave_reason) override { inner_.leave(leave_reason); }
-  void set_activity(std::string_view activity) override { inner_.set_activity(activity); }
 
  private:
   HeldGathers(std::unique_ptr<Communicator> owned, Gate& gate)
-      : owned_(std::move(owned)), inner_(*owned_), gate_(gate) {}
+      : ForwardingCommunicator(std::move(owned)), gate_(gate) {}
 
-  std::unique_ptr<Communicator> owned_{};
-  Communicator& inner_;
   Gate& gate_;
 };
 

@@ -105,12 +105,11 @@ class Search:
     def _stages(self) -> tuple[int, ...]:
         if self._options.stage is not None:
             return (self._options.stage,)
-        alone = self._request.group.size == 1
-        if self._options.wire.gathers_codes and not alone:
-            return (3,)  # below stage 3 no parameters are gathered in codes
-        return tuple(
-            stage for stage in STAGES if not (stage == 2 and alone) and (stage < 3 or self._request.has_model)
+        ranks = self._request.group.size
+        known = tuple(
+            stage for stage in STAGES if not (stage == 2 and ranks == 1) and (stage < 3 or self._request.has_model)
         )
+        return self._options.wire.stages(known, ranks)
 
     def _best(self, stage: int) -> Configuration:
         """Return the fastest configuration that fits, else the one that lacks the least memory."""

@@ -10,7 +10,7 @@ import torch
 
 from ballast import _core
 from ballast._torch_compat import is_compiled
-from ballast.wrapper.gpu import require_stream
+from ballast.wrapper.gpu import current_stream
 from ballast.wrapper.hooks import EagerHook
 from ballast.wrapper.pending import make_ordinary, make_pending
 from ballast.wrapper.units import UnitOfMembers
@@ -55,11 +55,15 @@ class OverlappedGathers:
             self._make_all_ordinary()
 
     def wait_for(self, unit: int) -> None:
-        """Wait for the parameters of a unit, in the order of the training's stream."""
-        if unit in self._pending:
-            require_stream(self._gpu, self._stream)
-            self._core.wait_for_parameters(unit)
-            self._make_ordinary(unit)
+        """Wait for the parameters of a unit, in the order of the training's stream. Work in another stream has no such order,
+        so this waits for all of them there."""
+        if unit not in self._pending:
+            return
+        if current_stream(self._gpu) != self._stream:
+            self.finish()
+            return
+        self._core.wait_for_parameters(unit)
+        self._make_ordinary(unit)
 
     def end(self) -> None:
         """Wait for all parameters, and remove the hooks. If the training has failed, raise its error after that."""

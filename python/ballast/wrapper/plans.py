@@ -121,8 +121,8 @@ class Plans:
         self.state.begin(partition, state)
         if self.planner.ranks.of_data.rank == 0:
             log.info("memory of each rank:\n%s", partition.ledger(self.custom_state()))
-            if wire := self.planner.options.wire.given():
-                log.info("ranks send codes: %s", ", ".join(f"{kind} {name}" for kind, name in wire.items()))
+            if self.planner.options.wire.given():
+                log.info("ranks send codes: %s", self.planner.options.wire)
         return partition
 
     def begin_from(self, made: dict[int, int], steps: int, frozen_state: State) -> Partition:

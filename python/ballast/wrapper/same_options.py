@@ -49,6 +49,7 @@ def require_same(group: Group, mine: dict[str, str]) -> None:
 def described(optimizer: torch.optim.Optimizer, options: WrapOptions) -> dict[str, str]:
     """Return everything that has to be the same on all ranks, by name.
 
+    >>> from ballast.wire import Wire
     >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.5)
     >>> figures = (False, False, False, (), "", False, 0, 0, 0, None, None, Wire(), None)
     >>> options = WrapOptions(2, "host", None, None, None, ("fp32",), *figures)

@@ -13,7 +13,7 @@ from python.wrap.support.ranks import run_ranks
 
 
 class Waits:
-    """In place of the library's training: notes what is waited for."""
+    """A training that records what it is asked to wait for, and trains nothing."""
 
     def __init__(self):
         self.log = []

@@ -4,6 +4,6 @@
 
 namespace ballast {
 
-constexpr std::size_t mib = std::size_t{1} << 20;
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
 }  // namespace ballast
