@@ -88,7 +88,7 @@ TEST_CASE("the ranks of the first error are those that have left, whatever ranks
         throw std::runtime_error(error.problem().what + "; failed: " + to_words(ranks.failed_ranks()));
       }
     });
-    for (const std::size_t rank : {0, 2}) {
+    for (const std::size_t rank : {0u, 2u}) {
       CHECK_THAT(failures[rank], Contains("left: rank 0 died; failed: 1"));
     }
     CHECK(failures[1].empty());
