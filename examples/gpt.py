@@ -4,6 +4,7 @@ python gpt.py                                                    plain PyTorch, 
 torchrun --nproc-per-node 2 gpt.py                               two ranks, DistributedDataParallel
 torchrun --nproc-per-node 2 gpt.py --stage 3                     two ranks, each with half of everything
 torchrun --nproc-per-node 2 gpt.py --stage 3 --offload nvme:.    and the optimizer state on this drive
+torchrun --nproc-per-node 2 gpt.py --stage 3 --every 8 --hosts 2     two imitated hosts, which exchange parameters every 8 steps
 """
 
 import argparse
@@ -93,6 +94,8 @@ def options_of_command() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--stage", type=int, help="ZeRO stage of Ballast (default: plain PyTorch)")
     parser.add_argument("--offload", help="tier of the optimizer state: host, or nvme:DIRECTORY")
+    parser.add_argument("--every", type=int, help="let hosts train on their own, and exchange parameters every N steps")
+    parser.add_argument("--hosts", type=int, help="imitate so many hosts with --every (default: the machines)")
     parser.add_argument("--json", type=Path, help="write losses, speed and memory of rank 0 to this file")
     return parser.parse_args()
 
@@ -108,7 +111,11 @@ def main() -> None:
     if options.stage is not None:
         import ballast
 
-        optimizer = ballast.wrap(optimizer, model, stage=options.stage, offload=options.offload)  # the one added line
+        placement = {"stage": options.stage, "offload": options.offload}
+        if options.every is not None:
+            torch.distributed.init_process_group("gloo")
+            placement["outer"] = ballast.DiLoCo(every=options.every, hosts=options.hosts)
+        optimizer = ballast.wrap(optimizer, model, **placement)  # the one added line
     elif RANKS > 1:
         torch.distributed.init_process_group()
         model = nn.parallel.DistributedDataParallel(model)

@@ -184,15 +184,19 @@ void copy_own_values(const TileMemory& from, const TileMemory& to) {
 }  // namespace
 
 void copy_state(const TileMemory& from, const TileMemory& to) {
+  copy_parameter(from, to);
+  copy_moment(from, to, Moment::momentum);
+  copy_moment(from, to, Moment::variance);
+  copy_own_values(from, to);
+}
+
+void copy_parameter(const TileMemory& from, const TileMemory& to) {
   require(from.count == to.count, Code::wrong_size, [&] {
     return Problem{.what = "cannot copy the state: the tiles have different sizes",
                    .needed = fmt::format("{} elements", to.count),
                    .available = fmt::format("{} elements", from.count)};
   });
   copy_master(from, to);
-  copy_moment(from, to, Moment::momentum);
-  copy_moment(from, to, Moment::variance);
-  copy_own_values(from, to);
 }
 
 void read_moment(const TileMemory& tile, Moment moment, std::span<float> values) {

@@ -19,4 +19,7 @@ void begin_master(const TileMemory& tile, Backend& backend);
 // `from` lacks becomes zero, and so does a value of the trainer's own.
 void copy_state(const TileMemory& from, const TileMemory& to);
 
+// Copies the parameter and its master in the same way. Everything else of `to` stays.
+void copy_parameter(const TileMemory& from, const TileMemory& to);
+
 }  // namespace ballast::kernels

@@ -16,6 +16,7 @@ from ballast.gathering import gather
 from ballast.loading import load
 from ballast.machine import this_machine
 from ballast.offloading import offload_activations
+from ballast.outer.options import DiLoCo
 from ballast.planning import front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
@@ -24,6 +25,7 @@ from ballast.store import Store
 from ballast.wrapping import wrap
 
 __all__ = [
+    "DiLoCo",
     "Error",
     "FailureError",
     "Group",

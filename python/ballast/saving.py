@@ -24,6 +24,9 @@ def save(
     ...     load_checkpoint(directory, model, optimizer)
     {'epoch': 3}
 
+    With `wrap(outer=...)` each host saves its own state to a folder of the directory, such as `host-0`. Folders of hosts
+    that do not take part, such as a lost one, are removed.
+
     A directory holds the checkpoint of one model, or of one part of a model if ranks train different parts
     (`process_group`). An existing checkpoint stays the current one until the new one is complete, whatever happens, and
     is removed then.
@@ -34,10 +37,13 @@ def save(
     Raises B2204 on all ranks while another job saves to the directory, or if another job has saved there since this
     training last saved or loaded. The training can continue, and save to another directory or later.
     """
+    from ballast.checkpoint.host_folders import folder_to_save, remove_folders_of_others
     from ballast.checkpoint.inventory import access_of
     from ballast.checkpoint.saving import Saving
 
-    Saving(Path(directory), model, access_of(optimizer), extra).run()
+    access = access_of(optimizer)
+    Saving(folder_to_save(Path(directory), access), model, access, extra).run()
+    remove_folders_of_others(Path(directory), access)
 
 
 def load_checkpoint(
@@ -60,6 +66,9 @@ def load_checkpoint(
     >>> bool((again.weight == model.weight).all())
     True
 
+    With `wrap(outer=...)` all hosts load the last step that one of them has saved. A host that has not saved it, or that
+    is new, loads the folder of another one, and gets the `extra` of that host.
+
     With another number of ranks, `extra` is that of rank `rank % saved_ranks`. Its tensors are on the host.
 
     Directories of `torch.distributed.checkpoint` and universal checkpoints of DeepSpeed are read too: the parameters,
@@ -67,11 +76,13 @@ def load_checkpoint(
     """
     from ballast.checkpoint.foreign import kind_of
     from ballast.checkpoint.foreign_import import ForeignImport
+    from ballast.checkpoint.host_folders import folder_to_load
     from ballast.checkpoint.inventory import access_of
     from ballast.checkpoint.loading import LOADING, load_current
     from ballast.wrapper.collectives import by_first_rank
 
-    path, access = Path(directory), access_of(optimizer)
+    access = access_of(optimizer)
+    path = folder_to_load(Path(directory), access)
     if by_first_rank(access.group, LOADING, lambda: kind_of(path)) in ("", "ballast"):
         return load_current(path, model, access)
     return ForeignImport(path, model, access).run()

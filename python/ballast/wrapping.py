@@ -11,6 +11,7 @@ from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, read_gradient_formats, read_state_formats
 from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
+from ballast.outer.options import DiLoCo, read_outer
 from ballast.sizes import Size
 from ballast.tiers import Offload
 from ballast.wire import WireFormats, read_wire
@@ -20,6 +21,9 @@ from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stor
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
+
+    from ballast.outer.optimizer import OuterOptimizer
+    from ballast.wrapper.process_groups import ProcessGroups
 
     Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -41,6 +45,7 @@ def wrap(
     elementwise: bool = False,
     units: str | Iterable[str] = (),
     run: str = "",
+    outer: DiLoCo | None = None,
     process_group: ProcessGroup | None = None,
     norm_group: ProcessGroup | None = None,
     replicated: Iterable[torch.Tensor] = (),
@@ -91,6 +96,8 @@ def wrap(
     units               in stage 3, names of module classes that are gathered as one; default: the repeated blocks
     run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,
                         formats, optimizer) resumes after its last step, `optimizer.steps`; another one is refused
+    outer               lets each host train on its own, and exchange parameters with the others every N steps:
+                        `outer=ballast.DiLoCo(every=64)`. Its memory is not part of `memory`
     process_group       the ranks that share this training
     norm_group          the ranks with other parts of the same model, which the gradient norm includes
     replicated          parameters that all ranks of `norm_group` hold, which the norm counts once
@@ -123,6 +130,7 @@ def wrap(
         timeout=timeout,
         activations=None if activations is None else read_activation_options(activations),
         wire=read_wire(wire, read_stage(stage)),
+        outer=read_outer(outer),
     )
     return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))
 
@@ -137,18 +145,18 @@ class Groups:
 
 
 def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups) -> Optimizer:
-    from ballast.wrapper import process_groups
     from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.session import Session
     from ballast.wrapper.update_kinds import updates_of
+    from ballast.wrapper.wrapped import Wrapped
 
     updates = updates_of(optimizer, declared=options.elementwise, stored=options.needs_stored_state)
     if updates.own_step is not None:
         options = for_stored_step(options) if options.needs_stored_state else for_own_step(options)
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
-    ranks = process_groups.connect_groups(groups.process_group, groups.norm_group, groups.replicated, options)
-    session = Session(optimizer, model, ranks, updates, options)
+    ranks, outer = _connect(groups, options)
+    session = Session(Wrapped(optimizer, model), ranks, updates, options, outer)
     try:
         session.begin()
         session.load({id(parameter): values for parameter, values in optimizer.state.items()})
@@ -161,6 +169,22 @@ def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOpti
     optimizer.__class__ = class_for(type(optimizer))
     optimizer._ballast = session
     return optimizer
+
+
+def _connect(groups: Groups, options: WrapOptions) -> tuple[ProcessGroups, OuterOptimizer | None]:
+    from ballast.outer.hosts import connect_hosts
+    from ballast.outer.optimizer import OuterOptimizer
+    from ballast.wrapper.process_groups import connect_groups
+
+    if options.outer is None:
+        return connect_groups(groups.process_group, groups.norm_group, groups.replicated, options), None
+    if groups.norm_group is not None:
+        refuse(
+            "norm_group and outer= exclude each other: hosts would exchange parts of a model",
+            needed="one of them",
+        )
+    ranks, hosts = connect_hosts(groups.process_group, options.outer, options.timeout)
+    return ranks, OuterOptimizer(hosts, options.outer, options.threads)
 
 
 def _require_plain(optimizer: object) -> None:

@@ -94,6 +94,11 @@ void bind_parts(py::module_& module) {
           [](const StatePart& part, const StatePart& from) { kernels::copy_state(from.memory, part.memory); },
           py::arg("part"), py::call_guard<py::gil_scoped_release>(), "Copy as many elements from another part.")
       .def(
+          "copy_parameter_from",
+          [](const StatePart& part, const StatePart& from) { kernels::copy_parameter(from.memory, part.memory); },
+          py::arg("part"), py::call_guard<py::gil_scoped_release>(),
+          "Copy as many elements of the parameter from another part. Moments and other state stay.")
+      .def(
           "own",
           [](const StatePart& part, std::size_t number) {
             auto* const values = reinterpret_cast<std::byte*>(part.memory.own.array(number));

@@ -8,6 +8,7 @@
 
 #include "python/bindings/group.h"
 #include "zero/comm/launch.h"
+#include "zero/comm/member.h"
 
 namespace ballast::python {
 namespace {
@@ -125,6 +126,10 @@ void Group::abort(const std::string& reason) const {
   group.abort(reason);
 }
 
+std::vector<std::size_t> Group::failed_ranks() const {
+  return open_ == nullptr ? std::vector<std::size_t>() : open_->communicator().failed_ranks();
+}
+
 void Group::leave(const std::optional<LeaveReason>& leave_reason) {
   if (is_closed_ || !open_->is_of_this_process()) return;
   is_closed_ = true;
@@ -160,6 +165,7 @@ void bind_connect(py::module_& module) {
   module.def(
       "launched_rank", [] { return launch_from(Environment()).rank; },
       "This process's, as its launcher's environment has it; 0 without one.");
+  module.def("machine_name", this_machine, "The same for processes that can share memory, and for no others.");
   py::class_<Rendezvous>(module, "Rendezvous")
       .def(py::init<py::object, std::optional<std::size_t>, std::optional<std::size_t>, std::string, std::string,
                     std::optional<double>>(),
@@ -176,6 +182,7 @@ void bind_connect(py::module_& module) {
       .def("sum", &Group::sum, py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"))
       .def("broadcast", &Group::broadcast, py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"))
       .def("abort", &Group::abort, py::arg("reason"))
+      .def_property_readonly("failed_ranks", &Group::failed_ranks)
       .def("leave",
            [](Group& group) {
              if (!python_is_ending()) group.leave();

@@ -37,6 +37,7 @@ class Group {
   void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const;        // of fp32, over the ranks
   void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // in host memory
   void abort(const std::string& reason) const;
+  std::vector<std::size_t> failed_ranks() const;  // after leave() too
   void count_steps(std::uint64_t steps) const { open_->count_steps(steps); }
 
   // Says goodbye, with this reason, or with closing_words(). The communicator is freed with this object.

@@ -3,11 +3,13 @@
 
 #include <catch2/catch.hpp>
 #include <functional>
+#include <stdexcept>
 #include <thread>
 
 #include "tests/comm/rank_values.h"
 #include "tests/comm/test_groups.h"
 #include "zero/comm/channel.h"
+#include "zero/comm/message.h"
 #include "zero/comm/purpose.h"
 
 using namespace ballast;
@@ -72,6 +74,24 @@ TEST_CASE("calls of all_reduce with equal sizes but different purposes do not ma
       CHECK_THAT(failure, Contains("all_reduce of integers for the decision of a step, 3 of them") &&
                               Contains("all_reduce of integers for an off-plan use, 3 of them"));
     }
+  }
+}
+
+TEST_CASE("the ranks of the first error are those that have left, whatever ranks its words name") {
+  for (const GroupKind& kind : group_kinds()) {
+    INFO(kind.name);
+    const Failures failures = kind.run(3, patient, [](Communicator& ranks) {
+      if (ranks.rank() == 1) return ranks.leave({.words = "rank 0 died", .has_failed = true});
+      try {
+        call_for_ever(ranks);
+      } catch (const Error& error) {
+        throw std::runtime_error(error.problem().what + "; failed: " + to_words(ranks.failed_ranks()));
+      }
+    });
+    for (const std::size_t rank : {0u, 2u}) {
+      CHECK_THAT(failures[rank], Contains("left: rank 0 died; failed: 1"));
+    }
+    CHECK(failures[1].empty());
   }
 }
 

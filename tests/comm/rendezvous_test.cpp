@@ -28,6 +28,7 @@ struct Rig {
     rendezvous.take(10 + rank, {Kind::late, "", std::to_string(waited_for)});
   }
   std::string last() const { return sent.empty() ? "" : sent.back().second.value; }
+  std::vector<std::size_t> ranks() const { return ranks_from(sent.back().second.key); }
 };
 
 }  // namespace
@@ -58,6 +59,7 @@ TEST_CASE("a process of another job is refused, and the others continue") {
   CHECK_FALSE(rig.rendezvous.failed());
   rig.rendezvous.fail_without_missing("3 s");
   CHECK_THAT(rig.last(), Contains("rank 1, 2 did not connect within 3 s") && Contains("world size of 3"));
+  CHECK(rig.ranks() == std::vector<std::size_t>{1, 2});
 }
 
 TEST_CASE("a value reaches ranks that requested it before it was set, and after") {
@@ -80,6 +82,7 @@ TEST_CASE("all ranks are told the first error, and no later one") {
   rig.rendezvous.ended(11);
   CHECK(rig.sent.size() == 2);  // none to the dead rank
   CHECK(rig.last() == "rank 1 (node, pid 101) died: connection lost: its process ended");
+  CHECK(rig.ranks() == std::vector<std::size_t>{1});
   rig.rendezvous.take(12, {Kind::failed, "", "a consequence"});
   CHECK(rig.sent.size() == 2);
 }
@@ -110,6 +113,7 @@ TEST_CASE("the other ranks are told why a rank leaves, and fail if it has failed
   CHECK(rig.rendezvous.failed());
   CHECK(rig.sent.back().first == 10);  // the only one that is still there
   CHECK(rig.last() == "rank 2 (node, pid 102) left: ValueError: this batch is bad");
+  CHECK(rig.ranks() == std::vector<std::size_t>{2});
 }
 
 TEST_CASE("of several late ranks, the one that waits for no other is named") {
@@ -119,6 +123,7 @@ TEST_CASE("of several late ranks, the one that waits for no other is named") {
   chain.late(1, 2);
   chain.rendezvous.fail_with_late_ranks("5 s");
   CHECK(chain.last() == "rank 2 (node, pid 102) did not arrive within 5 s");
+  CHECK(chain.ranks() == std::vector<std::size_t>{2});
   Rig circle;
   circle.all_come();
   circle.late(0, 1);

@@ -145,6 +145,22 @@ TEST_CASE("state that is copied to the same format has the same bits") {
   }
 }
 
+TEST_CASE("a parameter that is copied leaves the moments as they are") {
+  for (const StateFormat format : all_state_formats) {
+    INFO(name(format));
+    UpdateMemory exact({.format = StateFormat::fp32, .count = count}, 1), other({.format = format, .count = count}, 2),
+        whole({.format = format, .count = count}, 2);
+    const PlainState before = plain_state_of(other.tile());
+    copy_parameter(exact.tile(), other.tile());
+    const PlainState after = plain_state_of(other.tile());
+    copy_state(exact.tile(), whole.tile());
+    CHECK(after.parameter == plain_state_of(whole.tile()).parameter);
+    CHECK(after.parameter != before.parameter);
+    CHECK(after.momentum == before.momentum);
+    CHECK(after.variance == before.variance);
+  }
+}
+
 TEST_CASE("state that is copied to an exact format and back has the same bits") {
   for (const StateFormat format : {StateFormat::split, StateFormat::bf16}) {
     INFO(name(format));

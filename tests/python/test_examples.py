@@ -19,6 +19,12 @@ def test_the_added_line_changes_placement_and_no_loss(environment: dict[str, str
     assert list(tmp_path.iterdir()) == []
 
 
+def test_hosts_that_train_on_their_own_write_nothing_to_stderr(environment: dict[str, str]) -> None:
+    environment = {**environment, "OMP_NUM_THREADS": "1"}
+    printed = run_silently([*ON_TWO_RANKS, EXAMPLES / "gpt.py", *SMALL, "--every", "2", "--hosts", "2"], environment)
+    assert "step   2" in printed
+
+
 @pytest.mark.parametrize("with_dill", [True, False])
 def test_a_training_writes_nothing_to_stderr(with_dill: bool, environment: dict[str, str], tmp_path: Path) -> None:
     folder = folder_with_dill() if with_dill else folder_without_dill(tmp_path)

@@ -60,6 +60,7 @@ PYTHON_LAYERS = {
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
+        *("outer", "outer.options", "outer.fragments", "outer.host_rank"),
         *("reports", "reports.*"),
     ],
     "torch": [
@@ -90,6 +91,9 @@ PYTHON_LAYERS = {
     "plan": [
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),
         *("wrapper.optimizer_state", "wrapper.planner", "wrapper.plans"),
+    ],
+    "outer": [
+        *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),
     ],
     "session": ["wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer"],
     "functions": [

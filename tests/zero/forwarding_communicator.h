@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace ballast::testing {
 
@@ -35,6 +36,7 @@ class ForwardingCommunicator : public Communicator {
   void abort(std::string_view reason) override { inner_.abort(reason); }
   void leave(const LeaveReason& leave_reason) override { inner_.leave(leave_reason); }
   void set_activity(std::string_view activity) override { inner_.set_activity(activity); }
+  std::vector<std::size_t> failed_ranks() const override { return inner_.failed_ranks(); }
 
  protected:
   explicit ForwardingCommunicator(std::unique_ptr<Communicator> owned) : owned_(std::move(owned)), inner_(*owned_) {}

@@ -70,6 +70,7 @@ class Collectives : public Communicator {
   void abort(std::string_view reason) override { transport_->abort(reason); }
   void leave(const LeaveReason& leave_reason) override { transport_->leave(leave_reason); }
   void set_activity(std::string_view activity) override { transport_->set_activity(activity); }
+  std::vector<std::size_t> failed_ranks() const override { return transport_->failed_ranks(); }
 
   void all_gather(ConstView mine, View all) override {
     together([&] {

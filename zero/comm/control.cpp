@@ -102,13 +102,13 @@ void Control::listen() {
     const std::lock_guard lock(mutex_);
     if (leaving_) return;
     hub_is_gone_ = left_.contains(0);
-    if (!hub_is_gone_) error_.set(died(members_.front()));
+    if (!hub_is_gone_) error_.set(died(members_.front()), {0});
   }
   changed_.notify_all();
 }
 
 void Control::take(const Message& message) {
-  if (message.kind == Message::Kind::failed) error_.set(message.value);
+  if (message.kind == Message::Kind::failed) error_.set(message.value, ranks_from(message.key));
   if (message.kind == Message::Kind::set) {
     const std::lock_guard lock(mutex_);
     values_[message.key] = message.value;
@@ -150,13 +150,13 @@ void Control::fail_late(std::size_t rank) {
   while (!error_.is_set() && !deadline.is_over()) {
     std::this_thread::sleep_for(retry_interval);
   }
-  error_.set(late(text(members_.front()), options_.timeout));
+  error_.set(late(text(members_.front()), options_.timeout), {0});
   ballast::fail(Code::peer_late, {.what = error_.reason()});
 }
 
-void Control::fail(const std::string& reason) {
-  error_.set(reason);
-  send({.kind = Message::Kind::failed, .value = shortened(reason)});
+void Control::fail(const std::string& reason, const std::vector<std::size_t>& ranks) {
+  error_.set(reason, ranks);
+  send({.kind = Message::Kind::failed, .key = to_words(ranks), .value = shortened(reason)});
 }
 
 void Control::leave(const LeaveReason& leave_reason) {
@@ -168,7 +168,7 @@ void Control::leave(const LeaveReason& leave_reason) {
         .key = std::string(leave_reason.has_failed ? key_of_failure : ""),
         .value = shortened(leave_reason.words)});
   if (leave_reason.has_failed)
-    error_.set(left(options_.self, leave_reason.words));  // ends this rank's pending collectives
+    error_.set(left(options_.self, leave_reason.words), {options_.self.rank});  // ends this rank's pending collectives
 }
 
 void Control::set_activity(std::string_view activity) {
@@ -188,13 +188,15 @@ bool Control::hub_is_gone() {
 
 void Control::fail_after_leave(std::size_t rank) {
   std::string reason;
+  std::size_t gone = 0;
   {
     const std::lock_guard lock(mutex_);
     const auto found = left_.contains(rank) ? left_.find(rank) : left_.find(0);
+    gone = found->first;
     reason = left(members_[found->first], found->second);
     if (!activity_.empty()) reason += fmt::format(", while rank {} {}", options_.self.rank, activity_);
   }
-  fail(reason);
+  fail(reason, {gone});
   ballast::fail(Code::peer_failed, {.what = error_.reason()});
 }
 
@@ -208,7 +210,7 @@ void Control::wait_for_reason(std::size_t rank) {
   while (Clock::now() < begin + reason_time || !is_answered(question)) {
     error_.check();
     if (has_left(rank)) fail_after_leave(rank);
-    if (Clock::now() >= begin + answer_time) error_.set(late(text(members_.front()), answer_time));
+    if (Clock::now() >= begin + answer_time) error_.set(late(text(members_.front()), answer_time), {0});
     std::this_thread::sleep_for(poll_interval);
   }
 }

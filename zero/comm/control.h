@@ -42,7 +42,8 @@ class Control : public KeyValueStore {
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
   [[noreturn]] void fail_late(std::size_t rank);  // after a timeout; throws B3302, which names the rank that is late
-  void fail(const std::string& reason);           // ends the job because of this rank
+  // Ends the job. `ranks` are those that have died, left or not arrived.
+  void fail(const std::string& reason, const std::vector<std::size_t>& ranks = {});
 
   void leave(const LeaveReason& leave_reason);  // once
   void set_activity(std::string_view activity);

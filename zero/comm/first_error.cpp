@@ -6,10 +6,11 @@
 
 namespace ballast {
 
-bool FirstError::set(std::string reason) {
+bool FirstError::set(std::string reason, std::vector<std::size_t> ranks) {
   const std::lock_guard lock(mutex_);
   if (is_set()) return false;
   reason_ = std::move(reason);
+  ranks_ = std::move(ranks);
   set_.store(true, std::memory_order_release);
   call_all();
   return true;
@@ -25,6 +26,8 @@ void FirstError::call_all() const {
     call();
   }
 }
+
+std::vector<std::size_t> FirstError::ranks() const { return is_set() ? ranks_ : std::vector<std::size_t>(); }
 
 void FirstError::check() const {
   require(!is_set(), Code::peer_failed, [&] { return Problem{.what = reason_}; });

@@ -6,15 +6,18 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace ballast {
 
 // Any thread may call.
 class FirstError {
  public:
-  bool set(std::string reason);  // false if one is set already
+  // `ranks` are those that have died, left or not arrived, if the reason names any. False if an error is set already.
+  bool set(std::string reason, std::vector<std::size_t> ranks = {});
   bool is_set() const { return set_.load(std::memory_order_acquire); }
   const std::string& reason() const { return reason_; }  // valid once it is set
+  std::vector<std::size_t> ranks() const;                // none before it is set
   void check() const;                                    // throws it as B3301
 
   // Registers a call for waits that cannot poll. The thread that sets the error or calls wake() makes the call, under a
@@ -28,7 +31,8 @@ class FirstError {
 
   std::mutex mutex_;
   std::atomic<bool> set_ = false;
-  std::string reason_;  // written once, before set_
+  std::string reason_;  // written once, before set_, as are the ranks
+  std::vector<std::size_t> ranks_;
   std::map<const void*, std::function<void()>> calls_;
 };
 

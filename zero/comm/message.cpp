@@ -2,7 +2,12 @@
 
 #include <ballast/error.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <cstring>
+#include <iterator>
+#include <sstream>
 
 namespace ballast {
 namespace {
@@ -18,6 +23,13 @@ struct Header {
 };
 
 }  // namespace
+
+std::string to_words(const std::vector<std::size_t>& ranks) { return fmt::format("{}", fmt::join(ranks, " ")); }
+
+std::vector<std::size_t> ranks_from(const std::string& words) {
+  std::istringstream stream(words);
+  return {std::istream_iterator<std::size_t>(stream), std::istream_iterator<std::size_t>()};
+}
 
 std::string to_wire(const Message& message) {
   const Header header{magic, static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.key.size()),

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace ballast {
 
@@ -17,7 +18,7 @@ struct Message {
     set,      // a key and its value
     get,      // a key; the answer is a `set`, as soon as the key has a value
     late,     // to the hub: the rank that the sender has waited for until the timeout
-    failed,   // to the hub: the reason for which the sender fails. To all ranks: the first error
+    failed,   // to the hub: the reason for which the sender fails. To all ranks: the first error. The key names ranks
     left,     // to all ranks: a rank that has left, and its reason
     goodbye,  // to the hub: the sender leaves, and its reason; with the key `failed`, all ranks fail
   };
@@ -28,6 +29,9 @@ struct Message {
 };
 
 inline constexpr std::string_view key_of_failure = "failed";
+
+std::string to_words(const std::vector<std::size_t>& ranks);  // "0 2"
+std::vector<std::size_t> ranks_from(const std::string& words);
 
 std::string to_wire(const Message& message);
 

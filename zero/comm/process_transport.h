@@ -30,6 +30,7 @@ class ProcessTransport : public Transport {
   void abort(std::string_view reason) override { group_.job().fail(reason); }
   void leave(const LeaveReason& leave_reason) override { group_.job().leave(leave_reason); }
   void set_activity(std::string_view activity) override { group_.job().control().set_activity(activity); }
+  std::vector<std::size_t> failed_ranks() const override { return group_.job().error().ranks(); }
   std::unique_ptr<Transport> split(std::span<const std::size_t> ranks,
                                    const std::optional<GpuStream>& stream) override {
     return make_(group_.part(ranks), stream);

@@ -15,7 +15,7 @@ void Rendezvous::take(std::size_t connection, const Message& message) {
     case Message::Kind::set: return set(message);
     case Message::Kind::get: return get(connection, message.key);
     case Message::Kind::late: return late(connection, message.value);
-    case Message::Kind::failed: return fail(message.value);
+    case Message::Kind::failed: return fail(message.value, ranks_from(message.key));
     case Message::Kind::goodbye: return leave(connection, message);
     default: return;
   }
@@ -30,7 +30,7 @@ void Rendezvous::hello(std::size_t connection, const Message& message) {
     return;
   }
   members_.emplace(connection, member);
-  if (first_error_) send_(connection, {.kind = Message::Kind::failed, .value = *first_error_});
+  if (first_error_) send_(connection, *first_error_);
   if (!complete()) return;
   std::vector<std::string> lines(size_);
   for (const auto& [other, present] : members_) {
@@ -47,7 +47,7 @@ bool Rendezvous::has_left(std::size_t rank) const {
 void Rendezvous::leave(std::size_t connection, const Message& goodbye) {
   if (!left_.insert(connection).second) return;
   const Member& member = members_.at(connection);
-  if (goodbye.key == key_of_failure) return fail(left(member, goodbye.value));
+  if (goodbye.key == key_of_failure) return fail(left(member, goodbye.value), {member.rank});
   send_to_all({.kind = Message::Kind::left, .key = std::to_string(member.rank), .value = goodbye.value});
 }
 
@@ -84,7 +84,7 @@ void Rendezvous::get(std::size_t connection, const std::string& key) {
 void Rendezvous::ended(std::size_t connection) {
   const auto found = members_.find(connection);
   if (found == members_.end() || !left_.insert(connection).second) return;
-  fail(died(found->second));
+  fail(died(found->second), {found->second.rank});
 }
 
 void Rendezvous::fail_without_missing(const std::string& after) {
@@ -96,7 +96,8 @@ void Rendezvous::fail_without_missing(const std::string& after) {
   }
   if (missing.empty()) return;
   fail(fmt::format("rank {} did not connect within {}{}", fmt::join(missing, ", "), after,
-                   refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))));
+                   refused_.empty() ? "" : fmt::format("; refused: {}", fmt::join(refused_, "; "))),
+       missing);
 }
 
 void Rendezvous::late(std::size_t connection, const std::string& rank) {
@@ -116,17 +117,17 @@ void Rendezvous::fail_with_late_ranks(const std::string& after) {
   for (const std::size_t rank : named) {
     names.push_back(text(member(rank)));
   }
-  fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after));
+  fail(fmt::format("{} did not arrive within {}", fmt::join(names, ", "), after), {named.begin(), named.end()});
 }
 
 const Member& Rendezvous::member(std::size_t rank) const {
   return std::ranges::find(members_, rank, [](const auto& entry) { return entry.second.rank; })->second;
 }
 
-void Rendezvous::fail(const std::string& reason) {
+void Rendezvous::fail(const std::string& reason, const std::vector<std::size_t>& ranks) {
   if (first_error_) return;
-  first_error_ = reason;
-  send_to_all({.kind = Message::Kind::failed, .value = reason});
+  first_error_ = Message{.kind = Message::Kind::failed, .key = to_words(ranks), .value = reason};
+  send_to_all(*first_error_);
 }
 
 void Rendezvous::send_to_all(const Message& message) {

@@ -27,7 +27,8 @@ class Rendezvous {
   void fail_without_missing(const std::string& after);  // names the ranks that have not connected
   bool has_late_ranks() const { return !waited_for_.empty(); }
   void fail_with_late_ranks(const std::string& after);  // names the late ranks that wait for no other rank
-  void fail(const std::string& reason);  // tells all members, later ones included; only the first reason counts
+  // Tells all members, later ones included; only the first reason counts. `ranks` as in FirstError.
+  void fail(const std::string& reason, const std::vector<std::size_t>& ranks = {});
   bool complete() const { return members_.size() == size_; }
   bool all_left() const { return (complete() || failed()) && left_.size() == members_.size(); }
   bool failed() const { return first_error_.has_value(); }
@@ -51,7 +52,7 @@ class Rendezvous {
   std::map<std::string, std::string> values_;
   std::multimap<std::string, std::size_t> waiting_;          // connections, by the key that they wait for
   std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the waiting rank
-  std::optional<std::string> first_error_;
+  std::optional<Message> first_error_;
 };
 
 }  // namespace ballast

@@ -36,7 +36,7 @@ void ThreadJob::leave(std::size_t rank, const LeaveReason& leave_reason) {
     const std::lock_guard lock(mutex_);
     left_.emplace(rank, leave_reason.words);
   }
-  if (leave_reason.has_failed) error_.set(fmt::format("rank {} left: {}", rank, leave_reason.words));
+  if (leave_reason.has_failed) error_.set(fmt::format("rank {} left: {}", rank, leave_reason.words), {rank});
 }
 
 std::optional<std::string> ThreadJob::leave_reason(std::size_t rank) {
@@ -103,7 +103,7 @@ void ThreadGroup::fail_if_missing_rank_left() const {
   for (std::size_t rank = 0; rank < size(); ++rank) {
     const auto words = arrived_[rank] ? std::nullopt : job_->leave_reason(members_[rank]);
     if (!words) continue;
-    job_->error().set(fmt::format("rank {} left: {}", members_[rank], *words));
+    job_->error().set(fmt::format("rank {} left: {}", members_[rank], *words), {members_[rank]});
     job_->error().check();
   }
 }
@@ -203,6 +203,7 @@ class ThreadTransport : public Transport {
   void abort(std::string_view reason) override { group_->abort(fmt::format("rank {}: {}", rank_, reason)); }
   void leave(const LeaveReason& leave_reason) override { membership_->leave(leave_reason); }
   void set_activity(std::string_view) override {}
+  std::vector<std::size_t> failed_ranks() const override { return group_->job()->error().ranks(); }
 
   void exchange(const SentChunk& chunk, const Receive& receive) override {
     const Published published(*group_, rank_, chunk, stream_);

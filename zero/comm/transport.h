@@ -116,6 +116,7 @@ class Transport {
   virtual void abort(std::string_view reason) = 0;
   virtual void leave(const LeaveReason& leave_reason) = 0;
   virtual void set_activity(std::string_view activity) = 0;
+  virtual std::vector<std::size_t> failed_ranks() const = 0;
 
  private:
   std::vector<float> scratch_;

@@ -23,6 +23,7 @@ from ballast.checkpoint.inventory import (
     parameters_by_name,
     require_all_partitioned,
 )
+from ballast.checkpoint.outer_state import OuterLoading
 from ballast.checkpoint.pieces import Cut, cover
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.targets import PlainTensor, Target, TrainedTensor
@@ -77,6 +78,7 @@ class Loading:
             require_expected(model, self._buffers.values())
             self._custom = CustomState(access, self._checkpoint.tensors, self._names)
             self._custom.require_stored()
+            self._outer = OuterLoading(access, self._checkpoint.tensors, self._names)
             self._extra = read_extra(directory, self._checkpoint, access.group.rank)
         self._agreement.settle()
         self._tensors = self._checkpoint.tensors
@@ -95,7 +97,7 @@ class Loading:
         self._buffers = buffers_by_name(self._model)
         partition = self._access.begin_from(made, self._checkpoint.step, frozen_state)
         moments = {} if self._access.has_own_step else {**frozen_state, **thawed}
-        self._fill(partition, self._targets(partition, moments))
+        self._fill(partition, self._targets(partition, moments) + self._outer.targets(partition))
         if any(self._access.group.all_reduce([len(thawed)])):
             partition.write_moments(moments_by_kind(thawed, self._access))
         self._access.skipped = self._checkpoint.skipped

@@ -24,7 +24,8 @@ PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "
 
 # Roles of a custom optimizer's state: a tensor with a value for each element, another tensor, a number.
 CUSTOM = ("own", "own tensor", "own number")
-ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM)
+OUTER = "outer"  # what the outer optimizer keeps of a parameter
+ROLES = ("trained", "frozen", "buffer", "moment", *CUSTOM, OUTER)
 
 
 @dataclass
@@ -182,12 +183,15 @@ def _refuse_without_checkpoint(directory: Path) -> NoReturn:
     of_runs = directory.absolute().parent if own else directory
     runs = [own[1]] if own else runs_in(directory)
     remedy = "" if directory.is_dir() else "Check the path: there is no such directory."
+    hosts = sorted(path.parent.name for path in directory.glob(f"host-*/{MANIFEST}"))
+    if hosts:
+        remedy = "Name one of these folders; or load them all in a training with wrap(outer=...)."
     if runs:
         remedy = f'The run resumes with wrap(..., offload="nvme:{of_runs}", run="{runs[0]}").'
     refuse(
         f"cannot load a checkpoint: there is none in {directory}",
         needed=f"a directory of ballast.save(), which holds a {MANIFEST}",
-        available=f"a run: {', '.join(runs)}" if runs else "",
+        available=f"a run: {', '.join(runs)}" if runs else ", ".join(hosts),
         remedy=remedy,
     )
 

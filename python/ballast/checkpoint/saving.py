@@ -34,6 +34,7 @@ from ballast.checkpoint.inventory import (
     torch_tensors,
 )
 from ballast.checkpoint.manifest import Checkpoint, Tensor
+from ballast.checkpoint.outer_state import outer_tensors
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
@@ -66,6 +67,7 @@ class Saving:
             self._groups = groups_of(access.optimizer, self._names)
         self._agreement.settle()
         self._torch_tensors = list(torch_tensors(model, access, self._partition))
+        self._torch_tensors += outer_tensors(access, self._partition, self._names)
         self._entries = {
             self._names[id(member.parameter)]: entry_of_member(member, self._partition, access)
             for member in self._partition.all_members

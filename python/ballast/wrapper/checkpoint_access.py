@@ -8,6 +8,7 @@ import torch
 
 from ballast import _core
 from ballast.connecting import Group
+from ballast.outer.optimizer import OuterOptimizer
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
@@ -18,9 +19,10 @@ from ballast.wrapper.updates import State
 class CheckpointAccess:
     """Reads and changes a training, and knows the checkpoints that it has saved or loaded."""
 
-    def __init__(self, plans: Plans, history: StepHistory):
+    def __init__(self, plans: Plans, history: StepHistory, outer: OuterOptimizer | None):
         self._plans = plans
         self._history = history
+        self.outer = outer
         self.checkpoints: dict[str, set[str]] = {}  # by directory: the folders that this training has saved or loaded
 
     @property
@@ -83,6 +85,8 @@ class CheckpointAccess:
         """Return a partition that continues after `steps`. The caller writes the state to it, and then calls
         finish_loading(). `made` has the number of steps that have trained each parameter, by its id. All ranks call
         it together."""
+        if self.outer is not None:
+            self.outer.forget()
         return self._plans.begin_from(made, steps, frozen_state)
 
     def install(self, partition: Partition, state: State) -> None:

@@ -112,6 +112,15 @@ class WrappedOptimizer(Optimizer):
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
         self._ballast.plans.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
 
+    def exchange(self) -> None:
+        """Exchange all parameters with the other hosts now, as at the end of a training. All ranks of all hosts call it
+        together, between steps. It needs `outer=` in wrap().
+
+        It is an additional step of the outer optimizer, with its learning rate and momentum. Fragments that were exchanged
+        after the last step stay as they are."""
+        self._ballast.plans.require_open("call exchange()")
+        self._ballast.exchange()
+
     @property
     def steps(self) -> int:
         """The number of updates so far, including those before a restart."""
@@ -143,12 +152,12 @@ class WrappedOptimizer(Optimizer):
         >>> optimizer.reload()
         """
         self._ballast.plans.require_open("call offload()")
-        self._ballast.plans.offload(parameters)
+        self._ballast.offload(parameters)
 
     def reload(self) -> None:
         """Bring everything back to the device, with the same bits. All ranks call it together."""
         self._ballast.plans.require_open("call reload()")
-        self._ballast.plans.reload()
+        self._ballast.reload()
 
     def close(self) -> None:
         """Release all memory and files. All ranks call it together.

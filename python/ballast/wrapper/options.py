@@ -12,6 +12,7 @@ from typing import Any
 from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
+from ballast.outer.options import DiLoCo
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
 from ballast.wire import Wire
@@ -42,6 +43,7 @@ class WrapOptions:
     timeout: float | None
     activations: ActivationOptions | None  # None: they stay on the device
     wire: Wire
+    outer: DiLoCo | None  # None: all hosts make each step together
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
@@ -155,6 +157,11 @@ def checked(options: WrapOptions) -> WrapOptions:
             needed="one of them",
         )
     _check_offload(options)
+    if options.outer is not None and options.run:
+        refuse(
+            f'run="{options.run}" and outer= exclude each other: drives do not keep the outer optimizer of a run',
+            needed="ballast.save() and ballast.load_checkpoint(), which keep it",
+        )
     narrowed = _narrowed(options)
     narrowed.wire.require_possible(narrowed.stage)
     return narrowed

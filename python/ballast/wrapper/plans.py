@@ -95,6 +95,7 @@ class Plans:
             if is_same and self.state.loaded is None:
                 return self.current
             preconditions.require_same_run(self.planner.options.run, is_same)
+            preconditions.require_same_in_outer(self.planner.options.outer is not None, is_same)
         return self._make()
 
     # --- To the next partition ---

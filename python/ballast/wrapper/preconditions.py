@@ -97,6 +97,16 @@ def require_loaded(is_loaded: bool) -> None:
         )
 
 
+def require_same_in_outer(has_outer: bool, is_same: bool) -> None:
+    """Refuse other parameters than those of which the outer optimizer has a copy."""
+    if has_outer and not is_same:
+        refuse_order(
+            "cannot train other parameters: the outer optimizer began with others",
+            needed="the same ones, frozen and thawed as they were",
+            remedy="Call ballast.save() before they change; wrap() a new optimizer; and load_checkpoint().",
+        )
+
+
 def require_same_run(run: str, is_same: bool) -> None:
     """Refuse other parameters in a run with a name: its files hold those that were trained when it began."""
     if run and not is_same:

@@ -11,6 +11,7 @@ import torch
 
 from ballast.checks import refuse_order
 from ballast.connecting import Group
+from ballast.outer.optimizer import OuterOptimizer
 from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
@@ -34,20 +35,21 @@ class Session:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        model: torch.nn.Module | None,
+        wrapped: Wrapped,
         ranks: ProcessGroups,
         updates: Updates,
         options: WrapOptions,
+        outer: OuterOptimizer | None,
     ):
-        self._wrapped = Wrapped(optimizer, model)
+        self._wrapped = wrapped
         self._ranks = ranks
         self._deferred = DeferredParameters(weakref.ref(self))
         self._hooks = SessionHooks(weakref.ref(self))
         self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._deferred)
         self._activations: ModelActivations | None = None
         self._history = StepHistory()
-        self.checkpoint = CheckpointAccess(self.plans, self._history)
+        self._outer = outer
+        self.checkpoint = CheckpointAccess(self.plans, self._history, outer)
         self._process = os.getpid()
         self.holds = False  # whether gradients are held until more come
 
@@ -66,6 +68,8 @@ class Session:
         self.plans.watch()
         self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
+        if self._outer is not None and self.group.rank == 0:
+            preconditions.begin_with_same_values(self._outer.hosts.group, model, mine)
         preconditions.begin_with_same_values(self.group, model, mine)
 
     def take_back(self) -> None:
@@ -98,7 +102,10 @@ class Session:
 
     def partition(self) -> Partition:
         """Return the partition of the step that begins, or has begun."""
-        return self.plans.begin_step()
+        partition = self.plans.begin_step()
+        if self._outer is not None:
+            self._outer.begin(partition)
+        return partition
 
     def partition_now(self) -> Partition:
         """Return the partition without beginning a step."""
@@ -127,7 +134,7 @@ class Session:
         if plans.of_this_step is not None and not plans.of_this_step.has_begun:
             plans.of_this_step = None  # the calls before brought no gradients, as in an evaluation
         known = None if plans.current is None else weakref.ref(plans.current)  # the partition may go, and its memory
-        partition = plans.begin_step() if begins_step else plans.now()
+        partition = self.partition() if begins_step else plans.now()
         partition.require_not_updated("cannot call the model")
         if known is None or partition is not known():
             partition.begin_call(module)  # its own hook comes too late for this call
@@ -170,6 +177,38 @@ class Session:
             self._activations.after_step()
         if result is not None:
             self._history.add(result, warns=not found_inf and self.group.rank == 0)
+            if self._outer is not None and plans.current is not None:
+                self._outer.after_step(plans.current, self._attempts)
+
+    @property
+    def _attempts(self) -> int:
+        """Steps with and without an update. Hosts may skip different ones."""
+        return self.plans.steps + self._history.skipped
+
+    def exchange(self) -> None:
+        """Exchange all parameters with the other hosts now, except those that were exchanged after the last step."""
+        if self._outer is None:
+            refuse_order("cannot exchange parameters: there is no outer optimizer", needed="ballast.wrap(..., outer=...)")
+        self.plans.require_not_gathered("cannot exchange parameters")
+        partition = self.partition_now()
+        partition.require_not_cast()
+        partition.require_not_updated("cannot exchange parameters")
+        if partition.has_begun:
+            what = "cannot exchange parameters between a backward pass and its step"
+            refuse_order(what, needed="step() or zero_grad() before")
+        self._outer.begin(partition)
+        self._outer.exchange_all(partition, self._attempts)
+
+    def offload(self, parameters: bool) -> None:
+        """Free the device's memory, with or without that of the parameters."""
+        self.plans.offload(parameters)
+        if self._outer is not None:
+            self._outer.offload()
+
+    def reload(self) -> None:
+        self.plans.reload()
+        if self._outer is not None:
+            self._outer.reload()
 
     def discard(self) -> None:
         if self.plans.current is not None and self.plans.current.discard():
@@ -180,10 +219,12 @@ class Session:
         if self._history.last is None:
             return {}
         of_activations = {} if self._activations is None else self._activations.figures()
-        return self._history.figures(self.plans.custom_state()) | of_activations
+        of_outer = {} if self._outer is None else self._outer.figures()
+        return self._history.figures(self.plans.custom_state()) | of_activations | of_outer
 
     def ledger(self) -> str:
-        return self.plans.now().ledger(self.plans.custom_state())
+        of_outer = "" if self._outer is None else self._outer.ledger()
+        return self.plans.now().ledger(self.plans.custom_state()) + of_outer
 
     # --- The end ---
 
@@ -196,5 +237,9 @@ class Session:
         self._hooks.remove()
         if self._activations is not None:
             self._activations.remove()
-        self.plans.close(together=together)
-        self._ranks.leave()
+        try:
+            self.plans.close(together=together)
+        finally:
+            if self._outer is not None:
+                self._outer.close()
+            self._ranks.leave()

@@ -66,6 +66,7 @@ class ShardedState:
         self._index = {id(member.parameter): number for number, member in enumerate(self._members)}
         self._gpu, self._stream = options.gpu, options.stream
         self.keeps_run = bool(options.run)
+        self.stage = options.stage
         return_cached_memory(self._gpu)
         self._core = _core.Training(
             model=model_of(units),
@@ -272,6 +273,10 @@ class ShardedState:
     @property
     def all_members(self) -> list[Member]:
         return [member for unit in self._units for member in unit.members]
+
+    @property
+    def units(self) -> int:
+        return len(self._units)
 
     @property
     def ranks(self) -> Group:

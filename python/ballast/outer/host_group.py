@@ -1,0 +1,149 @@
+"""The group of the same rank of each host, which averages the gradients of the outer optimizer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+
+from ballast import _core
+from ballast.checks import fail
+from ballast.connecting import Group, connect
+from ballast.errors import FailureError
+from ballast.outer.host_rank import HostRank
+from ballast.outer.survivors import HostRendezvous, agree_on_survivors
+from ballast.wrapper.collectives import sum_in_fp32
+
+log = logging.getLogger("ballast")
+
+CHUNK = 4 << 20  # elements that are summed at a time
+OF_PEERS = {"B3301": "peer_failed", "B3302": "peer_late", "B3303": "no_meeting"}  # errors that other ranks may cause
+
+
+class HostGroup:
+    """A connection of its own: its failure does not end the group of the ranks of one host. Each call is made by all hosts
+    together."""
+
+    def __init__(self, own: HostRank, rendezvous: HostRendezvous):
+        self.own = own
+        self.members = [*range(len(own.names))]  # numbers of the hosts that take part
+        self._rendezvous = rendezvous
+        self._regroups = 0
+        self._group = self._connect()
+
+    def _connect(self) -> Group:
+        rank, size = self.members.index(self.own.host), len(self.members)
+        where = self._rendezvous
+        if size == 1:
+            return connect(rank=0, size=1)
+        job = f"{where.job}/{self._regroups}"
+        return connect(store=where.store, rank=rank, size=size, host=where.address, job=job, timeout=where.timeout)
+
+    @property
+    def group(self) -> Group:
+        """The hosts that take part now."""
+        return self._group
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    @property
+    def survives(self) -> bool:
+        return self._rendezvous.survives
+
+    @property
+    def has_lost_hosts(self) -> bool:
+        return self._regroups > 0
+
+    def rows(self, mine: Sequence[int]) -> list[list[int]]:
+        """Return the integers that each host gives, by rank in the group. All hosts give as many."""
+        words = [0] * (self.size * len(mine))
+        words[self.rank * len(mine) : (self.rank + 1) * len(mine)] = mine
+        with self._naming_hosts():
+            words = self._group.all_reduce(words)
+        return [words[first : first + len(mine)] for first in range(0, len(words), len(mine))]
+
+    def average(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the average of the hosts' values in fp32, with the same bits on all of them. Without hosts that may be lost,
+        it is in the memory of the values."""
+        averages = torch.empty_like(values) if self.survives else values
+        with self._naming_hosts():
+            for into, mine in zip(averages.split(CHUNK), values.split(CHUNK)):
+                into.copy_(sum_in_fp32(self._group, mine).div_(self.size))
+            self._group.barrier()  # a host that uses the average knows that the others have it
+        return averages
+
+    def broadcast(self, values: torch.Tensor, root: int = 0) -> None:
+        """Copy the values of one host to all."""
+        if values.numel() > 0:
+            with self._naming_hosts():
+                self._group._core.broadcast(address=values.data_ptr(), bytes=values.nbytes, root=root)
+
+    def barrier(self) -> None:
+        with self._naming_hosts():
+            self._group.barrier()
+
+    def leave(self) -> None:
+        self._group.leave()
+
+    # --- When a host is lost ---
+
+    @contextmanager
+    def _naming_hosts(self) -> Iterator[None]:
+        """Let errors name hosts and ranks of the job, instead of ranks of this group."""
+        try:
+            yield
+        except FailureError as error:
+            if error.code in OF_PEERS and self._failed_hosts():
+                self._raise_with_hosts(error)
+            raise
+
+    def _raise_with_hosts(self, error: FailureError) -> NoReturn:
+        what = error.what_happened
+        for host in self._failed_hosts():
+            rank = self.members.index(host)
+            # Only the first one is a rank of this group: others are in the words with which it left.
+            what = re.sub(rf"\brank {rank}\b( \([^)]*\))?", f"{self.own.describe_peer(host)},", what, count=1)
+        parts = {part: getattr(error, part) for part in ("where", "needed", "available", "remedy")}
+        fail(OF_PEERS[error.code], _core.Problem(what=what, **parts))
+
+    def _failed_hosts(self) -> list[int]:
+        return [self.members[rank] for rank in self._group._core.failed_ranks]
+
+    def regroup(self, error: FailureError) -> None:
+        """Form a group of the hosts that are left. Raise the error where hosts cannot be lost, and where it is one of this
+        host alone.
+
+        Each rank of a host decides together with the same rank of the other hosts. If they decide differently, a host is left
+        out by some of its ranks, which end. Then its other ranks fail in their next step, and the other hosts lose it
+        there too."""
+        failed = {*self._failed_hosts()} - {self.own.host}
+        while True:
+            if not self.survives or len(self.members) == 1 or error.code not in OF_PEERS:
+                raise error
+            self._group.leave()
+            self._regroups += 1
+            before, rendezvous = self.members, self._rendezvous
+            self.members = agree_on_survivors(self.own, rendezvous, self._regroups, before, failed)
+            self._log_lost({*before} - {*self.members}, error)
+            try:
+                self._group = self._connect()
+                return
+            except FailureError as failure:  # another host was lost meanwhile
+                error, failed = failure, set()
+
+    def _log_lost(self, lost: set[int], error: FailureError) -> None:
+        for host in lost if self.own.rank == 0 else ():
+            log.warning(
+                "lost %s: %d of %d hosts continue without it. The first error is: %s",
+                *(self.own.describe(host), len(self.members), len(self.own.names), error.what_happened),
+            )

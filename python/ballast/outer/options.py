@@ -1,0 +1,107 @@
+"""The options of an outer optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ballast.checks import is_number, one_of, refuse
+from ballast.tiers import TIERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo:
+    """Let each host train on its own, and combine the hosts' parameters every N steps: `wrap(outer=DiLoCo(...))`.
+
+    >>> import ballast
+    >>> ballast.DiLoCo(every=64).lr
+    0.7
+
+    The outer optimizer keeps a copy of the parameters. In an exchange, the differences between that copy and each host's
+    parameters are averaged over the hosts. SGD with Nesterov momentum takes the average as a gradient, and updates the copy.
+    All hosts continue from the copy, with the same bits.
+
+    every               steps of each host from one exchange of a parameter to the next
+    lr                  learning rate of the outer optimizer; 1 without momentum averages the hosts' parameters
+    momentum            momentum of the outer optimizer; 0 keeps none
+    nesterov            uses Nesterov's momentum
+    fragments           splits the parameters into this many parts, which are exchanged at different steps: each exchange moves
+                        about that fraction of them
+    offload             tier of the copy and of the momentum, fp32 both: "host", "nvme:/scratch", or "device"
+    hosts               number of hosts, each with as many consecutive ranks. None: the machines of the ranks
+    survive_lost_hosts  lets the other hosts continue when one is lost
+    timeout             seconds in which all hosts reach an exchange after the first one, so longer than hosts differ in `every`
+                        steps
+    """
+
+    every: int
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    fragments: int = 1
+    offload: str = "host"
+    hosts: int | None = None
+    survive_lost_hosts: bool = False
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        _require_count("every", self.every, "steps between two exchanges, at least 1")
+        _require_count("fragments", self.fragments, "a number of fragments, at least 1")
+        if self.fragments > self.every:
+            refuse(
+                f"cannot exchange {self.fragments} fragments within {self.every} steps: each is exchanged at a step of its own",
+                where="outer=DiLoCo(...)",
+                needed="at most as many fragments as steps between two exchanges",
+            )
+        if self.hosts is not None:
+            _require_count("hosts", self.hosts, "a number of hosts, at least 1; or None for the machines of the ranks")
+        if not (is_number(self.lr) and 0 < self.lr < math.inf):
+            _refuse("lr", self.lr, "a number above 0")
+        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
+            _refuse("momentum", self.momentum, "a number from 0 on, below 1")
+        if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
+            _refuse("timeout", self.timeout, "seconds, more than 0")
+        self._check_tier()
+
+    def _check_tier(self) -> None:
+        if not isinstance(self.offload, str):
+            _refuse("offload", self.offload, 'one tier: "device", "host" or "nvme:DIRECTORY"')
+        tier, _, path = self.offload.partition(":")
+        one_of("tier", tier, TIERS)
+        if (tier == "nvme") != bool(path):
+            _refuse("offload", self.offload, '"device", "host" or "nvme:DIRECTORY"')
+        if path and not Path(path).is_dir():
+            refuse(f"{path} is no directory", where="outer=DiLoCo(offload=...)", needed="a directory that exists, on the drive")
+
+    @property
+    def tier(self) -> str:
+        return self.offload.partition(":")[0]
+
+    @property
+    def directory(self) -> str:
+        """Return the directory on a drive; empty for other tiers."""
+        return self.offload.partition(":")[2]
+
+    def shared(self) -> dict[str, str]:
+        """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""
+        names = ("every", "nesterov", "fragments", "tier", "hosts", "survive_lost_hosts")
+        numbers = ("lr", "momentum", "timeout")  # 1 and 1.0 are the same
+        of_names = {name: str(getattr(self, name)) for name in names}
+        return of_names | {name: str(float(getattr(self, name))) for name in numbers}
+
+
+def read_outer(outer: Any) -> DiLoCo | None:
+    if outer is not None and not isinstance(outer, DiLoCo):
+        refuse(f"cannot use outer={outer!r}", needed="ballast.DiLoCo(every=...), or None")
+    return outer
+
+
+def _require_count(name: str, value: Any, needed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        _refuse(name, value, needed)
+
+
+def _refuse(name: str, value: Any, needed: str) -> None:
+    refuse(f"{name}={value!r} is not possible", where="outer=DiLoCo(...)", needed=needed)

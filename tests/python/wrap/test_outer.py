@@ -1,0 +1,344 @@
+"""Tests of hosts that train on their own, and exchange parameters through an outer optimizer. Hosts are ranks of one
+machine."""
+
+import shutil
+import weakref
+from dataclasses import replace
+
+import ballast
+import pytest
+import torch
+from ballast import DiLoCo
+from ballast.checkpoint.outer_state import outer_tensors
+from ballast.outer.layout import Fragment
+from python.wrap.support import outer
+from python.wrap.support.loops import Loop, Tower, mean_square_in_bfloat16, mlp_in_bfloat16
+from python.wrap.support.outer_torch import Before, PlainTorch
+from python.wrap.support.ranks import run_ranks
+
+
+def check_close(mine, theirs, tolerance=2e-6):
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+def is_equal(mine, theirs):
+    return all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+# --- Values ---
+
+
+def test_an_exchange_in_each_step_averages_the_parameters_of_the_hosts():
+    trained = run_ranks(4, outer.train, [{"stage": 2, "outer": DiLoCo(every=1, lr=1, momentum=0, hosts=2)}])
+    expected = PlainTorch(hosts=2, ranks=2, every=1, lr=1.0, momentum=0.0).train()
+    for [(_, parameters)] in trained:
+        check_close(parameters, expected[0])
+        assert is_equal(parameters, trained[0][0][1])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_and_several_steps_give_the_values_of_plain_torch(nesterov):
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2, nesterov=nesterov)}
+    trained = run_ranks(4, outer.train, [options], {"steps": 10})
+    expected = PlainTorch(hosts=2, ranks=2, every=4, nesterov=nesterov, steps=10).train()
+    for rank, [(_, parameters)] in enumerate(trained):
+        check_close(parameters, expected[rank // 2])
+    assert is_equal(trained[0][0][1], trained[1][0][1])
+    assert not is_equal(trained[0][0][1], trained[2][0][1])  # two steps after an exchange
+
+
+def test_fragments_are_exchanged_at_steps_of_their_own():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, fragments=2)}
+    trained = run_ranks(3, outer.train, [options], {"steps": 7})
+    due = [(2, slice(0, 1)), (4, slice(1, 4))]  # the first weight has most of the elements
+    expected = PlainTorch(hosts=3, ranks=1, every=4, due=due, steps=7).train()
+    for rank, [(_, parameters)] in enumerate(trained):
+        check_close(parameters, expected[rank])
+
+
+def test_clipping_works_inside_of_a_host():
+    options = {"stage": 2, "max_grad_norm": 0.1, "outer": DiLoCo(every=3, hosts=2)}
+    trained = run_ranks(2, outer.train, [options])
+    expected = PlainTorch(hosts=2, ranks=1, every=3, clip=0.1).train()
+    for [(_, parameters)] in trained:
+        check_close(parameters, expected[0])
+
+
+def test_schedulers_and_accumulation_work_inside_of_a_host():
+    one, other = run_ranks(2, outer.with_scheduler, {"stage": 2, "outer": DiLoCo(every=3, hosts=2)})
+    expected = PlainTorch(hosts=2, ranks=1, every=3, micro_steps=2, halves_every=2).train()
+    check_close(one, expected[0])
+    assert is_equal(one, other)
+
+
+def everywhere(folder, **changes):
+    nvme = f"nvme:{folder}"
+    inner = [
+        {"stage": 0},
+        {"stage": 1},
+        {"stage": 2, "offload": nvme},
+        {"stage": 3},
+        {"stage": 3, "update_in_backward": True},
+        {"stage": 3, "offload": {"parameters": nvme, "gradients": "host", "state": nvme}},
+    ]
+    tiers = ["device", "host", nvme]
+    return [
+        {**options, "outer": DiLoCo(every=2, hosts=2, offload=tiers[number % 3], **changes)}
+        for number, options in enumerate(inner)
+    ]
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_all_stages_and_tiers_give_the_same_bits(fragments, tmp_path):
+    trained = run_ranks(4, outer.train, everywhere(tmp_path, fragments=fragments), {"make_model": Tower, "steps": 5})
+    for first, *others in trained:
+        for losses, parameters in others:
+            assert losses == first[0]
+            assert is_equal(parameters, first[1])
+
+
+def test_hosts_have_the_same_bits_after_an_exchange_of_16_bit_parameters(tmp_path):
+    changes = {"make_model": mlp_in_bfloat16, "loss": mean_square_in_bfloat16}
+    formats = ["split", "compact", "4bit"]
+    configurations = [{"stage": 3, "state_format": each, "outer": DiLoCo(every=3, hosts=2)} for each in formats]
+    trained = run_ranks(4, outer.train, configurations, changes)
+    for of_rank in trained:
+        for (_, parameters), (_, of_first) in zip(of_rank, trained[0], strict=True):
+            assert is_equal(parameters, of_first)
+
+
+def test_the_default_format_of_new_tensors_does_not_matter(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=3, hosts=2)}
+    trained = run_ranks(2, outer.with_another_default_format, str(tmp_path), options)
+    for kept, resumed in trained:
+        assert is_equal(kept, trained[0][0])
+        assert is_equal(resumed, kept)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_hosts_begin_with_the_values_of_the_first_one(recorded):
+    configurations = [{"stage": 3, "outer": DiLoCo(every=2, hosts=2)}]
+    if not recorded:
+        configurations.append({"stage": 2, "outer": DiLoCo(every=2, hosts=2)})
+    trained = run_ranks(4, outer.from_other_values, configurations, recorded)
+    assert all(is_equal(parameters, trained[0][0]) for of_rank in trained for parameters in of_rank)
+
+
+def test_exchange_combines_the_hosts_at_the_end_and_once(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2, fragments=2)}
+    [(mine, exchanges), (there, _)] = run_ranks(2, outer.exchanged, str(tmp_path), options)
+    assert not is_equal(mine[0], there[0])
+    assert is_equal(mine[1], there[1])
+    assert not all(torch.equal(before, after) for before, after in zip(mine[0], mine[1]))
+    assert is_equal(mine[1], mine[2])
+    assert is_equal(mine[1], mine[3])
+    # The first fragment is exchanged after steps 2 and 6, of 6, the second one after step 4 and by exchange().
+    assert exchanges == [3, 4, 4, 0]
+
+
+def test_memory_and_metrics_count_the_outer_optimizer(tmp_path):
+    for tier, where in (("host", "device"), (f"nvme:{tmp_path}", "nvme")):
+        options = {"stage": 2, "outer": DiLoCo(every=2, hosts=2, fragments=2, offload=tier)}
+        [(table, metrics), _] = run_ranks(2, outer.reports, options)
+        assert "outer optimizer, fragment 1" in table
+        assert where in table.partition("outer optimizer, fragment 1")[2]
+        assert (metrics["outer/exchanges"], metrics["outer/hosts"]) == (6, 2)
+        elements = 480, 149  # the first weight, and all others
+        assert metrics["outer/bytes"] == 3 * sum(4 * count for count in elements)
+        assert metrics["outer/state_bytes"] == sum(8 * count for count in elements)
+
+
+def test_one_process_is_one_host():
+    model = torch.nn.Linear(4, 1)
+    optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, outer=DiLoCo(every=1, lr=0.5, momentum=0))
+    before = model.weight.detach().clone()
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    assert torch.allclose(before - model.weight, torch.full((1, 4), 0.05))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_gpu_trains_as_a_cpu_does_with_the_outer_optimizer_on_either(stage):
+    loop = Loop(steps=5)
+    on_cpu, exchanged, freed = loop.run(stage=stage, outer=DiLoCo(every=2)), [], []
+    for tier in ("device", "host"):
+        on_gpu = replace(loop, device="emulated").run(stage=stage, outer=DiLoCo(every=2, offload=tier))
+        with ballast.gather(on_gpu.model), ballast.gather(on_cpu.model):
+            assert is_equal([parameter.cpu() for parameter in on_gpu.parameters], on_cpu.parameters)
+        assert on_gpu.optimizer.metrics()["outer/exchanges"] == 2
+        before = free_on_gpu()
+        on_gpu.optimizer.offload()
+        freed.append(free_on_gpu() - before)
+        on_gpu.optimizer.reload()
+        for run in (on_gpu, on_cpu) if tier == "host" else (on_gpu,):
+            run.optimizer.exchange()
+        exchanged.append([parameter.cpu() for parameter in outer.result_of(on_gpu)[1]])
+    assert is_equal(*exchanged)
+    assert is_equal(exchanged[0], outer.result_of(on_cpu)[1])
+    assert freed[0] > freed[1]  # the outer optimizer's state leaves the GPU too
+
+
+def free_on_gpu():
+    torch.emulated.empty_cache()
+    return torch.emulated.mem_get_info()[0]
+
+
+def test_closing_leaves_the_hosts_when_something_fails(monkeypatch):
+    run = Loop(steps=1).run(stage=2, outer=DiLoCo(every=4))
+    session = run.optimizer._ballast
+    monkeypatch.setattr(session.plans, "close", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        session.close(together=False)
+    assert not session._outer.has_begun
+
+
+# --- Checkpoints ---
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_resumed_training_continues_as_if_it_had_not_ended(fragments, tmp_path):
+    folder = str(tmp_path / "checkpoint")
+    configurations = everywhere(tmp_path, fragments=fragments)
+    for options in configurations:
+        options["outer"] = DiLoCo(**{**vars(options["outer"]), "every": 4})
+    kept = run_ranks(4, outer.train_and_save, folder, configurations[3], 5, 10)
+    resumed = run_ranks(4, outer.resume, folder, configurations, 5, 10)
+    for (losses, parameters), of_rank in zip(kept, resumed, strict=True):
+        for losses_there, parameters_there in of_rank:
+            assert losses_there == losses[-5:]
+            assert is_equal(parameters_there, parameters)
+
+
+def test_another_number_of_hosts_resumes_a_checkpoint(tmp_path):
+    folder = str(tmp_path)
+    run_ranks(2, outer.train_and_save, folder, {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}, 5, 5)
+    resumed = run_ranks(3, outer.resume, folder, [{"stage": 3, "outer": DiLoCo(every=4, hosts=3)}], 5, 10)
+    before = Before(steps=5, hosts=2, ranks=1)
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=10, before=before).train()
+    for of_rank, there in zip(resumed, expected, strict=True):
+        check_close(of_rank[0][1], there)
+
+
+def test_hosts_load_the_last_step_that_one_of_them_has_saved(tmp_path):
+    folder, options = str(tmp_path / "now"), {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
+    run_ranks(2, outer.train_and_save, folder, options, 3, 3)
+    shutil.copytree(tmp_path / "now" / "host-1", tmp_path / "old")
+    kept = run_ranks(2, outer.train_and_save, folder, options, 5, 5)
+    shutil.rmtree(tmp_path / "now" / "host-1")
+    (tmp_path / "old").rename(tmp_path / "now" / "host-1")
+    resumed = run_ranks(2, outer.resume, folder, [options], 5, 5)
+    assert is_equal(resumed[0][0][1], kept[0][1])
+    assert is_equal(resumed[1][0][1], kept[0][1])
+
+
+def test_a_host_s_checkpoint_is_one_of_a_training_without_an_outer_optimizer(tmp_path):
+    run_ranks(2, outer.train_and_save, str(tmp_path), {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}, 5, 5)
+    assert run_ranks(2, outer.resume_on_one_host, str(tmp_path / "host-0"), {"stage": 3}) == [6, 6]
+    with pytest.raises(ballast.UsageError, match="host-0, host-1"):
+        outer.resume_on_one_host(0, str(tmp_path), {"stage": 3})
+
+
+def test_an_outer_optimizer_begins_with_a_checkpoint_of_a_training_without_one(tmp_path):
+    run_ranks(2, outer.train_and_save, str(tmp_path), {"stage": 2}, 4, 4)
+    resumed = run_ranks(2, outer.resume, str(tmp_path), [{"stage": 2, "outer": DiLoCo(every=4, hosts=2)}], 4, 8)
+    before = Before(steps=4, hosts=1, ranks=2, has_outer=False)
+    expected = PlainTorch(hosts=2, ranks=1, every=4, steps=8, before=before).train()
+    for of_rank, there in zip(resumed, expected, strict=True):
+        check_close(of_rank[0][1], there)
+    assert is_equal(resumed[0][0][1], resumed[1][0][1])
+
+
+def test_hosts_that_have_skipped_different_steps_resume_the_same_step(tmp_path):
+    resumed = run_ranks(2, outer.resume_after_a_skipped_step, str(tmp_path), {"stage": 2, "outer": DiLoCo(every=4, hosts=2)})
+    for [(_, kept), (_, shared), (_, own), (error, _)] in resumed:
+        assert is_equal(shared, kept)
+        assert is_equal(own, kept)
+        assert "B1001 cannot continue to train: the hosts have loaded different states of the outer optimizer" in error
+    assert not is_equal(resumed[0][0][1], resumed[1][0][1])
+
+
+def test_saving_removes_the_folders_of_hosts_that_do_not_take_part(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
+    assert run_ranks(2, outer.save_next_to_others, str(tmp_path), options) == [["host-0", "host-1"]] * 2
+
+
+def test_saving_keeps_one_fragment_in_memory(monkeypatch):
+    made, read = [], Fragment.state_values
+
+    def recorded(fragment):
+        values = read(fragment)
+        made.extend(map(weakref.ref, values))
+        return values
+
+    monkeypatch.setattr(Fragment, "state_values", recorded)
+    run = Loop(steps=2).run(stage=0, outer=DiLoCo(every=2, fragments=2))
+    partition = run.optimizer._ballast.plans.now()
+    held = list(outer_tensors(run.optimizer._ballast.checkpoint, partition, run.optimizer._ballast.names()))
+    held[0].read()
+    assert made[0]() is not None
+    held[-1].read()
+    assert made[0]() is None
+    assert len(made) == 4  # the outer copy and the momentum of each fragment
+
+
+# --- Lost hosts ---
+
+
+@pytest.mark.parametrize(("stage", "lost", "store"), [(2, 0, "file"), (3, 1, "tcp")])
+def test_a_lost_host_leaves_the_others_training_and_saving(stage, lost, store, tmp_path):
+    options = {"stage": stage, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    body = outer.lose_between_steps, lost, 5, options, str(tmp_path)
+    ended = run_ranks(3, *body, lost=[lost], store=store)
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=10, lost=(lost, 5)).train()
+    left = [host for host in range(3) if host != lost]
+    for host in left:
+        (_, parameters), lines = ended[host]
+        check_close(parameters, expected[host])
+        assert any(f"lost host {lost} (" in line and "2 of 3 hosts continue" in line for line in lines)
+    resumed = run_ranks(2, outer.resume, str(tmp_path), [{"stage": 2, "outer": DiLoCo(every=4, hosts=2)}], 10, 10)
+    folders = (1, 1) if lost == 0 else (0, 2)  # those of the same number, else of another one
+    for host, [(_, parameters)] in zip(folders, resumed, strict=True):
+        assert is_equal(parameters, ended[host][0][1])
+
+
+def test_the_others_end_where_the_lost_host_had_the_store():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    ended = run_ranks(3, outer.lose_and_fail, 0, options, lost=[0], store="tcp")
+    for host in (1, 2):
+        assert "B3301 cannot continue without the lost host: the store of torch.distributed is gone" in ended[host]
+
+
+def test_a_host_that_is_lost_in_an_exchange_leaves_the_others_training():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    ended = run_ranks(3, outer.lose_in_exchange, 2, options, lost=[2])
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
+    for host in (0, 1):
+        check_close(ended[host][0][1], expected[host])
+        assert is_equal(ended[host][0][1], ended[0][0][1])
+
+
+def test_a_host_that_has_missed_the_end_of_an_exchange_catches_up():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    ended = run_ranks(3, outer.lose_at_the_end_of_an_exchange, 2, 1, options, lost=[2])
+    expected = PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
+    for host in (0, 1):
+        check_close(ended[host][0][1], expected[host])
+        assert is_equal(ended[host][0][1], ended[0][0][1])
+
+
+def test_a_late_host_continues_when_a_rank_of_another_one_is_lost():
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+    ended = run_ranks(6, outer.lose_one_while_another_is_late, 2, 0, options, lost=[2, 3])  # rank 3 fails with its neighbour
+    expected = PlainTorch(hosts=3, ranks=2, every=4, steps=8, lost=(1, 5)).train()
+    for rank in (0, 1, 4, 5):
+        check_close(ended[rank][0][1], expected[rank // 2])
+    assert any("host 1 (" in line and "rank 2 of the job" in line for line in ended[4][1])
+
+
+def test_without_the_option_a_lost_host_ends_the_others():
+    ended = run_ranks(3, outer.lose_and_fail, 1, {"stage": 2, "outer": DiLoCo(every=4, hosts=3)}, lost=[1])
+    for host in (0, 2):
+        assert "B3301 host 1 (" in ended[host]
+        assert "), rank 1 of the job, died" in ended[host]
