@@ -127,7 +127,7 @@ std::vector<PlanSetup> samples() {
                       {0, Phase::backward}};
   PlanSetup copies{.model = odd_model(), .placement = placement_of_stage(3, 4), .rank = 1};
   copies.placement.parameter_replicas = 2;
-  return {nvme_state, on_host, full, in_backward, full_records, on_cpu, exact_uses, copies};
+  return {nvme_state, on_host, full, in_backward, full_records, on_cpu, copies, exact_uses};
 }
 
 }  // namespace

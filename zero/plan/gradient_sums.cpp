@@ -96,6 +96,7 @@ void GradientSums::reduce(std::size_t unit, std::size_t number, const Piece& gra
                           .unit = unit,
                           .ranks = ranks,
                           .sum = number,
+                          .value_bytes = from == gradients ? context_.width(unit) : sizeof(float),
                           .from = from,
                           .to = sum,
                           .codes = context_.slots.reduce_codes(unit, ranks)},

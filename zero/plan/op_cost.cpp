@@ -1,9 +1,9 @@
 #include "zero/plan/op_cost.h"
 
+#include "zero/plan/collective_cost.h"
+
 namespace ballast {
 namespace {
-
-double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
 // Encoding reads and writes once, and decoding does. The memory of a gather has the codes of all ranks.
 std::size_t bytes_of_coding(const Op& op) {
@@ -56,8 +56,10 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::write: return bytes / machine.write;
     case OpKind::upload: return bytes / machine.upload;
     case OpKind::download: return bytes / machine.download;
-    case OpKind::gather: return machine.collective_latency + bytes / machine.gather + coding / machine.device_memory;
-    case OpKind::reduce: return machine.collective_latency + bytes / machine.reduce + coding / machine.device_memory;
+    case OpKind::gather:
+    case OpKind::reduce:
+      return machine.collective_latency + seconds_on_links(op, input.placement, machine) +
+             coding / machine.device_memory;
     case OpKind::clear: return bytes / memory(op.to);
     case OpKind::norm:
     case OpKind::keep:
