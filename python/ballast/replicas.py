@@ -55,8 +55,8 @@ def _hosts(machines: Sequence[Any]) -> int:
     ranks = len(machines) // len(hosts)
     if list(machines) != [host for host in hosts for _ in range(ranks)]:
         refuse(
-            'cannot keep a copy of the parameters in each host (replicas="host"): the hosts have different numbers of ranks, or '
-            "ranks that are no neighbours",
+            'cannot keep a copy of the parameters in each host (replicas="host"): the hosts have different numbers of ranks, '
+            "or ranks that are no neighbours",
             where=", ".join(f"host {number}: {list(machines).count(host)} ranks" for number, host in enumerate(hosts)),
             needed="as many ranks on each host, numbered host by host",
         )

@@ -12,9 +12,9 @@ from ballast.formats import GradientFormats, StateFormats, read_gradient_formats
 from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.outer.options import DiLoCo, read_outer
+from ballast.replicas import Replicas, read_replicas
 from ballast.sizes import Size
 from ballast.tiers import Offload
-from ballast.replicas import Replicas, read_replicas
 from ballast.wire import WireFormats, read_wire
 from ballast.wrapper.activation_options import read_activation_options
 from ballast.wrapper.options import WrapOptions, checked, for_own_step, for_stored_step, read_memory, read_units

@@ -1,0 +1,59 @@
+"""Measures what grows with the number of ranks: start, steps, memory, descriptors, and the end after a rank has died.
+
+Each rank is a process of the GPT trainer with a tiny model, so most of what it takes is the cost of being a rank. One machine
+has all ranks, and their processor time is that of its cores: seconds per rank and step show what grows faster than the ranks.
+"""
+
+import argparse
+import json
+import sys
+
+from job import Job
+from suite import add_choice, choose, machine_name
+
+RANKS = (16, 64, 128, 256)
+STEPS = 10
+LONG = 1000  # steps that do not end before the rank is killed
+
+
+def case_of(ranks: int) -> str:
+    return f"{ranks} ranks"
+
+
+def measure(program: str, ranks: int) -> dict[str, tuple[float, str]]:
+    """Return values with their units, by name."""
+    with Job(program, ranks, STEPS) as job:
+        first = job.await_first_step()
+        all_steps = job.end()
+    with Job(program, ranks, LONG) as job:
+        job.await_first_step()
+        figures = {
+            "first step": (first, "s"),
+            "first step, a rank": (1e3 * first / ranks, "ms"),
+            "further step, a rank": (1e3 * (all_steps - first) / (STEPS - 1) / ranks, "ms"),
+            "memory of rank 0": (job.proportional_bytes(0) / 2**20, "MiB"),
+            "memory of the last rank": (job.proportional_bytes(ranks - 1) / 2**20, "MiB"),
+            "descriptors of rank 0": (job.descriptors(0), ""),
+            "descriptors of the last rank": (job.descriptors(ranks - 1), ""),
+            "processor time of rank 0 vs. the last": (job.processor_seconds(0) / job.processor_seconds(ranks - 1), "x"),
+        }
+        seconds, named = job.kill(ranks // 2)
+    if named < ranks - 1:
+        raise RuntimeError(f"only {named} of {ranks - 1} ranks name the rank that died")
+    return figures | {"end after a rank has died": (seconds, "s")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", required=True, help="the GPT trainer")
+    add_choice(parser)
+    options = choose(parser, RANKS, case_of)
+    for ranks in options.cases:
+        for name, (value, unit) in measure(options.program, ranks).items():
+            row = {"suite": "ranks", "case": f"{case_of(ranks)}: {name}", "value": value, "unit": unit, "against": ""}
+            print(json.dumps(row | {"ratio": None, "machine": machine_name()}), flush=True)
+            print(f"{row['case']:<50} {value:10.2f} {unit}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
