@@ -1,4 +1,4 @@
-"""A job of many ranks on this machine: processes of the GPT trainer with a tiny model."""
+"""A job of many ranks on this machine: processes of rank.cpp, which train a tiny model."""
 
 import os
 import re
@@ -6,15 +6,14 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
-
-MODEL = ["--layers", "2", "--width", "32", "--heads", "1", "--context", "16", "--batch", "1", "--threads", "1"]
 
 
 class Job:
     """Use it as a context: no process is left behind."""
 
-    def __init__(self, program: str, ranks: int, steps: int):
+    def __init__(self, program: str, ranks: int, steps: int, options: Sequence[str] = ()):
         self.begin = time.monotonic()
         environment = {
             **os.environ,
@@ -25,7 +24,7 @@ class Job:
         }
         self.ranks = [
             subprocess.Popen(
-                [program, *MODEL, "--steps", str(steps)],
+                [program, str(steps), *options],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -41,14 +40,14 @@ class Job:
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
-            rank.communicate()
+            rank.wait()
 
-    def await_first_step(self) -> float:
-        """Return the seconds from the start of the processes to the end of the first step."""
+    def until(self, event: str) -> float:
+        """Return the seconds from the start of the processes until rank 0 reports this event."""
         for line in self.ranks[0].stdout:
-            if re.match(r"\s*(step\s+)?1\b", line):
+            if line.strip() == event:
                 return time.monotonic() - self.begin
-        raise RuntimeError(f"rank 0 ended without a step: {self.ranks[0].stderr.read()}")
+        raise RuntimeError(f'rank 0 ended before "{event}": {self.ranks[0].stderr.read()}')
 
     def end(self) -> float:
         """Return the seconds until all ranks have ended well."""

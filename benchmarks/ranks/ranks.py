@@ -1,7 +1,7 @@
 """Measures what grows with the number of ranks: start, steps, memory, descriptors, and the end after a rank has died.
 
-Each rank is a process of the GPT trainer with a tiny model, so most of what it takes is the cost of being a rank. One machine
-has all ranks, and their processor time is that of its cores: seconds per rank and step show what grows faster than the ranks.
+Each rank is a process with a tiny model, so most of what it takes is the cost of being a rank. One machine has all ranks, and
+they share its cores: seconds for each rank show what grows faster than the number of ranks.
 """
 
 import argparse
@@ -13,23 +13,30 @@ from suite import add_choice, choose, machine_name
 
 RANKS = (16, 64, 128, 256)
 STEPS = 10
-LONG = 1000  # steps that do not end before the rank is killed
+LONG = 1000000  # steps that do not end before the rank is killed
 
 
-def case_of(ranks: int) -> str:
-    return f"{ranks} ranks"
+TRANSPORTS = {"shared memory": (), "Gloo": ("--gloo",)}
+CASES = [(ranks, transport) for transport in TRANSPORTS for ranks in RANKS]
 
 
-def measure(program: str, ranks: int) -> dict[str, tuple[float, str]]:
+def case_of(case: tuple[int, str]) -> str:
+    return f"{case[0]} ranks, {case[1]}"
+
+
+def measure(program: str, ranks: int, transport: str) -> dict[str, tuple[float, str]]:
     """Return values with their units, by name."""
-    with Job(program, ranks, STEPS) as job:
-        first = job.await_first_step()
+    options = TRANSPORTS[transport]
+    with Job(program, ranks, STEPS, options) as job:
+        connected = job.until("connected")
+        first = job.until("first step")
         all_steps = job.end()
-    with Job(program, ranks, LONG) as job:
-        job.await_first_step()
+    with Job(program, ranks, LONG, options) as job:
+        job.until("first step")
         figures = {
-            "first step": (first, "s"),
-            "first step, a rank": (1e3 * first / ranks, "ms"),
+            "connected": (connected, "s"),
+            "connected, a rank": (1e3 * connected / ranks, "ms"),
+            "first step after that, a rank": (1e3 * (first - connected) / ranks, "ms"),
             "further step, a rank": (1e3 * (all_steps - first) / (STEPS - 1) / ranks, "ms"),
             "memory of rank 0": (job.proportional_bytes(0) / 2**20, "MiB"),
             "memory of the last rank": (job.proportional_bytes(ranks - 1) / 2**20, "MiB"),
@@ -45,12 +52,12 @@ def measure(program: str, ranks: int) -> dict[str, tuple[float, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--program", required=True, help="the GPT trainer")
+    parser.add_argument("--program", required=True, help="a rank, of rank.cpp")
     add_choice(parser)
-    options = choose(parser, RANKS, case_of)
-    for ranks in options.cases:
-        for name, (value, unit) in measure(options.program, ranks).items():
-            row = {"suite": "ranks", "case": f"{case_of(ranks)}: {name}", "value": value, "unit": unit, "against": ""}
+    options = choose(parser, CASES, case_of)
+    for case in options.cases:
+        for name, (value, unit) in measure(options.program, *case).items():
+            row = {"suite": "ranks", "case": f"{case_of(case)}: {name}", "value": value, "unit": unit, "against": ""}
             print(json.dumps(row | {"ratio": None, "machine": machine_name()}), flush=True)
             print(f"{row['case']:<50} {value:10.2f} {unit}", file=sys.stderr)
 

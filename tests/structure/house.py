@@ -57,7 +57,8 @@ PYTHON_LAYERS = {
         "safetensors_format",
     ],
     "planning": [
-        *("machine", "hardware", "tiers", "wire", "replicas", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        "replicas",
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
         *("outer", "outer.options", "outer.fragments", "outer.host_rank"),
