@@ -18,6 +18,7 @@ Placement placement_of(const TrainingOptions& options, std::size_t ranks) {
   });
   Placement placement = placement_of_stage(options.stage, ranks / options.replicas);
   placement.replicas *= options.replicas;
+  placement.parameter_replicas = options.parameter_replicas;
   placement.reduction = options.reduction;
   placement.parameters = options.parameters;
   placement.gradients = options.gradients;

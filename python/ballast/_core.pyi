@@ -128,6 +128,7 @@ class Placement:
     parameters: Spread
     gradients: Spread
     state: Spread
+    parameter_replicas: int
     @property
     def shards(self) -> int: ...
     @property
@@ -149,8 +150,10 @@ class Machine:
     device_bytes: int
     host_bytes: int
     nvme_bytes: int
+    ranks_per_host: int
     gather: float
     reduce: float
+    across: float
     upload: float
     download: float
     read: float
@@ -220,6 +223,7 @@ def optimizers() -> list[str]: ...
 class Question:
     ranks: int
     stage: int | None
+    parameter_replicas: int
     format: StateFormat
     gradient_format: GradientFormat
     tile_elements: int
@@ -391,6 +395,7 @@ class Memory:
 
 class TrainingOptions:
     stage: int
+    parameter_replicas: int
     parameters: Spread
     gradients: Spread
     state: Spread

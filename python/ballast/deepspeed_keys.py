@@ -151,7 +151,7 @@ ZERO: Rows = {
     "pipeline_loading_checkpoint": feature(CHECKPOINTS),
     "legacy_stage1": REMOVED,
     "zenflow": Dropped("each step updates all elements"),
-    "zero_hpz_partition_size": Dropped("parameters have one partition, over all ranks"),
+    "zero_hpz_partition_size": Dropped('wrap(replicas="host") keeps a copy of the parameters in each host'),
     "zero_quantized_weights": UNQUANTIZED,
     "zero_quantized_nontrainable_weights": UNQUANTIZED,
     "zero_quantized_gradients": UNQUANTIZED,

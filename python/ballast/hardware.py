@@ -11,7 +11,7 @@ from ballast.sizes import Rate, parse_rate
 
 MIB = 1 << 20
 # The rates of a machine, in bytes a second.
-RATES = ("gather", "reduce", "upload", "download", "device_memory", "host_memory", "read", "write")
+RATES = ("gather", "reduce", "across", "upload", "download", "device_memory", "host_memory", "read", "write")
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,9 @@ def machine(budget: Budget, rates: Rates, *, ranks: int, ranks_of_machine: int) 
     """Return the machine as one rank sees it: with its part of the resources that the ranks of a machine share."""
     made = _core.Machine()
     made.device_bytes, made.host_bytes, made.nvme_bytes = budget.device, budget.host, budget.nvme
-    between = rates.peers if ranks <= ranks_of_machine else min(rates.peers, rates.network)
-    made.gather = made.reduce = between
+    made.gather = made.reduce = rates.peers
+    made.across = rates.network
+    made.ranks_per_host = ranks_of_machine if ranks > ranks_of_machine else 0
     made.upload, made.download = rates.upload, rates.download
     made.device_memory = rates.device_memory
     made.host_memory = rates.host_memory / ranks_of_machine

@@ -76,7 +76,7 @@ class PlanRequest:
             exposed=step.exposed,
             critical=step.critical,
             tokens_per_second=options.ranks * options.tokens * options.micro_steps / step.seconds,
-            assumed={name: getattr(rank, name) for name in RATES} | {"flops": options.hardware.flops * options.efficiency},
+            assumed=_rates(rank) | {"flops": options.hardware.flops * options.efficiency},
             price=options.price,
             train_tokens=options.train_tokens,
             notes=self._notes(),
@@ -106,8 +106,8 @@ class PlanRequest:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
         if not self.options.clipping and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
-        if self.options.wire.across is not None:
-            notes.append("wire across is not in the time: the simulated links are those of one rank to all others")
+        if self.options.wire.across is not None and self.options.ranks <= self.options.ranks_of_machine:
+            notes.append("wire across has no effect: all ranks are on one machine")
         return tuple(notes)
 
 
@@ -211,6 +211,11 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry]) -> bool:
 
 def _machine(options: Options, budget: Budget) -> _core.Machine:
     return machine(budget, options.all_rates, ranks=options.ranks, ranks_of_machine=options.ranks_of_machine)
+
+
+def _rates(rank: _core.Machine) -> dict[str, float]:
+    unused = ("across",) if rank.ranks_per_host == 0 else ()
+    return {name: getattr(rank, name) for name in RATES if name not in unused}
 
 
 def _question(description: Description, options: Options, budget: Budget) -> _core.Question:

@@ -12,6 +12,7 @@ from ballast.formats import GradientFormats, StateFormats, read_gradient_formats
 from ballast.keywords import with_nearest_names
 from ballast.options import Stage, read_stage
 from ballast.outer.options import DiLoCo, read_outer
+from ballast.replicas import Replicas, read_replicas
 from ballast.sizes import Size
 from ballast.tiers import Offload
 from ballast.wire import WireFormats, read_wire
@@ -53,6 +54,7 @@ def wrap(
     verify: int = 0,
     tile: Size = 0,
     wire: WireFormats = "exact",
+    replicas: Replicas | None = None,
     threads: int = 0,
     timeout: float | None = None,
 ) -> Optimizer:
@@ -107,6 +109,8 @@ def wrap(
                         on the device, 256Ki to 2Mi elsewhere
     wire                "int8" for all that ranks send, or formats by kind, such as {"gather": "int8", "reduce": "int8",
                         "across": "int4"}: codes of parameters (in stage 3), of gradients, and of sums between hosts
+    replicas            in stage 3, "host" keeps a copy of the parameters in each host, on the device: uses gather inside of
+                        hosts only, while all ranks share the state. Or a number of copies, each of as many neighbours
     threads             CPU threads of updates; 0: one for each core that this process may use
     timeout             seconds of each wait for other ranks
     """
@@ -130,6 +134,7 @@ def wrap(
         timeout=timeout,
         activations=None if activations is None else read_activation_options(activations),
         wire=read_wire(wire, read_stage(stage)),
+        replicas=read_replicas(replicas, read_stage(stage)),
         outer=read_outer(outer),
     )
     return _wrap(optimizer, model, checked(options), Groups(process_group, norm_group, replicated))
@@ -146,6 +151,7 @@ class Groups:
 
 def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups) -> Optimizer:
     from ballast.wrapper.optimizer import class_for
+    from ballast.wrapper.process_groups import with_copies_of
     from ballast.wrapper.session import Session
     from ballast.wrapper.update_kinds import updates_of
     from ballast.wrapper.wrapped import Wrapped
@@ -156,6 +162,7 @@ def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOpti
     for group in optimizer.param_groups:
         _core.check_rule(updates.rule(group))
     ranks, outer = _connect(groups, options)
+    options = with_copies_of(ranks.of_data, options)
     session = Session(Wrapped(optimizer, model), ranks, updates, options, outer)
     try:
         session.begin()

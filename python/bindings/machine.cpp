@@ -20,6 +20,8 @@ void bind_machine(py::module_& module) {
   machine.def(py::init<>())
       .def_readwrite("gather", &Machine::gather)
       .def_readwrite("reduce", &Machine::reduce)
+      .def_readwrite("across", &Machine::across)
+      .def_readwrite("ranks_per_host", &Machine::ranks_per_host)
       .def_readwrite("upload", &Machine::upload)
       .def_readwrite("download", &Machine::download)
       .def_readwrite("read", &Machine::read)

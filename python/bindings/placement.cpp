@@ -22,6 +22,7 @@ void bind_placement(py::module_& module) {
   py::class_<Placement>(module, "Placement")
       .def_readonly("shards", &Placement::shards)
       .def_readonly("replicas", &Placement::replicas)
+      .def_readwrite("parameter_replicas", &Placement::parameter_replicas)
       .def_readonly("full_parameters", &Placement::full_parameters)
       .def_readwrite("reduction", &Placement::reduction)
       .def_readwrite("parameters", &Placement::parameters)

@@ -32,6 +32,7 @@ struct Question {
   std::vector<UnitWork> work;  // by unit
   std::size_t ranks = 1;
   std::optional<int> stage{};
+  std::size_t parameter_replicas = 1;
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};
@@ -51,6 +52,7 @@ struct Question {
             .work = work,
             .ranks = ranks,
             .stage = stage,
+            .parameter_replicas = parameter_replicas,
             .format = format,
             .gradient_format = gradient_format,
             .names = names,
@@ -192,6 +194,7 @@ void bind_question(py::module_& module) {
            py::arg("model"), py::arg("machine"))
       .def_readwrite("ranks", &Question::ranks)
       .def_readwrite("stage", &Question::stage)
+      .def_readwrite("parameter_replicas", &Question::parameter_replicas)
       .def_readwrite("format", &Question::format)
       .def_readwrite("gradient_format", &Question::gradient_format)
       .def_readwrite("tile_elements", &Question::tile_elements)

@@ -29,6 +29,7 @@ void bind_options(py::module_& module) {
   py::class_<BindingOptions>(module, "TrainingOptions")
       .def(py::init<>())
       .def_readwrite("stage", &BindingOptions::stage)
+      .def_readwrite("parameter_replicas", &BindingOptions::parameter_replicas)
       .def_readwrite("parameters", &BindingOptions::parameters)
       .def_readwrite("gradients", &BindingOptions::gradients)
       .def_readwrite("state", &BindingOptions::state)

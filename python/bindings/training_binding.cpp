@@ -8,6 +8,7 @@ namespace {
 TrainingOptions training_options(const BindingOptions& request) {
   TrainingOptions options{
       .stage = request.stage,
+      .parameter_replicas = request.parameter_replicas,
       .parameters = request.parameters,
       .gradients = request.gradients,
       .state = request.state,

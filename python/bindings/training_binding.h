@@ -23,6 +23,7 @@ struct Memory {
 
 struct BindingOptions {
   int stage = 0;
+  std::size_t parameter_replicas = 1;
   Spread parameters{};
   Spread gradients{};
   Spread state{};

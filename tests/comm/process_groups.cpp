@@ -78,7 +78,9 @@ Processes::~Processes() {
 }
 
 void Processes::send(std::size_t rank, int signal) const {
-  if (children_[rank].pid > 0) ::kill(children_[rank].pid, signal);
+  if (children_[rank].pid <= 0) return;
+  ::kill(children_[rank].pid, signal);
+  if (signal == SIGSTOP) ::waitpid(children_[rank].pid, nullptr, WUNTRACED);  // all of its threads have stopped
 }
 
 std::string Processes::failure(std::size_t rank) {

@@ -62,6 +62,24 @@ TEST_CASE("a process of another job is refused, and the others continue") {
   CHECK(rig.ranks() == std::vector<std::size_t>{1, 2});
 }
 
+TEST_CASE("the ranks of a group get the values of all of them, with one answer each") {
+  Rig rig;
+  rig.all_come();
+  const std::string binary("1:\0 2", 5);
+  rig.rendezvous.take(12, {Kind::share, "group", to_line(Share{1, 2, binary})});
+  CHECK(rig.sent.empty());
+  rig.rendezvous.take(12, {Kind::share, "group", to_line(Share{1, 2, "again"})});
+  rig.rendezvous.take(11, {Kind::share, "other", to_line(Share{0, 2, ""})});
+  rig.rendezvous.take(10, {Kind::share, "group", "no share"});
+  rig.rendezvous.take(10, {Kind::share, "group", to_line(Share{0, 1000, "of a larger group than the job"})});
+  CHECK(rig.sent.empty());
+  rig.rendezvous.take(10, {Kind::share, "group", to_line(Share{0, 2, ""})});
+  REQUIRE(rig.sent.size() == 2);
+  CHECK(rig.sent[0].first == 12);
+  CHECK(rig.sent[1].first == 10);
+  CHECK(split(rig.last()) == std::vector<std::string>{"", binary});
+}
+
 TEST_CASE("a value reaches ranks that requested it before it was set, and after") {
   Rig rig;
   rig.all_come();

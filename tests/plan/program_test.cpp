@@ -52,6 +52,12 @@ PlanSetup encoded_mesh() {
   return setup;
 }
 
+PlanSetup copies_of_parameters() {
+  PlanSetup setup = setup_of(3, 4, all_in(Tier::host));
+  setup.placement.parameter_replicas = 2;
+  return setup;
+}
+
 const std::map<std::string, PlanSetup> characteristic{
     {"stage0_alone", setup_of(0, 1, all_in(Tier::device))},
     {"stage2_device", setup_of(2, 2, all_in(Tier::device))},
@@ -62,6 +68,7 @@ const std::map<std::string, PlanSetup> characteristic{
     {"mesh_on_host_two_micro_steps", mesh_on_host(GradientFormat::fp32)},
     {"mesh_on_host_gradients_in_bf16", mesh_on_host(GradientFormat::bf16)},
     {"mesh_encoded", encoded_mesh()},
+    {"copies_of_parameters", copies_of_parameters()},
 };
 
 // Returns the texts of the programs, and of one's off-plan lists: after the first backward use, the trainer uses the
@@ -186,6 +193,24 @@ TEST_CASE("the compiler refuses wrong input and names the fault") {
   CHECK_THAT(problem([](PlanSetup& s) { s.rank = 2; }), Contains("a rank below 2"));
   CHECK_THAT(problem([](PlanSetup& s) { s.schedule.staging_slots = 0; }), Contains("no slots"));
   CHECK_THAT(problem([](PlanSetup& s) { s.placement.replicas = 0; }), Contains("at least one rank each way"));
+  CHECK_THAT(problem([](PlanSetup& s) { s.placement.parameter_replicas = 2; }),
+             Contains("several ranks for each copy"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(2, 4);
+               s.placement.parameter_replicas = 2;
+             }),
+             Contains("below stage 3"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(3, 4);
+               s.placement.parameter_replicas = s.placement.replicas = 2;
+             }),
+             Contains("several copies of one of them"));
+  CHECK_THAT(problem([](PlanSetup& s) {
+               s.placement = placement_of_stage(3, 4);
+               s.placement.parameter_replicas = 2;
+               s.placement.parameters = all_in(Tier::host);
+             }),
+             Contains("outside of the device"));
   CHECK_THAT(problem([](PlanSetup& s) { s.placement.state = {0.5, 0.2, 0.0}; }), Contains("add up to 1"));
   CHECK_THAT(problem([](PlanSetup& s) { s.placement.gradients = all_in(Tier::nvme); }), Contains("on a drive"));
   CHECK_THAT(problem([](PlanSetup& s) {

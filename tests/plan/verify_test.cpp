@@ -30,17 +30,19 @@ const std::vector<Tiers> all_tiers{{device, device, device},
                                    {{0.4, 0.3, 0.3}, {0.5, 0.5, 0}, {0.2, 0.2, 0.6}}};
 
 struct Mesh {
-  std::size_t shards, replicas;
+  std::size_t shards, replicas, parameter_replicas = 1;
 };
 
 // Returns all placements of a model on a mesh.
 std::vector<Placement> placements(const Mesh& mesh) {
   std::vector<Placement> all;
   for (const bool full : {true, false}) {
+    if (full && mesh.parameter_replicas > 1) continue;
     for (const Tiers& tiers : all_tiers) {
-      if (full && !(tiers.parameters == device)) continue;
+      if ((full || mesh.parameter_replicas > 1) && !(tiers.parameters == device)) continue;
       for (const Reduction reduction : {Reduction::each, Reduction::boundary}) {
-        all.push_back({mesh.shards, mesh.replicas, full, reduction, tiers.parameters, tiers.gradients, tiers.state});
+        all.push_back({mesh.shards, mesh.replicas, full, reduction, tiers.parameters, tiers.gradients, tiers.state,
+                       mesh.parameter_replicas});
       }
     }
   }
@@ -68,7 +70,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
   Sweep sweep(11);
   std::size_t programs = 0;
   for (const Model& model : {plain_model(1), plain_model(4), odd_model()}) {
-    for (const Mesh& mesh : {Mesh{1, 1}, Mesh{2, 1}, Mesh{1, 3}, Mesh{3, 2}}) {
+    for (const Mesh& mesh : {Mesh{1, 1}, Mesh{2, 1}, Mesh{1, 3}, Mesh{3, 2}, Mesh{6, 1, 3}}) {
       for (const Placement& placement : placements(mesh)) {
         for (const Schedule& schedule :
              {Schedule{.prefetch = 0, .staging_slots = 1},
@@ -77,7 +79,7 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
           for (const std::size_t micro_steps : {1u, 3u}) {
             if (schedule.update_in_backward && micro_steps > 1) continue;
             PlanSetup setup{.model = model, .placement = placement, .micro_steps = micro_steps, .schedule = schedule};
-            setup.rank = mesh.shards - 1;
+            setup.rank = mesh.parameter_replicas > 1 ? 1 : mesh.shards - 1;
             if (programs % 2 == 1) setup.gradient_format = GradientFormat::bf16;
             if (programs % 3 == 1) setup.wire = {.reduce = WireFormat::int8, .across = WireFormat::int4};
             if (programs % 3 == 1 && !placement.full_parameters && mesh.shards > 1)
@@ -85,10 +87,11 @@ TEST_CASE("every model x placement x mesh x schedule compiles to a program witho
             for (const HostUpdates& updates : host_updates(placement)) {
               setup.full_records = updates.full_records;
               setup.host_is_device = updates.host_is_device;
-              CAPTURE(model.units.size(), mesh.shards, mesh.replicas, placement.full_parameters,
-                      static_cast<int>(placement.reduction), placement.parameters.fractions(),
-                      placement.gradients.fractions(), placement.state.fractions(), schedule.prefetch,
-                      schedule.update_in_backward, micro_steps, setup.full_records, setup.host_is_device);
+              CAPTURE(model.units.size(), mesh.shards, mesh.replicas, mesh.parameter_replicas,
+                      placement.full_parameters, static_cast<int>(placement.reduction),
+                      placement.parameters.fractions(), placement.gradients.fractions(), placement.state.fractions(),
+                      schedule.prefetch, schedule.update_in_backward, micro_steps, setup.full_records,
+                      setup.host_is_device);
               if (sweep.takes_next()) CHECK(problems_of(setup) == std::vector<std::string>{});
               ++programs;
             }
@@ -122,7 +125,9 @@ std::vector<PlanSetup> samples() {
   exact_uses.wire.gather = WireFormat::int8;
   exact_uses.trace = {{.unit = 0, .exact = true}, {0}, {1}, {.unit = 1, .exact = true}, {1, Phase::backward},
                       {0, Phase::backward}};
-  return {nvme_state, on_host, full, in_backward, full_records, on_cpu, exact_uses};
+  PlanSetup copies{.model = odd_model(), .placement = placement_of_stage(3, 4), .rank = 1};
+  copies.placement.parameter_replicas = 2;
+  return {nvme_state, on_host, full, in_backward, full_records, on_cpu, copies, exact_uses};
 }
 
 }  // namespace

@@ -153,7 +153,8 @@ def test_the_ranks_of_a_machine_share_it():
     assert alone.budget["host"] == 8 * eight.budget["host"]
     assert alone.assumed["host_memory"] == 8 * eight.assumed["host_memory"]
     apart = ballast.plan("llama-8b", ranks=16, gpu="h200", host_memory="1TiB")
-    assert apart.assumed["gather"] < eight.assumed["gather"]
+    assert "across" not in eight.assumed
+    assert apart.assumed["across"] < apart.assumed["gather"] == eight.assumed["gather"]
 
 
 def test_where_nothing_fits_the_error_names_the_missing_memory():

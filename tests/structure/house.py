@@ -58,6 +58,7 @@ PYTHON_LAYERS = {
     ],
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
+        "replicas",
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
         *("outer", "outer.options", "outer.fragments", "outer.host_rank"),

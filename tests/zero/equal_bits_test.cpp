@@ -118,6 +118,36 @@ TEST_CASE("a mesh of groups and replicas gives the same bits on every tier") {
   }
 }
 
+TEST_CASE("a copy of the parameters in each host gives the bits of one that all hosts share, on every tier") {
+  const Placement shared = placement_of_stage(3, 4);
+  const std::vector<Outcome> expected = train({.placement = shared, .micro_steps = 2, .ranks_per_host = 2});
+  for (const Tier tier : {Tier::device, Tier::host, Tier::nvme}) {
+    CAPTURE(name(tier));
+    Placement copies = shared;
+    copies.parameter_replicas = 2;
+    copies.state = all_in(tier);
+    copies.gradients = all_in(std::min(tier, Tier::host));
+    const std::vector<Outcome> outcomes = train({.placement = copies, .micro_steps = 2});
+    check_same(expected, outcomes);
+    check_as_planned(outcomes);
+    check_same(
+        expected,
+        train(
+            {.placement = copies, .micro_steps = 2, .schedule = {.prefetch = 2, .kept_records = 2}, .offloads = true}));
+  }
+}
+
+TEST_CASE("copies of the parameters get each update in the backward pass, and off plan") {
+  const auto f = Phase::forward, b = Phase::backward;
+  Placement copies = placement_of_stage(3, 4);
+  copies.parameter_replicas = 2;
+  check_same(train({.placement = placement_of_stage(3, 4), .ranks_per_host = 2}),
+             train({.placement = copies, .schedule = {.update_in_backward = true}}));
+  const std::vector<std::vector<Trace>> another{{{{1, f}, {0, f}, {4, f}, {4, b}, {1, b}, {0, b}}}};
+  check_same(train({.placement = placement_of_stage(3, 4), .ranks_per_host = 2, .uses_by_step = another}),
+             train({.placement = copies, .uses_by_step = another}));
+}
+
 TEST_CASE("each format trains to the same bits in memory and on drives, and split to those of fp32") {
   for (const auto format : all_state_formats) {
     Placement on_drives = placement_of_stage(3, 2);

@@ -25,6 +25,7 @@ TrainingOptions options_of(const Setup& setup, const Stream* stream) {
                    : placement.full_parameters ? 2
                                                : 3,
           .replicas = stage_0 ? 1 : placement.replicas,
+          .parameter_replicas = placement.parameter_replicas,
           .parameters = placement.parameters,
           .gradients = placement.gradients,
           .state = placement.state,

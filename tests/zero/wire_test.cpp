@@ -193,6 +193,19 @@ TEST_CASE("sums of shard groups are encoded on their way to the replicas, which 
   }
 }
 
+TEST_CASE("sums of the groups that share parameters are encoded on their way to the other groups") {
+  Setup copies{.placement = placement_of_stage(3, 4),
+               .micro_steps = 2,
+               .wire = {.gather = int8, .reduce = int8, .across = int4}};
+  copies.placement.parameter_replicas = 2;
+  const std::vector<Outcome> expected = train(copies);
+  check_as_planned(expected);
+  CHECK((expected[0].parameters == expected[2].parameters));
+  copies.placement.state = all_in(Tier::nvme);
+  copies.placement.gradients = all_in(Tier::host);
+  check_same(expected, train(copies));
+}
+
 TEST_CASE("sums at stage 0 are encoded on their way to all ranks, which stay equal") {
   for (const GradientFormat format : {GradientFormat::fp32, GradientFormat::bf16}) {
     const std::vector<Outcome> outcomes = train({.placement = placement_of_stage(0, 3),

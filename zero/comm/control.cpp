@@ -134,11 +134,20 @@ void Control::set(const std::string& key, const std::string& value) {
 
 std::string Control::get(const std::string& key) {
   send({.kind = Message::Kind::get, .key = key});
+  return await_value(key, "the rank that sets " + key);
+}
+
+std::vector<std::string> Control::share(const std::string& key, const Share& mine) {
+  send({.kind = Message::Kind::share, .key = key, .value = to_line(mine)});
+  return split(await_value(key, "a rank that takes part in " + key));
+}
+
+std::string Control::await_value(const std::string& key, const std::string& whose) {
   std::unique_lock lock(mutex_);
   const Deadline deadline(error_, options_.timeout);
   const auto has_ended = [&] { return values_.contains(key) || hub_is_gone_; };
   deadline.wait([&](auto pause) { return changed_.wait_for(lock, pause, has_ended); },
-                [&] { deadline.fail_late("the rank that sets " + key); });
+                [&] { deadline.fail_late(whose); });
   if (values_.contains(key)) return values_[key];
   lock.unlock();
   fail_after_leave(0);

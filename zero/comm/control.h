@@ -15,6 +15,7 @@
 #include "zero/comm/deadline.h"
 #include "zero/comm/first_error.h"
 #include "zero/comm/member.h"
+#include "zero/comm/message.h"
 #include "zero/comm/socket.h"
 
 namespace ballast {
@@ -41,6 +42,8 @@ class Control : public KeyValueStore {
   // Any thread may call.
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key) override;
+  // Returns the values of all ranks of a group, in rank order. Each of them calls it with the same key, once.
+  std::vector<std::string> share(const std::string& key, const Share& mine);
   [[noreturn]] void fail_late(std::size_t rank);  // after a timeout; throws B3302, which names the rank that is late
   // Ends the job. `ranks` are those that have died, left or not arrived.
   void fail(const std::string& reason, const std::vector<std::size_t>& ranks = {});
@@ -61,6 +64,7 @@ class Control : public KeyValueStore {
   std::string described_hub() const;
   bool join_job();
   bool is_answered(const std::string& question);
+  std::string await_value(const std::string& key, const std::string& whose);
   void listen();
   void take(const Message& message);
   bool send(const Message& message);

@@ -12,7 +12,7 @@
 namespace ballast {
 namespace {
 
-constexpr std::uint32_t magic = 0x32544C42;  // "BLT2", the number being the protocol's version
+constexpr std::uint32_t magic = 0x33544C42;  // "BLT3", the number being the protocol's version
 constexpr std::uint32_t max_bytes = 1 << 20;
 
 struct Header {
@@ -29,6 +29,35 @@ std::string to_words(const std::vector<std::size_t>& ranks) { return fmt::format
 std::vector<std::size_t> ranks_from(const std::string& words) {
   std::istringstream stream(words);
   return {std::istream_iterator<std::size_t>(stream), std::istream_iterator<std::size_t>()};
+}
+
+std::string to_line(const Share& share) { return fmt::format("{} {} {}", share.rank, share.size, share.value); }
+
+std::optional<Share> share_from(const std::string& line) {
+  Share share;
+  std::istringstream stream(line);
+  if (!(stream >> share.rank >> share.size) || stream.get() != ' ' || share.rank >= share.size) return std::nullopt;
+  share.value = line.substr(static_cast<std::size_t>(stream.tellg()));
+  return share;
+}
+
+std::string join(const std::vector<std::string>& values) {
+  std::string joined;
+  for (const std::string& value : values) {
+    joined += fmt::format("{}:{}", value.size(), value);
+  }
+  return joined;
+}
+
+std::vector<std::string> split(const std::string& joined) {
+  std::vector<std::string> values;
+  for (std::size_t begin = 0; begin < joined.size();) {
+    const std::size_t colon = joined.find(':', begin);
+    const std::size_t bytes = std::stoul(joined.substr(begin, colon - begin));
+    values.push_back(joined.substr(colon + 1, bytes));
+    begin = colon + 1 + bytes;
+  }
+  return values;
 }
 
 std::string to_wire(const Message& message) {

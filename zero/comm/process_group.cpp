@@ -29,13 +29,7 @@ std::vector<std::string> ProcessGroup::hosts() const {
 }
 
 std::vector<std::string> ProcessGroup::exchange_strings(const std::string& subject, const std::string& mine) {
-  const auto key = [&](std::size_t rank) { return fmt::format("{}/{}/{}", name_, subject, rank); };
-  job_->control().set(key(rank_), mine);
-  std::vector<std::string> answers;
-  for (std::size_t rank = 0; rank < size(); ++rank) {
-    answers.push_back(job_->control().get(key(rank)));
-  }
-  return answers;
+  return job_->control().share(fmt::format("{}/{}", name_, subject), {rank_, size(), mine});
 }
 
 }  // namespace ballast

@@ -14,6 +14,7 @@ void Rendezvous::take(std::size_t connection, const Message& message) {
   switch (message.kind) {
     case Message::Kind::set: return set(message);
     case Message::Kind::get: return get(connection, message.key);
+    case Message::Kind::share: return share(connection, message);
     case Message::Kind::late: return late(connection, message.value);
     case Message::Kind::failed: return fail(message.value, ranks_from(message.key));
     case Message::Kind::goodbye: return leave(connection, message);
@@ -79,6 +80,25 @@ void Rendezvous::get(std::size_t connection, const std::string& key) {
   } else {
     send_(connection, {.kind = Message::Kind::set, .key = key, .value = found->second});
   }
+}
+
+// One answer for each rank: if each asked for each other's value, questions would grow with the square of the ranks.
+void Rendezvous::share(std::size_t connection, const Message& message) {
+  const auto mine = share_from(message.value);
+  if (!mine || mine->size > size_) return;
+  Shared& shared = shared_[message.key];
+  if (!shared.by_rank.emplace(mine->rank, mine->value).second) return;
+  shared.connections.push_back(connection);
+  if (shared.by_rank.size() < mine->size) return;
+  std::vector<std::string> values;
+  for (auto& [rank, value] : shared.by_rank) {
+    values.push_back(std::move(value));
+  }
+  const Message all{.kind = Message::Kind::set, .key = message.key, .value = join(values)};
+  for (const std::size_t each : shared.connections) {
+    send_(each, all);
+  }
+  shared_.erase(message.key);
 }
 
 void Rendezvous::ended(std::size_t connection) {

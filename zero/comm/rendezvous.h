@@ -39,9 +39,16 @@ class Rendezvous {
   std::optional<std::string> refusal(const Message& hello, const Member& member) const;
   void set(const Message& message);
   void get(std::size_t connection, const std::string& key);
+  void share(std::size_t connection, const Message& message);
   void late(std::size_t connection, const std::string& rank);
   const Member& member(std::size_t rank) const;
   void send_to_all(const Message& message);
+
+  // The values that ranks of a group have shared so far.
+  struct Shared {
+    std::map<std::size_t, std::string> by_rank{};
+    std::vector<std::size_t> connections{};
+  };
 
   std::string job_;
   std::size_t size_;
@@ -50,6 +57,7 @@ class Rendezvous {
   std::set<std::size_t> left_;             // connections
   std::vector<std::string> refused_;
   std::map<std::string, std::string> values_;
+  std::map<std::string, Shared> shared_;                     // by key, until all ranks of the group have their answer
   std::multimap<std::string, std::size_t> waiting_;          // connections, by the key that they wait for
   std::map<std::size_t, std::set<std::size_t>> waited_for_;  // by the waiting rank
   std::optional<Message> first_error_;

@@ -1,5 +1,7 @@
 #include "zero/comm/two_level.h"
 
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "zero/comm/exchanges.h"
@@ -27,10 +29,10 @@ std::size_t ranks_per_host(std::span<const std::string> hosts) {
     ++ranks;
   }
   if (ranks == 1 || ranks == hosts.size() || hosts.size() % ranks != 0) return 1;
+  std::set<std::string_view> seen;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    const std::size_t first = rank / ranks * ranks;
-    const bool is_new = rank > first || std::ranges::count(hosts, hosts[rank]) == static_cast<std::ptrdiff_t>(ranks);
-    if (hosts[rank] != hosts[first] || !is_new) return 1;
+    const bool is_first = rank % ranks == 0;
+    if (is_first ? !seen.insert(hosts[rank]).second : hosts[rank] != hosts[rank - 1]) return 1;
   }
   return ranks;
 }

@@ -84,10 +84,11 @@ StepNumbers Agreement::numbers_of(const optim::Decision& decision) const {
 
 StepNumbers Agreement::numbers_before_norm() const { return numbers_of(decide({})); }
 
-// Adds up the sums that the ranks of the shard group made of their shards.
+// Adds up the sums that the ranks made of their shards.
 void Agreement::sum_over_shards(std::span<kernels::ExactSum> squares) const {
-  mesh_.reduce->all_reduce({reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words},
-                           Purpose::agreement);
+  const std::span words(reinterpret_cast<std::int64_t*>(squares.data()), squares.size() * kernels::exact_sum_words);
+  mesh_.reduce->all_reduce(words, Purpose::agreement);
+  if (plan_.placement().parameter_replicas > 1) mesh_.replicas->all_reduce(words, Purpose::agreement);
 }
 
 // Adds up the sums of all shards, and those of ranks that have other parts of the model.

@@ -15,7 +15,7 @@ Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* 
                    .needed = fmt::format("{} ranks", placement.shards * placement.replicas),
                    .available = fmt::format("{} ranks", world.size())};
   });
-  const std::size_t group = world.rank() / placement.shards;
+  const std::size_t group = world.rank() / placement.ranks_per_group();
   const auto split = [&](std::size_t color, Lane lane) {
     if (gpu == nullptr) return world.split(color);
     const Channel channel{{gpu->stream(lane).handle(), gpu->gpu()}, &gpu->backend(lane)};
@@ -23,7 +23,7 @@ Mesh make_mesh(Communicator& world, const Placement& placement, const GpuLanes* 
   };
   return {.gather = split(group, Lane::gather),
           .reduce = split(group, Lane::reduce),
-          .replicas = split(world.rank() % placement.shards, Lane::reduce)};
+          .replicas = split(world.rank() % placement.ranks_per_group(), Lane::reduce)};
 }
 
 void Mesh::barrier() {

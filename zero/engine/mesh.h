@@ -10,11 +10,12 @@
 
 namespace ballast {
 
-// Neighbouring ranks share a copy of the state; ranks with the same position in their groups hold the same shard.
+// Neighbouring ranks share a copy of the state, or of the parameters. Ranks with the same position in their groups hold
+// the same shard of it.
 struct Mesh {
-  std::unique_ptr<Communicator> gather;    // over the shard group
+  std::unique_ptr<Communicator> gather;    // over the group of neighbours
   std::unique_ptr<Communicator> reduce;    // the same, for another lane
-  std::unique_ptr<Communicator> replicas;  // over the ranks with the same shard, for that lane too
+  std::unique_ptr<Communicator> replicas;  // over the ranks with the same position, for that lane too
   Communicator* norm = nullptr;            // over ranks with other parts of the model; belongs to the mesh's owner
 
   std::size_t ranks() const { return reduce->size() * replicas->size(); }

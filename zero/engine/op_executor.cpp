@@ -97,8 +97,8 @@ void OpExecutor::gather(const Op& op) const {
   const DType dtype = op.codes.exist() ? parts_.plan.model().units[op.unit].dtype : DType::u8;
   const View mine = parts_.slots.view(op.from, dtype);
   const View all = parts_.slots.view(op.to, dtype);
-  op.codes.exist() ? parts_.mesh.gather->all_gather(mine, all, encoding_of(op))
-                   : parts_.mesh.gather->all_gather(mine, all);
+  Communicator& group = op.ranks == Ranks::shard_group ? *parts_.mesh.gather : *parts_.mesh.replicas;
+  op.codes.exist() ? group.all_gather(mine, all, encoding_of(op)) : group.all_gather(mine, all);
 }
 
 void OpExecutor::reduce(const Op& op, std::uint64_t step) const {
@@ -107,12 +107,12 @@ void OpExecutor::reduce(const Op& op, std::uint64_t step) const {
   const DType sum = parts_.plan.input().dtype_of_sums(op.unit);
   const bool of_shards = op.ranks == Ranks::shard_group;
   // Between the two reductions of a mesh, a sum is in fp32. The second one completes it and rounds it.
-  const bool is_partial = (of_shards ? placement.replicas : placement.shards) > 1;
+  const bool is_partial = (of_shards ? placement.groups() : placement.ranks_per_group()) > 1;
   const View from = parts_.slots.view(op.from, is_partial && !of_shards ? DType::fp32 : gradient);
   const View to = parts_.slots.view(op.to, is_partial && of_shards ? DType::fp32 : sum);
   Communicator& group = of_shards ? *parts_.mesh.reduce : *parts_.mesh.replicas;
   if (op.codes.exist()) return reduce_encoded(op, step, {from, to});
-  of_shards ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
+  scatters(op) ? group.reduce_scatter(from, to) : group.all_reduce(from, to);
 }
 
 // Random bits belong to elements of tensors. Each sum of a unit in a step has its own, and in a mesh each group of ranks.
@@ -120,7 +120,7 @@ void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const Reduced&
   const bool of_shards = op.ranks == Ranks::shard_group;
   const bool of_sums = !of_shards && parts_.mesh.reduce->size() > 1;
   const UnitLayout& layout = parts_.plan.layout().units[op.unit];
-  const Range range = of_sums ? layout.trained.of_rank(parts_.mesh.reduce->rank()) : Range{0, layout.trained.count()};
+  const Range range = of_sums ? parts_.plan.input().kept_range(layout.trained) : Range{0, layout.trained.count()};
   const std::vector<kernels::Run> tensors = runs_in(parts_.plan.model().units[op.unit], layout, range);
   Encoding encoding = encoding_of(op);
   encoding.tensors = tensors;
@@ -128,8 +128,14 @@ void OpExecutor::reduce_encoded(const Op& op, std::uint64_t step, const Reduced&
   encoding.stream = kernels::rounding_stream(kernels::seed_of_wire, op.sum, step);
   const std::size_t group = of_shards ? parts_.mesh.replicas->rank() : parts_.mesh.reduce->rank();
   encoding.stream = kernels::mix(encoding.stream + 2 * group + (of_sums ? 1 : 0));
-  of_shards ? parts_.mesh.reduce->reduce_scatter(views.from, views.to, encoding)
-            : parts_.mesh.replicas->all_reduce(views.from, views.to, encoding);
+  Communicator& ranks = of_shards ? *parts_.mesh.reduce : *parts_.mesh.replicas;
+  scatters(op) ? ranks.reduce_scatter(views.from, views.to, encoding)
+               : ranks.all_reduce(views.from, views.to, encoding);
+}
+
+// Whether each rank of a reduction gets a part of the sum. Replicas of the state need all of it.
+bool OpExecutor::scatters(const Op& op) const {
+  return op.ranks == Ranks::shard_group || parts_.plan.placement().parameter_replicas > 1;
 }
 
 Encoding OpExecutor::encoding_of(const Op& op) const {

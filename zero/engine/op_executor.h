@@ -45,6 +45,7 @@ class OpExecutor {
     View to;
   };
   void reduce_encoded(const Op& op, std::uint64_t step, const Reduced& views) const;
+  bool scatters(const Op& op) const;
   Encoding encoding_of(const Op& op) const;
   void update(const Op& op, const StepNumbers& step) const;
 

@@ -58,10 +58,11 @@ bool is_a_choice(Tier tier, const Machine& machine) {
   return machine.bytes[index(tier)] > 0 && !(tier == Tier::host && machine.host_is_device);
 }
 
-// Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0. Encoded gathers need stage 3.
+// Stage 1 has the programs of stage 2, and on one rank stage 2 has those of stage 0. Encoded gathers and replicas of
+// parameters need stage 3.
 bool is_a_choice(int stage, const ChoiceInput& input) {
   if (input.stage) return *input.stage == stage;
-  if (input.ranks > 1 && input.wire.gather != WireFormat::exact) return stage == 3;
+  if (input.parameter_replicas > 1 || (input.ranks > 1 && input.wire.gather != WireFormat::exact)) return stage == 3;
   return stage != 1 && (stage != 2 || input.ranks > 1);
 }
 
@@ -187,13 +188,14 @@ std::vector<Placement> pure_placements(const ChoiceInput& input) {
   for (int stage = 0; stage <= 3; ++stage) {
     if (!is_a_choice(stage, input)) continue;
     for (const Tier parameters : {Tier::device, Tier::host, Tier::nvme}) {
-      if (stage < 3 && parameters != Tier::device) continue;
+      if ((stage < 3 || input.parameter_replicas > 1) && parameters != Tier::device) continue;
       for (const Tier state : {Tier::device, Tier::host, Tier::nvme}) {
         for (const Tier gradients : {Tier::device, Tier::host}) {
           if (state < parameters || state < gradients) continue;
           const std::array tiers{parameters, gradients, state};
           if (!std::ranges::all_of(tiers, [&](Tier tier) { return is_a_choice(tier, input.machine); })) continue;
           Placement placement = placement_of_stage(stage, input.ranks);
+          placement.parameter_replicas = input.parameter_replicas;
           placement.parameters = all_in(parameters);
           placement.gradients = all_in(gradients);
           placement.state = all_in(state);

@@ -14,9 +14,9 @@ struct CompileInput {
   const Layout& layout;
   const Blocks& blocks;
   Placement placement;
-  std::size_t rank_in_shard_group = 0;
-  std::size_t micro_steps = 1;  // backward passes whose gradients one step sums
-  Trace trace{};                // of each micro-step; empty: the order of declaration
+  std::size_t rank_in_shard_group = 0;  // whose shards of parameters and state these are
+  std::size_t micro_steps = 1;          // backward passes whose gradients one step sums
+  Trace trace{};                        // of each micro-step; empty: the order of declaration
   Schedule schedule{};
   GradientFormat gradient_format = GradientFormat::fp32;
   Wire wire{};
@@ -24,6 +24,11 @@ struct CompileInput {
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
+  // What a rank keeps of parameters that are gathered on demand: its shard, and those of ranks with other copies.
+  Section kept(const Section& section) const { return section.joined(placement.parameter_replicas); }
+  Range kept_range(const Section& section) const {
+    return kept(section).of_rank(rank_in_shard_group / placement.parameter_replicas);
+  }
   DType dtype_of_sums(std::size_t unit) const {
     return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);
   }

@@ -108,7 +108,7 @@ void OffPlanCompiler::add_rendezvous(Phase phase, std::size_t unit) {
   };
   add(Lane::gather, Ranks::shard_group);
   compiler_.waits().set_agreed(add(Lane::reduce, Ranks::shard_group));
-  if (in_.placement.replicas > 1) compiler_.waits().set_agreed(add(Lane::reduce, Ranks::replica_group));
+  if (in_.placement.groups() > 1) compiler_.waits().set_agreed(add(Lane::reduce, Ranks::replica_group));
 }
 
 }  // namespace

@@ -18,7 +18,10 @@ std::size_t rank_in_shard_group(const PlanOptions& options) {
     return Problem{.what = fmt::format("cannot plan for rank {}", options.rank),
                    .needed = fmt::format("a rank below {}", ranks)};
   });
-  return options.rank % options.placement.shards;
+  // The ranks with the same position in their groups have neighbouring shards: together they keep these.
+  const std::size_t group = options.rank / options.placement.ranks_per_group() % options.placement.parameter_replicas;
+  const std::size_t in_group = options.rank % options.placement.ranks_per_group();
+  return in_group * options.placement.parameter_replicas + group;
 }
 
 }  // namespace

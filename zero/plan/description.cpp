@@ -46,6 +46,8 @@ std::vector<std::string> describe(const CompiledPlan& plan) {
       counted(placement.replicas, "copy of the state", "copies of the state"),
       fmt::format("the update rule {}", plan.rule()),
   };
+  if (placement.parameter_replicas > 1)
+    lines.push_back(fmt::format("{} copies of the parameters", placement.parameter_replicas));
   std::size_t parameters = 0;
   for (std::size_t i = 0; i < units.size(); ++i) {
     for (const Tensor& tensor : units[i].tensors) {

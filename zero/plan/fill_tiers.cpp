@@ -11,6 +11,7 @@ constexpr int bisections = 7;  // parts are known to a hundredth
 // on drives.
 Placement filled(const ChoiceInput& input, double on_device, double in_memory) {
   Placement placement = placement_of_stage(3, input.ranks);
+  placement.parameter_replicas = input.parameter_replicas;
   placement.parameters = {.device = on_device, .host = 1.0 - on_device};
   placement.gradients = placement.parameters;
   placement.state = {.device = in_memory, .nvme = 1.0 - in_memory};  // those of the host are no nearer than parameters
@@ -34,6 +35,7 @@ double greatest_part(const Condition& holds) {
 }
 
 double part_on_device(const ChoiceInput& input, double in_memory) {
+  if (input.parameter_replicas > 1) return 1.0;
   return greatest_part([&](double part) { return holds(input, filled(input, part, in_memory), Tier::device); });
 }
 

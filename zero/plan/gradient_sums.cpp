@@ -96,13 +96,14 @@ void GradientSums::reduce(std::size_t unit, std::size_t number, const Piece& gra
                           .unit = unit,
                           .ranks = ranks,
                           .sum = number,
+                          .value_bytes = from == gradients ? context_.width(unit) : sizeof(float),
                           .from = from,
                           .to = sum,
                           .codes = context_.slots.reduce_codes(unit, ranks)},
                          after);
   };
-  if (placement.shards == 1) return add(Ranks::replica_group, gradients, to);
-  if (placement.replicas == 1) return add(Ranks::shard_group, gradients, to);
+  if (placement.ranks_per_group() == 1) return add(Ranks::replica_group, gradients, to);
+  if (placement.groups() == 1) return add(Ranks::shard_group, gradients, to);
   const Piece partial = context_.slots.rings.partial.next(context_.slots.partial_bytes(unit));
   add(Ranks::shard_group, gradients, partial);
   add(Ranks::replica_group, partial, to);

@@ -16,8 +16,9 @@ void add_kept_parameters(const CompileInput& input, const StepSlots& all_slots, 
   const Range trained = layout.trained.of_rank(input.rank_in_shard_group);
   const Range frozen = layout.frozen.of_rank(input.rank_in_shard_group);
   if (all_slots.is_gathered_per_use(unit)) {
-    add(trained, slots.parameters, 0);
-    add(frozen, slots.parameters, trained.count);
+    const Range kept = input.kept_range(layout.trained);
+    add(trained, slots.parameters, trained.first - kept.first);
+    add(frozen, slots.parameters, kept.count + frozen.first - input.kept_range(layout.frozen).first);
   } else {
     add({0, layout.elements()}, slots.parameters, 0);
   }

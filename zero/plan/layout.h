@@ -20,7 +20,8 @@ struct Section {
   std::size_t shards = 1;
 
   std::size_t count() const { return shard * shards; }
-  Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }  // in the unit
+  Range of_rank(std::size_t rank) const { return {first + rank * shard, shard}; }          // in the unit
+  Section joined(std::size_t each) const { return {first, shard * each, shards / each}; }  // neighbouring shards
 };
 
 // Trained tensors come first, frozen ones after them, so that a rank keeps only the parameters of those.

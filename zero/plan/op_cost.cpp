@@ -1,9 +1,9 @@
 #include "zero/plan/op_cost.h"
 
+#include "zero/plan/collective_cost.h"
+
 namespace ballast {
 namespace {
-
-double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
 // Encoding reads and writes once, and decoding does. The memory of a gather has the codes of all ranks.
 std::size_t bytes_of_coding(const Op& op) {
@@ -23,8 +23,9 @@ std::size_t bytes_moved(const Op& op, const Placement& placement) {
     case OpKind::reduce: {
       if (op.codes.exist()) return op.codes.received;
       const bool shards = op.ranks == Ranks::shard_group;
-      const double part = part_of_others(shards ? placement.shards : placement.replicas);
-      const std::size_t bytes = op.from.bytes + (shards ? 0 : op.to.bytes);  // replicas gather the sum
+      const double part = part_of_others(shards ? placement.ranks_per_group() : placement.groups());
+      const bool gathers = !shards && placement.parameter_replicas == 1;  // the sum, for all replicas
+      const std::size_t bytes = op.from.bytes + (gathers ? op.to.bytes : 0);
       return static_cast<std::size_t>(part * static_cast<double>(bytes));
     }
     case OpKind::upload:
@@ -55,8 +56,10 @@ double seconds_of(const Op& op, const SimulationInput& input) {
     case OpKind::write: return bytes / machine.write;
     case OpKind::upload: return bytes / machine.upload;
     case OpKind::download: return bytes / machine.download;
-    case OpKind::gather: return machine.collective_latency + bytes / machine.gather + coding / machine.device_memory;
-    case OpKind::reduce: return machine.collective_latency + bytes / machine.reduce + coding / machine.device_memory;
+    case OpKind::gather:
+    case OpKind::reduce:
+      return machine.collective_latency + seconds_on_links(op, input.placement, machine) +
+             coding / machine.device_memory;
     case OpKind::clear: return bytes / memory(op.to);
     case OpKind::norm:
     case OpKind::keep:

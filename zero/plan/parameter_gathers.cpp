@@ -70,26 +70,43 @@ void ParameterGathers::prefetch(std::size_t micro_step, std::size_t position) {
 void ParameterGathers::gather(std::size_t unit, const Visit& visit) {
   const bool on_device = context_.residence(unit).parameters == Tier::device;
   if (!on_device) upload_shard(unit, visit.phase);
-  for (const Section* section : {&context_.layout(unit).trained, &context_.layout(unit).frozen}) {
-    if (section->shard == 0 || section->shards == 1) continue;
+  for (const Section& section : {context_.layout(unit).trained, context_.layout(unit).frozen}) {
+    if (section.shard == 0 || section.shards == 1) continue;
     context_.builder.add({.kind = OpKind::gather,
                           .lane = Lane::gather,
                           .phase = visit.phase,
                           .unit = unit,
-                          .from = on_device ? pieces_.kept_shard(unit, *section) : pieces_.shard(unit, *section),
-                          .to = pieces_.full(unit, *section),
-                          .codes = visit.exact ? Codes{} : context_.slots.gather_codes(*section)});
+                          .from = on_device ? pieces_.kept(unit, section) : pieces_.shard(unit, section),
+                          .to = pieces_.full(unit, section),
+                          .codes = visit.exact ? Codes{} : context_.slots.gather_codes(section)});
   }
 }
 
 void ParameterGathers::gather_kept(std::size_t unit) {
   const Section& trained = context_.layout(unit).trained;
-  if (context_.slots.is_gathered_per_use(unit) || trained.shard == 0 || trained.shards == 1) return;
+  if (context_.slots.is_gathered_per_use(unit)) return gather_replica(unit, trained);
+  if (trained.shard == 0 || trained.shards == 1) return;
   context_.builder.add({.kind = OpKind::gather,
                         .lane = Lane::gather,
                         .unit = unit,
                         .from = pieces_.shard(unit, trained),
                         .to = pieces_.full(unit, trained)});
+}
+
+void ParameterGathers::gather_kept_frozen(std::size_t unit) {
+  if (context_.slots.is_gathered_per_use(unit)) gather_replica(unit, context_.layout(unit).frozen);
+}
+
+// The ranks with the same position in their groups gather each other's shards. Their lane is that of the reductions,
+// whose groups of ranks are the same.
+void ParameterGathers::gather_replica(std::size_t unit, const Section& section) {
+  if (context_.input.placement.parameter_replicas == 1 || section.shard == 0) return;
+  context_.builder.add({.kind = OpKind::gather,
+                        .lane = Lane::reduce,
+                        .unit = unit,
+                        .ranks = Ranks::replica_group,
+                        .from = pieces_.kept_shard(unit, section),
+                        .to = pieces_.kept(unit, section)});
 }
 
 // Uploads this rank's shard from the host, or from records, to its part of the full parameters.

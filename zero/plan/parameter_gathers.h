@@ -23,14 +23,16 @@ class ParameterGathers {
 
   void prefetch(std::size_t micro_step, std::size_t position);
 
-  // Gathers a unit whose full parameters are kept: all ranks need each other's updates.
+  // Gathers what is kept of a unit's parameters beyond this rank's shard, which all ranks need each other's updates for.
   void gather_kept(std::size_t unit);
+  void gather_kept_frozen(std::size_t unit);  // once: they do not change
 
   void drop(std::size_t unit) { gathered_.drop(unit); }  // its parameters have changed, or soon will
   void drop_all() { gathered_.clear(); }
 
  private:
   void gather(std::size_t unit, const Visit& visit);
+  void gather_replica(std::size_t unit, const Section& section);
   void upload_shard(std::size_t unit, Phase phase);
   void upload_tile(std::size_t unit, std::size_t tile, Phase phase);
   void fetch(const TileName& name, Phase phase, const Piece& to);

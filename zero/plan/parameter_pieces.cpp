@@ -19,11 +19,19 @@ Piece ParameterPieces::shard(std::size_t unit, const Section& section) const {
   return full(unit).part(shard.first * width, shard.count * width);
 }
 
-Piece ParameterPieces::kept_shard(std::size_t unit, const Section& section) const {
+Piece ParameterPieces::kept(std::size_t unit, const Section& section) const {
   if (!context_.slots.is_gathered_per_use(unit)) return shard(unit, section);
+  const CompileInput& in = context_.input;
   const std::size_t width = context_.width(unit);
-  const std::size_t before = section.first == 0 ? 0 : context_.layout(unit).trained.shard;
-  return {context_.slots.of(unit).parameters, before * width, section.shard * width};
+  const std::size_t before = section.first == 0 ? 0 : in.kept(context_.layout(unit).trained).shard;
+  return {context_.slots.of(unit).parameters, before * width, in.kept(section).shard * width};
+}
+
+Piece ParameterPieces::kept_shard(std::size_t unit, const Section& section) const {
+  const CompileInput& in = context_.input;
+  const std::size_t width = context_.width(unit);
+  const std::size_t before = section.of_rank(in.rank_in_shard_group).first - in.kept_range(section).first;
+  return kept(unit, section).part(before * width, section.shard * width);
 }
 
 Piece ParameterPieces::kept_tile(std::size_t unit, std::size_t tile) const {

@@ -14,7 +14,8 @@ class ParameterPieces {
   Piece full(std::size_t unit) const;
   Piece full(std::size_t unit, const Section& section) const;
   Piece shard(std::size_t unit, const Section& section) const;       // this rank's, inside the full parameters
-  Piece kept_shard(std::size_t unit, const Section& section) const;  // where the device keeps it between uses
+  Piece kept(std::size_t unit, const Section& section) const;        // what the device keeps between uses
+  Piece kept_shard(std::size_t unit, const Section& section) const;  // this rank's shard in it
   Piece kept_tile(std::size_t unit, std::size_t tile) const;         // the part of it that a tile updates
 
  private:

@@ -25,6 +25,27 @@ void check(std::string_view what, const Spread& spread) {
   }
 }
 
+void check_parameter_replicas(const Placement& placement) {
+  const std::size_t copies = placement.parameter_replicas;
+  if (copies == 1) return;
+  if (copies == 0 || placement.shards % copies != 0 || placement.shards == copies) {
+    refuse(fmt::format("cannot keep {} copies of the parameters on {} ranks", copies, placement.shards),
+           "a number that the number of ranks can be divided by, and several ranks for each copy");
+  }
+  if (placement.full_parameters) {
+    refuse(fmt::format("cannot share {} copies of the parameters: below stage 3 each rank has a whole one", copies),
+           "stage 3, or one copy");
+  }
+  if (placement.replicas > 1) {
+    refuse(fmt::format("cannot keep {} copies of the parameters and {} of the state", copies, placement.replicas),
+           "several copies of one of them");
+  }
+  if (placement.parameters != Spread{}) {
+    refuse(fmt::format("cannot keep {} copies of the parameters outside of the device", copies),
+           "parameters on the device, or one copy");
+  }
+}
+
 }  // namespace
 
 std::string_view name(Tier tier) {
@@ -47,6 +68,7 @@ void check(const Placement& placement) {
     refuse(fmt::format("cannot place a model on a mesh of {} x {} ranks", placement.shards, placement.replicas),
            "at least one rank each way");
   }
+  check_parameter_replicas(placement);
   check("parameters", placement.parameters);
   check("gradients", placement.gradients);
   check("optimizer states", placement.state);

@@ -83,7 +83,8 @@ struct Op {
   std::size_t unit = none;
   std::size_t tile = none;
   Ranks ranks = Ranks::shard_group;
-  std::size_t sum = 0;  // of accumulate and reduce: how many sums of the unit came before in its step
+  std::size_t sum = 0;          // of accumulate and reduce: how many sums of the unit came before in its step
+  std::size_t value_bytes = 0;  // of reduce: of each value in `from`
   Piece from{};
   Piece to{};
   Piece state{};

@@ -41,6 +41,7 @@ void StepCompiler::enter() {
   updated_.assign(context_.units(), true);
   for (std::size_t unit = 0; unit < context_.units(); ++unit) {
     gather_kept(unit);
+    parameters_.gather_kept_frozen(unit);
   }
   records_.read_kept();
   hoist();

@@ -49,7 +49,7 @@ std::size_t StepSlots::shard_bytes(std::size_t unit) const {
 }
 
 std::size_t StepSlots::partial_bytes(std::size_t unit) const {
-  return in_.layout.units[unit].trained.shard * sizeof(float);
+  return in_.kept(in_.layout.units[unit].trained).shard * sizeof(float);
 }
 
 void StepSlots::add_unit(std::size_t unit) {
@@ -59,7 +59,7 @@ void StepSlots::add_unit(std::size_t unit) {
   UnitSlots& slots = units_.emplace_back();
   if (residence_[unit].parameters == Tier::device) {
     const std::size_t elements =
-        is_gathered_per_use_[unit] ? layout.trained.shard + layout.frozen.shard : layout.elements();
+        is_gathered_per_use_[unit] ? in_.kept(layout.trained).shard + in_.kept(layout.frozen).shard : layout.elements();
     slots.parameters = slots_.add(SlotRole::parameters, Tier::device, elements * width, which);
   } else if (layout.frozen.shard > 0) {  // frozen parameters are in no record, so they stay on the host
     slots.frozen = slots_.add(SlotRole::frozen, Tier::host, layout.frozen.shard * width, which);
@@ -133,7 +133,7 @@ void StepSlots::add_needs(std::size_t unit, Needs& needs) const {
 }
 
 void StepSlots::add_rings(const Needs& needs, std::size_t held_together) {
-  const bool mesh = in_.placement.shards > 1 && in_.placement.replicas > 1;
+  const bool mesh = in_.placement.ranks_per_group() > 1 && in_.placement.groups() > 1;
   const auto on_device = [&](SlotRole role, std::size_t slots, std::size_t bytes) {
     return slots_.add_ring(role, Tier::device, slots, bytes);
   };
@@ -196,7 +196,7 @@ void StepSlots::add_codes() {
 }
 
 Codes StepSlots::gather_codes(const Section& section) const {
-  Codes codes = codes_of_gather(in_.wire, section);
+  Codes codes = codes_of_gather(in_.wire, in_.kept(section));
   if (codes.memory.bytes > 0) codes.memory.slot = gather_codes_;
   return codes;
 }

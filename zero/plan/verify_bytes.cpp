@@ -144,12 +144,15 @@ class Follower {
     const UnitLayout& unit = expected_.layout(op.unit);
     const bool frozen = content.offset >= unit.trained.count() * expected_.width(op.unit);
     const Section& section = frozen ? unit.frozen : unit.trained;
-    const std::size_t own = section.of_rank(in_.rank_in_shard_group).first * expected_.width(op.unit);
-    if (content.meaning != Meaning::parameters || content.decoded || content.unit != op.unit || content.offset != own ||
-        op.from.bytes * section.shards != op.to.bytes) {
+    const std::size_t width = expected_.width(op.unit);
+    const bool of_group = op.ranks == Ranks::shard_group;  // else a group's part, of which this rank has its shard
+    const Range own = of_group ? in_.kept_range(section) : section.of_rank(in_.rank_in_shard_group);
+    const Range all = of_group ? Range{section.first, section.count()} : in_.kept_range(section);
+    if (content.meaning != Meaning::parameters || content.decoded || content.unit != op.unit ||
+        content.offset != own.first * width || op.from.bytes != own.count * width || op.to.bytes != all.count * width) {
       complain("gathers {}", contents_.text(op.from));
     }
-    content.offset = section.first * expected_.width(op.unit);
+    content.offset = all.first * width;
     content.decoded = op.codes.exist();
     contents_.write(op.to, content);
   }
@@ -174,13 +177,16 @@ class Follower {
 
   // Sums gradients of all ranks. The sum counts once, however many ranks there are.
   void reduce(const Op& op) {
-    const bool mesh = in_.placement.shards > 1 && in_.placement.replicas > 1;
+    const bool mesh = in_.placement.ranks_per_group() > 1 && in_.placement.groups() > 1;
     const Content from = contents_.first(op.from);
     expect(op.from, {op.ranks == Ranks::replica_group && mesh ? Meaning::partial_sum : Meaning::gradients, op.unit, 0,
                      from.version});
     const Meaning meaning = op.ranks == Ranks::shard_group && mesh ? Meaning::partial_sum : Meaning::sum;
-    const std::size_t width = meaning == Meaning::partial_sum ? sizeof(float) : expected_.width_of_sums(op.unit);
-    if (op.to.bytes != expected_.layout(op.unit).trained.shard * width) complain("sums to {} bytes", op.to.bytes);
+    const bool is_partial = meaning == Meaning::partial_sum;
+    const std::size_t width = is_partial ? sizeof(float) : expected_.width_of_sums(op.unit);
+    const Section& trained = expected_.layout(op.unit).trained;
+    const std::size_t elements = is_partial ? in_.kept_range(trained).count : trained.shard;
+    if (op.to.bytes != elements * width) complain("sums to {} bytes", op.to.bytes);
     contents_.write(op.to, {meaning, op.unit, 0, from.version});
     if (in_.placement.reduction == Reduction::each) contents_.write(op.from, {});  // can be summed once only
   }

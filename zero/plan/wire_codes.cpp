@@ -57,14 +57,15 @@ Codes codes_of_gather(const Wire& wire, const Section& section) {
 
 Codes codes_of_reduction(const Wire& wire, const Placement& placement, const UnitLayout& unit, Ranks ranks) {
   const bool of_shards = ranks == Ranks::shard_group;
-  const std::size_t size = of_shards ? placement.shards : placement.replicas;
-  const std::size_t count = unit.trained.shard;
+  const std::size_t size = of_shards ? placement.ranks_per_group() : placement.groups();
+  const bool scatters = of_shards || placement.parameter_replicas > 1;
+  const std::size_t count = unit.trained.shard * (of_shards ? placement.parameter_replicas : 1);
   if (wire.reduce == WireFormat::exact || size == 1 || count == 0) return {};
-  const bool of_sums = !of_shards && placement.shards > 1;  // replicas add sums of shard groups
+  const bool of_sums = !of_shards && placement.ranks_per_group() > 1;  // replicas add sums of groups
   Codes codes{.values = of_sums ? wire.of_sums() : wire.reduce, .sums = wire.of_sums()};
   const kernels::CodeBits values = code_bits(codes.values);
   const kernels::CodeBits sums = code_bits(codes.sums);
-  if (of_shards) {
+  if (scatters) {
     codes.memory.bytes = kernels::encoded_parts_bytes(count, size, values);
     codes.received = (size - 1) * kernels::quantized_bytes(count, values);
   } else {  // each rank adds a part, and then gets the sums of the others

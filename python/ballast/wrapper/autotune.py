@@ -134,6 +134,7 @@ class Search:
         question.ranks, question.stage, question.format = ranks, stage, _core.StateFormat[options.formats.state]
         question.gradient_format = _core.GradientFormat[options.formats.gradients]
         question.wire = options.wire.for_core()
+        question.parameter_replicas = options.parameter_replicas
         question.set_rule(self._request.rule)
         question.set_work([(0.0, 0.0)] * len(units))  # the model's computing time is not known before the first step
         question.tile_elements = parse_size(options.tile)
@@ -150,6 +151,7 @@ class Search:
 
     def _given(self, stage: int) -> _core.Placement:
         placement = _core.placement_of_stage(stage, self._request.group.size)
+        placement.parameter_replicas = self._options.parameter_replicas
         set_tiers(placement, self._options.tiers)
         return placement
 

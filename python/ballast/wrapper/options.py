@@ -13,6 +13,7 @@ from ballast import _core
 from ballast.checks import all_known, is_number, one_of, refuse, require_timeout
 from ballast.formats import AUTO, Formats, each_pair
 from ballast.outer.options import DiLoCo
+from ballast.replicas import OF_HOSTS, Replicas
 from ballast.sizes import Size, parse_size
 from ballast.tiers import KINDS, TIERS, Offload, TierFractions, fractions_of, set_tiers, spread_of, tier_of, tiers_by_kind
 from ballast.wire import Wire
@@ -43,12 +44,14 @@ class WrapOptions:
     timeout: float | None
     activations: ActivationOptions | None  # None: they stay on the device
     wire: Wire
+    replicas: Replicas  # copies of the parameters; "host" until the ranks are connected
     outer: DiLoCo | None  # None: all hosts make each step together
 
     def for_training(self, *, gpu: int | None, stream: int) -> _core.TrainingOptions:
         options = _core.TrainingOptions()
         assert self.stage is not None  # it is chosen by now
         options.stage = self.stage
+        options.parameter_replicas = self.parameter_replicas
         options.format = _core.StateFormat[self.formats.state]
         options.gradient_format = _core.GradientFormat[self.formats.gradients]
         options.run = self.run
@@ -65,6 +68,11 @@ class WrapOptions:
             setattr(options, kind, spread_of(tiers))
         options.directories = self.directories
         return options
+
+    @property
+    def parameter_replicas(self) -> int:
+        assert self.replicas != OF_HOSTS  # the ranks are connected by now
+        return self.replicas
 
     @property
     def formats(self) -> Formats:
@@ -204,7 +212,8 @@ def _narrowed(options: WrapOptions) -> WrapOptions:
     if options.stage is not None:
         return options
     offloads_parameters = spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0)
-    return replace(options, stage=3) if offloads_parameters or options.update_in_backward else options
+    needs_stage_3 = offloads_parameters or options.update_in_backward or options.replicas != 1
+    return replace(options, stage=3) if needs_stage_3 else options
 
 
 def _check_offload(options: WrapOptions) -> None:
@@ -220,6 +229,11 @@ def _check_offload(options: WrapOptions) -> None:
     for kind, tiers in options.tiers.items():
         for word in fractions_of(tiers):
             _check_word(kind, word, options)
+    if options.replicas != 1 and spread_of(options.tiers.get("parameters", "device")) != _core.Spread(device=1.0):
+        refuse(
+            "replicas= and parameters in another tier exclude each other: copies of parameters are kept on the device",
+            needed="one of them",
+        )
     for path in options.directories:
         if not Path(path).is_dir():
             refuse(f"{path} is no directory", where="offload", needed="a directory that exists, on the drive")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,11 @@ from ballast import _core
 from ballast._torch_compat import default_store
 from ballast.checks import refuse
 from ballast.connecting import Group, connect
+from ballast.replicas import copies_on
+from ballast.wrapper.collectives import from_all_ranks
 from ballast.wrapper.options import WrapOptions
+
+log = logging.getLogger("ballast")
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,17 @@ def group_of(process_group: Any, timeout: float | None) -> Group:
     # All ranks of a group wrap in the same order, so the same count means the same optimizer.
     count = store.add(f"ballast/{name}/{rank}", 1)
     return connect(store=store, rank=rank, size=size, host=own_address(), job=f"ballast/{name}/{count}", timeout=timeout)
+
+
+def with_copies_of(group: Group, options: WrapOptions) -> WrapOptions:
+    """Return the options with the number of copies of the parameters, for the machines of these ranks."""
+    if options.replicas == 1:
+        return options
+    machines = from_all_ranks(group, _core.machine_name())
+    copies = copies_on(machines, options.replicas)
+    if group.rank == 0:
+        log.info("%d copies of the parameters, each shared by %d ranks", copies, group.size // copies)
+    return replace(options, replicas=copies)
 
 
 def rank_in_job() -> int:

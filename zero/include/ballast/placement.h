@@ -43,7 +43,12 @@ struct Placement {
   Spread parameters{};  // by unit
   Spread gradients{};   // by unit, reduced ones; never on a drive
   Spread state{};       // by tile: master and moments
+  // Of stage 3: copies of the parameters. Neighbouring ranks share one, and gather from each other only.
+  std::size_t parameter_replicas = 1;
 
+  // Ranks form groups of neighbours. Gradients are summed inside of the groups first, and then over them.
+  std::size_t ranks_per_group() const { return shards / parameter_replicas; }
+  std::size_t groups() const { return replicas * parameter_replicas; }
   bool operator==(const Placement&) const = default;
 };
 

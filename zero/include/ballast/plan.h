@@ -38,7 +38,10 @@ struct RecordOptions {
 struct TrainingOptions {
   int stage = 3;
   std::size_t replicas = 1;  // of stages 1 to 3: groups of ranks that each have a copy of the state
-  Spread parameters{};       // by default everything is on the device
+  // Of stage 3: groups of neighbouring ranks that each have a copy of the parameters, while all share the state. With a
+  // group for each host, uses gather inside of the hosts only. The parameters are on the device.
+  std::size_t parameter_replicas = 1;
+  Spread parameters{};  // by default everything is on the device
   Spread gradients{};
   Spread state{};
   Reduction reduction = Reduction::each;

@@ -23,9 +23,12 @@ namespace ballast {
 struct Machine {
   std::array<std::size_t, tier_count> bytes{};  // by tier, that a program may reserve
 
+  std::size_t ranks_per_host = 0;  // 0: all ranks are on one host
+
   // Bytes a second.
-  double gather = 0;
+  double gather = 0;  // inside of a host
   double reduce = 0;
+  double across = 0;  // of each rank, between hosts
   double upload = 0;
   double download = 0;
   double read = 0;  // from drives; reads and writes share their time
@@ -78,7 +81,8 @@ struct ChoiceInput {
   Machine machine;
   std::span<const UnitWork> work;  // by unit
   std::size_t ranks = 1;
-  std::optional<int> stage{};  // none: it is chosen too
+  std::optional<int> stage{};          // none: it is chosen too
+  std::size_t parameter_replicas = 1;  // several need stage 3, and parameters on the device
   StateFormat format = StateFormat::split;
   GradientFormat gradient_format = GradientFormat::fp32;
   optim::StateNames names{};

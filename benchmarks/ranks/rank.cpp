@@ -1,0 +1,60 @@
+// A rank that trains as little as possible: rank STEPS [--gloo]. Its launcher sets the environment, as torchrun does. Rank 0
+// prints "connected", and "first step" after that.
+#include <ballast/training.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+namespace {
+
+using namespace ballast;
+
+constexpr std::size_t elements = 8192;
+
+Model model() {
+  Model model;
+  for (const char* const name : {"h.0", "h.1", "h.2", "h.3"}) {
+    model.units.push_back({.name = name, .tensors = {{"weight", {elements}}}});
+  }
+  return model;
+}
+
+void begin_at_zero(std::size_t, std::size_t, Range, const View& to) { std::ranges::fill(to.as_bytes(), std::byte{}); }
+
+void step(Training& training) {
+  for (std::size_t unit = 0; unit < training.model().units.size(); ++unit)
+    training.forward(unit);
+  for (std::size_t unit = training.model().units.size(); unit-- > 0;)
+    training.backward(unit);  // gradients of zero
+  training.step();
+}
+
+void say(const Communicator& world, const char* what) {
+  if (world.rank() != 0) return;
+  std::puts(what);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  try {
+    const bool gloo = count > 2 && std::string_view(words[2]) == "--gloo";
+    const auto world = connect({.transport = gloo ? HostTransport::gloo : HostTransport::fastest});
+    say(*world, "connected");
+    Training training(model(), *world, {optim::AdamW{}}, {.stage = 3, .threads = 1});
+    training.initialise(begin_at_zero);
+    const int steps = count > 1 ? std::atoi(words[1]) : 1;
+    for (int i = 0; i < steps; ++i) {
+      step(training);
+      if (i == 0) say(*world, "first step");
+    }
+    training.finish();
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,69 @@
+"""Copies of the parameters in stage 3, each shared by some neighbouring ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ballast.checks import refuse
+
+Replicas = Literal["host"] | int
+
+OF_HOSTS: Literal["host"] = "host"
+
+
+def read_replicas(given: object, stage: int | None) -> Replicas:
+    """Return the number of copies, or "host" for one in each host. None is one copy.
+
+    >>> read_replicas(None, 2), read_replicas("host", 3), read_replicas(4, None)
+    (1, 'host', 4)
+    """
+    if given is None or given is OF_HOSTS or given == OF_HOSTS:
+        copies: Replicas = 1 if given is None else OF_HOSTS
+    elif isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        copies = given
+    else:
+        refuse(f"replicas={given!r} is not possible", needed='"host", or a number of copies of the parameters; or None')
+    if copies != 1 and stage is not None and stage < 3:
+        refuse(
+            f"replicas={copies!r} is not possible in stage {stage}: each rank keeps all parameters",
+            needed="stage 3, or no replicas",
+        )
+    return copies
+
+
+def copies_on(machines: Sequence[Any], replicas: Replicas) -> int:
+    """Return the number of copies for ranks on these machines, which are named by rank.
+
+    >>> copies_on(["a", "a", "b", "b"], "host")
+    2
+    >>> copies_on(["a", "a"], "host"), copies_on(["a"] * 6, 3)
+    (1, 3)
+    """
+    if replicas == OF_HOSTS:
+        return _hosts(machines)
+    if len(machines) % replicas != 0 or (replicas > 1 and replicas == len(machines)):
+        refuse(
+            f"cannot keep {replicas} copies of the parameters on {len(machines)} ranks",
+            needed="several ranks for each copy, as many for all",
+        )
+    return replicas
+
+
+def _hosts(machines: Sequence[Any]) -> int:
+    hosts = list(dict.fromkeys(machines))
+    ranks = len(machines) // len(hosts)
+    if list(machines) != [host for host in hosts for _ in range(ranks)]:
+        refuse(
+            'cannot keep a copy of the parameters in each host (replicas="host"): the hosts have different numbers of ranks, '
+            "or ranks that are no neighbours",
+            where=", ".join(f"host {number}: {list(machines).count(host)} ranks" for number, host in enumerate(hosts)),
+            needed="as many ranks on each host, numbered host by host",
+        )
+    if ranks == 1 and len(hosts) > 1:
+        refuse(
+            'cannot share a copy of the parameters in each host (replicas="host"): each host has one rank',
+            needed="several ranks on each host",
+            remedy="Use stage=2, in which each rank keeps all parameters.",
+        )
+    return len(hosts)
