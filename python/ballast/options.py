@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ballast.checks import all_known, is_number, one_of, refuse
 from ballast.formats import Formats
-from ballast.hardware import GPUS, Gpu, Rates, rates_of
+from ballast.hardware import GPUS, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
+from ballast.measured import Measured
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 from ballast.wire import Wire
@@ -35,9 +36,11 @@ class Options:
     stage: int | None  # None: the planner chooses
     offload: Offload
     gpu: str
-    gpu_memory: int | None  # instead of the memory of that GPU
+    hardware: Gpu  # with the memory and the flops that the caller or a measurement gives
+    measured: Measured | None
     host_memory: int
     drives: int
+    not_given: tuple[str, ...]  # tiers of the machine that the caller has not named: they count as 0
     rates: Mapping[str, Rate]
     reserve: int
     activations: TreatedActivations
@@ -54,10 +57,7 @@ class Options:
     resumable: bool
     price: float | None  # of one GPU for an hour
     train_tokens: int | None  # of the whole training
-
-    @property
-    def hardware(self) -> Gpu:
-        return GPUS[self.gpu]
+    as_flags: bool = False  # advice names flags of the command line, and not keywords
 
     @property
     def formats(self) -> Formats:
@@ -74,6 +74,8 @@ class Options:
 
     @property
     def all_rates(self) -> Rates:
+        if self.measured is not None and self.measured.on_cpu:
+            return with_given(rates_of_cpus(self.measured.cores), self.rates)
         return rates_of(self.hardware, self.rates)
 
 
@@ -93,13 +95,35 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
     return one_of(kind, str(word).lower(), known)
 
 
-def read_rates(gpu: Gpu, rates: Mapping[str, Rate]) -> Mapping[str, Rate]:
-    """Return the caller's rates, after a check that all are known and can be read."""
+OTHER_GPU = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
+
+
+def read_gpu(name: str | None, memory: Size | None, flops: Count | None, measured: Measured | None) -> tuple[str, Gpu]:
+    """Return the name of the GPU and its figures. What the caller gives comes before what was measured, and this before data
+    sheets."""
+    if measured is not None and name is None:
+        label, gpu = measured.device, replace(gpu_like(measured.device, measured.memory), memory=measured.memory, note="")
+    else:
+        label = "a100" if name is None else str(name).lower()
+        gpu = GPUS[one_of("GPU", label, GPUS, remedy=OTHER_GPU)]
+    reached = gpu.flops if measured is None else measured.flops
+    return label, replace(
+        gpu,
+        memory=gpu.memory if memory is None else parse_size(memory),
+        flops=reached if flops is None else float(parse_count(flops)),
+    )
+
+
+def read_rates(gpu: Gpu, rates: Mapping[str, Rate], measured: Measured | None) -> Mapping[str, Rate]:
+    """Return the measured rates and the caller's, after a check that all are known and can be read."""
     rates_of(gpu, rates)
-    return dict(rates)
+    return {**(measured.rates if measured else {}), **rates}
 
 
-def read_efficiency(value: float) -> float:
+def read_efficiency(value: float | None, *, reached: bool) -> float:
+    """Return the fraction of the peak. `reached` says that the flops were measured, and are no peak."""
+    if value is None:
+        return 1.0 if reached else 0.5
     if not 0 < value <= 1:
         refuse(f"efficiency={value} is not possible", needed="above 0, and 1 at most")
     return value

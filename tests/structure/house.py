@@ -60,6 +60,7 @@ PYTHON_LAYERS = {
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
+        *("measured", "spelling"),
         *("reports", "reports.*"),
     ],
     "torch": [
@@ -97,6 +98,7 @@ PYTHON_LAYERS = {
         *("offloading", "wrapping"),
     ],
     "package": [""],
+    "measuring": ["bench", "bench.*"],
     "commands": ["commands", "commands.*", "__main__"],
 }
 
