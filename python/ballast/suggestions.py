@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 from ballast import _core, searching
@@ -47,7 +47,8 @@ class Suggestion:
 
 
 def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
-    return all_of([option for change in changes for option in change.written], as_flags=as_flags)
+    options = dict(option for change in changes for option in change.written)  # of an option in two changes, the last counts
+    return all_of(list(options.items()), as_flags=as_flags)
 
 
 def remedy(request: PlanRequest) -> str:
@@ -56,8 +57,7 @@ def remedy(request: PlanRequest) -> str:
     search = Search(request)
     as_flags = request.options.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
-    found = [*search.nearest(settings), *search.nearest(machine)]
-    found = found or search.pairs(settings, machine) or search.nearest([*settings, *machine])
+    found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if found:
         words = [each.in_words(as_flags=as_flags) for each in sorted(found, key=lambda each: each.seconds)]
@@ -151,21 +151,15 @@ class Search:
     def nearest(self, axes: Sequence[Axis]) -> list[Suggestion]:
         """Return the single changes that fit; else the pairs; else as few as possible of all of them."""
         for count in (1, 2):
-            if found := self._suggestions(combinations(axes, count)):
+            combined = [self._least(chosen) for chosen in combinations(axes, count)]
+            found = [suggestion for changes in combined if changes and (suggestion := self._suggestion(changes))]
+            if found:
                 return found
         if not self._fits([axis[-1] for axis in axes]):
             return []
         changes = self._least(self._needed(axes))
         suggestion = self._suggestion(changes) if changes else None
         return [suggestion] if suggestion else []
-
-    def pairs(self, some: Sequence[Axis], others: Sequence[Axis]) -> list[Suggestion]:
-        """Return the pairs that fit of a change on one of `some` axes and a change on one of the others."""
-        return self._suggestions(product(some, others))
-
-    def _suggestions(self, combined: Iterable[Sequence[Axis]]) -> list[Suggestion]:
-        least = [self._least(axes) for axes in combined]
-        return [suggestion for changes in least if changes and (suggestion := self._suggestion(changes))]
 
     def _needed(self, axes: Sequence[Axis]) -> list[Axis]:
         """Leave out axes that are not needed in addition to the others, beginning with the last."""

@@ -92,7 +92,7 @@ def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords)
             assert ballast.plan("llama-8b", **{**keywords, **eval(f"dict({line.partition(': ')[0].strip()})")}).fits
 
 
-def test_a_pair_of_a_setting_and_a_machine_is_tried_before_all_changes(capsys):
+def test_a_pair_of_a_setting_and_a_machine_is_found(capsys):
     asked = "llama-70b --ranks 1 --gpu rtx4090"
     _, error = plan(capsys, asked.split())
     (found,) = suggestions_in(error)

@@ -71,6 +71,7 @@ class Workload:
     width: int
     config: Mapping[str, Any] | None = None
     name: str = "GPT"
+    reduced: str = ""  # the sizes of the configuration that are smaller than those of the whole model
 
     @property
     def tokens(self) -> int:

@@ -68,6 +68,7 @@ class Report:
             "ballast_bench": VERSION,
             "ballast": _core.version,
             "model": self.model,
+            "reduced": self.setting.workload.reduced,
             "parameters": self.parameters,
             "dtype": self.setting.workload.dtype,
             "ranks": self.setting.ranks,
@@ -83,7 +84,8 @@ class Report:
         ddp, away = self.row(DDP), [name for name in ("host", "drive") if self._shows(name)]
         heads = "".join(f"  {head:>10}" for head in ("tokens/s", "vs. DDP", "memory", "vs. DDP", *away, "loss"))
         width = max(len(row.name) for row in self.rows)
-        lines = [self.heading(), "", f"  {'':<{width}}{heads}"]
+        reduced = self.setting.workload.reduced
+        lines = [self.heading(), *([f"scaled: {reduced}"] if reduced else []), "", f"  {'':<{width}}{heads}"]
         for row in self.rows:
             mark = "*" if row.busy else " "
             lines.append(f"{mark} {row.name:<{width}}" + (f"  {row.failure}" if row.failure else self._cells(row, ddp, away)))

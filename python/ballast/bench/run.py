@@ -33,8 +33,8 @@ class BenchPlan:
         """Return a setting that trains a model of transformers, scaled to this machine."""
         most = device_of(self.setting)[1] // BYTES_OF_PARAMETER if self.setting.on_gpu else MOST_ON_CPU
         config, changed = scaled(location, most // 2 if self.quick else most)
-        name = f"{location}, scaled ({changed})" if changed else location
-        return replace(self.setting, workload=replace(self.setting.workload, config=config, name=name))
+        of = replace(self.setting.workload, config=config, name=location, reduced=changed)
+        return replace(self.setting, workload=of)
 
 
 def plan_of(*, ranks: int | None, dtype: str | None, quick: bool, directory: Path) -> BenchPlan:
