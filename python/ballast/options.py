@@ -15,6 +15,8 @@ from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 from ballast.wire import Wire
 
+USUAL_GPU = "a100"
+RESERVE = 2 << 30  # of a GPU
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 Stage = int | Literal["auto"]  # 0 to 3
@@ -35,12 +37,12 @@ class Options:
     gpus_per_machine: int
     stage: int | None  # None: the planner chooses
     offload: Offload
-    gpu: str
-    hardware: Gpu  # with the memory and the flops that the caller or a measurement gives
+    gpu: str | None  # None: the measured one, or the usual one
+    gpu_memory: int | None  # instead of the memory of that GPU
+    flops: int | None  # instead of its peak
+    host_memory: int | None  # None: not given, which counts as 0
+    drives: int | None
     measured: Measured | None
-    host_memory: int
-    drives: int
-    not_given: tuple[str, ...]  # tiers of the machine that the caller has not named: they count as 0
     rates: Mapping[str, Rate]
     reserve: int
     activations: TreatedActivations
@@ -57,7 +59,43 @@ class Options:
     resumable: bool
     price: float | None  # of one GPU for an hour
     train_tokens: int | None  # of the whole training
-    as_flags: bool = False  # advice names flags of the command line, and not keywords
+
+    @property
+    def device_name(self) -> str:
+        return self.gpu or (self.measured.device if self.measured else USUAL_GPU)
+
+    @property
+    def hardware(self) -> Gpu:
+        """The GPU. What the caller gives comes before what was measured, and this before data sheets."""
+        found, measured = GPUS.get(self.device_name), self.measured
+        if found is None:
+            assert measured is not None
+            found = replace(gpu_like(measured.device, measured.memory), memory=measured.memory, note="")
+        return replace(
+            found,
+            memory=found.memory if self.gpu_memory is None else self.gpu_memory,
+            flops=self.flops or (measured.flops if measured else found.flops),
+        )
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.measured is not None and self.measured.on_cpu
+
+    @property
+    def reach(self) -> float:
+        """The flops that a GPU reaches: its peak times the efficiency."""
+        return self.hardware.flops * self.efficiency
+
+    @property
+    def room(self) -> Mapping[str, int]:
+        """Bytes of a rank outside the GPU, by tier."""
+        return {"host": (self.host_memory or 0) // self.ranks_of_machine, "nvme": (self.drives or 0) // self.ranks_of_machine}
+
+    @property
+    def not_given(self) -> list[str]:
+        """The tiers of the machine that the caller has not named. On CPUs the host is the device."""
+        names = ("drives",) if self.is_on_cpu else ("host_memory", "drives")
+        return [name for name in names if getattr(self, name) is None]
 
     @property
     def formats(self) -> Formats:
@@ -74,7 +112,7 @@ class Options:
 
     @property
     def all_rates(self) -> Rates:
-        if self.measured is not None and self.measured.on_cpu:
+        if self.measured is not None and self.is_on_cpu:
             return with_given(rates_of_cpus(self.measured.cores), self.rates)
         return rates_of(self.hardware, self.rates)
 
@@ -98,26 +136,28 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
 OTHER_GPU = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
 
 
-def read_gpu(name: str | None, memory: Size | None, flops: Count | None, measured: Measured | None) -> tuple[str, Gpu]:
-    """Return the name of the GPU and its figures. What the caller gives comes before what was measured, and this before data
-    sheets."""
-    if measured is not None and name is None:
-        label, gpu = measured.device, replace(gpu_like(measured.device, measured.memory), memory=measured.memory, note="")
-    else:
-        label = "a100" if name is None else str(name).lower()
-        gpu = GPUS[one_of("GPU", label, GPUS, remedy=OTHER_GPU)]
-    reached = gpu.flops if measured is None else measured.flops
-    return label, replace(
-        gpu,
-        memory=gpu.memory if memory is None else parse_size(memory),
-        flops=reached if flops is None else float(parse_count(flops)),
-    )
+def read_gpu(name: object) -> str | None:
+    """Return the name of a GPU that is known, or None for none."""
+    return None if name is None else one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
 
 
-def read_rates(gpu: Gpu, rates: Mapping[str, Rate], measured: Measured | None) -> Mapping[str, Rate]:
+def read_size(size: Size | None) -> int | None:
+    return None if size is None else parse_size(size)
+
+
+def read_count_or_none(value: Count | None) -> int | None:
+    return None if value is None else parse_count(value)
+
+
+def read_reserve(size: Size | None, measured: Measured | None) -> int:
+    """Return the bytes that the planner leaves alone. Ranks on a CPU need none."""
+    return (0 if measured is not None and measured.on_cpu else RESERVE) if size is None else parse_size(size)
+
+
+def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> Mapping[str, Rate]:
     """Return the measured rates and the caller's, after a check that all are known and can be read."""
-    rates_of(gpu, rates)
-    return {**(measured.rates if measured else {}), **rates}
+    rates_of(GPUS[USUAL_GPU], rates or {})
+    return {**(measured.rates if measured else {}), **(rates or {})}
 
 
 def read_efficiency(value: float | None, *, reached: bool) -> float:
@@ -133,10 +173,6 @@ def read_price(value: float | None) -> float | None:
     if value is not None and not (is_number(value) and 0 < value < math.inf):
         refuse(f"price={value!r} is not possible", needed="the price of one GPU for an hour: a number above 0, and finite")
     return None if value is None else float(value)
-
-
-def read_train_tokens(value: Count | None) -> int | None:
-    return None if value is None else parse_count(value)
 
 
 def read_stage(value: object) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ballast import _core, searching
 from ballast.checks import refuse
@@ -20,13 +19,15 @@ from ballast.options import (
     Stage,
     read_activations,
     read_count,
+    read_count_or_none,
     read_efficiency,
     read_gpu,
     read_offload,
     read_price,
     read_rates,
+    read_reserve,
+    read_size,
     read_stage,
-    read_train_tokens,
     read_word,
 )
 from ballast.result import ESTIMATED, RESERVED, Plan
@@ -35,8 +36,6 @@ from ballast.sizes import Count, Rate, Size, parse_size
 from ballast.spelling import name_of
 from ballast.tiers import IN_FLIGHT, KINDS, Offload, fractions_in
 from ballast.wire import WireFormats, read_wire
-
-RESERVE_OF_GPU, RESERVE_OF_CPU = "2GiB", 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class PlanRequest:
     has_room: bool  # for the activations
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
+    as_flags: bool = False  # advice names flags of the command line, and not keywords
 
     def of_each_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
@@ -58,7 +58,7 @@ class PlanRequest:
         if len(pairs) == 1:
             return [self]
         changed = (replace(options, format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
-        return [request_of(each, self.description) for each in changed]
+        return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in changed]
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
@@ -69,7 +69,7 @@ class PlanRequest:
             model=self.description.name,
             parameters=self.description.parameters,
             ranks=options.ranks,
-            gpu=options.gpu,
+            gpu=options.device_name,
             stage=_stage(placement) if options.stage is None else options.stage,
             format=options.formats.state,
             gradient_format=options.formats.gradients,
@@ -83,7 +83,7 @@ class PlanRequest:
             exposed=step.exposed,
             critical=step.critical,
             tokens_per_second=options.ranks * options.tokens * options.micro_steps / step.seconds,
-            assumed={name: getattr(rank, name) for name in RATES} | {"flops": options.hardware.flops * options.efficiency},
+            assumed={name: getattr(rank, name) for name in RATES} | {"flops": options.reach},
             price=options.price,
             train_tokens=options.train_tokens,
             active_parameters=self.description.active_parameters if self.description.inactive else None,
@@ -94,18 +94,17 @@ class PlanRequest:
 
     def on_command_line(self) -> PlanRequest:
         """Return the same request, whose advice names flags."""
-        return replace(self, options=replace(self.options, as_flags=True))
+        return replace(self, as_flags=True)
 
     def not_given(self) -> str:
         """Say which tiers of the machine count as 0 because the caller has not named them."""
-        names = [name_of(name, as_flags=self.options.as_flags) for name in self.options.not_given]
+        names = [name_of(name, as_flags=self.as_flags) for name in self.options.not_given]
         return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} not given: 0 assumed" if names else ""
 
     @property
     def _may_offload(self) -> bool:
-        """Whether the caller leaves tiers to the planner, and names none of them. On CPUs the host is the device."""
-        on_cpu = self.options.measured is not None and self.options.measured.on_cpu
-        return len(self.options.not_given) == 2 and self.options.offload == "auto" and not on_cpu
+        """Whether the caller leaves tiers to the planner, and names none of them."""
+        return len(self.options.not_given) == 2 and self.options.offload == "auto"
 
     def _budget(self) -> dict[str, int]:
         """Return all that a rank may use: for the plan, for activations and reserved."""
@@ -171,18 +170,19 @@ def request_plan(
     """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains
     them."""
     found = None if measured is None else read_measured(measured)
-    name, hardware = read_gpu(gpu, gpu_memory, flops, found)
     options = Options(
         ranks=read_count("ranks", ranks),
         gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
         stage=read_stage(stage),
         offload=read_offload(offload),
-        gpu=name,
-        hardware=hardware,
+        gpu=read_gpu(gpu),
+        gpu_memory=read_size(gpu_memory),
+        flops=read_count_or_none(flops),
+        host_memory=read_size(host_memory),
+        drives=read_size(drives),
         measured=found,
-        **_read_tiers(host_memory=host_memory, drives=drives),
-        rates=read_rates(hardware, rates or {}, found),
-        reserve=parse_size(reserve if reserve is not None else RESERVE_OF_CPU if found and found.on_cpu else RESERVE_OF_GPU),
+        rates=read_rates(rates, found),
+        reserve=read_reserve(reserve, found),
         activations=read_activations(activations),
         tokens=read_count("tokens", tokens),
         sequence=read_count("sequence", sequence),
@@ -196,15 +196,9 @@ def request_plan(
         clipping=clipping,
         resumable=resumable,
         price=read_price(price),
-        train_tokens=read_train_tokens(train_tokens),
+        train_tokens=read_count_or_none(train_tokens),
     )
     return _described(options, model)
-
-
-def _read_tiers(**given: Size | None) -> dict[str, Any]:
-    """Return the sizes of tiers of the machine. Those that the caller has not named are 0."""
-    sizes = {name: 0 if size is None else parse_size(size) for name, size in given.items()}
-    return {**sizes, "not_given": tuple(name for name, size in given.items() if size is None)}
 
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:
@@ -228,8 +222,7 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     """Divide the machine among its ranks, and make the questions for the planner."""
     activations = _activations(description, options)
     memory = options.hardware.memory
-    sharing = options.ranks_of_machine
-    whole = {"device": memory - options.reserve, "host": options.host_memory // sharing, "nvme": options.drives // sharing}
+    whole = {"device": memory - options.reserve, **options.room}
     left = {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
     has_room = left["device"] > 0 and min(left.values()) >= 0
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
@@ -250,7 +243,7 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry]) -> bool:
 
 def _machine(options: Options, budget: Budget) -> _core.Machine:
     made = machine(budget, options.all_rates, ranks=options.ranks, ranks_of_machine=options.ranks_of_machine)
-    if options.measured is not None and options.measured.on_cpu:
+    if options.is_on_cpu:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True
     return made
@@ -278,11 +271,10 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
     """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
     and three times where activation checkpointing repeats the forward pass."""
-    speed = options.hardware.flops * options.efficiency
     sequence = min(options.sequence, options.tokens)
     factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
     attention = description.attention or [Attention(0.0)] * len(description.flops)
-    forward = [options.tokens * (f + a.of(sequence)) / speed for f, a in zip(description.flops, attention, strict=True)]
+    forward = [options.tokens * (f + a.of(sequence)) / options.reach for f, a in zip(description.flops, attention, strict=True)]
     return [(seconds, factor * seconds) for seconds in forward]
 
 

@@ -137,7 +137,7 @@ def _require_room(request: PlanRequest) -> None:
     options = request.options
     tokens = f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
     if request.budget.device > 0:
-        has = {"host": options.host_memory // options.ranks_of_machine, "nvme": options.drives // options.ranks_of_machine}
+        has = options.room
         away = {tier: size for tier, size in request.activations.items() if tier != "device"}
         problem = _core.Problem(
             what="activations alone are more than a rank may keep there",

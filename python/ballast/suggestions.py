@@ -55,7 +55,7 @@ def remedy(request: PlanRequest) -> str:
     """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. The one with
     the fastest step comes first."""
     search = Search(request)
-    as_flags = request.options.as_flags
+    as_flags = request.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
     found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
     assumed = f"{request.not_given()}. " if request.options.not_given else ""
@@ -90,7 +90,7 @@ def settings_of(request: PlanRequest) -> list[Axis]:
 
 def _smaller_activations(options: Options) -> Axis:
     """List treatments that need less of the device: other tiers that the machine has, activation checkpointing, and both."""
-    away = [tier for tier, size in (("host", options.host_memory), ("nvme", options.drives)) if size > 0]
+    away = [tier for tier, size in options.room.items() if size > 0]
     tiers = ["device", *away] if options.activations.tier == "device" else [options.activations.tier]
     kept = [("kept", tier) for tier in tiers] if options.activations.amount == "kept" else []
     smaller = []
@@ -122,8 +122,8 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
     ranks = _doubled(2 * options.ranks, 8 * options.ranks)
-    host = [size for size in _doubled(64 << 30, 4 << 40) if size > options.host_memory]
-    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > options.drives]
+    host = [] if options.is_on_cpu else [size for size in _doubled(64 << 30, 4 << 40) if size > (options.host_memory or 0)]
+    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drives or 0)]
     axes = [
         [Change.of({"ranks": count}, ranks=count) for count in ranks],
         [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
