@@ -103,11 +103,10 @@ def _deepspeed(model: nn.Module, of: Workload, directory: str, *, stage: int) ->
     config = {
         "train_micro_batch_size_per_gpu": of.sequences,
         "bf16": {"enabled": of.dtype == "bf16"},
-        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
         "zero_optimization": {"stage": stage, "contiguous_gradients": True, "overlap_comm": True},
         "steps_per_print": 1_000_000,
     }
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model), config=config)  # torch's: its own has to be compiled
     return DeepSpeed(engine, engine.optimizer)
 
 
