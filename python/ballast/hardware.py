@@ -24,10 +24,11 @@ class Gpu:
     memory_rate: float
     host_link: float
     peer_link: float  # NVLink, or the host's link
-    note: str = ""  # what a plan for it says
+    has_bf16: bool = True  # otherwise the flops are those of fp16
+    runs_ballast: bool = True
 
 
-NO_BF16 = "this GPU has no arithmetic in bf16: its flops are those of fp16 (dtype fp16)"
+NO_BF16 = "this GPU has no arithmetic in bf16: the time is that of dtype fp16"
 NO_ROCM = "Ballast runs on NVIDIA GPUs and on CPUs: this plan is a forecast only"
 
 GPUS: Mapping[str, Gpu] = {
@@ -37,15 +38,20 @@ GPUS: Mapping[str, Gpu] = {
     "h200": Gpu(143771 * MIB, 989e12, 4.8e12, 50e9, 350e9),
     "b200": Gpu(183359 * MIB, 2250e12, 8e12, 50e9, 700e9),
     "gb200": Gpu(189471 * MIB, 2500e12, 8e12, 180e9, 700e9),  # two of them share the NVLink to their host
-    "t4": Gpu(15360 * MIB, 65e12, 0.32e12, 12e9, 10e9, NO_BF16),
+    "t4": Gpu(15360 * MIB, 65e12, 0.32e12, 12e9, 10e9, has_bf16=False),
     "l4": Gpu(23034 * MIB, 121e12, 0.3e12, 25e9, 20e9),
     "a10": Gpu(23028 * MIB, 125e12, 0.6e12, 25e9, 20e9),
     "l40s": Gpu(46068 * MIB, 362e12, 0.864e12, 25e9, 20e9),
     "rtx3090": Gpu(24576 * MIB, 71e12, 0.936e12, 25e9, 10e9),
     "rtx4090": Gpu(24564 * MIB, 165e12, 1.008e12, 25e9, 10e9),
     "rtx5090": Gpu(32607 * MIB, 209e12, 1.792e12, 50e9, 20e9),
-    "mi300x": Gpu(196592 * MIB, 1307e12, 5.3e12, 50e9, 340e9, NO_ROCM),
+    "mi300x": Gpu(196592 * MIB, 1307e12, 5.3e12, 50e9, 340e9, runs_ballast=False),
 }
+
+
+def notes_of(gpu: Gpu, *, in_bf16: bool) -> list[str]:
+    """Return what a plan says about a GPU. `in_bf16` says that parameters are in bf16."""
+    return [*([NO_BF16] if in_bf16 and not gpu.has_bf16 else []), *([] if gpu.runs_ballast else [NO_ROCM])]
 
 
 def gpu_like(name: str, memory: int) -> Gpu:

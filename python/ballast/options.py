@@ -70,7 +70,7 @@ class Options:
         found, measured = GPUS.get(self.device_name), self.measured
         if found is None:
             assert measured is not None
-            found = replace(gpu_like(measured.device, measured.memory), memory=measured.memory, note="")
+            found = replace(gpu_like(measured.device, measured.memory), memory=measured.memory)
         return replace(
             found,
             memory=found.memory if self.gpu_memory is None else self.gpu_memory,

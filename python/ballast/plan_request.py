@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ballast import _core, searching
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
-from ballast.hardware import RATES, Budget, machine
+from ballast.hardware import RATES, Budget, machine, notes_of
 from ballast.keywords import with_nearest_names
 from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
@@ -126,7 +126,8 @@ class PlanRequest:
         notes = list(self.description.notes)
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
-        notes += [self.options.hardware.note] if self.options.hardware.note else []
+        in_bf16 = any(unit.dtype == _core.DType.bf16 for unit in self.description.model.units)
+        notes += notes_of(self.options.hardware, in_bf16=in_bf16)
         notes += self.options.measured.notes() if self.options.measured else ()
         notes += [self.not_given()] if self._may_offload else []
         if not self.options.clipping and self.options.micro_steps > 1:

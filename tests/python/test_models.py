@@ -53,6 +53,9 @@ def test_a_file_has_a_configuration_or_shapes_or_several_of_them_by_name(tmp_pat
     assert (describe(alone).unit_names, describe(alone).parameters) == (["h.0", "h.1"], 128)
     assert describe(f"{several}:tiny").parameters == 128
     assert describe(f"{several}:small").parameters == describe(LLAMA).parameters
+    (tmp_path / "no_model.json").write_text(json.dumps({"hidden_size": 64}))
+    with pytest.raises(ballast.UsageError, match="no_model.json has no model: hidden_size is 64"):
+        describe(tmp_path / "no_model.json")
     with pytest.raises(ballast.UsageError, match="has 2") as raised:
         describe(several)
     assert raised.value.needed == f"one of {several}:small, {several}:tiny"

@@ -6,6 +6,7 @@ import json
 import ballast
 import pytest
 import torch
+from ballast.hardware import GPUS
 from ballast.plan_request import request_plan
 
 GIB = 1 << 30
@@ -114,6 +115,15 @@ def test_drives_hold_parameters_only_where_a_run_resumes_from_them(resumable, by
     plan = ballast.plan(SMALL, ranks=2, stage=3, offload={"state": "nvme"}, resumable=resumable, **MACHINE)
     units, head = 2, 4096
     assert plan.memory["nvme"] == {"records": places * units * (head + 512 * 512 // 2 * bytes_of_element)}
+
+
+def test_gpus_of_data_sheets_say_what_they_cannot_do():
+    plans = {name: ballast.plan("gpt2", gpu=name, host_memory="1GiB") for name in GPUS}
+    assert {name for name, plan in plans.items() if plan.notes} == {"t4", "mi300x"}
+    assert not ballast.plan("gpt2", gpu="t4", host_memory="1GiB", dtype="fp16").notes
+    assert plans["b200"].seconds < plans["h200"].seconds < plans["a100"].seconds < plans["a10"].seconds < plans["t4"].seconds
+    given = ballast.plan("gpt2", gpu_memory="96GiB", flops="500T", rates={"peers": "100GB/s"}, ranks=2, efficiency=1.0)
+    assert (given.budget["device"], given.assumed["flops"], given.assumed["gather"]) == (96 * GIB, 5e14, 1e11)
 
 
 def test_less_memory_never_makes_a_step_faster():

@@ -54,4 +54,7 @@ def _named(found: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]
     if not is_config(found) and any(isinstance(part, Mapping) and is_config(part) for part in found.values()):
         needed = f"one of {', '.join(f'{path}:{each}' for each in found)}"
         refuse(f"cannot choose a model: {path} has {len(found)}", needed=needed)
+    other = next((key for key, part in found.items() if not isinstance(part, (list, Mapping))), None)
+    if not is_config(found) and other is not None:
+        refuse(f"{path} has no model: {other} is {found[other]!r}", needed=FORMS)
     return found
