@@ -38,9 +38,9 @@ def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -
     fail("out_of_order", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
 
 
-def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "") -> str:
+def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "", remedy: str = "") -> str:
     """Return the word if it is known. Otherwise raise an error that offers the nearest known word. `or_else` says what
-    the caller accepts apart from known words.
+    the caller accepts apart from known words, and `remedy` what else it can do.
 
     >>> one_of("tier", "hots", ["device", "host"])
     Traceback (most recent call last):
@@ -53,7 +53,7 @@ def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "") -> 
     if word in names:
         return word
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    remedy = f'Did you mean "{near[0]}"?' if near else ""
+    remedy = " ".join([*([f'Did you mean "{near[0]}"?'] if near else []), *([remedy] if remedy else [])])
     needed = f"one of {', '.join(names)}" + (f", or {or_else}" if or_else else "")
     refuse(f'there is no {kind} "{word}"', needed=needed, remedy=remedy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,17 +24,34 @@ class Gpu:
     memory_rate: float
     host_link: float
     peer_link: float  # NVLink, or the host's link
+    has_bf16: bool = True  # otherwise the flops are those of fp16
+    runs_ballast: bool = True
 
+
+NO_BF16 = "this GPU has no arithmetic in bf16: the time is that of dtype fp16"
+NO_ROCM = "Ballast runs on NVIDIA GPUs and on CPUs: this plan is a forecast only"
 
 GPUS: Mapping[str, Gpu] = {
     "a100-40gb": Gpu(40960 * MIB, 312e12, 1.555e12, 25e9, 230e9),
     "a100": Gpu(81920 * MIB, 312e12, 2.039e12, 25e9, 230e9),
     "h100": Gpu(81559 * MIB, 989e12, 3.35e12, 50e9, 350e9),
     "h200": Gpu(143771 * MIB, 989e12, 4.8e12, 50e9, 350e9),
+    "b200": Gpu(183359 * MIB, 2250e12, 8e12, 50e9, 700e9),
+    "gb200": Gpu(189471 * MIB, 2500e12, 8e12, 180e9, 700e9),  # two of them share the NVLink to their host
+    "t4": Gpu(15360 * MIB, 65e12, 0.32e12, 12e9, 10e9, has_bf16=False),
+    "l4": Gpu(23034 * MIB, 121e12, 0.3e12, 25e9, 20e9),
+    "a10": Gpu(23028 * MIB, 125e12, 0.6e12, 25e9, 20e9),
     "l40s": Gpu(46068 * MIB, 362e12, 0.864e12, 25e9, 20e9),
     "rtx3090": Gpu(24576 * MIB, 71e12, 0.936e12, 25e9, 10e9),
     "rtx4090": Gpu(24564 * MIB, 165e12, 1.008e12, 25e9, 10e9),
+    "rtx5090": Gpu(32607 * MIB, 209e12, 1.792e12, 50e9, 20e9),
+    "mi300x": Gpu(196592 * MIB, 1307e12, 5.3e12, 50e9, 340e9, runs_ballast=False),
 }
+
+
+def notes_of(gpu: Gpu, *, in_bf16: bool) -> list[str]:
+    """Return what a plan says about a GPU. `in_bf16` says that parameters are in bf16."""
+    return [*([NO_BF16] if in_bf16 and not gpu.has_bf16 else []), *([] if gpu.runs_ballast else [NO_ROCM])]
 
 
 def gpu_like(name: str, memory: int) -> Gpu:
@@ -41,9 +59,14 @@ def gpu_like(name: str, memory: int) -> Gpu:
 
     >>> gpu_like("NVIDIA A100-SXM4-40GB", 40 << 30) is GPUS["a100-40gb"]
     True
+    >>> gpu_like("NVIDIA GB200", 185 << 30) is GPUS["gb200"], gpu_like("NVIDIA L40", 45 << 30) is GPUS["l40s"]
+    (True, True)
     """
     plain = name.lower().replace(" ", "")
-    named = [gpu for word, gpu in GPUS.items() if word.partition("-")[0] in plain]
+    models = {word: word.partition("-")[0] for word in GPUS}
+    found = {word: model for word, model in models.items() if re.search(rf"{model}(?!\d)", plain)}
+    longest = max(map(len, found.values()), default=0)  # "b200" is in "gb200", too
+    named = [GPUS[word] for word, model in found.items() if len(model) == longest]
     return min(named or GPUS.values(), key=lambda gpu: abs(gpu.memory - memory))
 
 
@@ -68,6 +91,11 @@ def rates_of(gpu: Gpu, given: Mapping[str, Rate]) -> Rates:
     3000000000.0
     """
     usual = Rates(gpu.peer_link, upload=gpu.host_link, download=gpu.host_link, device_memory=0.85 * gpu.memory_rate)
+    return with_given(usual, given)
+
+
+def with_given(usual: Rates, given: Mapping[str, Rate]) -> Rates:
+    """Return the rates, replaced by those that are given."""
     all_known("rate", given, vars(usual))
     return replace(usual, **{name: parse_rate(rate) for name, rate in given.items()})
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ballast.checks import all_known, is_number, one_of, refuse
 from ballast.formats import Formats
-from ballast.hardware import GPUS, Gpu, Rates, rates_of
+from ballast.hardware import GPUS, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
+from ballast.measured import Measured
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 from ballast.wire import Wire
 
+USUAL_GPU = "a100"
+RESERVE = 2 << 30  # of a GPU
 OFFLOADS = ("auto", "none", "host", "nvme")
 
 Stage = int | Literal["auto"]  # 0 to 3
@@ -34,10 +37,12 @@ class Options:
     gpus_per_machine: int
     stage: int | None  # None: the planner chooses
     offload: Offload
-    gpu: str
+    gpu: str | None  # None: the measured one, or the usual one
     gpu_memory: int | None  # instead of the memory of that GPU
-    host_memory: int
-    drives: int
+    flops: int | None  # instead of its peak
+    host_memory: int | None  # None: not given, which counts as 0
+    drives: int | None
+    measured: Measured | None
     rates: Mapping[str, Rate]
     reserve: int
     activations: TreatedActivations
@@ -56,8 +61,41 @@ class Options:
     train_tokens: int | None  # of the whole training
 
     @property
+    def device_name(self) -> str:
+        return self.gpu or (self.measured.device if self.measured else USUAL_GPU)
+
+    @property
     def hardware(self) -> Gpu:
-        return GPUS[self.gpu]
+        """The GPU. What the caller gives comes before what was measured, and this before data sheets."""
+        found, measured = GPUS.get(self.device_name), self.measured
+        if found is None:
+            assert measured is not None
+            found = replace(gpu_like(measured.device, measured.memory), memory=measured.memory)
+        return replace(
+            found,
+            memory=found.memory if self.gpu_memory is None else self.gpu_memory,
+            flops=self.flops or (measured.flops if measured else found.flops),
+        )
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.measured is not None and self.measured.on_cpu
+
+    @property
+    def reach(self) -> float:
+        """The flops that a GPU reaches: its peak times the efficiency."""
+        return self.hardware.flops * self.efficiency
+
+    @property
+    def room(self) -> Mapping[str, int]:
+        """Bytes of a rank outside the GPU, by tier."""
+        return {"host": (self.host_memory or 0) // self.ranks_of_machine, "nvme": (self.drives or 0) // self.ranks_of_machine}
+
+    @property
+    def not_given(self) -> list[str]:
+        """The tiers of the machine that the caller has not named. On CPUs the host is the device."""
+        names = ("drives",) if self.is_on_cpu else ("host_memory", "drives")
+        return [name for name in names if getattr(self, name) is None]
 
     @property
     def formats(self) -> Formats:
@@ -74,6 +112,8 @@ class Options:
 
     @property
     def all_rates(self) -> Rates:
+        if self.measured is not None and self.is_on_cpu:
+            return with_given(rates_of_cpus(self.measured.cores), self.rates)
         return rates_of(self.hardware, self.rates)
 
 
@@ -93,13 +133,37 @@ def read_word(kind: str, word: object, known: Iterable[str]) -> str:
     return one_of(kind, str(word).lower(), known)
 
 
-def read_rates(gpu: Gpu, rates: Mapping[str, Rate]) -> Mapping[str, Rate]:
-    """Return the caller's rates, after a check that all are known and can be read."""
-    rates_of(gpu, rates)
-    return dict(rates)
+OTHER_GPU = "For another one leave out gpu (--gpu), and give gpu_memory, flops and rates (--gpu-memory, --flops, --rate)."
 
 
-def read_efficiency(value: float) -> float:
+def read_gpu(name: object) -> str | None:
+    """Return the name of a GPU that is known, or None for none."""
+    return None if name is None else one_of("GPU", str(name).lower(), GPUS, remedy=OTHER_GPU)
+
+
+def read_size(size: Size | None) -> int | None:
+    return None if size is None else parse_size(size)
+
+
+def read_count_or_none(value: Count | None) -> int | None:
+    return None if value is None else parse_count(value)
+
+
+def read_reserve(size: Size | None, measured: Measured | None) -> int:
+    """Return the bytes that the planner leaves alone. Ranks on a CPU need none."""
+    return (0 if measured is not None and measured.on_cpu else RESERVE) if size is None else parse_size(size)
+
+
+def read_rates(rates: Mapping[str, Rate] | None, measured: Measured | None) -> Mapping[str, Rate]:
+    """Return the measured rates and the caller's, after a check that all are known and can be read."""
+    rates_of(GPUS[USUAL_GPU], rates or {})
+    return {**(measured.rates if measured else {}), **(rates or {})}
+
+
+def read_efficiency(value: float | None, *, reached: bool) -> float:
+    """Return the fraction of the peak. `reached` says that the flops were measured, and are no peak."""
+    if value is None:
+        return 1.0 if reached else 0.5
     if not 0 < value <= 1:
         refuse(f"efficiency={value} is not possible", needed="above 0, and 1 at most")
     return value
@@ -109,10 +173,6 @@ def read_price(value: float | None) -> float | None:
     if value is not None and not (is_number(value) and 0 < value < math.inf):
         refuse(f"price={value!r} is not possible", needed="the price of one GPU for an hour: a number above 0, and finite")
     return None if value is None else float(value)
-
-
-def read_train_tokens(value: Count | None) -> int | None:
-    return None if value is None else parse_count(value)
 
 
 def read_stage(value: object) -> int | None:

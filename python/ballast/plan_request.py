@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
 from ballast.checks import refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
-from ballast.hardware import GPUS, RATES, Budget, machine
+from ballast.hardware import RATES, Budget, machine, notes_of
 from ballast.keywords import with_nearest_names
+from ballast.measured import read_measured
 from ballast.models import ModelLike, describe
-from ballast.models.description import Description
+from ballast.models.description import Attention, Description
 from ballast.options import (
     Options,
     Stage,
     read_activations,
     read_count,
+    read_count_or_none,
     read_efficiency,
+    read_gpu,
     read_offload,
     read_price,
     read_rates,
+    read_reserve,
+    read_size,
     read_stage,
-    read_train_tokens,
     read_word,
 )
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size, parse_size
+from ballast.spelling import name_of
 from ballast.tiers import IN_FLIGHT, KINDS, Offload, fractions_in
 from ballast.wire import WireFormats, read_wire
 
@@ -43,6 +49,7 @@ class PlanRequest:
     has_room: bool  # for the activations
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
+    as_flags: bool = False  # advice names flags of the command line, and not keywords
 
     def of_each_format(self) -> list[PlanRequest]:
         """Return a request for each pair of formats that are allowed, the most exact ones first."""
@@ -51,7 +58,7 @@ class PlanRequest:
         if len(pairs) == 1:
             return [self]
         changed = (replace(options, format=(pair.state,), gradient_format=(pair.gradients,)) for pair in pairs)
-        return [request_of(each, self.description) for each in changed]
+        return [replace(request_of(each, self.description), as_flags=self.as_flags) for each in changed]
 
     def plan(self, choice: _core.Choice, *, ledger: Sequence[_core.LedgerEntry] | None = None) -> Plan:
         """Turn an answer of the planner into a Plan. `ledger` replaces the memory that the answer holds."""
@@ -62,7 +69,7 @@ class PlanRequest:
             model=self.description.name,
             parameters=self.description.parameters,
             ranks=options.ranks,
-            gpu=options.gpu,
+            gpu=options.device_name,
             stage=_stage(placement) if options.stage is None else options.stage,
             format=options.formats.state,
             gradient_format=options.formats.gradients,
@@ -76,13 +83,28 @@ class PlanRequest:
             exposed=step.exposed,
             critical=step.critical,
             tokens_per_second=options.ranks * options.tokens * options.micro_steps / step.seconds,
-            assumed=_rates(rank) | {"flops": options.hardware.flops * options.efficiency},
+            assumed=_rates(rank) | {"flops": options.reach},
             price=options.price,
             train_tokens=options.train_tokens,
+            active_parameters=self.description.active_parameters if self.description.inactive else None,
             notes=self._notes(),
             _question=self.exact,
             _placement=placement,
         )
+
+    def on_command_line(self) -> PlanRequest:
+        """Return the same request, whose advice names flags."""
+        return replace(self, as_flags=True)
+
+    def not_given(self) -> str:
+        """Say which tiers of the machine count as 0 because the caller has not named them."""
+        names = [name_of(name, as_flags=self.as_flags) for name in self.options.not_given]
+        return f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} not given: 0 assumed" if names else ""
+
+    @property
+    def _may_offload(self) -> bool:
+        """Whether the caller leaves tiers to the planner, and names none of them."""
+        return len(self.options.not_given) == 2 and self.options.offload == "auto"
 
     def _budget(self) -> dict[str, int]:
         """Return all that a rank may use: for the plan, for activations and reserved."""
@@ -104,6 +126,10 @@ class PlanRequest:
         notes = list(self.description.notes)
         if self.activations["device"] == 0:
             notes.insert(0, "activations are not counted: name their size, or plan from a configuration")
+        in_bf16 = any(unit.dtype == _core.DType.bf16 for unit in self.description.model.units)
+        notes += notes_of(self.options.hardware, in_bf16=in_bf16)
+        notes += self.options.measured.notes() if self.options.measured else ()
+        notes += [self.not_given()] if self._may_offload else []
         if not self.options.clipping and self.options.micro_steps > 1:
             notes.append("updates are not made in the backward pass: that needs one micro-step")
         if self.options.wire.across is not None and self.options.ranks <= self.options.ranks_of_machine:
@@ -119,17 +145,19 @@ def request_plan(
     gpus_per_machine: int = 8,
     stage: Stage = "auto",
     offload: Offload = "auto",
-    gpu: str = "a100",
+    gpu: str | None = None,
     gpu_memory: Size | None = None,
-    host_memory: Size = 0,
-    drives: Size = 0,
+    flops: Count | None = None,
+    host_memory: Size | None = None,
+    drives: Size | None = None,
+    measured: str | os.PathLike[str] | None = None,
     rates: Mapping[str, Rate] | None = None,
-    reserve: Size = "2GiB",
+    reserve: Size | None = None,
     activations: Size = "checkpointed",
     tokens: int = 8192,
     sequence: int = 4096,
     micro_steps: int = 1,
-    efficiency: float = 0.5,
+    efficiency: float | None = None,
     optimizer: str = "adamw",
     format: StateFormats = "split",
     gradient_format: GradientFormats = "fp32",
@@ -142,23 +170,25 @@ def request_plan(
 ) -> PlanRequest:
     """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains
     them."""
-    hardware = GPUS[read_word("GPU", gpu, GPUS)]
+    found = None if measured is None else read_measured(measured)
     options = Options(
         ranks=read_count("ranks", ranks),
         gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
         stage=read_stage(stage),
         offload=read_offload(offload),
-        gpu=gpu.lower(),
-        gpu_memory=None if gpu_memory is None else parse_size(gpu_memory),
-        host_memory=parse_size(host_memory),
-        drives=parse_size(drives),
-        rates=read_rates(hardware, rates or {}),
-        reserve=parse_size(reserve),
+        gpu=read_gpu(gpu),
+        gpu_memory=read_size(gpu_memory),
+        flops=read_count_or_none(flops),
+        host_memory=read_size(host_memory),
+        drives=read_size(drives),
+        measured=found,
+        rates=read_rates(rates, found),
+        reserve=read_reserve(reserve, found),
         activations=read_activations(activations),
         tokens=read_count("tokens", tokens),
         sequence=read_count("sequence", sequence),
         micro_steps=read_count("micro_steps", micro_steps),
-        efficiency=read_efficiency(efficiency),
+        efficiency=read_efficiency(efficiency, reached=found is not None and flops is None),
         optimizer=read_word("optimizer", optimizer, _core.optimizers()),
         format=read_state_formats(format),
         gradient_format=read_gradient_formats(gradient_format),
@@ -167,10 +197,14 @@ def request_plan(
         clipping=clipping,
         resumable=resumable,
         price=read_price(price),
-        train_tokens=read_train_tokens(train_tokens),
+        train_tokens=read_count_or_none(train_tokens),
     )
+    return _described(options, model)
+
+
+def _described(options: Options, model: ModelLike) -> PlanRequest:
     options.wire.require_possible(options.stage)
-    description = describe(model, dtype=dtype)
+    description = describe(model, dtype=options.dtype)
     _require_counted_time(options, description)
     return request_of(options, description)
 
@@ -188,9 +222,8 @@ def _require_counted_time(options: Options, description: Description) -> None:
 def request_of(options: Options, description: Description) -> PlanRequest:
     """Divide the machine among its ranks, and make the questions for the planner."""
     activations = _activations(description, options)
-    memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
-    sharing = options.ranks_of_machine
-    whole = {"device": memory - options.reserve, "host": options.host_memory // sharing, "nvme": options.drives // sharing}
+    memory = options.hardware.memory
+    whole = {"device": memory - options.reserve, **options.room}
     left = {tier: size - activations.get(tier, 0) for tier, size in whole.items()}
     has_room = left["device"] > 0 and min(left.values()) >= 0
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
@@ -210,7 +243,11 @@ def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry]) -> bool:
 
 
 def _machine(options: Options, budget: Budget) -> _core.Machine:
-    return machine(budget, options.all_rates, ranks=options.ranks, ranks_of_machine=options.ranks_of_machine)
+    made = machine(budget, options.all_rates, ranks=options.ranks, ranks_of_machine=options.ranks_of_machine)
+    if options.is_on_cpu:
+        made.device_memory = made.host_memory
+        made.shares_cores = made.host_is_device = True
+    return made
 
 
 def _rates(rank: _core.Machine) -> dict[str, float]:
@@ -240,11 +277,10 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
 def _work(description: Description, options: Options) -> list[tuple[float, float]]:
     """Return the seconds of each unit, forward and backward. The backward pass takes twice as long as the forward pass,
     and three times where activation checkpointing repeats the forward pass."""
-    speed = options.hardware.flops * options.efficiency
     sequence = min(options.sequence, options.tokens)
     factor = 3.0 if options.activations.amount == "checkpointed" and description.activations else 2.0
-    attention = description.attention or [0.0] * len(description.flops)
-    forward = [options.tokens * (f + a * sequence) / speed for f, a in zip(description.flops, attention, strict=True)]
+    attention = description.attention or [Attention(0.0)] * len(description.flops)
+    forward = [options.tokens * (f + a.of(sequence)) / options.reach for f, a in zip(description.flops, attention, strict=True)]
     return [(seconds, factor * seconds) for seconds in forward]
 
 
@@ -269,7 +305,8 @@ def _activations(description: Description, options: Options) -> dict[str, int]:
 
 def _by_unit(description: Description, size: int) -> list[int]:
     """Divide activations among the units with attention, in other models by their flops."""
-    weights = description.attention if any(description.attention) else description.flops
+    attention = [unit.flops for unit in description.attention]
+    weights = attention if any(attention) else description.flops
     total = sum(weights) or 1.0
     return [int(size * weight / total) for weight in weights]
 

@@ -28,8 +28,9 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     >>> plan.stage, plan.fits, plan.seconds < 10
     (2, True, True)
 
-    `model` is a torch.nn.Module, a Hugging Face configuration (a dict, or the path of its JSON file), the name of a
-    known model, or the shapes of its tensors by name. Sizes and rates are numbers, or text such as "80GiB" and
+    `model` is a torch.nn.Module, a Hugging Face configuration (a dict, an object of transformers, or the path of its JSON
+    file), the name of a known model, or the shapes of its tensors by name (a dict, or the path of a JSON file). One of several
+    models in a file is "FILE.json:NAME". Sizes and rates are numbers, or text such as "80GiB" and
     "25GB/s".
 
     ranks             the number of GPUs in all
@@ -37,18 +38,20 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     stage             0 to 3; "auto": the planner chooses
     offload           "auto": the planner chooses; "none", "host", "nvme"; or a tier, or fractions of tiers, for each of
                       "parameters", "gradients" and "state"
-    gpu               the name of a GPU, such as "h100"
+    gpu               the name of a GPU, such as "h100"; by default "a100", or the measured one
     gpu_memory        replaces the memory of that GPU
-    host_memory       of a machine; with 0 nothing is kept on the host
-    drives            free space on the drives of a machine; with 0 nothing is kept there
+    flops             replaces its peak in bf16, such as "990T"
+    host_memory       of a machine; without it nothing is kept on the host
+    drives            free space on the drives of a machine; without it nothing is kept there
+    measured          a file of `ballast bench --output`: its rates, flops and memory replace the usual ones
     rates             replaces measured or usual rates by name, such as {"read": "3GB/s"}
-    reserve           memory of each GPU for CUDA, NCCL and the allocator's gaps
+    reserve           memory of each GPU for CUDA, NCCL and the allocator's gaps; 2 GiB, and 0 on measured CPUs
     activations       "checkpointed" or "kept", both of them estimated; or a size. With ",host" or ",nvme" they leave the
                       device until backward, as with `wrap(activations=)`; "host" alone means "kept,host"
     tokens            tokens of one rank in one micro-step
     sequence          tokens that attend to each other; at most `tokens`
     micro_steps       backward passes of one step
-    efficiency        the fraction of the GPU's peak that the model's arithmetic reaches
+    efficiency        the fraction of the GPU's peak that the model's arithmetic reaches; 0.5, and 1 of measured flops
     optimizer         "adamw", or another optimizer that the library knows
     format            the format of the optimizer's state: "fp32", "split", "bf16", "compact" or "4bit"; several of them,
                       or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
@@ -132,10 +135,9 @@ def _require_room(request: PlanRequest) -> None:
     if request.has_room:
         return
     options = request.options
-    memory = options.hardware.memory if options.gpu_memory is None else options.gpu_memory
     tokens = f"for {options.tokens} tokens (estimated)" if isinstance(options.activations.amount, str) else "as given"
     if request.budget.device > 0:
-        has = {"host": options.host_memory // options.ranks_of_machine, "nvme": options.drives // options.ranks_of_machine}
+        has = options.room
         away = {tier: size for tier, size in request.activations.items() if tier != "device"}
         problem = _core.Problem(
             what="activations alone are more than a rank may keep there",
@@ -149,7 +151,7 @@ def _require_room(request: PlanRequest) -> None:
         what="activations alone are more than a GPU's memory",
         where=request.description.name,
         needed=f"{human_size(request.activations['device'])} {tokens}, {human_size(options.reserve)} reserved",
-        available=human_size(memory),
+        available=human_size(options.hardware.memory),
         remedy=remedy(request),
     )
     fail("device_memory", problem)

@@ -47,6 +47,7 @@ class Plan:
     assumed: Mapping[str, float]  # rates, in bytes a second, and the flops of a GPU
     price: float | None = None  # of one GPU for an hour
     train_tokens: int | None = None  # of the whole training
+    active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
     activation_tier: str = "device"  # where activations are until backward
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
     notes: tuple[str, ...] = ()
@@ -154,10 +155,10 @@ class Plan:
         return in_words(self.stage, self.placement, device="the GPU")
 
     def _head(self) -> list[str]:
-        billions = self.parameters / 1e9
+        active = f", {self.active_parameters / 1e9:.3g} billion active for each token," if self.active_parameters else ""
         gpus = f"{self.ranks} x {self.gpu.upper()}"
         how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
-        return [f"{self.model}: {billions:.3g} billion parameters on {gpus}", how]
+        return [f"{self.model}: {self.parameters / 1e9:.3g} billion parameters{active} on {gpus}", how]
 
     def _memory_lines(self) -> list[str]:
         lines = ["memory of one rank"]
@@ -178,7 +179,7 @@ class Plan:
             *self._cost_lines(),
             f"waiting   {waits}",
             f"critical  {lane}, {share / self.seconds:.0%} of the step",
-            f"assumed   {self.assumed['flops'] / 1e12:.0f} Tflop/s per GPU; GB/s per rank:",
+            f"assumed   {_in_tera(self.assumed['flops'])} Tflop/s per GPU; GB/s per rank:",
             f"          {rates}",
         ]
         call = self.wrap_call() or "in C++: wrap() updates in the backward pass in stage 3 only"
@@ -195,6 +196,15 @@ class Plan:
             cost = "" if self.training_cost is None else f", which cost {human_amount(self.training_cost)}"
             lines.append(f"training  {human_count(self.train_tokens)} tokens: {human_time(self.training_seconds)}{cost}")
         return lines
+
+
+def _in_tera(flops: float) -> str:
+    """Format flops a second. CPUs have less than a teraflop.
+
+    >>> _in_tera(494.5e12), _in_tera(1.25e10)
+    ('494', '0.0125')
+    """
+    return f"{flops / 1e12:.0f}" if flops >= 1e13 else f"{flops / 1e12:.3g}"
 
 
 def differences(plans: Sequence[Plan]) -> list[str]:

@@ -14,6 +14,7 @@ from ballast.formats import GRADIENT_FORMATS, STATE_FORMATS
 from ballast.options import Options, TreatedActivations
 from ballast.plan_request import PlanRequest, fits, request_of
 from ballast.sizes import human_size
+from ballast.spelling import all_of
 
 FEWEST_TOKENS = 512
 MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens
@@ -21,10 +22,14 @@ MOST_PARTS = 8  # of a micro-step, in a suggestion that keeps the step's tokens
 
 @dataclass(frozen=True)
 class Change:
-    """An option of `ballast plan`, and what it sets."""
+    """Options as the caller writes them, and what they set."""
 
-    flag: str
+    written: tuple[tuple[str, object], ...]
     options: Mapping[str, Any] = field(compare=False)
+
+    @staticmethod
+    def of(written: Mapping[str, object], **options: Any) -> Change:
+        return Change(tuple(written.items()), options)
 
 
 Axis = Sequence[Change]  # one option, from the smallest change to the largest
@@ -37,20 +42,28 @@ class Suggestion:
     changes: Sequence[Change]
     seconds: float
 
-    def in_words(self) -> str:
-        return f"{' '.join(change.flag for change in self.changes)}: {self.seconds:.1f} s per step"
+    def in_words(self, *, as_flags: bool) -> str:
+        return f"{_in_words(self.changes, as_flags=as_flags)}: {self.seconds:.1f} s per step"
+
+
+def _in_words(changes: Sequence[Change], *, as_flags: bool) -> str:
+    options = dict(option for change in changes for option in change.written)  # of an option in two changes, the last counts
+    return all_of(list(options.items()), as_flags=as_flags)
 
 
 def remedy(request: PlanRequest) -> str:
     """Name the fewest changes that fit: of settings on this machine, of the machine, or else of both together. The one with
     the fastest step comes first."""
     search = Search(request)
+    as_flags = request.as_flags
     settings, machine = settings_of(request), machines_for(request.options)
     found = [*search.nearest(settings), *search.nearest(machine)] or search.nearest([*settings, *machine])
+    assumed = f"{request.not_given()}. " if request.options.not_given else ""
     if found:
-        return "Any of these fits:" + "".join(f"\n  {each.in_words()}" for each in sorted(found, key=lambda each: each.seconds))
-    tried = ", ".join(axis[-1].flag for axis in (*settings, *machine))
-    return f"None of these fits either, alone, in pairs or all together: {tried}."
+        words = [each.in_words(as_flags=as_flags) for each in sorted(found, key=lambda each: each.seconds)]
+        return f"{assumed}Any of these fits:" + "".join(f"\n  {each}" for each in words)
+    tried = ", ".join(_in_words([axis[-1]], as_flags=as_flags) for axis in (*settings, *machine))
+    return f"{assumed}None of these fits either, alone, in pairs or all together: {tried}."
 
 
 def settings_of(request: PlanRequest) -> list[Axis]:
@@ -58,33 +71,33 @@ def settings_of(request: PlanRequest) -> list[Axis]:
     options = request.options
     axes: list[Axis] = []
     if options.stage is not None:
-        axes.append([Change("--stage auto", {"stage": None})])
+        axes.append([Change.of({"stage": "auto"}, stage=None)])
     if options.offload != "auto":
-        axes.append([Change("--offload auto", {"offload": "auto"})])
+        axes.append([Change.of({"offload": "auto"}, offload="auto")])
     if request.description.activations and isinstance(options.activations.amount, str):
         axes.append(_smaller_activations(options))
         axes.append(_smaller_micro_steps(options))
     states = _after(options.format, STATE_FORMATS)
     gradients = _after(options.gradient_format, GRADIENT_FORMATS)
-    axes.append([Change(f"--format {name}", {"format": (name,)}) for name in states])
-    axes.append([Change(f"--gradient-format {name}", {"gradient_format": (name,)}) for name in gradients])
+    axes.append([Change.of({"format": name}, format=(name,)) for name in states])
+    axes.append([Change.of({"gradient_format": name}, gradient_format=(name,)) for name in gradients])
     if options.micro_steps > 1:
-        axes.append([Change("--micro-steps 1 --no-clipping", {"micro_steps": 1, "clipping": False})])
+        axes.append([Change.of({"micro_steps": 1, "clipping": False}, micro_steps=1, clipping=False)])
     elif options.clipping:
-        axes.append([Change("--no-clipping", {"clipping": False})])
+        axes.append([Change.of({"clipping": False}, clipping=False)])
     return [axis for axis in axes if axis]
 
 
 def _smaller_activations(options: Options) -> Axis:
     """List treatments that need less of the device: other tiers that the machine has, activation checkpointing, and both."""
-    away = [tier for tier, size in (("host", options.host_memory), ("nvme", options.drives)) if size > 0]
+    away = [tier for tier, size in options.room.items() if size > 0]
     tiers = ["device", *away] if options.activations.tier == "device" else [options.activations.tier]
     kept = [("kept", tier) for tier in tiers] if options.activations.amount == "kept" else []
     smaller = []
     for amount, tier in [*kept, *(("checkpointed", tier) for tier in tiers)]:
         if (amount, tier) != options.activations:
             words = amount if tier == "device" else f"{amount},{tier}"
-            smaller.append(Change(f"--activations {words}", {"activations": TreatedActivations(amount, tier)}))
+            smaller.append(Change.of({"activations": words}, activations=TreatedActivations(amount, tier)))
     return smaller
 
 
@@ -94,11 +107,10 @@ def _smaller_micro_steps(options: Options) -> Axis:
     for tokens in reversed(_doubled(FEWEST_TOKENS, options.tokens // 2)):
         parts = options.tokens // tokens
         if parts * tokens == options.tokens and parts <= MOST_PARTS:
-            micro_steps = parts * options.micro_steps
-            words, changes = f"--tokens {tokens} --micro-steps {micro_steps}", {"tokens": tokens, "micro_steps": micro_steps}
-            smaller.append(Change(words, changes))
+            changes = {"tokens": tokens, "micro_steps": parts * options.micro_steps}
         else:
-            smaller.append(Change(f"--tokens {tokens}", {"tokens": tokens}))
+            changes = {"tokens": tokens}
+        smaller.append(Change.of(changes, **changes))
     return smaller
 
 
@@ -110,12 +122,12 @@ def _after(allowed: Sequence[str], known: Sequence[str]) -> Sequence[str]:
 def machines_for(options: Options) -> list[Axis]:
     """List larger machines: ranks, host memory or drives, doubled again and again."""
     ranks = _doubled(2 * options.ranks, 8 * options.ranks)
-    host = [size for size in _doubled(64 << 30, 4 << 40) if size > options.host_memory]
-    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > options.drives]
+    host = [] if options.is_on_cpu else [size for size in _doubled(64 << 30, 4 << 40) if size > (options.host_memory or 0)]
+    drives = [size for size in _doubled(1 << 40, 64 << 40) if size > (options.drives or 0)]
     axes = [
-        [Change(f"--ranks {count}", {"ranks": count}) for count in ranks],
-        [Change(f"--host-memory {_written(size)}", {"host_memory": size}) for size in host],
-        [Change(f"--drives {_written(size)}", {"drives": size}) for size in drives],
+        [Change.of({"ranks": count}, ranks=count) for count in ranks],
+        [Change.of({"host_memory": _written(size)}, host_memory=size) for size in host],
+        [Change.of({"drives": _written(size)}, drives=size) for size in drives],
     ]
     return [axis for axis in axes if axis]
 

@@ -22,6 +22,7 @@ NOT_RUN = {
     "guides/frameworks.md": 3,  # PEFT, Ray, Megatron: tests/python/wrap has tests of these
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
+    "guides/measure.md": 2,  # takes minutes
     "guides/nvme.md": 1,  # depends on the drive
     "guides/slow-links.md": 1,  # needs two machines
     "index.md": 1,

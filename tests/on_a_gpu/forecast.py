@@ -109,9 +109,7 @@ def efficiency(of: Setting, seconds: float) -> float:
     from ballast.models import describe
 
     counted = describe(of.config)
-    attention = counted.attention or [0.0] * len(counted.flops)
-    forward = of.tokens * sum(own + each * of.length for own, each in zip(counted.flops, attention))
-    return min(1.0, 3 * forward / seconds / GPUS[of.gpu].flops)
+    return min(1.0, 3 * of.tokens * counted.flops_of_token(of.length) / seconds / GPUS[of.gpu].flops)
 
 
 def forecast(of: Setting, options: dict, part_of_peak: float):

@@ -87,6 +87,9 @@ def test_the_examples_in_the_help_work(run, verb, tmp_path, monkeypatch):
     config = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 8}
     (tmp_path / "path/to").mkdir(parents=True)
     (tmp_path / "path/to/config.json").write_text(json.dumps(config))
+    (tmp_path / "models.json").write_text(json.dumps({"small": config}))
+    rates = {"device": "cpu", "memory": 256 << 30, "cores": 8, "flops": 1e12, "rates": {}}
+    (tmp_path / "this-machine.json").write_text(json.dumps({"ballast_bench": 1, "busy": False, "measured": rates}))
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"^  ballast (.*)$", out, re.MULTILINE)
     assert examples

@@ -97,7 +97,7 @@ def test_the_signature_has_every_option_and_its_default():
     for function in WITH_KEYWORDS:
         assert inspect.Parameter.empty not in keywords_of(function).values()
         assert not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in inspect.signature(function).parameters.values())
-    assert (keywords_of(ballast.wrap)["stage"], keywords_of(ballast.plan)["gpu"]) == (2, "a100")
+    assert (keywords_of(ballast.wrap)["stage"], keywords_of(ballast.plan)["tokens"]) == (2, 8192)
 
 
 @pytest.mark.parametrize("options", [WrapOptions, Options])

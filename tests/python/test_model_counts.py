@@ -119,13 +119,40 @@ DECODERS = [
 OTHERS = {
     "albert": ("AlbertForMaskedLM", {**SMALL, "embedding_size": 16}),
     "bert": ("BertForMaskedLM", BERT_BASE),
+    "bloom": ("BloomForCausalLM", {"n_embed": 96, "n_layer": 3, "num_attention_heads": 4, "vocab_size": 100}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {**SMALL, "n_routed_experts": 16, "n_group": 4, "first_k_dense_replace": 1}),
     "falcon": ("FalconForCausalLM", SMALL),
     "gemma2": ("Gemma2ForCausalLM", {**SMALL, "head_dim": 16, "num_key_value_heads": 2}),
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": {**SMALL, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8},
+            "vision_config": {**SMALL, "model_type": "siglip_vision_model", "image_size": 56},
+        },
+    ),
+    "gpt_oss": ("GptOssForCausalLM", {**SMALL, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "llama4": (
+        "Llama4ForConditionalGeneration",
+        {
+            "text_config": {**SMALL, "model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1},
+            "vision_config": {
+                **{**SMALL, "model_type": "llama4_vision_model", "intermediate_size": 256, "image_size": 56},
+                **{"vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
+            },
+        },
+    ),
     "mamba": ("MambaForCausalLM", SMALL),
     "mixtral": ("MixtralForCausalLM", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
     "opt": ("OPTForCausalLM", {**SMALL, "ffn_dim": 96, "word_embed_proj_dim": 32}),
     "phi": ("PhiForCausalLM", SMALL),
+    "qwen2_vl": (
+        "Qwen2VLForConditionalGeneration",  # the language model's sizes are not in a part of their own
+        {**SMALL, "num_key_value_heads": 2, "vision_config": {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        {**SMALL, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "num_key_value_heads": 2},
+    ),
     "t5": ("T5ForConditionalGeneration", {"d_model": 64, "num_layers": 3, "num_heads": 4, "vocab_size": 100}),
     "vit": ("ViTForImageClassification", SMALL),
     "wav2vec2": ("Wav2Vec2ForCTC", SMALL),
@@ -243,18 +270,19 @@ def test_a_configuration_object_of_transformers_is_counted():
     assert describe(settings).parameters == 109_482_240
 
 
-def test_experts_and_attention_are_mentioned_where_their_time_is_not_counted():
-    architecture, sizes = OTHERS["mixtral"]
-    plan = ballast.plan({"model_type": "mixtral", "architectures": [architecture], **sizes})
-    assert "as if each token passed through all experts" in plan.text()
-    assert "activations are not counted" in plan.text()
+def test_the_class_that_is_trained_is_counted_where_a_configuration_names_none():
+    for kind in ("bert", "mixtral", "qwen2_vl", "t5", "vit", "whisper"):
+        architecture, sizes = OTHERS[kind]
+        settings = transformers.CONFIG_MAPPING[kind].from_dict(dict(sizes))
+        described = describe(settings)
+        assert described.parameters == count(built(architecture, {"model_type": kind, **sizes}))
+        assert described.notes[0] == f"counted as {architecture}: the configuration names no architecture"
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
         ({**BERT_BASE}, "no model_type"),
-        ({"model_type": "bert", **BERT_BASE}, "BertForMaskedLM"),
         ({"model_type": "bert", "architectures": ["BertModel", "BertForMaskedLM"], **BERT_BASE}, "2 architectures"),
         ({"model_type": "bert", "architectures": ["BertOfMine"], **BERT_BASE}, "no model BertOfMine"),
         ({"model_type": "bert", "architectures": ["AutoConfig"], **BERT_BASE}, "no model AutoConfig"),
@@ -282,7 +310,9 @@ def test_quantized_weights_are_refused(kind):
     for more in (quantized, {"text_config": quantized}):
         with pytest.raises(ballast.UsageError, match="quantized weights") as raised:
             describe({"model_type": kind, **SMALL, **more})
-        assert "quantization_config" in raised.value.remedy
+        assert "--dtype bf16" in raised.value.remedy
+    in_bf16 = describe({"model_type": kind, **SMALL, **quantized}, dtype="bf16")
+    assert in_bf16.parameters == describe({"model_type": kind, **SMALL}).parameters
 
 
 def test_without_transformers_only_exact_types_are_counted(monkeypatch):

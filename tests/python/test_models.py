@@ -45,6 +45,25 @@ def test_a_configuration_is_a_path_a_folder_or_a_dict(tmp_path):
         assert describe(given).unit_names == names
 
 
+def test_a_file_has_a_configuration_or_shapes_or_several_of_them_by_name(tmp_path):
+    shapes = {"h.0": {"q": [8, 8]}, "h.1": {"q": [8, 8]}}
+    alone, several = tmp_path / "shapes.json", tmp_path / "models.json"
+    alone.write_text(json.dumps(shapes))
+    several.write_text(json.dumps({"small": LLAMA, "tiny": shapes}))
+    assert (describe(alone).unit_names, describe(alone).parameters) == (["h.0", "h.1"], 128)
+    assert describe(f"{several}:tiny").parameters == 128
+    assert describe(f"{several}:small").parameters == describe(LLAMA).parameters
+    (tmp_path / "no_model.json").write_text(json.dumps({"hidden_size": 64}))
+    with pytest.raises(ballast.UsageError, match="no_model.json has no model: hidden_size is 64"):
+        describe(tmp_path / "no_model.json")
+    with pytest.raises(ballast.UsageError, match="has 2") as raised:
+        describe(several)
+    assert raised.value.needed == f"one of {several}:small, {several}:tiny"
+    with pytest.raises(ballast.UsageError, match='no model in .* "smal"') as raised:
+        describe(f"{several}:smal")
+    assert "small" in raised.value.remedy
+
+
 def test_tied_embeddings_are_counted_once():
     tied = describe({**LLAMA, "tie_word_embeddings": True})
     assert describe(LLAMA).parameters - tied.parameters == 100 * 64

@@ -6,6 +6,7 @@ import json
 import ballast
 import pytest
 import torch
+from ballast.hardware import GPUS
 from ballast.plan_request import request_plan
 
 GIB = 1 << 30
@@ -116,6 +117,15 @@ def test_drives_hold_parameters_only_where_a_run_resumes_from_them(resumable, by
     assert plan.memory["nvme"] == {"records": places * units * (head + 512 * 512 // 2 * bytes_of_element)}
 
 
+def test_gpus_of_data_sheets_say_what_they_cannot_do():
+    plans = {name: ballast.plan("gpt2", gpu=name, host_memory="1GiB") for name in GPUS}
+    assert {name for name, plan in plans.items() if plan.notes} == {"t4", "mi300x"}
+    assert not ballast.plan("gpt2", gpu="t4", host_memory="1GiB", dtype="fp16").notes
+    assert plans["b200"].seconds < plans["h200"].seconds < plans["a100"].seconds < plans["a10"].seconds < plans["t4"].seconds
+    given = ballast.plan("gpt2", gpu_memory="96GiB", flops="500T", rates={"peers": "100GB/s"}, ranks=2, efficiency=1.0)
+    assert (given.budget["device"], given.assumed["flops"], given.assumed["gather"]) == (96 * GIB, 5e14, 1e11)
+
+
 def test_less_memory_never_makes_a_step_faster():
     seconds = 0.0
     for memory in (80, 40, 24, 20):
@@ -161,7 +171,7 @@ def test_where_nothing_fits_the_error_names_the_missing_memory():
     with pytest.raises(ballast.OutOfMemoryError) as raised:
         ballast.plan("llama-70b", ranks=8, gpu="h100", stage=0, host_memory="2TiB")
     assert raised.value.code == "B2004"
-    assert "--stage auto" in raised.value.remedy
+    assert 'stage="auto"' in raised.value.remedy
     assert "20 GiB of each GPU are reserved" in raised.value.where
     assert raised.value.__context__ is None
     with pytest.raises(ballast.OutOfMemoryError, match="the requested placement does not fit"):
@@ -183,6 +193,7 @@ def test_micro_steps_that_keep_updates_out_of_the_backward_pass_are_mentioned():
     [
         ({"rank": 8}, "ranks"),
         ({"gpu": "h10"}, "h100"),
+        ({"gpu": "b300"}, "--gpu-memory, --flops, --rate"),
         ({"offload": "hots"}, "host"),
         ({"offload": {"stat": "host"}}, "state"),
         ({"offload": {"state": "nvm"}}, "nvme"),

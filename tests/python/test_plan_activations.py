@@ -72,7 +72,7 @@ def test_other_words_are_refused(value):
 
 
 def test_offloaded_activations_are_suggested():
-    for asked, suggested in (("kept", "--activations kept,host:"), ("checkpointed", "--activations checkpointed,host:")):
+    for asked, suggested in (("kept", 'activations="kept,host":'), ("checkpointed", 'activations="checkpointed,host":')):
         needed = plan(asked, gpu_memory="1TiB", stage=3, offload={"state": "host", "gradients": "host", "parameters": "host"})
         with pytest.raises(ballast.OutOfMemoryError) as raised:
             plan(asked, gpu_memory=needed.bytes_in("device") - (1 << 20), stage=3,

@@ -3,6 +3,7 @@
 import json
 import shlex
 
+import ballast
 import pytest
 from ballast.commands import main
 from ballast.plan_request import request_plan
@@ -69,7 +70,43 @@ def test_nothing_is_suggested_that_is_requested_already():
     given |= {"host_memory": "4TiB", "drives": "64TiB"}
     request = request_plan("gpt2", **given)
     assert settings_of(request) == []
-    assert [axis[0].flag for axis in machines_for(request.options)] == ["--ranks 2"]
+    assert [axis[0].written for axis in machines_for(request.options)] == [(("ranks", 2),)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "keywords"),
+    [
+        ("llama-8b --ranks 1 --gpu rtx4090 --host-memory 64GiB", {"ranks": 1, "gpu": "rtx4090", "host_memory": "64GiB"}),
+        ("llama-8b --ranks 4 --gpu t4 --format compact --gradient-format bf16 --tokens 512", {"ranks": 4, "gpu": "t4"}),
+    ],
+)
+def test_advice_is_written_as_the_caller_writes_options(capsys, asked, keywords):
+    _, error = plan(capsys, asked.split())
+    assert suggestions_in(error)
+    if "format" not in asked:
+        with pytest.raises(ballast.OutOfMemoryError) as raised:
+            ballast.plan("llama-8b", **keywords)
+        lines = raised.value.remedy.partition("Any of these fits:\n")[2].splitlines()
+        assert "--" not in raised.value.remedy and len(lines) == len(suggestions_in(error))
+        for line in lines:
+            assert ballast.plan("llama-8b", **{**keywords, **eval(f"dict({line.partition(': ')[0].strip()})")}).fits
+
+
+def test_a_pair_of_a_setting_and_a_machine_is_found(capsys):
+    asked = "llama-70b --ranks 1 --gpu rtx4090"
+    _, error = plan(capsys, asked.split())
+    (found,) = suggestions_in(error)
+    assert found[:1] == ["--tokens"] and "--host-memory" in found
+    assert plan(capsys, [*asked.split(), *found]) == (0, "")
+
+
+def test_tiers_that_the_caller_has_not_named_are_mentioned(capsys):
+    _, error = plan(capsys, "llama-70b --ranks 8 --gpu a100".split())
+    assert "--host-memory and --drives were not given: 0 assumed." in error
+    _, error = plan(capsys, "llama-70b --ranks 1 --gpu a100 --host-memory 0".split())
+    assert "--drives was not given: 0 assumed." in error
+    assert "host_memory and drives were not given: 0 assumed" in ballast.plan("gpt2").notes
+    assert not any("not given" in note for note in ballast.plan("gpt2", host_memory="1GiB").notes)
 
 
 # Layers and width of a hidden layer, of models with 5,120 channels and a vocabulary of 152,064.

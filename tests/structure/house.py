@@ -61,6 +61,7 @@ PYTHON_LAYERS = {
         "replicas",
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
         *("deepspeed_keys", "deepspeed_config"),
+        *("measured", "spelling"),
         *("outer", "outer.options", "outer.fragments", "outer.host_rank"),
         *("reports", "reports.*"),
     ],
@@ -102,6 +103,7 @@ PYTHON_LAYERS = {
         *("offloading", "wrapping"),
     ],
     "package": [""],
+    "measuring": ["bench", "bench.*"],
     "commands": ["commands", "commands.*", "__main__"],
 }
 

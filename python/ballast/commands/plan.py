@@ -25,14 +25,18 @@ examples:
   ballast plan llama-70b --ranks 8 --gpu h100 --host-memory 2TiB --drives 30TB
   ballast plan path/to/config.json --ranks 2 --gpu rtx4090 --host-memory 128GiB --offload host --tokens 4096
   ballast plan llama-8b --ranks 1 --gpu rtx4090 --host-memory 128GiB --tokens 2048 --json
+  ballast plan models.json:small --ranks 2 --gpu l4 --tokens 1024 --sequence 1024
+  ballast plan llama-8b --ranks 2 --measured this-machine.json
   ballast plan llama-8b --ranks 8 --gpu h100 --price 2.5 --train-tokens 15T --plot front.svg --html plan.html
 """
 
 WORDS = {
     "gpu": ("NAME", f"one of {', '.join(GPUS)}; default: a100"),
     "gpu-memory": ("SIZE", "replaces the memory of that GPU"),
+    "flops": ("N", "replaces its peak in bf16, such as 990T"),
     "host-memory": ("SIZE", "memory of a machine; default: nothing is kept on the host"),
     "drives": ("SIZE", "free space on a machine's drives; default: nothing is kept there"),
+    "measured": ("FILE.json", "a file of ballast bench --output: its rates, flops and memory replace the usual ones"),
     "stage": ("N", "0, 1, 2, 3 or auto (default)"),
     "offload": ("TIER", "auto (default), none, host or nvme"),
     "reserve": ("SIZE", "memory of each GPU for CUDA, NCCL and the allocator; default: 2GiB"),
@@ -43,6 +47,10 @@ WORDS = {
     "wire": ("FORMATS", "what ranks send: exact (default), int8, or formats by kind: gather=int8,reduce=int8,across=int4"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
+MODEL = (
+    "the config.json of a model, its folder, shapes by name in a JSON file, one of several models in a file (FILE.json:NAME), "
+    f"or one of {', '.join(KNOWN)}"
+)
 COUNTS = {
     "ranks": "number of GPUs in all; default: 1",
     "gpus-per-machine": "default: 8",
@@ -56,12 +64,12 @@ def add_to(commands: Any) -> None:
     """Add this command to the command line."""
     about = "Find out whether a model fits a machine, and how fast it trains there. Needs no GPU."
     parser = commands.add_parser("plan", help="find out whether a model fits a machine", description=about, epilog=EXAMPLE)
-    parser.add_argument("model", help=f"the config.json of a model, its folder, or one of {', '.join(KNOWN)}")
+    parser.add_argument("model", help=MODEL)
     for name, help in COUNTS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=help)
     for name, (kind, help) in WORDS.items():
         parser.add_argument(f"--{name}", metavar=kind, help=help)
-    parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of the GPU's peak that is reached; 0.5")
+    parser.add_argument("--efficiency", type=float, metavar="X", help="fraction of the peak that is reached; default: 0.5")
     parser.add_argument(
         "--no-clipping", dest="clipping", action="store_false", default=None, help="update during the backward pass"
     )
@@ -97,7 +105,7 @@ def run(chosen: argparse.Namespace) -> int:
     given = {name: value for name, value in given.items() if value is not None}
     if chosen.rates:
         given["rates"] = dict(_rate(word) for word in chosen.rates)
-    request = request_plan(chosen.model, **given)
+    request = request_plan(chosen.model, **given).on_command_line()
     plan = best(request)
     if chosen.program:
         print(plan.program())

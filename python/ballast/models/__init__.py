@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ballast.checks import refuse
-from ballast.models.config import from_config, read_config
+from ballast.models.config import from_config
 from ballast.models.description import Description
+from ballast.models.files import is_config, read_model
 from ballast.models.known import KNOWN
 from ballast.models.shapes import from_shapes
 
-# A torch.nn.Module, a Hugging Face configuration (a path or a dict), the name of a known model, or shapes.
+# A torch.nn.Module, a Hugging Face configuration, the name of a known model, shapes, or the path of a JSON file.
 ModelLike = str | Mapping[str, Any] | Sequence[Sequence[int]] | Any
 
 
@@ -26,21 +28,26 @@ def describe(model: ModelLike, *, dtype: str | None = None) -> Description:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from ballast.models.modules import from_module
+        from ballast.models.transformers_class import from_model, is_of_transformers
 
-        return from_module(model, dtype=dtype)
+        return (from_model if is_of_transformers(model) else from_module)(model, dtype=dtype)
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if hasattr(model, "to_dict"):  # a configuration object of transformers
         model = model.to_dict()
     if isinstance(model, str):
-        return from_config(KNOWN[model] if model in KNOWN else read_config(model), name=model, dtype=dtype)
+        return _from_mapping(KNOWN[model] if model in KNOWN else read_model(model), name=model, dtype=dtype)
     if isinstance(model, Mapping):
-        if "vocab_size" in model or "model_type" in model:
-            return from_config(model, name=str(model.get("_name_or_path") or "model"), dtype=dtype)
-        return from_shapes(model, dtype=dtype)
+        return _from_mapping(model, name=str(model.get("_name_or_path") or "model"), dtype=dtype)
     if isinstance(model, Sequence):
         return from_shapes({f"{i}.weight": shape for i, shape in enumerate(model)}, dtype=dtype)
     refuse(
         f"cannot plan for a {type(model).__name__}: it is no model",
         needed="a torch.nn.Module, a configuration (dict, path of its JSON file, known name), or shapes by name",
     )
+
+
+def _from_mapping(model: Mapping[str, Any], *, name: str, dtype: str | None) -> Description:
+    if is_config(model):
+        return from_config(model, name=name, dtype=dtype)
+    return replace(from_shapes(model, dtype=dtype), name=name)

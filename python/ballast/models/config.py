@@ -3,34 +3,14 @@ class."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ballast import _core
-from ballast.checks import one_of, refuse
+from ballast.checks import refuse
 from ballast.models.arithmetic import EXACT, Shapes, is_exact
-from ballast.models.description import Activations, Description, dtype_named, matrix_flops
-from ballast.models.known import KNOWN
+from ballast.models.description import Activations, Attention, Description, dtype_named, matrix_flops
 from ballast.models.transformers_class import from_transformers
-
-
-def read_config(location: str) -> Mapping[str, Any]:
-    """Read a config.json, or the one in a folder."""
-    path = Path(location)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.exists():
-        if "/" not in location and not location.endswith(".json"):
-            one_of("known model", location, KNOWN, or_else="the path of a model's config.json")
-        refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as problem:
-        refuse(f"{path} is not JSON", where=str(problem))
-    if not isinstance(config, dict):
-        refuse(f"{path} is not a configuration", needed="a JSON object with hidden_size and the like")
-    return config
 
 
 def from_config(config: Mapping[str, Any], *, name: str = "model", dtype: str | None = None) -> Description:
@@ -42,6 +22,7 @@ def from_config(config: Mapping[str, Any], *, name: str = "model", dtype: str | 
     ...             name="small").unit_names
     ['embedding', 'layers.0', 'layers.1', 'norm', 'head']
     """
+    config = _without_quantization(config) if dtype else config
     _check(config)
     dtype = dtype or str(config.get("torch_dtype") or config.get("dtype") or "bf16")
     if is_exact(config):
@@ -62,8 +43,17 @@ def _check(config: Mapping[str, Any]) -> None:
             refuse(
                 "cannot plan a training of quantized weights: the configuration has a quantization_config",
                 where=where,
-                remedy="Remove quantization_config to plan for the same model in its full precision (dtype).",
+                remedy='Name the format of trained weights, --dtype bf16 (dtype="bf16"), to plan without quantization.',
             )
+
+
+def _without_quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out how published weights are quantized: the caller names the format in which they are trained."""
+    return {
+        key: {k: v for k, v in part.items() if k != "quantization_config"} if isinstance(part, Mapping) else part
+        for key, part in config.items()
+        if key != "quantization_config"
+    }
 
 
 def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Description:
@@ -83,13 +73,14 @@ def _by_arithmetic(config: Mapping[str, Any], *, name: str, dtype: str) -> Descr
     tie = [_core.Tie("weight", unit=0, tensor=0)]
     last = unit("head", {}, tie) if shape.tied else unit("head", {"weight": head})
     units = [unit("embedding", shape.embedding), *blocks, unit("norm", shape.last), last]
+    none, attention = Attention(0.0), Attention(2.0 * shape.head_width)  # two products, half of each is masked
     block_flops = sum(matrix_flops(s) for s in shape.block.values())
     assumed = f"counted as {exact.architecture}: the configuration names no architecture"
     return Description(
         name=name,
         model=_core.Model(units),
         flops=[0.0, *[block_flops] * shape.layers, 0.0, matrix_flops(head)],
-        attention=[0.0, *[2.0 * shape.head_width] * shape.layers, 0.0, 0.0],  # two products, half of each is masked
+        attention=[none, *[attention] * shape.layers, none, none],
         activations=Activations(shape.layers, shape.hidden, shape.vocabulary),
         notes=() if config.get("architectures") else (assumed,),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ballast import _core
 from ballast.checks import one_of
@@ -16,6 +17,11 @@ class Activations:
     layers: int
     hidden: int
     vocabulary: int
+    block: int | None = None  # bytes of a block, if it is not a usual one
+
+    @property
+    def _bytes_of_block(self) -> int:
+        return 34 * self.hidden if self.block is None else self.block
 
     def bytes(self, tokens: int, *, checkpointed: bool) -> int:
         """Estimate the bytes: 34 in a block for each token and hidden element, and 6 in the head for each logit.
@@ -23,7 +29,7 @@ class Activations:
         >>> Activations(layers=2, hidden=8, vocabulary=0).bytes(1, checkpointed=True)
         304
         """
-        block = 34 * self.hidden
+        block = self._bytes_of_block
         blocks = 2 * self.hidden * self.layers + block if checkpointed else block * self.layers
         return tokens * (blocks + 6 * self.vocabulary)
 
@@ -34,9 +40,24 @@ class Activations:
         >>> Activations(layers=3, hidden=8, vocabulary=0).offloaded(1, checkpointed=False)
         (544, 816)
         """
-        block, head = 34 * self.hidden, 6 * self.vocabulary
+        block, head = self._bytes_of_block, 6 * self.vocabulary
         saved = 2 * self.hidden if checkpointed else block
         return tokens * (block + (2 if checkpointed else 1) * saved + head), tokens * saved * self.layers
+
+
+class Attention(NamedTuple):
+    """The flops of one token's forward pass for each token that it attends to."""
+
+    flops: float
+    window: int = 0  # tokens, in sliding-window attention; 0: the whole sequence
+
+    def of(self, sequence: int) -> float:
+        """Return the flops of a token in a sequence.
+
+        >>> Attention(2.0, window=128).of(64), Attention(2.0, window=128).of(4096)
+        (128.0, 256.0)
+        """
+        return self.flops * (min(sequence, self.window) if self.window else sequence)
 
 
 @dataclass(frozen=True)
@@ -46,8 +67,9 @@ class Description:
     name: str
     model: _core.Model
     flops: Sequence[float]  # of one token's forward pass by unit, without attention between tokens
-    attention: Sequence[float] = field(default=())  # flops by unit that each token of the sequence adds
+    attention: Sequence[Attention] = field(default=())  # by unit
     activations: Activations | None = None
+    inactive: int = 0  # parameters of experts that a token does not pass through
     notes: Sequence[str] = ()  # what the description assumes or leaves out
 
     @property
@@ -57,6 +79,15 @@ class Description:
     @property
     def parameters(self) -> int:
         return sum(tensor.elements for unit in self.model.units for tensor in unit.tensors)
+
+    def flops_of_token(self, sequence: int) -> float:
+        """Return the flops of a token's forward pass, with its attention in a sequence of this length."""
+        return sum(self.flops) + sum(each.of(sequence) for each in self.attention)
+
+    @property
+    def active_parameters(self) -> int:
+        """The parameters that a token passes through."""
+        return self.parameters - self.inactive
 
 
 def dtype_named(name: str) -> _core.DType:

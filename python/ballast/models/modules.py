@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 from ballast import _core
 from ballast.checks import refuse
 from ballast.models.description import Description, dtype_named, matrix_flops
+from ballast.models.experts import experts_of, holds_experts
 
 if TYPE_CHECKING:
     import torch
+
+NO_ATTENTION = "the time of attention between tokens is not counted"
+ALL_EXPERTS = "the time is counted as if each token passed through all experts"
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,10 @@ class Part:
         return list({id(parameter): (name, parameter) for name, parameter in named}.values())
 
     def modules(self) -> Iterator[torch.nn.Module]:
-        return self.module.modules() if self.recurse else iter([self.module])
+        return (module for _, module in self.named_modules())
+
+    def named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        return self.module.named_modules() if self.recurse else iter([("", self.module)])
 
 
 def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Description:
@@ -58,19 +65,15 @@ def from_module(module: torch.nn.Module, *, dtype: str | None = None) -> Descrip
         )
     if not units:
         refuse("cannot plan for a module without parameters", where=type(module).__name__)
+    experts = experts_of(module.config) if hasattr(module, "config") else None
+    held = [parameter.numel() for name, parameter in module.named_parameters() if holds_experts(name)]
     return Description(
         name=type(module).__name__,
         model=_core.Model(units),
-        flops=[_flops(part) for part in parts],
-        notes=_notes(module),
+        flops=[_flops(part, experts.active if experts else 1.0) for part in parts],
+        inactive=round(sum(held) * (1 - experts.active)) if experts else 0,
+        notes=[NO_ATTENTION, *([ALL_EXPERTS] if held and not experts else [])],
     )
-
-
-def _notes(module: torch.nn.Module) -> list[str]:
-    notes = ["the time of attention between tokens is not counted"]
-    if any(".experts." in name for name, _ in module.named_parameters()):
-        notes.append("the time is counted as if each token passed through all experts")
-    return notes
 
 
 def parts_of(module: torch.nn.Module, name: str = "") -> Iterator[Part]:
@@ -112,13 +115,14 @@ def _usual_dtype(parameters: list[tuple[str, torch.nn.Parameter]]) -> str:
     return counts.most_common(1)[0][0]
 
 
-def _flops(part: Part) -> float:
+def _flops(part: Part, active: float) -> float:
+    """Return the flops of a token. It passes through the `active` part of the experts."""
     import torch
 
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return sum(
-        matrix_flops(tuple(parameter.shape))
-        for module in part.modules()
+        matrix_flops(tuple(parameter.shape)) * (active if holds_experts(f"{name}.{own}") else 1.0)
+        for name, module in part.named_modules()
         if not isinstance(module, tables)
-        for parameter in module.parameters(recurse=False)
+        for own, parameter in module.named_parameters(recurse=False)
     )

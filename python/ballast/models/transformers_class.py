@@ -6,13 +6,16 @@ from __future__ import annotations
 import copy
 import importlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ballast.checks import refuse
-from ballast.models.description import Activations, Description
+from ballast.models.description import Description
+from ballast.models.modules import from_module, parts_of
+from ballast.models.transformers_sizes import activations_of, attention_of, notes_of
 
 if TYPE_CHECKING:
     import torch
@@ -20,18 +23,44 @@ if TYPE_CHECKING:
 Config = Mapping[str, Any]
 
 OTHER_INPUT = "Plan from the model itself (a torch.nn.Module, on the meta device if it is large), or from its shapes by name."
+TASKS = (
+    *("IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM"),
+    *("IMAGE_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION"),
+)
 SIZES = ("hidden_size", "hidden_sizes", "embed_dim", "num_hidden_layers", "vocab_size")
+
+WRITTEN_FLAT = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def from_transformers(config: Config, *, name: str, dtype: str) -> Description:
     """Return the units of the class that the configuration names. Raises UsageError where transformers cannot build
     it."""
     _require_packages(config)
-    from ballast.models.modules import from_module
+    module = built(config)
+    named = list(config.get("architectures") or [])
+    notes = [] if named else [f"counted as {type(module).__name__}: the configuration names no architecture"]
+    described = from_model(module, dtype=dtype)
+    return replace(described, name=name, notes=[*notes, *described.notes])
 
-    module = _built(config)
-    described = from_module(module, dtype=dtype)
-    return replace(described, name=name, activations=_activations(module))
+
+def is_of_transformers(module: torch.nn.Module) -> bool:
+    """Return whether a class of transformers built this module."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and isinstance(module, transformers.PreTrainedModel)
+
+
+def from_model(module: Any, *, dtype: str | None = None) -> Description:
+    """Describe a model of transformers: as any module, with its attention and its activations."""
+    decodes = "CausalLM" in type(module).__name__
+    attention = [attention_of(part, decodes=decodes) for part in parts_of(module)]
+    known = [each for each in attention if each is not None]
+    is_known = len(known) == len(attention)
+    return replace(
+        from_module(module, dtype=dtype),
+        attention=known if is_known else (),
+        activations=activations_of(module.config),
+        notes=notes_of(module, attention_is_known=is_known),
+    )
 
 
 def _require_packages(config: Config) -> None:
@@ -68,7 +97,7 @@ def _missing_size(config: Config, settings: Any) -> str | None:
     sizes = {settings.attribute_map.get(key, key) for key in SIZES} & {field.name for field in fields(settings)}
     if not sizes:
         parts = (part for part in settings.sub_configs if getattr(settings, part) is not None)
-        return next((part for part in parts if part not in config), None)
+        return next((part for part in parts if part not in config and not _is_written_flat(config, settings, part)), None)
     if any(config.get(part) for part in settings.sub_configs):
         return None
     own_names = {written: key for key, written in settings.attribute_map.items()}
@@ -76,10 +105,16 @@ def _missing_size(config: Config, settings: Any) -> str | None:
     return next((size for size in left_out if getattr(settings, size) == getattr(type(settings)(), size)), None)
 
 
+def _is_written_flat(config: Config, settings: Any, part: str) -> bool:
+    """Return whether the configuration has the sizes of a part in itself, as those of Qwen2-VL have the language model's."""
+    own = getattr(settings, part)
+    return hasattr(own, "num_hidden_layers") and all(config.get(key) == getattr(own, key, None) for key in WRITTEN_FLAT)
+
+
 def _class_of(config: Config, settings: Any) -> Any:
     import transformers
 
-    architectures = config.get("architectures") or []
+    architectures = config.get("architectures") or _usual_class(config["model_type"])
     if len(architectures) != 1:
         _refuse(
             config,
@@ -105,13 +140,22 @@ def _classes_for(kind: str) -> list[str]:
     return sorted({name for names in named for name in ([names] if isinstance(names, str) else names)})
 
 
-def _built(config: Config) -> torch.nn.Module:
+def _usual_class(kind: str) -> list[str]:
+    """Return the class that transformers trains for this model_type, from the most specific task to the most general."""
+    from transformers.models.auto import modeling_auto
+
+    tables = (getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES") for task in TASKS)
+    return [table[kind] for table in tables if kind in table][:1]
+
+
+def built(config: Config, *, device: str = "meta") -> torch.nn.Module:
+    """Return the model of a configuration. On the meta device its parameters have no values."""
     import torch
 
     settings = _settings_of(config)
     architecture = _class_of(config, settings)
     with _refusing(config, f"transformers cannot build {architecture.__name__} from its configuration"):
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.device(device), torch.random.fork_rng(devices=[]):
             module: torch.nn.Module = architecture(settings)
     return module
 
@@ -123,17 +167,6 @@ def _refusing(config: Config, why: str) -> Iterator[None]:
         yield
     except Exception as problem:
         _refuse(config, why, where=f"{type(problem).__name__}: {problem}")
-
-
-def _activations(module: Any) -> Activations | None:
-    """Return the sizes of activations, or None for models of several parts or with experts: not all tokens pass through
-    all their layers."""
-    config = module.config
-    is_plain = module.main_input_name == "input_ids" and not config.is_encoder_decoder and not config.sub_configs
-    if not is_plain or any(".experts." in name for name, _ in module.named_parameters()):
-        return None
-    layers, hidden, vocabulary = (getattr(config, key, None) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
-    return Activations(layers, hidden, vocabulary) if layers and hidden and vocabulary else None
 
 
 def _refuse(config: Config, why: str, *, where: str = "", needed: str = "", remedy: str = OTHER_INPUT) -> NoReturn:

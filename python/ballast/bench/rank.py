@@ -1,0 +1,126 @@
+"""One rank of one case, in a process of its own: `python -m ballast.bench.rank FILE`. It writes what it measured to a file."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ballast.bench.cases import Workload
+from ballast.bench.models import flops_of_token, model_of, vocabulary_of
+from ballast.bench.systems import SYSTEMS, Trainer
+from ballast.wrapper.gpu import current_device, is_gpu, of_torch
+
+WARM_UP = 3  # steps in which systems learn the order of parameters and allocate
+COMPARED = 5  # the step whose loss is compared with that of other systems
+FEWEST, MOST = 4, 100  # timed steps
+PR_SET_PDEATHSIG = 1
+
+
+def main(file: str) -> None:
+    """Read the task of this rank, train, and write the result next to it."""
+    task = json.loads(Path(file).read_text())
+    rank = int(os.environ["RANK"])
+    _end_with(task["parent"])
+    if task["cores"]:
+        _use_cores(task["cores"][rank])
+    if task["on_gpu"]:
+        of_torch().set_device(int(os.environ["LOCAL_RANK"]))
+    of, device = Workload(**task["workload"]), current_device()
+    imported = _reset_peak()
+    dist.init_process_group("nccl" if task["on_gpu"] else "gloo")
+    model = model_of(of, device)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    counted = {"parameters": parameters, "flops_of_token": flops_of_token(of, model)}
+    trainer = SYSTEMS[task["system"]](model, of, task["directory"], **task["options"])
+    took = _measure(trainer, of, device)
+    if is_gpu(device):  # Ballast's memory of a GPU is its own, and not torch's
+        peak = of_torch().max_memory_allocated() + int(took["figures"].get("memory_bytes/device", 0))
+    else:
+        peak = _status("VmHWM") - imported
+    memory = {"peak_bytes": peak, "host_bytes": max(0, _status("VmHWM") - imported)}
+    Path(f"{file}.{rank}").write_text(json.dumps({**took, **memory, **counted}))
+    dist.barrier()  # no rank leaves while another one works
+    trainer.close()
+    os._exit(0)  # process groups of torch sometimes hang at exit
+
+
+def _measure(trainer: Trainer, of: Workload, device: torch.device) -> dict[str, Any]:
+    """Train on random tokens, warm up first, and return the times and losses of the steps."""
+    chance = torch.Generator().manual_seed(dist.get_rank())
+    words = vocabulary_of(of)
+    batches = [torch.randint(words, (of.sequences, of.context), generator=chance).to(device) for _ in range(COMPARED)]
+    losses: list[float] = []
+    seconds: list[float] = []
+    figures: list[Mapping[str, float]] = []
+    steps = WARM_UP
+    while len(seconds) < steps:
+        dist.barrier()
+        begin = time.perf_counter()
+        losses.append(trainer.train(batches[len(losses) % COMPARED]))
+        if is_gpu(device):
+            of_torch().synchronize()
+        seconds.append(time.perf_counter() - begin)
+        figures.append(trainer.figures())
+        if len(seconds) == WARM_UP:
+            steps += _steps_to_time(of.seconds, seconds[-1], device)
+    return {
+        "seconds": seconds[WARM_UP:],
+        "loss": losses[COMPARED - 1],
+        "figures": {name: statistics.median(each[name] for each in figures[WARM_UP:]) for name in figures[-1]},
+    }
+
+
+def _steps_to_time(wanted: float, step: float, device: torch.device) -> int:
+    """Return the same number of steps on all ranks."""
+    count = torch.tensor([max(FEWEST, min(MOST, round(wanted / step)))], device=device)
+    dist.broadcast(count, 0)
+    return int(count.item())
+
+
+def _end_with(parent: int) -> None:
+    """End this process when `ballast bench` ends, however that happens. An interrupt at the terminal ends `ballast bench`,
+    which ends its ranks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _use_cores(cores: list[int]) -> None:
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+
+
+def _reset_peak() -> int:
+    """Let the kernel count the peak from now on, and return the bytes that are resident already."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass
+    return _status("VmRSS")
+
+
+def _status(field: str) -> int:
+    """Return the bytes in the line of this name in the kernel's status of this process; 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,84 @@
+"""`ballast bench`: measure memory and throughput on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ballast.checks import refuse
+from ballast.options import read_count
+from ballast.reports.output import output_path, write
+
+EXAMPLE = """\
+examples:
+  ballast bench
+  ballast bench --quick --output this-machine.json --plot this-machine.svg
+  ballast bench --ranks 4 --model path/to/config.json --only "stage 3" --only FSDP2
+  ballast plan llama-8b --ranks 2 --measured this-machine.json
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the command line."""
+    about = (
+        "Measure memory and throughput on this machine: Ballast's stages and tiers, DDP, FSDP2, and DeepSpeed where it is "
+        "installed. Each case trains in processes of its own. Takes minutes; with --quick less than one."
+    )
+    help = "measure memory and throughput on this machine"
+    parser = commands.add_parser("bench", help=help, description=about, epilog=EXAMPLE)
+    parser.add_argument("--ranks", type=int, metavar="N", help="processes; default: one for each GPU, or 2 on a CPU")
+    help = "train the model of a config.json, or one with a known name, scaled to fit; default: a small GPT"
+    parser.add_argument("--model", metavar="MODEL", help=help)
+    parser.add_argument("--dtype", choices=("bf16", "fp32"), help="format of the parameters; default: bf16 on GPUs, else fp32")
+    parser.add_argument("--quick", action="store_true", help="measure fewer cases, each for a shorter time")
+    help = "measure only the cases with this word in their name, and those that they are compared with; can be repeated"
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help=help)
+    help = "a directory on the drive to measure; default: the current one"
+    parser.add_argument("--drive", type=Path, default=Path("."), metavar="DIRECTORY", help=help)
+    parser.add_argument("--output", metavar="FILE.json", help="write all figures; ballast plan --measured reads them")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw memory against throughput")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure, and print a table. Return 1 where a case of Ballast failed."""
+    output = output_path("--output", chosen.output, ".json") if chosen.output is not None else None
+    plot = output_path("--plot", chosen.plot, ".svg") if chosen.plot is not None else None
+    _require_directory(chosen.drive)
+    ranks = None if chosen.ranks is None else read_count("ranks", chosen.ranks)
+    try:
+        from ballast.bench.drawing import draw
+        from ballast.bench.run import measure, plan_of
+    except ImportError as problem:
+        refuse(f"cannot measure: {problem}", needed="torch", remedy="pip install torch")
+    plan = plan_of(ranks=ranks, dtype=chosen.dtype, quick=chosen.quick, directory=chosen.drive.absolute())
+    if chosen.model is not None:
+        plan = replace(plan, setting=plan.setting_of_model(chosen.model))
+    try:
+        report = measure(plan.setting, plan.cases(chosen.only), report_progress=_progress)
+    except KeyboardInterrupt:
+        print("\nstopped: no process of it runs any more", file=sys.stderr)
+        return 130
+    if output:
+        write(output, json.dumps(report.to_dict(), indent=2) + "\n")
+    if plot:
+        write(plot, draw(report).svg(alone=True))
+    print(json.dumps(report.to_dict(), indent=2) if chosen.json else report.table())
+    return int(any(row.failure and row.is_ballast for row in report.rows))
+
+
+def _require_directory(directory: Path) -> None:
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        refuse(f"cannot measure the drive of {directory}", needed="a directory that this process may write to")
+
+
+def _progress(words: str) -> None:
+    """Say which case is measured, where a person watches."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)

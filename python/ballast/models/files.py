@@ -1,0 +1,60 @@
+"""Read models from JSON files: a configuration, shapes by name, or several of them by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ballast.checks import one_of, refuse
+from ballast.models.known import KNOWN
+
+FORMS = "a configuration with a model_type, shapes by name, or several of either by name"
+
+
+def read_model(location: str) -> Mapping[str, Any]:
+    """Return the configuration or the shapes in a JSON file, or the configuration in a folder. `FILE.json:NAME` is one of
+    several models in a file."""
+    path, name = _path_and_name(location)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.exists():
+        if "/" not in location and ".json" not in location:
+            one_of("known model", location, KNOWN, or_else="the path of a model's config.json")
+        refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        refuse(f"{path} is not JSON", where=str(problem))
+    if not isinstance(found, dict):
+        refuse(f"{path} has no model: it is no JSON object", needed=FORMS)
+    return _named(found, name, path)
+
+
+def is_config(found: Mapping[str, Any]) -> bool:
+    """Return whether this is a configuration, and not shapes.
+
+    >>> is_config({"model_type": "vit"}), is_config({"h.0.weight": [4, 4]})
+    (True, False)
+    """
+    return any(key in found for key in ("model_type", "vocab_size", "architectures"))
+
+
+def _path_and_name(location: str) -> tuple[Path, str]:
+    before, colon, name = location.rpartition(":")
+    return (Path(before), name) if colon and not Path(location).exists() else (Path(location), "")
+
+
+def _named(found: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+    if name:
+        chosen = found[one_of(f"model in {path}", name, found)]
+        if not isinstance(chosen, Mapping):
+            refuse(f"{name} in {path} is no model", needed=FORMS)
+        return chosen
+    if not is_config(found) and any(isinstance(part, Mapping) and is_config(part) for part in found.values()):
+        needed = f"one of {', '.join(f'{path}:{each}' for each in found)}"
+        refuse(f"cannot choose a model: {path} has {len(found)}", needed=needed)
+    other = next((key for key, part in found.items() if not isinstance(part, (list, Mapping))), None)
+    if not is_config(found) and other is not None:
+        refuse(f"{path} has no model: {other} is {found[other]!r}", needed=FORMS)
+    return found

@@ -1,0 +1,95 @@
+"""Tests of the arithmetic that is counted for a model of transformers: experts, attention, and what a plan leaves out."""
+
+import ballast
+import pytest
+from ballast.models import describe
+from python.test_model_counts import ARCHITECTURES, OTHERS, SMALL, built, torch
+
+# Mixtures of experts as published, with billions of parameters in all and for each token.
+MIXTURES = {
+    "mixtral": (
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "vocab_size": 32000,
+        },
+        (46.7, 12.9),
+    ),
+    "deepseek_v3": (
+        {
+            "first_k_dense_replace": 3,
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "kv_lora_rank": 512,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_attention_heads": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 61,
+            "num_key_value_heads": 128,
+            "q_lora_rank": 1536,
+            "vocab_size": 129280,
+            "quantization_config": {"quant_method": "fp8"},
+        },
+        (671.0, 37.6),
+    ),
+    "gpt_oss": (
+        {
+            "head_dim": 64,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_attention_heads": 64,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+            "sliding_window": 128,
+            "vocab_size": 201088,
+        },
+        (20.9, 4.2),  # the published 3.6 are without the embedding
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind != "gpt2"])  # it has no torch.nn.Linear
+def test_modules_have_the_arithmetic_of_the_configuration(kind):
+    config = {"model_type": kind, "architectures": [ARCHITECTURES[kind]], **SMALL, "head_dim": 16, "num_key_value_heads": 2}
+    counted, read = describe(config), describe(built(ARCHITECTURES[kind], config))
+    assert [each for each in read.attention if each.flops] == [each for each in counted.attention if each.flops] != []
+    assert (read.activations, sum(read.flops)) == (counted.activations, sum(counted.flops))
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_tokens_pass_through_some_of_the_experts(kind):
+    sizes, (billions, active) = MIXTURES[kind]
+    described = describe({"model_type": kind, "architectures": [OTHERS[kind][0]], **sizes}, dtype="bf16")
+    assert described.parameters / 1e9 == pytest.approx(billions, abs=0.05)
+    assert described.active_parameters / 1e9 == pytest.approx(active, abs=0.05)
+    embedding = sizes["vocab_size"] * sizes["hidden_size"]
+    multiplied = described.active_parameters - embedding  # and a few vectors, which multiply nothing
+    assert sum(described.flops) / 2 == pytest.approx(multiplied, rel=0.002)
+
+
+def test_attention_in_a_window_is_counted_up_to_the_window():
+    config = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], **OTHERS["gpt_oss"][1], "head_dim": 16}
+    inside, outside, *_ = (each for each in describe(config).attention if each.flops)
+    assert (inside.of(4096), outside.of(4096)) == (2 * 64 * 8, 2 * 64 * 4096)
+    encoder = describe({"model_type": "vit", **SMALL}).attention[1]
+    assert encoder.of(196) == 4 * 64 * 196  # nothing is masked
+
+
+def test_a_plan_says_what_its_time_leaves_out():
+    config = {kind: {"model_type": kind, "architectures": [name], **sizes} for kind, (name, sizes) in OTHERS.items()}
+    plan = ballast.plan(config["mixtral"], host_memory="1GiB")
+    assert plan.notes == () and plan.active_parameters < plan.parameters
+    assert "active for each token" in plan.text()
+    assert "all parts of the model" in ballast.plan(config["gemma3"]).text()
+    assert "all parts of the model" in ballast.plan(config["t5"]).text()
+    experts = torch.nn.ModuleDict({"experts": torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))})
+    assert "as if each token passed through all experts" in ballast.plan(experts).text()
