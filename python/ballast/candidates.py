@@ -14,9 +14,9 @@ def stages(options: Options) -> tuple[int, ...]:
     """Return the requested stage, or else all stages that differ."""
     if options.stage is not None:
         return (options.stage,)
-    if options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0):
+    if options.replicas == 1 and (options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0)):
         return options.wire.stages(STAGES, options.ranks)
-    return (3,)  # below stage 3 parameters stay on the device
+    return (3,)  # below stage 3 each rank keeps all parameters, on the device
 
 
 def candidates(request: PlanRequest) -> list[_core.Placement]:
@@ -26,6 +26,7 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
     placements = []
     for stage in stages(request.options):
         placement = _core.placement_of_stage(stage, request.options.ranks)
+        placement.parameter_replicas = request.options.replicas
         set_tiers(placement, request.options.offload)
         placements.append(placement)
     return placements

@@ -54,6 +54,7 @@ class Options:
     format: tuple[str, ...]  # the planner chooses among these; the most exact one is the first
     gradient_format: tuple[str, ...]
     wire: Wire
+    replicas: int  # copies of the parameters
     dtype: str | None
     clipping: bool
     resumable: bool

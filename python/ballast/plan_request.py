@@ -30,6 +30,7 @@ from ballast.options import (
     read_stage,
     read_word,
 )
+from ballast.replicas import Replicas, copies_on, read_replicas
 from ballast.result import ESTIMATED, RESERVED, Plan
 from ballast.searching import coarse_tile
 from ballast.sizes import Count, Rate, Size, parse_size
@@ -74,6 +75,7 @@ class PlanRequest:
             format=options.formats.state,
             gradient_format=options.formats.gradients,
             wire=options.wire.given(),
+            replicas=options.replicas,
             activation_tier=options.activations.tier,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
             memory=self._memory(entries),
@@ -162,6 +164,7 @@ def request_plan(
     format: StateFormats = "split",
     gradient_format: GradientFormats = "fp32",
     wire: WireFormats = "exact",
+    replicas: Replicas | None = None,
     dtype: str | None = None,
     clipping: bool = True,
     resumable: bool = False,
@@ -193,6 +196,7 @@ def request_plan(
         format=read_state_formats(format),
         gradient_format=read_gradient_formats(gradient_format),
         wire=read_wire(wire, read_stage(stage)),
+        replicas=copies_on(_machines(ranks, gpus_per_machine), read_replicas(replicas, read_stage(stage))),
         dtype=dtype,
         clipping=clipping,
         resumable=resumable,
@@ -200,6 +204,10 @@ def request_plan(
         train_tokens=read_count_or_none(train_tokens),
     )
     return _described(options, model)
+
+
+def _machines(ranks: int, gpus_per_machine: int) -> list[int]:
+    return [rank // gpus_per_machine for rank in range(ranks)]
 
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:
@@ -261,6 +269,7 @@ def _question(description: Description, options: Options, budget: Budget) -> _co
     question.format = _core.StateFormat[options.formats.state]
     question.gradient_format = _core.GradientFormat[options.formats.gradients]
     question.wire = options.wire.for_core()
+    question.parameter_replicas = options.replicas
     question.full_records = options.resumable
     question.set_optimizer(options.optimizer)
     question.set_work(_work(description, options))

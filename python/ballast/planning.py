@@ -57,6 +57,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
                       or "auto" for all: the planner takes the most exact ones that cost at most 5 % of a step
     gradient_format   the format of the reduced gradients of bf16 parameters: "fp32" or "bf16"; both, or "auto"
     wire              what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
+    replicas          in stage 3, "host" for a copy of the parameters in each machine, or a number of copies, as with
+                      `wrap(replicas=)`
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`

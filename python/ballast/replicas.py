@@ -13,15 +13,18 @@ OF_HOSTS: Literal["host"] = "host"
 
 
 def read_replicas(given: object, stage: int | None) -> Replicas:
-    """Return the number of copies, or "host" for one in each host. None is one copy.
+    """Return the number of copies, also from text, or "host" for one in each host. None is one copy.
 
-    >>> read_replicas(None, 2), read_replicas("host", 3), read_replicas(4, None)
+    >>> read_replicas(None, 2), read_replicas("host", 3), read_replicas("4", None)
     (1, 'host', 4)
     """
-    if given is None or given is OF_HOSTS or given == OF_HOSTS:
-        copies: Replicas = 1 if given is None else OF_HOSTS
-    elif isinstance(given, int) and not isinstance(given, bool) and given >= 1:
-        copies = given
+    copies: Replicas
+    if given is None:
+        copies = 1
+    elif given == OF_HOSTS:
+        copies = OF_HOSTS
+    elif str(given).isdecimal() and not isinstance(given, bool) and int(str(given)) > 0:  # text on a command line
+        copies = int(str(given))
     else:
         refuse(f"replicas={given!r} is not possible", needed='"host", or a number of copies of the parameters; or None')
     if copies != 1 and stage is not None and stage < 3:

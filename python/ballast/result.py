@@ -49,6 +49,7 @@ class Plan:
     train_tokens: int | None = None  # of the whole training
     active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
     activation_tier: str = "device"  # where activations are until backward
+    replicas: int = 1  # copies of the parameters
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
     notes: tuple[str, ...] = ()
     _question: _core.Question | None = field(default=None, repr=False, compare=False)
@@ -135,6 +136,7 @@ class Plan:
         options += [f'state_format="{self.format}"'] if self.format != "split" else []
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
         options += [f"wire={json.dumps(dict(self.wire))}"] if self.wire else []
+        options += [f"replicas={self.replicas}"] if self.replicas > 1 else []
         away = {"host": "host", "nvme": "nvme:DIRECTORY"}.get(self.activation_tier)
         options += [f'activations="{away}"'] if away else []
         options += ["update_in_backward=True"] if in_backward else []
@@ -158,6 +160,7 @@ class Plan:
         active = f", {self.active_parameters / 1e9:.3g} billion active for each token," if self.active_parameters else ""
         gpus = f"{self.ranks} x {self.gpu.upper()}"
         how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
+        how += f"; {self.replicas} copies of the parameters" if self.replicas > 1 else ""
         return [f"{self.model}: {self.parameters / 1e9:.3g} billion parameters{active} on {gpus}", how]
 
     def _memory_lines(self) -> list[str]:

@@ -266,3 +266,20 @@ def test_this_machine_is_known(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 4 kB\n")
     assert ballast.this_machine(root=str(tmp_path))["memory"]["total_bytes"] == 8192
+
+
+def test_a_copy_of_the_parameters_in_each_machine_crosses_the_network_once_a_step():
+    options = {"ranks": 32, "gpu": "h100", "stage": 3, "rates": {"network": "4GB/s"}, "micro_steps": 4}
+    shared, copies = (ballast.plan("llama-8b", replicas=replicas, **options) for replicas in (None, "host"))
+    assert (shared.replicas, copies.replicas) == (1, 4)
+    assert copies.seconds < shared.seconds
+    assert copies.exposed["forward"] < 0.5 * shared.exposed["forward"]
+    assert copies.memory["device"]["parameters"] == 4 * shared.memory["device"]["parameters"]
+    assert "replicas=4" in copies.wrap_call()
+    assert ballast.plan("llama-8b", ranks=32, gpu="h100", replicas="host").stage == 3
+
+
+def test_copies_that_are_not_possible_are_refused():
+    for options, words in (({"replicas": 3}, "on 8 ranks"), ({"replicas": 2, "stage": 2}, "not possible in stage 2")):
+        with pytest.raises(ballast.UsageError, match=words):
+            ballast.plan("llama-8b", ranks=8, gpu="h100", **options)

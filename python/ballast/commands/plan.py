@@ -45,6 +45,7 @@ WORDS = {
     "format": ("NAMES", "format of the optimizer's state: fp32, split (default), bf16, compact or 4bit; several, or auto"),
     "gradient-format": ("NAMES", "format of the reduced gradients of bf16 parameters: fp32 (default) or bf16; auto for both"),
     "wire": ("FORMATS", "what ranks send: exact (default), int8, or formats by kind: gather=int8,reduce=int8,across=int4"),
+    "replicas": ("N", "copies of the parameters in stage 3: host for one in each machine, or a number"),
     "dtype": ("NAME", "format of the parameters: bf16, fp16 or fp32; default: that of the model"),
 }
 MODEL = (
