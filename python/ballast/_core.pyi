@@ -420,6 +420,12 @@ class StepMetrics(TypedDict):
     sent_across: int
     memory: dict[str, int]
 
+class StragglerFound(TypedDict):
+    slowest: int
+    seconds: float
+    median: float
+    least: float
+
 class StepResult:
     @property
     def skipped(self) -> bool: ...
@@ -432,7 +438,7 @@ class StepResult:
     @property
     def metrics(self) -> StepMetrics: ...
     @property
-    def pace(self) -> str: ...
+    def straggler(self) -> StragglerFound | None: ...
 
 class Moment(enum.Enum):
     momentum = 0

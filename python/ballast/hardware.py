@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ballast import _core
@@ -42,9 +42,22 @@ def gpu_like(name: str, memory: int) -> Gpu:
     >>> gpu_like("NVIDIA A100-SXM4-40GB", 40 << 30) is GPUS["a100-40gb"]
     True
     """
+    return named_gpu(name, memory) or _nearest(GPUS.values(), memory)
+
+
+def named_gpu(name: str, memory: int) -> Gpu | None:
+    """Return the GPU with the name that a driver reports; None if the table does not have it.
+
+    >>> named_gpu("NVIDIA H100 80GB HBM3", 80 << 30) is GPUS["h100"], named_gpu("Tesla T4", 16 << 30)
+    (True, None)
+    """
     plain = name.lower().replace(" ", "")
     named = [gpu for word, gpu in GPUS.items() if word.partition("-")[0] in plain]
-    return min(named or GPUS.values(), key=lambda gpu: abs(gpu.memory - memory))
+    return _nearest(named, memory) if named else None
+
+
+def _nearest(gpus: Iterable[Gpu], memory: int) -> Gpu:
+    return min(gpus, key=lambda gpu: abs(gpu.memory - memory))
 
 
 @dataclass(frozen=True)

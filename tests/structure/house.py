@@ -69,6 +69,7 @@ PYTHON_LAYERS = {
         "wrapper.activation_options",
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
+        "wrapper.throughput",
         *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
     ],
     "activation": [
@@ -91,10 +92,12 @@ PYTHON_LAYERS = {
         *("wrapper.preconditions", "wrapper.memory_budget", "wrapper.autotune", "wrapper.wrapped"),
         *("wrapper.optimizer_state", "wrapper.planner", "wrapper.plans"),
     ],
-    "session": ["wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer"],
+    "session": [
+        *("wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer", "wrapper.wrapped_types", "wrapper.last_step"),
+    ],
     "functions": [
         *("gathering", "wrapper.weight_loading", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
-        *("offloading", "wrapping"),
+        *("offloading", "wrapping", "step_line", "step_log"),
     ],
     "package": [""],
     "commands": ["commands", "commands.*", "__main__"],

@@ -23,6 +23,7 @@ from ballast.wrapper.planner import Planner
 from ballast.wrapper.plans import Plans
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.session_hooks import SessionHooks
+from ballast.wrapper.throughput import Throughput, used_parameters
 from ballast.wrapper.updates import State, Updates
 from ballast.wrapper.wrapped import Wrapped
 from ballast.wrapper.writes import keeping_writes
@@ -47,6 +48,7 @@ class Session:
         self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._deferred)
         self._activations: ModelActivations | None = None
         self._history = StepHistory()
+        self.throughput: Throughput | None = None
         self.checkpoint = CheckpointAccess(self.plans, self._history)
         self._process = os.getpid()
         self.holds = False  # whether gradients are held until more come
@@ -180,7 +182,14 @@ class Session:
         if self._history.last is None:
             return {}
         of_activations = {} if self._activations is None else self._activations.figures()
-        return self._history.figures(self.plans.custom_state()) | of_activations
+        return self._history.figures(self.plans.custom_state()) | self._speed() | of_activations
+
+    def _speed(self) -> dict[str, float]:
+        if self.throughput is None or self._history.last is None:
+            return {}
+        model = self._wrapped.model
+        used = [each for _, each in self._wrapped.parameters()] if model is None else used_parameters(model)
+        return self.throughput.figures(self._history.last.metrics["seconds"], self.group.size, used)
 
     def ledger(self) -> str:
         return self.plans.now().ledger(self.plans.custom_state())
