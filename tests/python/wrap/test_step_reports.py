@@ -104,7 +104,8 @@ def test_lines_are_aligned_and_every_nth_is_printed(capsys):
         line(step(model, optimizer) * 1000)
     lines = capsys.readouterr().out.splitlines()
     assert [int(text.split()[1]) for text in lines] == [1, 5, 10]
-    assert len({tuple(text.index(f"  {name} ") for name in ("loss", "norm", "time", "tokens/s", "waited")) for text in lines}) == 1
+    columns = [[text.index(f"  {name} ") for name in ("loss", "norm", "time", "tokens/s", "waited")] for text in lines]
+    assert columns[0] == columns[1] == columns[2]
     shown = line.postfix(2)
     assert list(shown) == ["step", "loss", "norm", "time", "tokens/s", "device", "host", "waited"]
     assert (shown["step"], shown["loss"]) == ("10", "2")
