@@ -58,7 +58,7 @@ PYTHON_LAYERS = {
     ],
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
-        *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
+        *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor", "issue"),
         *("deepspeed_keys", "deepspeed_config"),
         *("reports", "reports.*"),
     ],
