@@ -27,7 +27,10 @@ NOT_RUN = {
     "reference/cpp.md": 1,  # compilation
 }
 
-NEEDS = {"guides/frameworks.md": ("accelerate", "transformers")}  # pages whose code needs more than torch
+NEEDS = {  # pages whose code needs more than torch
+    "guides/frameworks.md": ("accelerate", "transformers"),
+    "guides/watching.md": ("mlflow", "tensorboard", "tqdm"),
+}
 
 
 def run(page: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
