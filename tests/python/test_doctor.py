@@ -115,15 +115,15 @@ def test_a_report_has_what_a_bug_needs_and_no_secrets():
         "BALLAST_TIMEOUT": "60",
         "BALLAST_TOKEN": "abc1",
         "HF_TOKEN": "abc2",
-        "HOME": "/home/ada",
+        "HOME": "/people/ada",
         "MASTER_ADDR": "node-17.example.org",
-        "NCCL_CONF_FILE": "/home/ada/nccl.conf",
+        "NCCL_CONF_FILE": "/people/ada/nccl.conf",
         "NCCL_DEBUG": "INFO",
         "TORCHELASTIC_STORE": "https://ada:abc3@example.org",
         "USER": "ada",
         "WORLD_SIZE": "8",
     }
-    text = report(["ok    drive     /home/ada/scratch is on ext4"], environment=environment)
+    text = report(["ok    drive     /people/ada/scratch is on ext4"], environment=environment)
     assert [line for line in text.splitlines() if "=" in line] == [
         "BALLAST_TIMEOUT=60",
         "BALLAST_TOKEN=(hidden)",
