@@ -27,7 +27,7 @@ class StepLine:
     >>> loss.backward()
     >>> optimizer.step()
     >>> line(loss)
-    step      1  loss ...  norm ...  time ... ms  device ... B  waited ...%...
+    step      1  loss ...  norm ...  time ... ms  device ...  waited ...%...
     >>> line.postfix(loss)["step"]
     '1'
 

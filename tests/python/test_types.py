@@ -1,5 +1,5 @@
-"""Tests that the package passes mypy in strict mode, that its stubs have the names of the extension, and that type checkers
-know a wrapped optimizer in the programs of its users."""
+"""Tests that the package passes mypy in strict mode, that its stubs have the names of the extension, and that pyright
+knows a wrapped optimizer in the programs of its users. test_keywords.py does the same with mypy."""
 
 import ast
 import json
@@ -14,9 +14,9 @@ import ballast
 import pytest
 from ballast import _core
 from python.conftest import PACKAGE
+from python.test_keywords import TYPED, lines_with_errors
 
 ROOT = Path(__file__).resolve().parents[2]
-TYPED = Path(__file__).with_name("typed")
 pytest.importorskip("mypy", reason="mypy is not installed: .ci/bootstrap venv")
 
 
@@ -28,22 +28,6 @@ def check(command: list[str], environment: dict[str, str], cache: Path) -> None:
 
 def test_the_package_is_typed(environment, tmp_path):
     check(["mypy", "--strict", "--config-file", "pyproject.toml", "python/ballast"], environment, tmp_path)
-
-
-def marked_lines() -> set[int]:
-    lines = (TYPED / "wrong.py").read_text().splitlines()
-    return {number for number, line in enumerate(lines, start=1) if line.endswith("# error")}
-
-
-def test_mypy_knows_a_wrapped_optimizer(environment, tmp_path):
-    """Torch is the stub in typed/: mypy takes minutes to read all of torch."""
-    options = ["--strict", "--follow-imports=silent", "--ignore-missing-imports", "--no-site-packages", "--no-error-summary"]
-    command = [sys.executable, "-m", "mypy", *options, "--cache-dir", str(tmp_path), "--output", "json", "right.py", "wrong.py"]
-    environment = {**environment, "MYPYPATH": f"{TYPED}:{PACKAGE}"}
-    ended = subprocess.run(command, cwd=TYPED, env=environment, capture_output=True, text=True)
-    found = [json.loads(line) for line in ended.stdout.splitlines()]
-    errors = {(each["file"], each["line"]) for each in found if each["severity"] == "error"}
-    assert errors == {("wrong.py", line) for line in marked_lines()}, ended.stdout + ended.stderr
 
 
 @pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed: .ci/bootstrap venv frameworks")
@@ -58,7 +42,7 @@ def test_pyright_knows_a_wrapped_optimizer_and_the_examples(environment, tmp_pat
         pytest.skip(f"pyright does not start: {ended.stderr.strip()[-200:]}")  # it fetches a part of itself when it first runs
     diagnostics = json.loads(ended.stdout)["generalDiagnostics"]
     errors = {(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in diagnostics}
-    assert errors == {("wrong.py", line) for line in marked_lines()}, ended.stdout
+    assert errors == lines_with_errors(), ended.stdout
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: .ci/bootstrap venv torch")
