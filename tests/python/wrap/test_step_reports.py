@@ -3,14 +3,19 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import ballast
 import pytest
 import torch
+from ballast import _core
 from ballast.commands import main
 from ballast.reports.run_log import read_run
+from ballast.step_line import in_words
+from ballast.wrapper.metrics import metrics_of_step
+from ballast.wrapper.throughput import read_throughput
 from python.wrap.support.ranks import run_ranks
 from torch import nn
 
@@ -66,6 +71,29 @@ def test_tokens_give_rates(stage):
     optimizer.tokens(TOKENS, flops_per_token=10)
     assert optimizer.metrics()["model_flops_per_second"] == TOKENS * 10 / found["seconds"]
     optimizer.close()
+
+
+def test_the_peak_is_that_of_a_gpu_that_is_known(monkeypatch):
+    parameters = [nn.Parameter(torch.ones(4, 8))]
+    monkeypatch.setattr("ballast.wrapper.throughput.gpu_of_tensors", lambda tensors: 0)
+    for name, peak in {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12, "Tesla T4": None}.items():
+        monkeypatch.setattr("ballast.wrapper.throughput.name_and_bytes", lambda gpu, name=name: (name, 80 << 30))
+        found = read_throughput(1000, None, None).figures(0.5, 8, parameters)
+        assert found.get("mfu") == (None if peak is None else 1000 * 6 * 32 / 0.5 / peak)
+        assert found["tokens_per_second"] == 16000
+
+
+def test_times_that_are_not_measured_have_no_figures():
+    """A GPU without a timeline: the ranks do not know their own times, and no wait is timed."""
+    lanes = {"gather": 0.25, "disk": 0.0}
+    measured = {"seconds": 1.0, "verified": 0, "timed": False, "exposed": {"step": 0.25}, "stalls": lanes, "memory": {}}
+    measured |= {"sent_inside": 0, "sent_across": 0, "busy": dict.fromkeys(lanes, 0.0), "bytes": {}}
+    result = SimpleNamespace(step=1, norm=1.0, skipped=False, metrics=measured, straggler=None)
+    names = set(metrics_of_step(result, 0, (_core.Tier.host, 0)))
+    assert not [name for name in names if name.startswith(("exposed", "stall", "own_seconds", "slowest"))]
+    assert "waited" not in in_words({**metrics_of_step(result, 0, (_core.Tier.host, 0))}, None)
+    measured["timed"] = True
+    assert metrics_of_step(result, 0, (_core.Tier.host, 0))["stall_seconds/gather"] == 0.25
 
 
 def test_stalls_by_lane_are_all_of_the_waiting():
