@@ -23,6 +23,7 @@ NAMES = {
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 # Addresses and names of machines, which a company may not want to publish.
 PLACE = re.compile(r"ADDR|HOST|ENDPOINT|URL|PROXY|_LIST$", re.IGNORECASE)
+PLACE_OR_LOGIN = re.compile(r"://|@|\d+(\.\d+){3}")
 LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
@@ -85,7 +86,7 @@ def _is_of_use(name: str) -> bool:
 
 def _shown(name: str, value: str) -> str:
     """Return a value, unless its name or the value itself tells that it may not be published."""
-    hides = SECRET.search(name) or PLACE.search(name) or "://" in value or "@" in value
+    hides = SECRET.search(name) or PLACE.search(name) or PLACE_OR_LOGIN.search(value)
     return "(hidden)" if hides and value not in LOOPBACK else value
 
 

@@ -114,9 +114,11 @@ def test_a_report_has_what_a_bug_needs_and_no_secrets():
     environment = {
         "BALLAST_TIMEOUT": "60",
         "BALLAST_TOKEN": "abc1",
+        "GLOO_STORE": "tcp://node-17",
         "HF_TOKEN": "abc2",
         "HOME": "/people/ada",
         "MASTER_ADDR": "node-17.example.org",
+        "NCCL_COMM_ID": "10.0.0.7:2900",
         "NCCL_CONF_FILE": "/people/ada/nccl.conf",
         "NCCL_DEBUG": "INFO",
         "TORCHELASTIC_STORE": "https://ada:abc3@example.org",
@@ -127,7 +129,9 @@ def test_a_report_has_what_a_bug_needs_and_no_secrets():
     assert [line for line in text.splitlines() if "=" in line] == [
         "BALLAST_TIMEOUT=60",
         "BALLAST_TOKEN=(hidden)",
+        "GLOO_STORE=(hidden)",
         "MASTER_ADDR=(hidden)",
+        "NCCL_COMM_ID=(hidden)",
         "NCCL_CONF_FILE=~/nccl.conf",
         "NCCL_DEBUG=INFO",
         "TORCHELASTIC_STORE=(hidden)",
