@@ -13,10 +13,13 @@ from ballast.wrapper.optimizer import WrappedOptimizer
 
 
 def require_wrapped(optimizer: Any, what: str) -> WrappedOptimizer:
-    """Return the optimizer if ballast.wrap() has wrapped it. `what` says what it is needed for."""
-    if not isinstance(optimizer, WrappedOptimizer):
-        refuse(f"cannot {what} of a {type(optimizer).__name__}: it is not wrapped", needed="an optimizer of ballast.wrap()")
-    return optimizer
+    """Return the wrapped optimizer: this one, or the one inside an optimizer of Accelerate or Lightning. `what` says what it
+    is needed for."""
+    for each in (optimizer, getattr(optimizer, "optimizer", None)):
+        if isinstance(each, WrappedOptimizer):
+            return each
+    kind = type(optimizer).__name__
+    refuse(f"cannot {what}: this {kind} is not wrapped", needed="an optimizer of ballast.wrap()")
 
 
 def figures_of(optimizer: WrappedOptimizer, what: str) -> dict[str, float]:
