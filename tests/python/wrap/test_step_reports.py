@@ -267,6 +267,17 @@ def test_other_files_are_refused(lines, code, says, tmp_path, capsys):
     assert "there is no such directory" in capsys.readouterr().err
 
 
+def test_the_examples_in_the_help_of_report_work(tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs/first").mkdir(parents=True)
+    write(tmp_path / "runs/first", ABOUT, at(1))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    examples = re.findall(r"^  ballast (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) == 3 and [main(example.split()) for example in examples] == [0, 0, 0]
+    assert {path.name for path in tmp_path.rglob("*.html")} == {"report.html", "first.html"}
+
+
 def test_many_steps_are_drawn_as_means(tmp_path, capsys):
     """Of 5,000 steps, the peak of one stays visible in the band, and the page stays small."""
     write(tmp_path, ABOUT, *(at(number, seconds=9.0 if number == 2500 else 0.5) for number in range(1, 5001)))
