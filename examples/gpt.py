@@ -106,7 +106,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(getattr(torch, options.dtype))
     text = text_of_this_project()
-    model = GPT(options.layers, options.width, options.width // 64, options.context).to(device)
+    model: nn.Module = GPT(options.layers, options.width, options.width // 64, options.context).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     if options.stage is not None:
         import ballast
@@ -132,7 +132,7 @@ def main() -> None:
         if RANK == 0:
             print(f"step {step + 1:>3}   loss {losses[-1]:.4f}   {speeds[-1]:,.0f} tokens/s", flush=True)
     if options.json and RANK == 0:
-        held = optimizer.metrics() if options.stage is not None else {}
+        held = getattr(optimizer, "metrics", dict)()  # of plain PyTorch: nothing
         took = {"losses": losses, "tokens_per_second": speeds, "process_bytes": peak_of_process() - of_libraries}
         options.json.write_text(json.dumps({**took, "gpu_bytes": torch.cuda.max_memory_allocated(), "held": held}))
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ballast
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-4  # of a loss
 
 
 class Ranks(NamedTuple):
-    count: int
+    number: int
     where: str
     environment: dict[str, str]
 
@@ -38,14 +38,15 @@ def ranks_of_machine() -> Ranks:
     return Ranks(1, "1 rank with a GPU (two ranks need two GPUs and NCCL)", {**os.environ})
 
 
-def train(ranks: Ranks, options: list[str], added: list[str], folder: str) -> dict:
+def train(ranks: Ranks, options: list[str], added: list[str], folder: str) -> dict[str, Any]:
     results = Path(folder) / "results.json"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks.count)]
-    command = [*launch, SCRIPT, *MODEL, *options, *added, "--json", results]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks.number)]
+    command = [*launch, str(SCRIPT), *MODEL, *options, *added, "--json", str(results)]
     run = subprocess.run(command, env=ranks.environment, capture_output=True, text=True)
     if run.returncode != 0:
         raise SystemExit(f"side_by_side: {' '.join(added) or 'plain PyTorch'} failed:\n{run.stdout}{run.stderr}")
-    return json.loads(results.read_text())
+    measured: dict[str, Any] = json.loads(results.read_text())
+    return measured
 
 
 def row(name: str, cells: list[str]) -> str:
@@ -56,8 +57,8 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:.0f} MiB" if count else "-"
 
 
-def table(ranks: Ranks, runs: list[dict]) -> str:
-    alone = "(DDP)" if ranks.count > 1 else "(alone)"
+def table(ranks: Ranks, runs: list[dict[str, Any]]) -> str:
+    alone = "(DDP)" if ranks.number > 1 else "(alone)"
     lines = [row("", ["PyTorch", "with the line"]), row("", [alone, "(stage 3, NVMe)"])]
     for number, losses in enumerate(zip(*(run["losses"] for run in runs))):
         lines.append(row(f"loss of step {number + 1}", [f"{loss:.6f}" for loss in losses]))
@@ -72,7 +73,7 @@ def table(ranks: Ranks, runs: list[dict]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="side_by_side.py", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="side_by_side.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--directory", default=Path.cwd(), help="a directory on the drive that keeps the state (here)")
     options, of_model = parser.parse_known_args()
     ranks = ranks_of_machine()

@@ -6,6 +6,8 @@
 True
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ballast._core import version as __version__
 from ballast.connecting import Group, connect
 from ballast.deepspeed_config import ImportedConfig, import_deepspeed
@@ -21,8 +23,13 @@ from ballast.planning import front, plan
 from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
+from ballast.step_line import StepLine
+from ballast.step_log import StepLog
 from ballast.store import Store
 from ballast.wrapping import wrap
+
+if TYPE_CHECKING:
+    from ballast.wrapper.optimizer import WrappedOptimizer as WrappedOptimizer
 
 __all__ = [
     "DiLoCo",
@@ -33,6 +40,8 @@ __all__ = [
     "OutOfMemoryError",
     "Plan",
     "ResourceError",
+    "StepLine",
+    "StepLog",
     "Store",
     "UsageError",
     "__version__",
@@ -53,3 +62,12 @@ __all__ = [
     "this_machine",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class of wrapped optimizers when it is first used: it needs torch."""
+    if name == "WrappedOptimizer":
+        from ballast.wrapper.optimizer import WrappedOptimizer
+
+        return WrappedOptimizer
+    raise AttributeError(f"module 'ballast' has no attribute {name!r}")

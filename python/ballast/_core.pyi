@@ -428,6 +428,12 @@ class StepMetrics(TypedDict):
     sent_across: int
     memory: dict[str, int]
 
+class StragglerFound(TypedDict):
+    slowest: int
+    seconds: float
+    median: float
+    least: float
+
 class StepResult:
     @property
     def skipped(self) -> bool: ...
@@ -440,7 +446,7 @@ class StepResult:
     @property
     def metrics(self) -> StepMetrics: ...
     @property
-    def pace(self) -> str: ...
+    def straggler(self) -> StragglerFound | None: ...
 
 class Moment(enum.Enum):
     momentum = 0

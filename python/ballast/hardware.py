@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ballast import _core
@@ -62,12 +62,25 @@ def gpu_like(name: str, memory: int) -> Gpu:
     >>> gpu_like("NVIDIA GB200", 185 << 30) is GPUS["gb200"], gpu_like("NVIDIA L40", 45 << 30) is GPUS["l40s"]
     (True, True)
     """
+    return named_gpu(name, memory) or _nearest(GPUS.values(), memory)
+
+
+def named_gpu(name: str, memory: int) -> Gpu | None:
+    """Return the GPU with the name that a driver reports; None if the table does not have it.
+
+    >>> named_gpu("NVIDIA H100 80GB HBM3", 80 << 30) is GPUS["h100"], named_gpu("Quadro P400", 2 << 30)
+    (True, None)
+    """
     plain = name.lower().replace(" ", "")
     models = {word: word.partition("-")[0] for word in GPUS}
     found = {word: model for word, model in models.items() if re.search(rf"{model}(?!\d)", plain)}
     longest = max(map(len, found.values()), default=0)  # "b200" is in "gb200", too
     named = [GPUS[word] for word, model in found.items() if len(model) == longest]
-    return min(named or GPUS.values(), key=lambda gpu: abs(gpu.memory - memory))
+    return _nearest(named, memory) if named else None
+
+
+def _nearest(gpus: Iterable[Gpu], memory: int) -> Gpu:
+    return min(gpus, key=lambda gpu: abs(gpu.memory - memory))
 
 
 @dataclass(frozen=True)

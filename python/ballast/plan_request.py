@@ -171,9 +171,7 @@ def request_plan(
     price: float | None = None,
     train_tokens: Count | None = None,
 ) -> PlanRequest:
-    """Read the options and describe the model. `plan()` and `front()` take their keywords from here; `plan()` explains
-    them."""
-    found = None if measured is None else read_measured(measured)
+    """Read the options, which `plan()` explains, and describe the model. `front()` has the same options."""
     options = Options(
         ranks=read_count("ranks", ranks),
         gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
@@ -184,7 +182,7 @@ def request_plan(
         flops=read_count_or_none(flops),
         host_memory=read_size(host_memory),
         drives=read_size(drives),
-        measured=found,
+        measured=(found := None if measured is None else read_measured(measured)),
         rates=read_rates(rates, found),
         reserve=read_reserve(reserve, found),
         activations=read_activations(activations),
@@ -197,9 +195,7 @@ def request_plan(
         gradient_format=read_gradient_formats(gradient_format),
         wire=read_wire(wire, read_stage(stage)),
         replicas=copies_on(_machines(ranks, gpus_per_machine), read_replicas(replicas, read_stage(stage))),
-        dtype=dtype,
-        clipping=clipping,
-        resumable=resumable,
+        dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
         price=read_price(price),
         train_tokens=read_count_or_none(train_tokens),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 from ballast import _core
 from ballast.checks import refuse
@@ -24,14 +24,22 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ballast.outer.optimizer import OuterOptimizer
+    from ballast.wrapper.optimizer import WrappedOptimizer
     from ballast.wrapper.process_groups import ProcessGroups
+    from ballast.wrapper.wrapped_types import Wrap
 
-    Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Parameters = ParamSpec("Parameters")
 
 
+def _keeping_class(function: Callable[Concatenate[Any, Parameters], WrappedOptimizer]) -> Wrap[Parameters]:
+    """Let type checkers see the optimizer's own class in the result."""
+    return cast("Wrap[Parameters]", function)
+
+
+@_keeping_class
 @with_nearest_names
 def wrap(
-    optimizer: Optimizer,
+    optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None = None,
     *,
     stage: Stage = 2,
@@ -57,7 +65,7 @@ def wrap(
     replicas: Replicas | None = None,
     threads: int = 0,
     timeout: float | None = None,
-) -> Optimizer:
+) -> WrappedOptimizer:
     """Shard the optimizer's state and gradients over the ranks, and return the same optimizer.
 
     >>> import torch, ballast
@@ -149,7 +157,9 @@ class Groups:
     replicated: Iterable[torch.Tensor]
 
 
-def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups) -> Optimizer:
+def _wrap(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, options: WrapOptions, groups: Groups
+) -> WrappedOptimizer:
     from ballast.wrapper.optimizer import class_for
     from ballast.wrapper.process_groups import with_copies_of
     from ballast.wrapper.session import Session
@@ -174,8 +184,9 @@ def _wrap(optimizer: Optimizer, model: torch.nn.Module | None, options: WrapOpti
         raise
     optimizer.__dict__.pop("step", None)  # a learning rate scheduler counts steps of the plain optimizer with it
     optimizer.__class__ = class_for(type(optimizer))
-    optimizer._ballast = session
-    return optimizer
+    wrapped = cast("WrappedOptimizer", optimizer)
+    wrapped._ballast = session
+    return wrapped
 
 
 def _connect(groups: Groups, options: WrapOptions) -> tuple[ProcessGroups, OuterOptimizer | None]:

@@ -25,6 +25,17 @@ py::dict dict_of(const Metrics& metrics) {
   return named;
 }
 
+// Returns None where the ranks do not know their own times.
+py::object dict_of(const Straggler& straggler) {
+  if (straggler.seconds == 0.0) return py::none();
+  py::dict named;
+  named["slowest"] = straggler.slowest;
+  named["seconds"] = straggler.seconds;
+  named["median"] = straggler.median;
+  named["least"] = straggler.least;
+  return named;
+}
+
 void bind_options(py::module_& module) {
   py::class_<BindingOptions>(module, "TrainingOptions")
       .def(py::init<>())
@@ -56,7 +67,7 @@ void bind_result(py::module_& module) {
       .def_readonly("step", &StepResult::step)
       .def_readonly("reason", &StepResult::reason)
       .def_property_readonly("metrics", [](const StepResult& result) { return dict_of(result.metrics); })
-      .def_property_readonly("pace", [](const StepResult& result) { return to_text(result.straggler); });
+      .def_property_readonly("straggler", [](const StepResult& result) { return dict_of(result.straggler); });
 }
 
 // Returns memory that keeps the training alive.

@@ -1,39 +1,85 @@
-"""check_wheel.py WHEEL: it holds the package and nothing else, and works in an environment of its own."""
+"""check_wheel.py WHEEL: it holds the package and nothing else, and works in an environment of its own, without a compiler.
 
+A wheel that `auditwheel repair` has made also holds the libraries that it needs apart from the C and C++ libraries. Then these
+are checked to be used, and not those of the system.
+"""
+
+import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "python"
 EXTENSION = re.compile(r"ballast/_core\.[\w.-]+\.so")
+# A wheel for each version of Python: pybind11 uses more than the stable ABI.
+NAME = re.compile(r"ballast-[\d.]+-(cp3\d+)-\1-((?:many)?linux[\w.]+)\.whl")
+# What a wheel that is not repaired takes from the system: its libraries, and those of Gloo.
+OF_SYSTEM = {"libfmt", "libtbb", "liburing", "libgloo", "libhiredis", "libibverbs", "libnl-3", "libnl-route-3", "libnccl"}
+LIBRARIES = """
+import ballast, re
+assert ballast.connect(rank=0, size=1).all_reduce([1]) == [1]
+print(*{line.split()[-1] for line in open("/proc/self/maps") if re.search(r"/lib(fmt|tbb|uring|gloo)\\b", line)}, sep="\\n")
+"""
+
+
+def is_portable(wheel: Path) -> bool:
+    return "manylinux" in wheel.name
+
+
+def check_name(wheel: Path) -> None:
+    found = NAME.fullmatch(wheel.name)
+    assert found and found[1] == f"cp3{sys.version_info.minor}", wheel.name
 
 
 def check_contents(wheel: Path) -> None:
-    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name and not name.endswith("/")]
+    bundled = [name for name in names if name.startswith("ballast.libs/")]
+    assert bool(bundled) == is_portable(wheel), names
     extensions = [name for name in names if EXTENSION.fullmatch(name)]
     assert len(extensions) == 1, names
     package = SOURCE / "ballast"
     files = [file for ending in ("*.py", "*.pyi", "py.typed") for file in package.rglob(ending)]
-    assert set(names) - set(extensions) == {file.relative_to(SOURCE).as_posix() for file in files}, names
+    assert set(names) - {*extensions, *bundled} == {file.relative_to(SOURCE).as_posix() for file in files}, names
+
+
+def check_libraries(wheel: Path) -> None:
+    """Compare the libraries that the wheel needs with those that it may need. A new one is a decision."""
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", wheel]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    needed = {name.partition(".so")[0] for name in found["external_libs"]}
+    assert needed <= (set() if is_portable(wheel) else OF_SYSTEM), needed
+    print(f"{wheel.name}: symbols of {found['sym_tag']}, libraries of the system: {', '.join(sorted(needed)) or 'none'}")
 
 
 def check_use(wheel: Path, folder: Path) -> None:
+    """Use the wheel where there is neither a compiler nor torch."""
     venv.create(folder, with_pip=True)
+    programs = folder / "bin"
+    environment = {"HOME": str(folder), "PATH": str(programs), "LANG": os.environ.get("LANG", "C.UTF-8")}
 
-    def run(*command: str | Path) -> None:
-        subprocess.run(command, check=True, cwd=folder)
+    def run(*command: str | Path) -> str:
+        return subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True).stdout
 
-    run(folder / "bin/pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
-    run(folder / "bin/ballast", "plan", "llama-8b", "--ranks", "4", "--gpu", "h100")
-    run(folder / "bin/python", "-c", "import ballast; assert ballast.connect(rank=0, size=1).all_reduce([1]) == [1]")
+    run(programs / "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    run(programs / "ballast", "plan", "llama-8b", "--ranks", "4", "--gpu", "h100")
+    assert f"ballast {wheel.name.split('-')[1]}" in run(programs / "ballast", "--version")
+    used = run(programs / "python", "-c", LIBRARIES).split()
+    assert used and all(("/ballast.libs/" in library) == is_portable(wheel) for library in used), used
 
 
 wheel = Path(sys.argv[1]).resolve()
+check_name(wheel)
 check_contents(wheel)
+if find_spec("auditwheel"):
+    check_libraries(wheel)
+else:
+    print("auditwheel is not installed: the libraries are not checked")
 with tempfile.TemporaryDirectory() as folder:
     check_use(wheel, Path(folder))
 print(f"{wheel.name} is as it should be")

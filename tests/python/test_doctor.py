@@ -4,6 +4,7 @@ import ballast
 import pytest
 from ballast import doctor, drives
 from ballast.doctor import Machine, examine
+from ballast.issue import report
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -107,3 +108,35 @@ def test_this_machine_is_examined(tmp_path):
         f.about for f in findings
     } | {"gpu"}
     assert all(finding.remedy for finding in findings if finding.state != "good")
+
+
+def test_a_report_has_what_a_bug_needs_and_no_secrets():
+    environment = {
+        "BALLAST_TIMEOUT": "60",
+        "BALLAST_TOKEN": "abc1",
+        "GLOO_STORE": "tcp://node-17",
+        "HF_TOKEN": "abc2",
+        "HOME": "/people/ada",
+        "MASTER_ADDR": "node-17.example.org",
+        "NCCL_COMM_ID": "10.0.0.7:2900",
+        "NCCL_CONF_FILE": "/people/ada/nccl.conf",
+        "NCCL_DEBUG": "INFO",
+        "TORCHELASTIC_STORE": "https://ada:abc3@example.org",
+        "USER": "ada",
+        "WORLD_SIZE": "8",
+    }
+    text = report(["ok    drive     /people/ada/scratch is on ext4"], environment=environment)
+    assert [line for line in text.splitlines() if "=" in line] == [
+        "BALLAST_TIMEOUT=60",
+        "BALLAST_TOKEN=(hidden)",
+        "GLOO_STORE=(hidden)",
+        "MASTER_ADDR=(hidden)",
+        "NCCL_COMM_ID=(hidden)",
+        "NCCL_CONF_FILE=~/nccl.conf",
+        "NCCL_DEBUG=INFO",
+        "TORCHELASTIC_STORE=(hidden)",
+        "WORLD_SIZE=8",
+    ]
+    assert f"ballast             {ballast.__version__}, built with" in text
+    assert not [secret for secret in ("ada", "abc", "example.org") if secret in text]
+    assert "MASTER_ADDR=127.0.0.1" in report([], environment={"MASTER_ADDR": "127.0.0.1"})

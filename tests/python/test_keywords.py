@@ -4,6 +4,7 @@ import doctest
 import inspect
 import os
 import pydoc
+import shutil
 import subprocess
 import sys
 import typing
@@ -19,6 +20,7 @@ from ballast.plan_request import request_plan
 from ballast.wrapper.options import WrapOptions
 
 ROOT = Path(__file__).resolve().parents[2]
+TYPED = Path(__file__).with_name("typed")  # programs that use a wrapped optimizer
 WITH_KEYWORDS = (ballast.wrap, ballast.plan, ballast.front)
 SCREEN = 60  # lines
 
@@ -44,16 +46,17 @@ seconds: float = ballast.plan("gpt2", ranks=2, stage="auto", rates={"read": "3GB
 plans: list[ballast.Plan] = ballast.front({"h.0.weight": (4, 4)}, offload={"state": "host"}, gpu_memory="8GiB")
 """
 
-# A line of a user's script, and mypy's error for it.
+NO_VARIANT = 'No overload variant of "__call__" of "Wrap" matches argument types "AdamW",'
+# A line of a user's script, and mypy's first error for it.
 WRONG = [
-    ("ballast.wrap(adamw, stag=3)", 'Unexpected keyword argument "stag" for "wrap"'),
-    ("ballast.wrap(adamw, stage=2.5)", 'Argument "stage" to "wrap" has incompatible type "float"'),
-    ('ballast.wrap(adamw, stage="three")', 'Argument "stage" to "wrap"'),
-    ('ballast.wrap(adamw, state_format="fp8")', 'Argument "state_format" to "wrap"'),
-    ('ballast.wrap(adamw, gradient_format="fp8")', 'Argument "gradient_format" to "wrap"'),
+    ("ballast.wrap(adamw, stag=3)", 'Unexpected keyword argument "stag" for overloaded function "__call__" of "Wrap"'),
+    ("ballast.wrap(adamw, stage=2.5)", 'No overload variant of "__call__" of "Wrap" matches argument types "AdamW", "float"'),
+    ('ballast.wrap(adamw, stage="three")', NO_VARIANT),
+    ('ballast.wrap(adamw, state_format="fp8")', 'Argument "state_format" to "__call__" of "Wrap" has incompatible type'),
+    ('ballast.wrap(adamw, gradient_format="fp8")', 'Argument "gradient_format" to "__call__" of "Wrap"'),
     ('ballast.wrap(adamw, offload={"state": 3})', "Dict entry 0 has incompatible type"),
-    ('ballast.wrap(adamw, timeline="yes")', 'Argument "timeline" to "wrap"'),
-    ("ballast.wrap(model)", 'Value of type variable "Optimizer" of "wrap" cannot be "Linear"'),
+    ('ballast.wrap(adamw, timeline="yes")', NO_VARIANT),
+    ("ballast.wrap(model)", 'No overload variant of "__call__" of "Wrap" matches argument type "Linear"'),
     ('ballast.plan("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "plan"'),
     ('ballast.plan("gpt2", ranks="2")', 'Argument "ranks" to "plan" has incompatible type "str"'),
     ('ballast.front("gpt2", rank=2)', 'Unexpected keyword argument "rank" for "front"'),
@@ -61,27 +64,35 @@ WRONG = [
 ]
 
 
-def mypy(script: Path) -> dict[int, str]:
-    """Return the errors in the script by line."""
+def lines_with_errors() -> set[tuple[str, int]]:
+    """Return the marked lines of typed/wrong.py. typed/right.py has none."""
+    lines = (TYPED / "wrong.py").read_text().splitlines()
+    return {("wrong.py", number) for number, line in enumerate(lines, start=1) if line.endswith("# error")}
+
+
+def mypy(script: Path) -> dict[tuple[str, int], str]:
+    """Return the first error of each line of the script, and of the programs of typed/. One call takes half a minute: it
+    reads torch."""
     pytest.importorskip("mypy", reason="mypy is not installed: .ci/bootstrap venv")
     pytest.importorskip("torch", reason="torch is not installed: .ci/bootstrap venv torch")
     folder = script.parent
     environment = {**os.environ, "MYPYPATH": str(ROOT / "python"), "MYPY_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", script.name]
+    programs = [shutil.copy(program, folder) and program.name for program in TYPED.glob("*.py")]
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", script.name, *programs]
     ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     errors = [line.split(":", maxsplit=3) for line in ended.stdout.splitlines() if ": error:" in line]
-    assert {file for file, *_ in errors} <= {script.name}, ended.stdout
-    return {int(number): text for _, number, _, text in errors}
+    assert {file for file, *_ in errors} <= {script.name, *programs}, ended.stdout
+    return {(file, int(number)): text for file, number, _, text in reversed(errors)}
 
 
 def test_mypy_knows_the_keywords_and_their_types(tmp_path):
     script = tmp_path / "user.py"
     script.write_text(RIGHT + "".join(f"{line}\n" for line, _ in WRONG))
     found = mypy(script)
-    expected = dict(enumerate((said for _, said in WRONG), RIGHT.count("\n") + 1))
-    assert set(found) == set(expected), found  # no errors in the lines of RIGHT
-    for number, said in expected.items():
-        assert said in found[number]
+    expected = {(script.name, RIGHT.count("\n") + number): said for number, (_, said) in enumerate(WRONG, 1)}
+    assert set(found) == set(expected) | lines_with_errors(), found  # no errors in the lines of RIGHT
+    for place, said in expected.items():
+        assert said in found[place]
 
 
 def keywords_of(function) -> dict[str, object]:

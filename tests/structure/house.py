@@ -59,7 +59,7 @@ PYTHON_LAYERS = {
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
         "replicas",
-        *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor"),
+        *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor", "issue"),
         *("deepspeed_keys", "deepspeed_config"),
         *("measured", "spelling"),
         *("outer", "outer.options", "outer.fragments", "outer.host_rank"),
@@ -72,6 +72,7 @@ PYTHON_LAYERS = {
         "wrapper.activation_options",
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
+        "wrapper.throughput",
         *("wrapper.state", "wrapper.writes", "wrapper.own_step", "wrapper.step_rollback", "wrapper.trial_step"),
     ],
     "activation": [
@@ -97,10 +98,12 @@ PYTHON_LAYERS = {
     "outer": [
         *("outer.survivors", "outer.host_group", "outer.hosts", "outer.state", "outer.layout", "outer.optimizer"),
     ],
-    "session": ["wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer"],
+    "session": [
+        *("wrapper.checkpoint_access", "wrapper.session", "wrapper.optimizer", "wrapper.wrapped_types", "wrapper.last_step"),
+    ],
     "functions": [
         *("gathering", "wrapper.weight_loading", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
-        *("offloading", "wrapping"),
+        *("offloading", "wrapping", "step_line", "step_log"),
     ],
     "package": [""],
     "measuring": ["bench", "bench.*"],

@@ -8,11 +8,13 @@ from typing import Any
 
 from ballast.diagnostic import Diagnostic
 from ballast.doctor import examine
+from ballast.issue import report
 
 EXAMPLE = """\
 examples:
   ballast doctor
   ballast doctor --drive . --json
+  ballast doctor --issue
 """
 MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
@@ -23,7 +25,10 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="examine this machine", description=about, epilog=EXAMPLE)
     help = "measure this folder as a place for state; takes some seconds; may be repeated"
     parser.add_argument("--drive", action="append", metavar="FOLDER", help=help)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    help = "print what a report of a bug needs, as Markdown: versions, the machine, variables of the launch; no secrets"
+    form.add_argument("--issue", action="store_true", help=help)
     parser.set_defaults(run=run)
 
 
@@ -33,7 +38,8 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps([vars(diagnostic) for diagnostic in diagnostics], indent=2))
     else:
-        print("\n".join(_line(diagnostic) for diagnostic in diagnostics))
+        lines = "\n".join(_line(diagnostic) for diagnostic in diagnostics)
+        print(report(lines.splitlines()) if chosen.issue else lines)
     return 1 if any(diagnostic.state == "bad" for diagnostic in diagnostics) else 0
 
 

@@ -74,6 +74,10 @@ class Drawing:
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         self._shapes.append(f'<path d="M{path}" class="{style}-line" stroke-width="{width:g}"{dashed}/>')
 
+    def area(self, points: Sequence[tuple[float, float]], style: str, *, opacity: float = 1) -> None:
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self._shapes.append(f'<path d="M{path}Z" class="{style}" fill-opacity="{opacity:g}"/>')
+
     def svg(self, *, alone: bool) -> str:
         """Return the drawing as a file of its own, or as a part of a page that has the style sheet."""
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
@@ -89,24 +93,28 @@ def _with_title(tag: str, title: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale from values to pixels, which begins with 0."""
+    """A scale from values to pixels."""
 
     high: float  # the value at `end`
     begin: float
     end: float
+    low: float = 0  # the value at `begin`
 
     def at(self, value: float) -> float:
-        return self.begin + (self.end - self.begin) * value / self.high
+        return self.begin + (self.end - self.begin) * (value - self.low) / (self.high - self.low)
 
     def ticks(self, about: int) -> list[tuple[float, str]]:
         """Return values at round distances, and their text.
 
         >>> Axis(84, 0, 100).ticks(5)
         [(0.0, '0'), (20.0, '20'), (40.0, '40'), (60.0, '60'), (80.0, '80')]
+        >>> Axis(9.2, 0, 100, low=7.9).ticks(3)
+        [(8.0, '8.0'), (8.5, '8.5'), (9.0, '9.0')]
         """
-        step = round_step(self.high / about)
+        step = round_step((self.high - self.low) / about)
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-        return [(i * step, f"{i * step:,.{decimals}f}") for i in range(int(self.high / step * (1 + 1e-9)) + 1)]
+        first, last = math.ceil(self.low / step * (1 - 1e-9)), math.floor(self.high / step * (1 + 1e-9))
+        return [(i * step, f"{i * step:,.{decimals}f}") for i in range(first, last + 1)]
 
 
 def round_step(least: float) -> float:

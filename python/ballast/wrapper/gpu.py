@@ -3,7 +3,7 @@ type for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,11 @@ def of_torch() -> Any:
 
 def is_gpu(device: torch.device) -> bool:
     return bool(device.type == GPU)
+
+
+def gpu_of_tensors(tensors: Iterable[torch.Tensor]) -> int | None:
+    """Return the GPU that tensors are on; None if they are on the CPU."""
+    return next((each.device.index for each in tensors if is_gpu(each.device)), None)
 
 
 def device_at(gpu: int | None) -> torch.device:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 from ballast import _core
 
 log = logging.getLogger("ballast")
+
+OWN_SECONDS: dict[str, Literal["seconds", "median", "least"]] = {"slowest": "seconds", "median": "median", "least": "least"}
 
 
 def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: tuple[_core.Tier, int]) -> dict[str, float]:
@@ -23,6 +26,10 @@ def metrics_of_step(step: _core.StepResult, skipped_so_far: int, custom_state: t
     if of_step["timed"]:
         figures["exposed_seconds"] = sum(of_step["exposed"].values())
         figures |= {f"exposed_seconds/{phase}": seconds for phase, seconds in of_step["exposed"].items()}
+        figures |= {f"stall_seconds/{lane}": seconds for lane, seconds in of_step["stalls"].items() if seconds > 0}
+    if (found := step.straggler) is not None:
+        figures["slowest_rank"] = float(found["slowest"])
+        figures |= {f"own_seconds/{name}": found[key] for name, key in OWN_SECONDS.items()}
     own_tier, own_bytes = custom_state
     for tier, count in of_step["memory"].items():
         figures[f"memory_bytes/{tier}"] = float(count + (own_bytes if tier == own_tier.name else 0))

@@ -18,6 +18,7 @@ from ballast._torch_compat import count_step, leave_uncounted
 from ballast.checks import fail
 from ballast.wrapper.session import Session
 from ballast.wrapper.state import PART, require_local_shard, warn_of_local_shard
+from ballast.wrapper.throughput import read_throughput
 
 
 class WrappedOptimizer(Optimizer):
@@ -127,8 +128,18 @@ class WrappedOptimizer(Optimizer):
         return self._ballast.plans.steps
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of the last step in a flat dictionary, for a progress bar or a logger."""
+        """Return figures of the last step in a flat dictionary, for a progress bar or a logger. A rank may call it alone."""
         return self._ballast.metrics()
+
+    def tokens(self, count: int, *, flops_per_token: float | None = None, peak_flops: float | None = None) -> None:
+        """Tell how many tokens this rank trains on in a step, which adds `tokens_per_second`, `model_flops_per_second` and
+        `mfu` to metrics(). It holds until the next call. A rank may call it alone.
+
+        `flops_per_token` replaces six flops for each element of a trained matrix and four for a frozen one: give it for a
+        mixture of experts, or to count attention between tokens. `peak_flops` replaces the dense bf16 rate by the data
+        sheet of the GPU; on a CPU, and on a GPU that Ballast does not know, there is no `mfu` without it.
+        """
+        self._ballast.throughput = read_throughput(count, flops_per_token, peak_flops)
 
     def memory(self) -> str:
         """Return a table of the bytes that this rank keeps, by owner and tier."""

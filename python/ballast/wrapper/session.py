@@ -24,6 +24,7 @@ from ballast.wrapper.planner import Planner
 from ballast.wrapper.plans import Plans
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.session_hooks import SessionHooks
+from ballast.wrapper.throughput import Throughput, used_parameters
 from ballast.wrapper.updates import State, Updates
 from ballast.wrapper.wrapped import Wrapped
 from ballast.wrapper.writes import keeping_writes
@@ -48,6 +49,7 @@ class Session:
         self.plans = Plans(self._wrapped, Planner(self._wrapped, ranks, updates, options), self._hooks, self._deferred)
         self._activations: ModelActivations | None = None
         self._history = StepHistory()
+        self.throughput: Throughput | None = None
         self._outer = outer
         self.checkpoint = CheckpointAccess(self.plans, self._history, outer)
         self._process = os.getpid()
@@ -220,7 +222,15 @@ class Session:
             return {}
         of_activations = {} if self._activations is None else self._activations.figures()
         of_outer = {} if self._outer is None else self._outer.figures()
-        return self._history.figures(self.plans.custom_state()) | of_activations | of_outer
+        return self._history.figures(self.plans.custom_state()) | self._speed() | of_activations | of_outer
+
+    def _speed(self) -> dict[str, float]:
+        if self.throughput is None or self._history.last is None:
+            return {}
+        model = self._wrapped.model
+        used = [each for _, each in self._wrapped.parameters()] if model is None else used_parameters(model)
+        ranks = self.group.size * (1 if self._outer is None else self._outer.hosts.size)
+        return self.throughput.figures(self._history.last.metrics["seconds"], ranks, used)
 
     def ledger(self) -> str:
         of_outer = "" if self._outer is None else self._outer.ledger()

@@ -11,7 +11,7 @@ import torch
 
 from ballast import _core
 from ballast.checks import fail
-from ballast.wrapper.gpu import GPU, is_gpu
+from ballast.wrapper.gpu import GPU, gpu_of_tensors
 from ballast.wrapper.ungathered import Ungathered
 from ballast.wrapper.unwrap import named_parameters
 
@@ -79,7 +79,7 @@ def numbered(units: list[UnitOfMembers]) -> list[UnitOfMembers]:
 
 def gpu_of(members: Iterable[Member]) -> int | None:
     """Return the GPU that the parameters are on; None if they are on the CPU."""
-    return next((each.parameter.device.index for each in members if is_gpu(each.parameter.device)), None)
+    return gpu_of_tensors(each.parameter for each in members)
 
 
 def backward_order(units: Sequence[UnitOfMembers]) -> list[int]:

@@ -1,0 +1,91 @@
+"""Read the files of a `ballast.StepLog`: one of each rank, a JSON object on each line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ballast import _core
+from ballast.checks import fail, refuse
+
+FORMAT = 1  # the newest one that is read here
+NAME = re.compile(r"rank-(\d+)\.jsonl")
+NEEDED = {"step", "seconds", "at"}  # of each step
+
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """The steps of one rank, in their order, and what its last process said about the training."""
+
+    rank: int
+    about: dict[str, Any]
+    steps: Sequence[Step]
+
+    def values(self, name: str) -> list[float]:
+        """Return the values of this name, of the steps that have it."""
+        return [step[name] for step in self.steps if step.get(name) is not None]
+
+
+def read_run(folder: Path) -> list[RankLog]:
+    """Return the ranks of a run, by number."""
+    if not folder.is_dir():
+        refuse(f"cannot read {folder}: there is no such directory", needed="the folder of a ballast.StepLog")
+    files = {int(found[1]): path for path in folder.iterdir() if (found := NAME.fullmatch(path.name))}
+    logs = [_read(rank, files[rank]) for rank in sorted(files)]
+    if not any(log.steps for log in logs):
+        what = "it has no steps" if files else "there is no file rank-0.jsonl"
+        refuse(f"cannot read {folder}: {what}", needed="the folder of a ballast.StepLog that a training calls after step()")
+    return [log for log in logs if log.steps]
+
+
+def _read(rank: int, path: Path) -> RankLog:
+    about: dict[str, Any] = {}
+    steps: list[Step] = []
+    begins = False  # whether the next step is the first one of a process
+    for line in _lines(path):
+        if "format" in line:
+            about, begins = line, True
+            _require_known(line["format"], path)
+            continue
+        if begins:  # it resumed from a checkpoint: what the earlier process did after that is not part of the training
+            steps, begins = [step for step in steps if step["step"] < line["step"]], False
+        steps.append(line)
+    return RankLog(rank, about, steps)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines. A process that was stopped leaves a part of a line, the last one or one before a description."""
+    texts = [text for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if text]
+    objects = [_object(text) for text in texts]
+    for number, line in enumerate(objects):
+        if line is not None:
+            yield line
+        elif number + 1 < len(objects) and "format" not in (objects[number + 1] or {}):
+            what = f"cannot read {path}: line {number + 1} is neither a description nor a step"
+            refuse(what, needed="a file of a ballast.StepLog")
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and ("format" in found or found.keys() >= NEEDED) else None
+
+
+def _require_known(number: object, path: Path) -> None:
+    if not isinstance(number, int) or number > FORMAT:
+        fail(
+            "newer_format",
+            _core.Problem(
+                what=f"cannot read {path}: a newer Ballast has written it",
+                needed=f"format {FORMAT}",
+                available=f"format {number}",
+            ),
+        )

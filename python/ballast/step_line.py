@@ -1,0 +1,103 @@
+"""One line of figures for a step, and the same figures for a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ballast.checks import refuse
+from ballast.sizes import human_size
+
+if TYPE_CHECKING:
+    import torch
+
+# The width of each value, which aligns the lines of a training.
+WIDTHS = {"step": 6, "loss": 10, "norm": 9, "time": 10, "tokens/s": 10, "mfu": 5, "waited": 4}
+WIDTHS |= {"device": 9, "host": 9, "nvme": 9}
+
+
+class StepLine:
+    """Prints a line of figures after a step, on rank 0.
+
+    >>> import torch, ballast
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    >>> line = ballast.StepLine(optimizer)
+    >>> loss = model(torch.ones(4)).square().sum()
+    >>> loss.backward()
+    >>> optimizer.step()
+    >>> line(loss)
+    step      1  loss ...  norm ...  time ... ms  device ...  waited ...%...
+    >>> line.postfix(loss)["step"]
+    '1'
+
+    With `every=10`, the first step is printed, and then those whose number is a multiple of 10. The loss is this rank's, a
+    number or a tensor. It is read only for a line that is printed. After `optimizer.tokens(n)` there are `tokens/s`, and
+    `mfu` where the device's peak is known. `waited` is the part of the step in which the loop waited for Ballast, and the
+    lane that it waited for most; on a GPU, it is there with `timeline=True`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, every: int = 1):
+        from ballast.wrapper.last_step import rank_in_job, require_wrapped
+
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            refuse(f"every={every!r} is not possible", needed="a number of steps: a whole number from 1 on")
+        self._optimizer = require_wrapped(optimizer, "show the steps")
+        self._prints = rank_in_job(self._optimizer) == 0
+        self._every = every
+        self._has_printed = False
+
+    def __call__(self, loss: float | torch.Tensor | None = None) -> None:
+        """Print the line of the last step. Other ranks than rank 0 may call it, and print nothing."""
+        from ballast.wrapper.last_step import figures_of
+
+        step = figures_of(self._optimizer, "show a step")["step"]
+        if self._prints and (not self._has_printed or step % self._every == 0):
+            self._has_printed = True
+            print(self.text(loss), flush=True)
+
+    def text(self, loss: float | torch.Tensor | None = None) -> str:
+        """Return the line of the last step."""
+        return "  ".join(_entry(name, value) for name, value in self.postfix(loss).items())
+
+    def postfix(self, loss: float | torch.Tensor | None = None) -> dict[str, str]:
+        """Return the same figures by name, for `tqdm.set_postfix()`."""
+        from ballast.wrapper.last_step import figures_of, loss_value
+
+        figures = figures_of(self._optimizer, "show a step")
+        return in_words(figures, None if loss is None else loss_value(loss))
+
+
+def _entry(name: str, value: str) -> str:
+    amount, _, words = value.partition(" for ") if name == "waited" else (value, "", "")
+    return f"{name} {amount:>{WIDTHS[name]}}" + (f" for {words}" if words else "")
+
+
+def in_words(figures: Mapping[str, float], loss: float | None) -> dict[str, str]:
+    """Return the figures that a line shows, as text.
+
+    >>> figures = {"step": 3.0, "grad_norm": 0.25, "skipped": 0.0, "seconds": 0.5, "memory_bytes/device": 2048.0}
+    >>> in_words({**figures, "exposed_seconds": 0.1, "stall_seconds/disk": 0.1}, 2.5)
+    {'step': '3', 'loss': '2.5', 'norm': '0.25', 'time': '500.0 ms', 'device': '2 KiB', 'waited': '20% for disk'}
+    """
+    words = {"step": f"{figures['step']:.0f}"}
+    if loss is not None:
+        words["loss"] = f"{loss:.5g}"
+    words["norm"] = "skipped" if figures["skipped"] else f"{figures['grad_norm']:.4g}"
+    words["time"] = f"{figures['seconds'] * 1e3:,.1f} ms"
+    if "tokens_per_second" in figures:
+        words["tokens/s"] = f"{figures['tokens_per_second']:,.0f}"
+    if "mfu" in figures:
+        words["mfu"] = f"{figures['mfu']:.1%}"
+    for tier in ("device", "host", "nvme"):
+        if count := figures.get(f"memory_bytes/{tier}"):
+            words[tier] = human_size(int(count))
+    if "exposed_seconds" in figures and figures["seconds"] > 0:
+        words["waited"] = _waited(figures)
+    return words
+
+
+def _waited(figures: Mapping[str, float]) -> str:
+    by_lane = {name.rpartition("/")[2]: value for name, value in figures.items() if name.startswith("stall_seconds/")}
+    part = f"{figures['exposed_seconds'] / figures['seconds']:.0%}"
+    return part if part == "0%" else f"{part} for {max(by_lane, key=by_lane.__getitem__)}"
