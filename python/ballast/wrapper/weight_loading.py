@@ -11,7 +11,8 @@ from ballast import _core
 from ballast.checks import fail, refuse
 from ballast.wrapper.deferred_params import begin_with_file, device_of
 from ballast.wrapper.managed_parameter import by_owner
-from ballast.wrapper.safetensors_reader import Files, StoredTensor, tensors_in
+from ballast.wrapper.safetensors_reader import Files, tensors_in
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unwrap import named_buffers, names_in_model, unwrapped, unwrapped_name
 
 
@@ -82,7 +83,7 @@ def nearest(name: str, others: Iterable[str]) -> str:
 
 
 def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
-    where = f"{name} in {stored.file.path}"
+    where = f"{name} in {stored.where}"
     if tuple(tensor.shape) != stored.shape:
         refuse(
             "cannot load a tensor: it has another shape in the files than in the model",
