@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from ballast.checkpoint.distributed import Distributed
-from ballast.checkpoint.manifest import MANIFEST
+from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.universal import Universal
 from ballast.checks import refuse
 
@@ -27,25 +27,6 @@ class Source(Protocol):
     def parameter(self, name: str) -> torch.Tensor: ...
     def moment(self, name: str, moment: str) -> torch.Tensor: ...
     def steps(self, name: str) -> int | None: ...
-
-
-def kind_of(directory: Path) -> str:
-    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's. An empty
-    string means unknown."""
-    found = {
-        "ballast": directory / MANIFEST,
-        "universal": directory / "zero",
-        "distributed": directory / ".metadata",
-        "deepspeed": directory / "latest_universal",
-    }
-    for kind, path in found.items():
-        if path.exists():
-            return kind
-    patterns = {"deepspeed": "*_states.pt", "safetensors": "*.safetensors"}
-    for kind, pattern in patterns.items():
-        if any(directory.glob(pattern)) or any(directory.glob(f"*/{pattern}")):
-            return kind
-    return ""
 
 
 def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -> Source:
