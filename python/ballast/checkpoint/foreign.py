@@ -14,6 +14,8 @@ from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.universal import Universal
 from ballast.checks import refuse
 
+MOST_NAME = 4096  # characters of a path
+
 
 class Source(Protocol):
     """Reads full parameters and moments, one at a time. Methods return None for values that the checkpoint lacks."""
@@ -38,7 +40,7 @@ def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -
     if kind == "distributed":
         return Distributed(directory, trained, known)
     if kind == "deepspeed":
-        _refuse_deepspeed(directory)
+        refuse_deepspeed(directory)
     if kind == "safetensors":
         _refuse(
             "cannot load a training from safetensors files: they hold no optimizer state",
@@ -48,7 +50,7 @@ def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -
     raise AssertionError(kind)
 
 
-def _refuse_deepspeed(directory: Path) -> NoReturn:
+def refuse_deepspeed(directory: Path) -> NoReturn:
     """Name the universal checkpoint, or the command that makes one. DeepSpeed keeps several checkpoints in a directory,
     by tag, and files that name the newest one and the newest universal one."""
     universal = _named(directory, "latest_universal")
@@ -71,4 +73,7 @@ def _refuse(what: str, directory: Path, remedy: str) -> NoReturn:
 def _named(directory: Path, file: str) -> Path:
     """Return the folder that a file of the directory names, or the directory itself without that file."""
     path = directory / file
-    return directory / path.read_text().strip() if path.exists() else directory
+    if not path.exists():
+        return directory
+    with open(path, errors="replace") as text:
+        return directory / text.read(MOST_NAME).strip().partition("\n")[0].replace("\0", "")
