@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ballast import _core
-from ballast.commands import doctor, inspect, plan, verify
+from ballast.commands import doctor, export, inspect, plan, verify
 from ballast.commands.parser import Parser
 from ballast.errors import Error, UsageError
 
-COMMANDS = (plan, doctor, inspect, verify)
+COMMANDS = (plan, doctor, inspect, verify, export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
