@@ -26,7 +26,7 @@ def read_config(location: str) -> Mapping[str, Any]:
         refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
     try:
         config = json.loads(path.read_text())
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         refuse(f"{path} is not JSON", where=str(problem))
     if not isinstance(config, dict):
         refuse(f"{path} is not a configuration", needed="a JSON object with hidden_size and the like")
