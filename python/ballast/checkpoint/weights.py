@@ -13,11 +13,12 @@ import torch
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.contents import Tensor
+from ballast.checkpoint.contents import Checkpoint, Tensor
 from ballast.checkpoint.distributed import Distributed, entries_of_only_model, read_entry
 from ballast.checkpoint.foreign import refuse_deepspeed
 from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.pieces import Piece, cover
+from ballast.checkpoint.schema import MOMENTS
 from ballast.checkpoint.stream import Stream
 from ballast.checkpoint.universal import Universal
 from ballast.checkpoint.unpickling import fail_unreadable
@@ -95,20 +96,43 @@ class CheckpointTensor(StoredTensor):
 
     def read(self, first: int, count: int, into: int) -> None:
         for cut in cover(self._entry.pieces, first, count):
-            values = self._latest.get((self._name, self.dtype, cut.piece.first), partial(self._values_of, cut.piece))
+            values = self._latest.get(self._key_of(cut.piece), partial(self._values_of, cut.piece))
             place = tensor_at(into + cut.into * self.dtype.itemsize, cut.count, self.dtype)
             place.copy_(values[cut.first : cut.first + cut.count])
 
-    def _values_of(self, piece: Piece) -> torch.Tensor:
-        values = torch.empty(piece.count, dtype=self.dtype, device="cpu")
+    def _key_of(self, piece: Piece) -> object:
+        return self._name, self.dtype, piece.first
+
+    def _reader_at(self, piece: Piece) -> _core.CheckpointReader:
         alone = replace(piece, file=0)
-        reader = Stream([self._files[piece.file]], [alone]).go_to(alone, self._name)
+        return Stream([self._files[piece.file]], [alone]).go_to(alone, self._name)
+
+    def _values_of(self, piece: Piece) -> torch.Tensor:
+        values, reader = torch.empty(piece.count, dtype=self.dtype, device="cpu"), self._reader_at(piece)
         if str(self.dtype) == f"torch.{self._entry.dtype}":  # the parameter comes first in a chunk
             values.copy_(torch.frombuffer(reader.memory(), dtype=self.dtype, count=piece.count))
         else:
             part = _core.StatePart(dtype=_core.DType.fp32, parameter=values.data_ptr(), count=piece.count)
             reader.copy(self._entry.kind(), (piece.count, 0, 0, piece.count), part)
         return values
+
+
+class MomentTensor(CheckpointTensor):
+    """A moment of a trained parameter, in fp32."""
+
+    def __init__(self, kind: str, name: str, entry: Tensor, files: Sequence[str], latest: Latest):
+        super().__init__(name, entry, files, latest, torch.float32)
+        self._kind = kind  # "momentum" or "variance"
+
+    def _key_of(self, piece: Piece) -> object:
+        return self._kind, super()._key_of(piece)
+
+    def _values_of(self, piece: Piece) -> torch.Tensor:
+        part = {kind: torch.zeros(piece.count, dtype=torch.float32, device="cpu") for kind in ("parameter", *MOMENTS)}
+        at = {kind: values.data_ptr() for kind, values in part.items()}
+        to = _core.StatePart(dtype=_core.DType.fp32, count=piece.count, **at)
+        self._reader_at(piece).copy(self._entry.kind(), (piece.count, 0, 0, piece.count), to)
+        return part[self._kind]
 
 
 def weights_in(files: Files, model: torch.nn.Module | None = None) -> Weights:
@@ -133,6 +157,22 @@ def _of_ballast(directory: Path) -> dict[str, StoredTensor]:
         for name, entry in checkpoint.tensors.items()
         if entry.is_parameter() or entry.role == "buffer"
     }
+
+
+def state_in(directory: Path, checkpoint: Checkpoint) -> dict[str, dict[str, StoredTensor]]:
+    """Return what the optimizer keeps in a checkpoint of Ballast, by parameter and by torch's name. Reads no values."""
+    files, latest = manifest.data_files(directory, checkpoint), Latest()
+    found: dict[str, dict[str, StoredTensor]] = {}
+    for name, entry in checkpoint.tensors.items():
+        parameter, colon, key = name.rpartition(": ")
+        if entry.role == "trained":
+            kept = {"momentum": entry.momentum, "variance": entry.variance}
+            for kind, of_torch in checkpoint.moments.items():
+                if kept[kind]:
+                    found.setdefault(name, {})[of_torch] = MomentTensor(kind, name, entry, files, latest)
+        elif colon and not entry.is_parameter() and entry.role != "buffer":
+            found.setdefault(parameter, {})[key] = CheckpointTensor(name, entry, files, latest)
+    return found
 
 
 def _of_distributed(directory: Path, model: torch.nn.Module | None) -> dict[str, StoredTensor]:

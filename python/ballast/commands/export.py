@@ -14,7 +14,7 @@ EXAMPLE = """\
 examples:
   ballast export checkpoints exported
   ballast export checkpoints exported --dtype bf16 --max-shard-size 5GB --config path/to/config.json
-  ballast export checkpoints exported --json
+  ballast export checkpoints of-torch --to distributed --json
 """
 
 
@@ -23,13 +23,15 @@ def add_to(commands: Any) -> None:
     about = (
         "Write the weights of a checkpoint to safetensors files, as Hugging Face does. Reads checkpoints of Ballast, of\n"
         "torch.distributed.checkpoint and of DeepSpeed (universal), and safetensors. Needs no GPU, no ranks and no model,\n"
-        "and memory for one tensor with its state."
+        "and memory for a few tensors."
     )
     parser = commands.add_parser(
         "export", help="write the weights of a checkpoint to safetensors files", description=about, epilog=EXAMPLE
     )
     parser.add_argument("checkpoint", help="the directory of a checkpoint")
     parser.add_argument("folder", help="the folder for the files; an earlier export there is replaced")
+    help = "safetensors (default), or distributed: for torch.distributed.checkpoint, with the optimizer's state of a training"
+    parser.add_argument("--to", choices=("safetensors", "distributed"), default="safetensors", metavar="FORMAT", help=help)
     help = "fp32, bf16 or fp16: the format of the weights; default: as saved. In fp32 a training's masters are written"
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), metavar="NAME", help=help)
     help = "size of the largest file, such as 5GB; default: one file"
@@ -48,6 +50,7 @@ def run(chosen: argparse.Namespace) -> int:
         folder=Path(chosen.folder),
         dtype=chosen.dtype,
         most_bytes=None if chosen.max_shard_size is None else parse_size(chosen.max_shard_size),
+        to=chosen.to,
         config=None if chosen.config is None else Path(chosen.config),
     ).run()
     if chosen.json:

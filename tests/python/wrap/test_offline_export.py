@@ -13,6 +13,7 @@ from python.wrap.support.loops import Loop, Tower
 from python.wrap.support.resident import peak_resident
 from python.wrap.test_foreign import as_distributed, as_universal, as_universal_of_stage_3, trained_by_torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
 
@@ -155,3 +156,33 @@ def test_an_export_needs_memory_for_a_few_tensors(kind, run, tmp_path):
     assert run("export", tmp_path / "saved", tmp_path / "out")[0] == 0
     assert peak_resident() - before < 8 * each
     assert saved.same(written(tmp_path / "out"), model.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "NAdam"])
+def test_torch_resumes_what_was_exported_to_its_format(optimizer, run, tmp_path):
+    """A plain optimizer of torch continues with the parameters, the state and the options of a training."""
+    training = saved.Training({"stage": 2, "optimizer": optimizer})
+    training.train(0, 2)
+    ballast.save(tmp_path / "saved", training.model, training.optimizer)
+    code, _, err = run("export", tmp_path / "saved", tmp_path / "of-torch", "--to", "distributed")
+    assert (code, err) == (0, "")
+    model = saved.other_parameters(saved.Buffered())
+    plain = getattr(torch.optim, optimizer)(saved.groups_of(model), lr=1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    plain.step()  # so that the optimizer has state, which torch reads into
+    own, state = get_state_dict(model, plain)
+    dcp.load({"model": own, "optim": state}, checkpoint_id=tmp_path / "of-torch", no_dist=True)
+    set_state_dict(model, plain, model_state_dict=own, optim_state_dict=state)
+    assert saved.same(model.state_dict(), training.everything())
+    for mine, theirs in zip(model.parameters(), training.model.parameters()):
+        for key, value in plain.state[mine].items():
+            kept = training.optimizer.state[theirs][key]
+            assert torch.equal(torch.as_tensor(value), torch.clone(torch.as_tensor(kept))), key
+    assert [group["lr"] for group in plain.param_groups] == [group["lr"] for group in training.optimizer.param_groups]
+    if optimizer == "AdamW":
+        again = saved.Training({"stage": 3}, saved.other_parameters(saved.Buffered()))
+        ballast.load_checkpoint(tmp_path / "of-torch", again.model, again.optimizer)
+        assert again.train(2, 2) == training.train(2, 2)
+    code, _, err = run("export", tmp_path / "saved", tmp_path / "of-torch", "--to", "distributed")
+    assert code == 2 and "already" in err
