@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import fail, fail_of_system
 
 MOST_BYTES = 256 << 20  # of a JSON file, which becomes about ten times as much in memory
 MOST = (1 << 63) - 1  # of a count that C++ takes
@@ -44,10 +44,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """Return the value of a JSON file. Raise B3202 where it is not JSON, or too large."""
-    if path.stat().st_size > MOST_BYTES:
-        fail_malformed(str(path), f"it has {path.stat().st_size:,} bytes, and such a file at most {MOST_BYTES:,}")
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            fail_malformed(str(path), f"it has {size:,} bytes, and such a file at most {MOST_BYTES:,}")
         return parse(path.read_bytes())
+    except OSError as error:
+        fail_of_system(error)
     except ValueError as error:
         fail_malformed(str(path), str(error))
 

@@ -157,7 +157,7 @@ TEST_CASE("a commit with more of the user's bytes than its block has is not a co
   for (const std::uint64_t forged :
        {std::uint64_t{max_user_bytes}, std::uint64_t{max_user_bytes + 1}, ~std::uint64_t{0}}) {
     write_commit(shape_of_run, {.generation = 4}, block);
-    std::memcpy(block.data() + 64, &forged, sizeof forged);
+    std::memcpy(block.data() + 56, &forged, sizeof forged);
     const std::uint64_t seal = checksum(block.subspan(sizeof(std::uint64_t)));
     std::memcpy(block.data(), &seal, sizeof seal);
     CHECK(read_commit(shape_of_run, block).has_value() == (forged == max_user_bytes));

@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The tensors of a directory by key, and the path to each in the nested dictionaries that were saved."""
+    """The tensors of a directory by key, and the path to each in the nested dictionaries that were saved, if it is known."""
 
     entries: dict[str, Entry]
     paths: dict[str, tuple[str, ...]]
@@ -83,7 +83,7 @@ def read_metadata(directory: Path) -> Metadata:
                 entries[_text(key)] = _entry(key, tensor, places)
     except (_Malformed, TypeError, ValueError, AttributeError, OverflowError) as error:
         fail_unreadable(path, f"{key}: {error}")
-    return Metadata(entries, {key: _path_of(key, found) for key in entries})
+    return Metadata(entries, {key: keys for key in entries if (keys := _path_of(key, found))})
 
 
 class _Malformed(Exception):
@@ -98,14 +98,15 @@ def _require(holds: bool, why: str) -> None:
 def _unpickled(path: Path) -> Any:
     from torch.distributed.checkpoint.metadata import Metadata as TorchMetadata
 
-    with open(path, "rb") as file:
-        unpickler = Unpickler(file, path, METADATA_NAMES | {"torch": names_in_torch()})
-        try:
-            found = unpickler.load()
-        except Error:
-            raise
-        except Exception as error:  # damaged bytes may raise anything
-            fail_unreadable(path, str(error))
+    try:
+        with open(path, "rb") as file:
+            found = Unpickler(file, path, METADATA_NAMES | {"torch": names_in_torch()}).load()
+    except OSError as error:
+        fail_file(path, error)
+    except Error:
+        raise
+    except Exception as error:  # damaged bytes may raise anything
+        fail_unreadable(path, str(error))
     is_known = isinstance(found, TorchMetadata) and isinstance(getattr(found, "state_dict_metadata", None), dict)
     if not is_known or not isinstance(getattr(found, "storage_data", None), dict):
         fail_unreadable(path, "it does not say where each tensor is stored")
@@ -186,12 +187,12 @@ def _end_of_rows(chunk: Chunk) -> int:
 
 
 def _path_of(key: str, found: Any) -> tuple[str, ...]:
-    """Return the keys of the dictionaries around a tensor, as torch's planner has recorded them."""
+    """Return the keys that lead to a tensor, as torch's planner has recorded them; nothing if it has not."""
     planned = getattr(found, "planner_data", None)
     path = planned.get(key) if isinstance(planned, dict) else None
     if isinstance(path, tuple) and path and all(isinstance(each, (str, int)) for each in path):
         return tuple(str(each) for each in path)
-    return (key,)
+    return ()
 
 
 def _text(value: Any) -> str:

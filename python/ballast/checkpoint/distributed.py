@@ -98,7 +98,13 @@ def entries_of_only_model(directory: Path) -> dict[str, Entry]:
     metadata = read_metadata(directory)
     models: dict[tuple[str, ...], dict[str, Entry]] = {}
     for key, entry in metadata.entries.items():
-        *around, name = metadata.paths[key]
+        *around, name = metadata.paths.get(key) or (key,)
+        if not around and OF_OPTIMIZERS.intersection(key.split(".")[:-1]):
+            refuse(
+                "cannot choose the weights in a checkpoint: it does not say which tensors are an optimizer's",
+                where=f"{key} in {directory}",
+                remedy="ballast.load(model, directory) chooses by the names of a model.",
+            )
         if not OF_OPTIMIZERS.intersection(around):
             models.setdefault(tuple(around), {})[name] = entry
     if len(models) != 1:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 
-from ballast.checks import refuse
+from ballast.checks import fail_of_system, refuse
 from ballast.json_reader import Json, fail_malformed, parse, read_json
 from ballast.safetensors_format import DTYPES, INDEX
 from ballast.wrapper.memory import bytes_at
@@ -30,15 +30,24 @@ class OpenFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = path.open("rb", buffering=0)
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            fail_of_system(error)
         self.bytes = os.fstat(self._file.fileno()).st_size
 
     def read(self, begin: int, into: memoryview) -> None:
         while into:
-            count = os.preadv(self._file.fileno(), [into], begin)
+            count = self._read_some(begin, into)
             if count == 0:
                 fail_malformed(str(self.path), "it has become shorter since it was opened")
             into, begin = into[count:], begin + count
+
+    def _read_some(self, begin: int, into: memoryview) -> int:
+        try:
+            return os.preadv(self._file.fileno(), [into], begin)
+        except OSError as error:
+            fail_of_system(OSError(error.errno, error.strerror, str(self.path)))
 
 
 class SafetensorsTensor(StoredTensor):
