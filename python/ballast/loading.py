@@ -16,11 +16,11 @@ def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | 
     `files` is a directory of `ballast.save()`, of `torch.distributed.checkpoint` (of a model alone, too) or of DeepSpeed's
     universal checkpoints; or safetensors: a file, a pattern, a directory, an index, or several of them.
 
-    No rank ever holds more than a piece of values that it does not keep, or one tensor of another program's checkpoint. All
-    ranks call this together, before or after `ballast.wrap()`. Names and shapes must be those of the model, and so must the
-    formats in safetensors files: all are checked before anything changes. What a training has saved is rounded to the
-    format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen parameters and buffers, which
-    stay as they are.
+    All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
+    than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
+    of the model, and so must the formats in safetensors files: all are checked before anything changes. What a training has
+    saved is rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
+    parameters and buffers, which stay as they are.
 
     Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins, so
     the files must stay until then.
