@@ -173,6 +173,7 @@ void write_commit(const RecordShape& shape, const Commit& commit, std::span<std:
 std::optional<Commit> read_commit(const RecordShape& shape, std::span<const std::byte> slot) {
   const auto found = get<CommitBlock>(slot);
   if (!is_sealed(slot, found.head, Kind::commit) || !is_of(shape, found.head)) return {};
+  if (found.user_bytes > max_user_bytes) return {};  // forged: a seal can be right, and they end after the block
   return Commit{found.generation, found.step, found.seals_hash, found.point,
                 slot.subspan(sizeof found, found.user_bytes)};
 }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
 from ballast import _core
-from ballast.checks import fail
+from ballast.checks import fail, fail_of_system
 
 
 class Ranks(Protocol):
@@ -37,7 +36,7 @@ class Agreement:
             try:
                 yield
             except OSError as error:
-                _fail_of_system(error)
+                fail_of_system(error)
         except Exception as error:
             if self.error is None:
                 self.error = error
@@ -63,8 +62,3 @@ class Agreement:
             raise error
         finally:
             del error
-
-
-def _fail_of_system(error: OSError) -> NoReturn:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    fail("drive_full" if full else "file_call", _core.Problem(what=str(error.strerror), where=str(error.filename or "")))

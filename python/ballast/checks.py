@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import numbers
 import sys
@@ -36,6 +37,12 @@ def refuse(what: str, *, where: str = "", needed: str = "", available: str = "",
 def refuse_order(what: str, *, where: str = "", needed: str, remedy: str = "") -> NoReturn:
     """Raise B1007: the call is not possible now, but may be later."""
     fail("out_of_order", _core.Problem(what=what, where=where, needed=needed, remedy=remedy))
+
+
+def fail_of_system(error: OSError) -> NoReturn:
+    """Raise B2202 for a full drive, or B3201 for another error of the system."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    fail("drive_full" if full else "file_call", _core.Problem(what=str(error.strerror), where=str(error.filename or "")))
 
 
 def one_of(kind: str, word: str, known: Iterable[str], *, or_else: str = "", remedy: str = "") -> str:

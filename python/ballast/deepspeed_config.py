@@ -78,7 +78,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
     try:
         found = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:  # a refusal is a ValueError too
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:  # a refusal is a ValueError too
         refuse(f"cannot import {path.name}: {error}", where=str(path))
     if not isinstance(found, dict):
         refuse(f"cannot import {path.name}: it holds no JSON object", where=str(path))

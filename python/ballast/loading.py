@@ -1,4 +1,4 @@
-"""Load safetensors files straight into the memory where a model's parameters are kept."""
+"""Load weights straight into the memory where a model's parameters are kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ if TYPE_CHECKING:
 
 
 def load(model: torch.nn.Module, files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
-    """Read parameters and buffers from safetensors files: a file, a pattern, a directory, an index, or several of them.
+    """Read parameters and buffers from a checkpoint of any kind, without an optimizer.
 
-    No rank ever holds more than a piece of values that it does not keep. All ranks call this together, before or after
-    `ballast.wrap()`. Names, shapes and formats must be those of the model: all are checked before anything changes.
-    Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins,
-    so the files must stay until then.
+    `files` is a directory of `ballast.save()`, of `torch.distributed.checkpoint` (of a model alone, too) or of DeepSpeed's
+    universal checkpoints; or safetensors: a file, a pattern, a directory, an index, or several of them.
+
+    All ranks call this together, before or after `ballast.wrap()`. Of values that it does not keep, a rank never holds more
+    than a piece, and in the checkpoint of a training no more than one tensor with its state. Names and shapes must be those
+    of the model, and so must the formats in safetensors files: all are checked before anything changes. What a training has
+    saved is rounded to the format of the model; a model in fp32 gets the masters. Universal checkpoints lack frozen
+    parameters and buffers, which stay as they are.
+
+    Parameters that were constructed in `ballast.deferred()`, or on torch's meta device, are read when training begins, so
+    the files must stay until then.
 
     >>> import torch
     >>> load(torch.nn.Linear(2, 1), "nowhere/*.safetensors")

@@ -74,10 +74,10 @@ def load_checkpoint(
     Directories of `torch.distributed.checkpoint` and universal checkpoints of DeepSpeed are read too: the parameters,
     and the moments and steps of those that are trained. The result is None then.
     """
-    from ballast.checkpoint.foreign import kind_of
     from ballast.checkpoint.foreign_import import ForeignImport
     from ballast.checkpoint.host_folders import folder_to_load
     from ballast.checkpoint.inventory import access_of
+    from ballast.checkpoint.kinds import kind_of
     from ballast.checkpoint.loading import LOADING, load_current
     from ballast.wrapper.collectives import by_first_rank
 

@@ -134,5 +134,5 @@ def test_each_generated_part_names_its_source_in_the_repository_only(reference):
 
 def test_the_reference_has_every_verb_and_code(reference):
     page = reference.command_line()
-    assert all(f"## `ballast {verb}`" in page for verb in ("plan", "doctor", "report", "inspect", "verify"))
+    assert all(f"## `ballast {verb}`" in page for verb in ("plan", "doctor", "report", "inspect", "verify", "export"))
     assert 'id="B1001"' in reference.error_codes()

@@ -151,6 +151,19 @@ TEST_CASE("a commit is read as it was written, and a torn one is not a commit") 
   CHECK_FALSE(read_commit(other, slot.span()).has_value());
 }
 
+TEST_CASE("a commit with more of the user's bytes than its block has is not a commit") {
+  const Aligned slot(commit_bytes);
+  const auto block = slot.span();
+  for (const std::uint64_t forged :
+       {std::uint64_t{max_user_bytes}, std::uint64_t{max_user_bytes + 1}, ~std::uint64_t{0}}) {
+    write_commit(shape_of_run, {.generation = 4}, block);
+    std::memcpy(block.data() + 56, &forged, sizeof forged);
+    const std::uint64_t seal = checksum(block.subspan(sizeof(std::uint64_t)));
+    std::memcpy(block.data(), &seal, sizeof seal);
+    CHECK(read_commit(shape_of_run, block).has_value() == (forged == max_user_bytes));
+  }
+}
+
 TEST_CASE("files of another run or shape, and swapped, damaged, newer or older ones are refused") {
   const Aligned memory(block_bytes);
   const auto block = memory.span();

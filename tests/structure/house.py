@@ -54,7 +54,7 @@ PYTHON_PACKAGE = "python/ballast"
 PYTHON_LAYERS = {
     "foundation": [
         *("_core", "errors", "store", "checks", "keywords", "leaving", "agreement", "connecting", "sizes"),
-        "safetensors_format",
+        *("safetensors_format", "json_reader"),
     ],
     "planning": [
         *("machine", "hardware", "tiers", "wire", "searching", "result", "options", "candidates", "suggestions", "planning"),
@@ -69,7 +69,7 @@ PYTHON_LAYERS = {
         *("_torch_compat", "wrapper", "wrapper.unwrap", "wrapper.casting", "wrapper.gpu", "wrapper.rules"),
         *("wrapper.metrics", "wrapper.ungathered", "wrapper.units", "wrapper.modules", "wrapper.memory"),
         *("wrapper.safetensors_reader", "wrapper.deferred_init", "wrapper.gathered_views", "wrapper.options"),
-        "wrapper.activation_options",
+        *("wrapper.activation_options", "wrapper.stored_tensor", "wrapper.group_options"),
         *("wrapper.process_groups", "wrapper.collectives", "wrapper.hooks", "wrapper.ddp_compat", "wrapper.forward_hooks"),
         *("wrapper.session_hooks", "wrapper.gradient_order", "wrapper.gradient_norms", "wrapper.gradients"),
         "wrapper.throughput",

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import torch
 
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, Checkpoint
+from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.unwrap import names_in_model

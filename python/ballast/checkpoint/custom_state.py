@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ballast.agreement import Agreement
-from ballast.checkpoint.manifest import CUSTOM, Tensor
+from ballast.checkpoint.contents import CUSTOM, Tensor
 from ballast.checkpoint.targets import PlainTensor, Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse

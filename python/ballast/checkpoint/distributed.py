@@ -6,37 +6,18 @@ import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ballast.checkpoint.unpickling import Unpickler, fail_unreadable, load_without_code
+from ballast.checkpoint.dcp_metadata import Chunk, Entry, read_metadata
+from ballast.checkpoint.unpickling import fail_file, fail_unreadable, load_without_code, number_in, require_plain
 from ballast.checks import refuse
-from ballast.errors import Error
 
 NUMBERED = re.compile(r"(^|\.)state\.\d+\.\w+$")
+OF_OPTIMIZERS = {"state", "param_groups"}  # keys of an optimizer's state_dict()
 ONE_OF_EACH = "one model and one optimizer, as in dcp.save({'model': ..., 'optim': ...})"
-
-# All names that a .metadata may have, by module: data classes, and functions that look a word up.
-METADATA_NAMES = {
-    "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed._shard.sharded_tensor.metadata": {"MEM_FORMAT_ENCODING", "TensorProperties"},  # torch 2.2
-    "torch.serialization": {"_get_layout"},
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},  # Python 3.13
-}
-
 
 class Distributed:
     """A Source for one directory."""
@@ -44,20 +25,27 @@ class Distributed:
     may_be_flat = False
 
     def __init__(self, directory: Path, trained: Sequence[str], known: Collection[str]):
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
         self._directory = directory
-        self._metadata = read_metadata(directory / ".metadata")
-        entries = self._metadata.state_dict_metadata
-        self._entries = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+        self._entries = read_metadata(directory).entries
         self._holders = {key.rpartition(".")[0] for key in self._entries}  # prefixes of moments and of steps
-        optimizers = _of_most(_prefixes(self._holders, [f"state.{name}" for name in trained]))
+        self._trained = trained
         self._model = self._only("parameters", _of_models(_prefixes(self._entries, trained), trained, known)) or ""
-        self._optimizer = self._only("optimizer's state", optimizers)
+
+    @cached_property
+    def _optimizer(self) -> str | None:
+        """The prefix of the optimizer's state. A caller that only reads parameters does not need it."""
+        prefixes = _prefixes(self._holders, [f"state.{name}" for name in self._trained])
+        return self._only("optimizer's state", _of_most(prefixes))
+
+    def entries_like(self, known: Collection[str]) -> dict[str, Entry]:
+        """Return the tensors of the model by name: those that are known, and others that are next to them."""
+        words = {name.partition(".")[0] for name in known}
+        below = {key.removeprefix(self._model): each for key, each in self._entries.items() if key.startswith(self._model)}
+        return {name: entry for name, entry in below.items() if name in known or name.partition(".")[0] in words}
 
     def shape(self, name: str, moment: str = "") -> tuple[int, ...] | None:
         entry = self._entries.get(self._key(name, moment))
-        return None if entry is None else tuple(entry.size)
+        return None if entry is None else entry.shape
 
     def has_state(self, name: str) -> bool:
         return self._key(name, "any").rpartition(".")[0] in self._holders
@@ -70,7 +58,7 @@ class Distributed:
 
     def steps(self, name: str) -> int | None:
         key = self._key(name, "step")
-        return int(self._read(key)) if key in self._entries else None
+        return number_in(self._read(key), self._directory) if key in self._entries else None
 
     def _key(self, name: str, moment: str = "") -> str:
         if not moment:
@@ -102,50 +90,56 @@ class Distributed:
             )
 
     def _read(self, key: str) -> torch.Tensor:
-        from torch.distributed.checkpoint import FileSystemReader, load
-        from torch.distributed.checkpoint.api import CheckpointException
-
-        reader = FileSystemReader(self._directory)
-        reader.read_metadata = lambda *args, **options: self._metadata  # torch's method unpickles anything
-        entry = self._entries[key]
-        into = {key: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")}
-        try:
-            load(into, storage_reader=reader, no_dist=True)
-        except CheckpointException as error:  # a BaseException with the errors of each rank
-            self._refuse_pieces(key)
-            fail_unreadable(self._directory, f"{key}: {error.failures[0][0]}")
-        return into[key]
-
-    def _refuse_pieces(self, key: str) -> None:
-        """Raise our error for names that torch has refused to unpickle. Return if torch had another reason."""
-        for index, stored in self._metadata.storage_data.items():
-            if index.fqn == key:
-                path = self._directory / stored.relative_path
-                with open(path, "rb") as file:
-                    file.seek(stored.offset)
-                    load_without_code(io.BytesIO(file.read(stored.length)), path)
+        return read_entry(self._entries[key])
 
 
-def read_metadata(path: Path) -> Any:
-    """Return the Metadata of this file."""
-    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+def entries_of_only_model(directory: Path) -> dict[str, Entry]:
+    """Return the tensors by name of the model that was saved, without its optimizer. Refuse several models."""
+    metadata = read_metadata(directory)
+    models: dict[tuple[str, ...], dict[str, Entry]] = {}
+    for key, entry in metadata.entries.items():
+        *around, name = metadata.paths.get(key) or (key,)
+        if not around and OF_OPTIMIZERS.intersection(key.split(".")[:-1]):
+            refuse(
+                "cannot choose the weights in a checkpoint: it does not say which tensors are an optimizer's",
+                where=f"{key} in {directory}",
+                remedy="ballast.load(model, directory) chooses by the names of a model.",
+            )
+        if not OF_OPTIMIZERS.intersection(around):
+            models.setdefault(tuple(around), {})[name] = entry
+    if len(models) != 1:
+        refuse(
+            "cannot choose the weights in a checkpoint" if models else "the checkpoint holds no weights",
+            where=str(directory),
+            needed="one model",
+            available=", ".join(sorted(".".join(around) or "tensors without a key" for around in models)),
+            remedy="ballast.load(model, directory) chooses by the names of a model.",
+        )
+    return next(iter(models.values()))
 
-    with open(path, "rb") as file:
-        unpickler = Unpickler(file, path, METADATA_NAMES | {"torch": names_in_torch()})
-        try:
-            found = unpickler.load()
-        except Error:
-            raise
-        except Exception as error:  # damaged bytes may raise anything
-            fail_unreadable(path, str(error))
-    if not isinstance(found, Metadata) or not isinstance(getattr(found, "storage_data", None), dict):
-        fail_unreadable(path, "it does not say where each tensor is stored")
-    found.storage_meta = StorageMeta()  # the reader sets its own
-    return found
+
+def read_entry(entry: Entry) -> torch.Tensor:
+    """Return a tensor, read chunk by chunk."""
+    if len(entry.chunks) == 1:
+        return _read_chunk(entry, entry.chunks[0])
+    values = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+    for chunk in entry.chunks:
+        place = values[tuple(slice(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes))]
+        place.copy_(_read_chunk(entry, chunk))
+    return values
 
 
-def names_in_torch() -> set[str]:
-    return {"Size"} | {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+def _read_chunk(entry: Entry, chunk: Chunk) -> torch.Tensor:
+    try:
+        with open(chunk.path, "rb") as file:
+            file.seek(chunk.begin)
+            content = file.read(chunk.bytes)
+    except OSError as error:
+        fail_file(chunk.path, error)
+    values = require_plain(load_without_code(io.BytesIO(content), chunk.path), chunk.path)
+    if values.dtype != entry.dtype or tuple(values.shape) != chunk.sizes:
+        fail_unreadable(chunk.path, f"it holds a tensor of {values.dtype} and {tuple(values.shape)} at {chunk.begin}")
+    return values
 
 
 def _prefixes(keys: Iterable[str], names: Sequence[str]) -> Counter[str]:

@@ -6,21 +6,20 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 from ballast import _core
-from ballast.checkpoint.manifest import MANIFEST, content_in, folder_in
+from ballast.checkpoint.contents import FOLDER
+from ballast.checkpoint.kinds import MANIFEST
+from ballast.checkpoint.manifest import content_in, folder_in
 from ballast.checks import fail, refuse
 from ballast.errors import Error
 from ballast.sizes import human_size
 from ballast.wrapper.unwrap import names_in_model
 
 log = logging.getLogger("ballast")
-
-FOLDER = re.compile(r"step-\d+-[0-9a-f]{8}")
 
 
 class CheckpointDirectory:

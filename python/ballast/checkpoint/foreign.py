@@ -10,9 +10,11 @@ from typing import NoReturn, Protocol
 import torch
 
 from ballast.checkpoint.distributed import Distributed
-from ballast.checkpoint.manifest import MANIFEST
+from ballast.checkpoint.kinds import kind_of
 from ballast.checkpoint.universal import Universal
 from ballast.checks import refuse
+
+MOST_NAME = 4096  # characters of a path
 
 
 class Source(Protocol):
@@ -29,25 +31,6 @@ class Source(Protocol):
     def steps(self, name: str) -> int | None: ...
 
 
-def kind_of(directory: Path) -> str:
-    """Return the kind of checkpoint: "universal" and "deepspeed" are DeepSpeed's, "distributed" is torch's. An empty
-    string means unknown."""
-    found = {
-        "ballast": directory / MANIFEST,
-        "universal": directory / "zero",
-        "distributed": directory / ".metadata",
-        "deepspeed": directory / "latest_universal",
-    }
-    for kind, path in found.items():
-        if path.exists():
-            return kind
-    patterns = {"deepspeed": "*_states.pt", "safetensors": "*.safetensors"}
-    for kind, pattern in patterns.items():
-        if any(directory.glob(pattern)) or any(directory.glob(f"*/{pattern}")):
-            return kind
-    return ""
-
-
 def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -> Source:
     """Return the reader of a checkpoint, or refuse it with the command that converts it. `known` are all names in the
     model, `trained` those that the checkpoint must have."""
@@ -57,7 +40,7 @@ def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -
     if kind == "distributed":
         return Distributed(directory, trained, known)
     if kind == "deepspeed":
-        _refuse_deepspeed(directory)
+        refuse_deepspeed(directory)
     if kind == "safetensors":
         _refuse(
             "cannot load a training from safetensors files: they hold no optimizer state",
@@ -67,7 +50,7 @@ def source_of(directory: Path, trained: Sequence[str], known: Collection[str]) -
     raise AssertionError(kind)
 
 
-def _refuse_deepspeed(directory: Path) -> NoReturn:
+def refuse_deepspeed(directory: Path) -> NoReturn:
     """Name the universal checkpoint, or the command that makes one. DeepSpeed keeps several checkpoints in a directory,
     by tag, and files that name the newest one and the newest universal one."""
     universal = _named(directory, "latest_universal")
@@ -90,4 +73,7 @@ def _refuse(what: str, directory: Path, remedy: str) -> NoReturn:
 def _named(directory: Path, file: str) -> Path:
     """Return the folder that a file of the directory names, or the directory itself without that file."""
     path = directory / file
-    return directory / path.read_text().strip() if path.exists() else directory
+    if not path.exists():
+        return directory
+    with open(path, errors="replace") as text:
+        return directory / text.read(MOST_NAME).strip().partition("\n")[0].replace("\0", "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 from pathlib import Path
 
+from ballast.checkpoint.kinds import HOST_FOLDER
 from ballast.checkpoint.manifest import content_in
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
@@ -14,7 +14,6 @@ from ballast.wrapper.collectives import by_first_rank
 
 log = logging.getLogger("ballast")
 
-FOLDER = re.compile(r"host-(\d+)")
 LOADING = "loading a checkpoint"
 
 
@@ -27,7 +26,7 @@ def remove_folders_of_others(directory: Path, access: CheckpointAccess) -> None:
     a host that was lost, and may have a later step than the folders of this training."""
     if access.outer is not None and access.group.rank == 0:
         for path in directory.glob("host-*"):
-            found = FOLDER.fullmatch(path.name)
+            found = HOST_FOLDER.fullmatch(path.name)
             if found and int(found[1]) not in access.outer.hosts.members:
                 shutil.rmtree(path, ignore_errors=True)  # all hosts do this, perhaps at the same time
 
@@ -62,7 +61,7 @@ def steps_in(directory: Path) -> dict[int, int]:
     """Return the step of each host's checkpoint, with the steps that it skipped: hosts skip different ones."""
     steps = {}
     for path in directory.glob("host-*"):
-        found, content = FOLDER.fullmatch(path.name), content_in(path)
+        found, content = HOST_FOLDER.fullmatch(path.name), content_in(path)
         if found and content:
             steps[int(found[1])] = int(content["step"]) + int(content["skipped"])
     return steps

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ballast.checkpoint.contents import Tensor
 from ballast.checkpoint.custom_state import custom_state
-from ballast.checkpoint.manifest import Tensor
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, frozen_state, moment_name
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess

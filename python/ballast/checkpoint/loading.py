@@ -4,7 +4,7 @@ checked before anything changes."""
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ballast import _core
 from ballast.agreement import Agreement
 from ballast.checkpoint import manifest
 from ballast.checkpoint.compatibility import require_compatible, use_model_names
+from ballast.checkpoint.contents import Checkpoint
 from ballast.checkpoint.custom_state import CustomState
 from ballast.checkpoint.inventory import (
     buffers_by_name,
@@ -32,6 +33,7 @@ from ballast.checkpoint.unpickling import load_without_code
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import by_first_rank
 from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
+from ballast.wrapper.group_options import set_options
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.partition import Partition
 from ballast.wrapper.updates import State
@@ -79,6 +81,7 @@ class Loading:
             self._custom = CustomState(access, self._checkpoint.tensors, self._names)
             self._custom.require_stored()
             self._outer = OuterLoading(access, self._checkpoint.tensors, self._names)
+            self._options = access.options_to_set([group["options"] for group in self._checkpoint.groups])
             self._extra = read_extra(directory, self._checkpoint, access.group.rank)
         self._agreement.settle()
         self._tensors = self._checkpoint.tensors
@@ -89,7 +92,7 @@ class Loading:
         with self._agreement.attempt():  # finds a missing or short file before anything changes
             _core.CheckpointReader(self._files, self._last_pieces())
         self._agreement.settle()
-        set_groups(self._access.optimizer, self._checkpoint.groups)
+        set_options(self._access.optimizer.param_groups, self._options)
         frozen_state, thawed = (self._custom.frozen(), {}) if self._access.has_own_step else self._empty_moments()
         made = {id(parameter): self._tensors[name].steps for name, parameter in self._parameters.items()}
         expect(self._parameters.values())
@@ -225,30 +228,9 @@ def moments_by_kind(thawed: State, access: CheckpointAccess) -> dict[tuple[int, 
     }
 
 
-def set_groups(optimizer: torch.optim.Optimizer, saved: Iterable[dict[str, Any]]) -> None:
-    for group, found in zip(optimizer.param_groups, saved):
-        for key, value in found["options"].items():
-            group[key] = restored(group.get(key), value)
-
-
-def restored(now: Any, value: Any) -> Any:
-    """Return the value with the type of the current one, because JSON has neither tuples nor tensors.
-
-    >>> restored((0.9, 0.99), [0.8, 0.9])
-    (0.8, 0.9)
-    """
-    if isinstance(now, tuple) and isinstance(value, list):
-        return tuple(value)
-    if isinstance(now, torch.Tensor):
-        return now.fill_(value)
-    return value
-
-
-def read_extra(directory: Path, checkpoint: manifest.Checkpoint, rank: int) -> Any:
+def read_extra(directory: Path, checkpoint: Checkpoint, rank: int) -> Any:
     """Return the extra of the rank with the same number; additional ranks start again with that of rank 0. Tensors are
     loaded to the host, because the GPU that they were on may not exist here."""
     number = rank % checkpoint.ranks
-    path = directory / checkpoint.folder / manifest.extra_name(number)
-    content = manifest.read_bytes(path)
-    manifest.require_sealed(content, checkpoint.extra_seals[number], path)
+    path, content = manifest.read_extra(directory, checkpoint, number)
     return load_without_code(io.BytesIO(content), path)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.checkpoint.manifest import OUTER, Tensor
+from ballast.checkpoint.contents import OUTER, Tensor
 from ballast.checkpoint.pieces import Cut
 from ballast.checkpoint.targets import Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, moment_name

@@ -14,7 +14,8 @@ import torch
 
 from ballast import _core
 from ballast.agreement import Agreement
-from ballast.checkpoint import manifest
+from ballast.checkpoint import contents, manifest
+from ballast.checkpoint.contents import Checkpoint, Tensor
 from ballast.checkpoint.folder import (
     CheckpointDirectory,
     flush_folder,
@@ -33,7 +34,6 @@ from ballast.checkpoint.inventory import (
     require_all_partitioned,
     torch_tensors,
 )
-from ballast.checkpoint.manifest import Checkpoint, Tensor
 from ballast.checkpoint.outer_state import outer_tensors
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers
@@ -150,7 +150,7 @@ class Saving:
         rank = self._group.rank
         chunks: Chunks = {}
         with self._agreement.attempt():
-            writer = _core.CheckpointWriter(str(folder / manifest.data_name(rank)))
+            writer = _core.CheckpointWriter(str(folder / contents.data_name(rank)))
         self._agreement.settle()
         mine = {(part.unit, part.tensor, part.first) for part in self._local_parts}
 
@@ -170,8 +170,8 @@ class Saving:
                     written = writer.append_memory(values.data_ptr(), values.nbytes)
                     add(chunks, held.name, held.begin + first, count, written)
                 bytes_written = writer.finish()
-                write_file(folder / manifest.extra_name(rank), self._extra)
-                write_file(folder / manifest.index_name(rank), self._index(chunks, bytes_written))
+                write_file(folder / contents.extra_name(rank), self._extra)
+                write_file(folder / contents.index_name(rank), self._index(chunks, bytes_written))
                 flush_folder(folder)
         self._agreement.settle()
 
@@ -181,9 +181,9 @@ class Saving:
 
     def _manifest(self, folder: str) -> bytes:
         """Return the manifest, with the seals of all ranks' indexes as they are on the drive."""
-        files = [manifest.index_name(rank) for rank in range(self._group.size)]
+        files = [contents.index_name(rank) for rank in range(self._group.size)]
         seals = [manifest.seal_of(manifest.read_bytes(self._directory / folder / file)) for file in files]
-        return Checkpoint(
+        checkpoint = Checkpoint(
             step=self._access.steps,
             skipped=self._access.skipped,
             ranks=self._group.size,
@@ -194,7 +194,8 @@ class Saving:
             own_step=self._access.has_own_step,
             tensors=self._entries,
             indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
-        ).to_json()
+        )
+        return manifest.sealed(checkpoint.to_json())
 
 
 def add(chunks: Chunks, name: str, first: int, count: int, written: tuple[int, int]) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ballast import _core
-from ballast.checkpoint.manifest import PARAMETER_DTYPES, Tensor
+from ballast.checkpoint.contents import PARAMETER_DTYPES, Tensor
 from ballast.checkpoint.pieces import Cut
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ballast.checkpoint.unpickling import fail_unreadable, load_without_code
+from ballast.checkpoint.unpickling import fail_unreadable, load_without_code, number_in, require_plain
 from ballast.errors import Error
 
 log = logging.getLogger("ballast")
@@ -36,6 +36,13 @@ class Universal:
         full = self._shapes.get(name, found)
         return full if len(found) == 1 and math.prod(full) == found[0] else found
 
+    def names(self) -> list[str]:
+        return sorted(path.parent.name for path in self._folder.glob("*/fp32.pt"))
+
+    def may_be_flattened(self, name: str) -> bool:
+        """Return whether the parameter is flat here, and no file says which shape it has."""
+        return len(self._tensor(name, "").shape) == 1 and name not in self._shapes
+
     def has_state(self, name: str) -> bool:
         return any(file.stem != "fp32" for file in (self._folder / name).glob("*.pt"))
 
@@ -49,10 +56,7 @@ class Universal:
         path = self._path(name, "step")
         if not path.exists():
             return self._steps_of_all
-        found = load_without_code(path, path, ITS_OWN)
-        if not isinstance(found, (int, float, torch.Tensor)):
-            fail_unreadable(path, "it holds no number")
-        return int(found)
+        return number_in(load_without_code(path, path, ITS_OWN), path)
 
     @cached_property
     def _steps_of_all(self) -> int | None:
@@ -64,10 +68,10 @@ class Universal:
         found = load_without_code(path, path, ANY)
         try:
             states = found.get("optimizer_state_dict", {}).get("state", {}).values()
-            counts = [int(state["step"]) for state in states if "step" in state]
+            counts = [number_in(state["step"], path) for state in states if "step" in state]
             # Older versions of FusedAdam count in the groups. Newer ones always leave a 0 there.
-            of_groups = [int(group.get("step", 0)) for group in found.get("param_groups", [])]
-        except (AttributeError, TypeError, ValueError):
+            of_groups = [number_in(group.get("step", 0), path) for group in found.get("param_groups", [])]
+        except (AttributeError, TypeError, KeyError):
             fail_unreadable(path, "it does not hold the state_dict() of an optimizer")
         return counts[0] if counts else max(of_groups, default=0) or None
 
@@ -77,8 +81,8 @@ class Universal:
         files = sorted(self._directory.glob("*model_states.pt"))
         try:
             groups = load_without_code(files[0], files[0], ANY).get("param_shapes") if files else None
-            return {name: tuple(shape) for group in groups or [] for name, shape in group.items()}
-        except (Error, AttributeError, TypeError) as error:  # the script's own objects are in these files too
+            return {name: tuple(int(size) for size in shape) for group in groups or [] for name, shape in group.items()}
+        except (Error, AttributeError, TypeError, ValueError) as error:  # the script's own objects are in these files too
             log.info("shapes of flat tensors are not compared: %s", error)
             return {}
 
@@ -88,7 +92,4 @@ class Universal:
     def _tensor(self, name: str, moment: str) -> torch.Tensor:
         path = self._path(name, moment)
         found = load_without_code(path, path, ITS_OWN)
-        tensor = found.get("param") if isinstance(found, dict) else found
-        if not isinstance(tensor, torch.Tensor):
-            fail_unreadable(path, "it holds no tensor")
-        return tensor
+        return require_plain(found.get("param") if isinstance(found, dict) else found, path)

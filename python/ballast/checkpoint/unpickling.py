@@ -13,7 +13,7 @@ from typing import IO, Any, NoReturn
 import torch
 
 from ballast import _core
-from ballast.checks import fail, refuse
+from ballast.checks import fail, is_number, refuse
 
 log = logging.getLogger("ballast")
 
@@ -63,9 +63,27 @@ def load_without_code(file: Path | IO[bytes], path: Path, passed_over: tuple[str
         with torch.serialization.safe_globals([(StandIn, name) for name in names]):
             return torch.load(file, map_location="cpu", mmap=isinstance(file, Path), weights_only=True)
     except OSError as error:
-        fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
+        fail_file(path, error)
     except Exception as error:
         fail_unreadable(path, str(error))
+
+
+def require_plain(found: Any, path: Path) -> torch.Tensor:
+    """Return what was found if it is a tensor with a value in memory for each element. Strides of a file may repeat a few
+    bytes as often as they like."""
+    if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
+        fail_unreadable(path, "it holds no tensor")
+    if found.is_quantized or found.numel() * found.element_size() > found.untyped_storage().nbytes():
+        fail_unreadable(path, f"it holds a tensor of {tuple(found.shape)} in {found.untyped_storage().nbytes()} bytes")
+    return found.detach()
+
+
+def number_in(found: Any, path: Path) -> int:
+    """Return what was found as a count of steps."""
+    number = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
+    if not is_number(number) or not 0 <= number < 1 << 53:
+        fail_unreadable(path, "it holds no number of steps")
+    return int(number)
 
 
 def _foreign_names(file: Path | IO[bytes]) -> list[str]:
@@ -85,6 +103,10 @@ def refuse_names(path: Path, names: Collection[str]) -> NoReturn:
         needed="tensors, numbers, text, None, and lists, tuples and dictionaries of them",
         remedy="If you trust the file, read it with the program that wrote it, and save it without these.",
     )
+
+
+def fail_file(path: Path, error: OSError) -> NoReturn:
+    fail("file_call", _core.Problem(what=f"cannot read a file of a checkpoint: {error.strerror}", where=str(path)))
 
 
 def fail_unreadable(path: Path, why: str) -> NoReturn:

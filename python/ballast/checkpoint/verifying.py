@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ballast import _core
 from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import Checkpoint
+from ballast.checkpoint.contents import Checkpoint
 from ballast.checkpoint.pieces import Piece
 from ballast.errors import Error
 
@@ -27,9 +27,8 @@ def problems_of(directory: str | Path) -> list[str]:
 
 def _problems(directory: Path, checkpoint: Checkpoint) -> Iterator[str]:
     for rank in range(checkpoint.ranks):
-        path = directory / checkpoint.folder / manifest.extra_name(rank)
         try:
-            manifest.require_sealed(manifest.read_bytes(path), checkpoint.extra_seals[rank], path)
+            manifest.read_extra(directory, checkpoint, rank)
         except Error as error:
             yield _line(error)
     by_file: dict[int, list[tuple[Piece, str]]] = {rank: [] for rank in range(checkpoint.ranks)}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ballast.checkpoint import manifest
-from ballast.checkpoint.manifest import CUSTOM, ROLES, Checkpoint, Tensor
+from ballast.checkpoint.contents import CUSTOM, ROLES, Checkpoint, Tensor
 from ballast.sizes import human_size
 
 EXAMPLE = """\

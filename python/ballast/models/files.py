@@ -24,7 +24,7 @@ def read_model(location: str) -> Mapping[str, Any]:
         refuse(f"{path} does not exist", needed=f"a config.json, its folder, or one of {', '.join(KNOWN)}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         refuse(f"{path} is not JSON", where=str(problem))
     if not isinstance(found, dict):
         refuse(f"{path} has no model: it is no JSON object", needed=FORMS)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ballast import _core
 from ballast.connecting import Group
 from ballast.outer.optimizer import OuterOptimizer
+from ballast.wrapper.group_options import options_to_set
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.options import WrapOptions
 from ballast.wrapper.partition import Partition
@@ -88,6 +90,10 @@ class CheckpointAccess:
         if self.outer is not None:
             self.outer.forget()
         return self._plans.begin_from(made, steps, frozen_state)
+
+    def options_to_set(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the options of the groups as a checkpoint brings them. Raise B1001 where the optimizer cannot use them."""
+        return options_to_set(self.optimizer.param_groups, saved, self._plans.planner.updates.rule)
 
     def install(self, partition: Partition, state: State) -> None:
         """Give the optimizer its own state, apart from what the library keeps of it."""

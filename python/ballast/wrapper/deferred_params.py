@@ -24,7 +24,7 @@ from ballast.wrapper.managed_parameter import (
 )
 from ballast.wrapper.memory import return_freed_memory, tensor_at
 from ballast.wrapper.parameter_state import ParameterState
-from ballast.wrapper.safetensors_reader import StoredTensor
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.ungathered import nothing_like
 from ballast.wrapper.unwrap import named_buffers, named_parameters
 

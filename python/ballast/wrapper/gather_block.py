@@ -12,8 +12,8 @@ from ballast import _core
 from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.wrapper.memory import tensor_at
-from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.saved_tensors import SavedTensors
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member
 from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes

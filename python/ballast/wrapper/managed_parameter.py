@@ -14,7 +14,7 @@ import torch
 from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.parameter_state import ParameterState, require_transition
-from ballast.wrapper.safetensors_reader import StoredTensor
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
 
 # Each call of a module needs these two, of each of its parameters, so nothing looks them up or calls a function for them.

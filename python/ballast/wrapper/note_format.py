@@ -13,9 +13,12 @@ import torch
 
 from ballast import _core
 from ballast.checks import refuse
+from ballast.errors import Error
+from ballast.json_reader import Json, fail_malformed, parse
 from ballast.wrapper.kept_state import IN_LIBRARY
 
 Numbers = dict[str, Any]  # by the name in the optimizer's state; IN_LIBRARY for values of each element
+NOTE = "the note of the optimizer in a run"
 PLAIN = (bool, int, float, str, type(None))
 
 
@@ -42,7 +45,14 @@ def encoded(kept: str, numbers: Sequence[Numbers]) -> bytes:
 
 def kept_by(note: bytes) -> str:
     """Return what the library keeps for the optimizer that wrote the note."""
-    return str(json.loads(note)["kept"])
+    return _content(note)["kept"].text()
+
+
+def _content(note: bytes) -> Json:
+    try:
+        return Json(parse(note), NOTE)
+    except ValueError as error:
+        fail_malformed(NOTE, str(error))
 
 
 def decoded(note: bytes) -> Iterator[Numbers]:
@@ -51,10 +61,22 @@ def decoded(note: bytes) -> Iterator[Numbers]:
     >>> [*decoded(encoded("Adam", [{"step": 3}, {"step": 3}, {}]))]
     [{'step': 3}, {'step': 3}, {}]
     """
-    content = json.loads(note)
-    for count, number in content["runs"]:
-        for _ in range(count):
-            yield {name: _from_json(value) for name, value in json.loads(content["texts"][number]).items()}
+    content = _content(note)
+    texts = content["texts"].elements()
+    for run in content["runs"].elements():
+        count, number = run.elements(2)
+        text = texts[number.count(len(texts) - 1)].text()
+        for _ in range(count.count()):
+            yield _numbers_in(text)
+
+
+def _numbers_in(text: str) -> Numbers:
+    try:
+        return {name: _from_json(each.value) for name, each in Json(parse(text.encode()), NOTE).items()}
+    except Error:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        fail_malformed(NOTE, str(error))
 
 
 def _to_json(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.managed_parameter import ManagedParameter
-from ballast.wrapper.safetensors_reader import StoredTensor
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.units import Member
 
 

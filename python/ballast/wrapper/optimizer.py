@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from ballast import _core
 from ballast._torch_compat import count_step, leave_uncounted
-from ballast.checks import fail
+from ballast.checks import fail, refuse
+from ballast.wrapper.group_options import options_to_set
 from ballast.wrapper.session import Session
 from ballast.wrapper.state import PART, require_local_shard, warn_of_local_shard
 from ballast.wrapper.throughput import read_throughput
@@ -97,6 +98,7 @@ class WrappedOptimizer(Optimizer):
         kept: dict[Any, Any] = {}
 
         def keep(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            self._require_possible(loaded)
             kept.update(loaded["state"])
             return {**loaded, "state": {}}  # torch would round it to the format of the parameters
 
@@ -112,6 +114,18 @@ class WrappedOptimizer(Optimizer):
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
         self._ballast.plans.load({id(ours[saved.index(number)]): values for number, values in kept.items()})
+
+    def _require_possible(self, loaded: dict[str, Any]) -> None:
+        """Refuse options with which this optimizer cannot make a step, before torch sets them."""
+        groups = loaded["param_groups"]
+        options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        options_to_set(self.param_groups, options, self._ballast.plans.planner.updates.rule)
+        known = {number for group in groups for number in group["params"]}
+        if unknown := [number for number in loaded["state"] if number not in known]:
+            refuse(
+                "cannot load a state_dict(): it has state of a parameter that is in none of its groups",
+                where=f'state_dict["state"][{unknown[0]!r}]',
+            )
 
     def exchange(self) -> None:
         """Exchange all parameters with the other hosts now, as at the end of a training. All ranks of all hosts call it

@@ -15,8 +15,8 @@ from ballast.connecting import Group
 from ballast.wrapper.casting import require_no_cast
 from ballast.wrapper.gather_block import GatherBlocks
 from ballast.wrapper.hooks import ModuleHook
-from ballast.wrapper.safetensors_reader import StoredTensor
 from ballast.wrapper.saved_tensors import SavedTensors
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member, UnitOfMembers
 

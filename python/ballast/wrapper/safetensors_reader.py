@@ -5,24 +5,24 @@ The package `safetensors` is not used: it maps files, whose pages stay in memory
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 
-from ballast.checks import refuse
-from ballast.errors import Error
+from ballast.checks import fail_of_system, refuse
+from ballast.json_reader import Json, fail_malformed, parse, read_json
 from ballast.safetensors_format import DTYPES, INDEX
 from ballast.wrapper.memory import bytes_at
+from ballast.wrapper.stored_tensor import StoredTensor
 
 Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
+MOST_DIMENSIONS = 64  # of torch
 
 
 class OpenFile:
@@ -30,108 +30,154 @@ class OpenFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = path.open("rb", buffering=0)
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            fail_of_system(error)
         self.bytes = os.fstat(self._file.fileno()).st_size
 
     def read(self, begin: int, into: memoryview) -> None:
         while into:
-            count = os.preadv(self._file.fileno(), [into], begin)
+            count = self._read_some(begin, into)
             if count == 0:
-                refuse(f"cannot read {self.path.name}: it has become shorter since it was opened", where=str(self.path))
+                fail_malformed(str(self.path), "it has become shorter since it was opened")
             into, begin = into[count:], begin + count
 
+    def _read_some(self, begin: int, into: memoryview) -> int:
+        try:
+            return os.preadv(self._file.fileno(), [into], begin)
+        except OSError as error:
+            fail_of_system(OSError(error.errno, error.strerror, str(self.path)))
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file."""
 
-    file: OpenFile
-    begin: int  # bytes
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+class SafetensorsTensor(StoredTensor):
+    """A tensor in a safetensors file."""
+
+    def __init__(self, file: OpenFile, begin: int, dtype: torch.dtype, shape: tuple[int, ...]):
+        super().__init__(dtype, shape, str(file.path))
+        self._file = file
+        self.begin = begin  # in the file
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.bytes
 
     def read(self, first: int, count: int, into: int) -> None:
-        """Read elements to this address."""
         width = self.dtype.itemsize
-        self.file.read(self.begin + first * width, bytes_at(into, count * width))
-
-    def read_all(self) -> torch.Tensor:
-        values = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.read(0, values.numel(), values.data_ptr())
-        return values
+        self._file.read(self.begin + first * width, bytes_at(into, count * width))
 
 
-def tensors_in(files: Files) -> dict[str, StoredTensor]:
+def tensors_in(files: Files) -> dict[str, SafetensorsTensor]:
     """Return the tensors by name. Reads only headers."""
-    found: dict[str, StoredTensor] = {}
-    for path in _paths(files):
-        for name, tensor in _header(OpenFile(path)).items():
+    found: dict[str, SafetensorsTensor] = {}
+    for path, listed in _paths(files):
+        here = _header(OpenFile(path))
+        for name in listed - here.keys():
+            fail_malformed(str(path.parent / INDEX), f"{name} is not in {path.name}", needed="an index of these files")
+        for name, tensor in here.items():
             if name in found:
                 refuse(
                     f'cannot read "{name}": it is in more than one file',
-                    where=f"{found[name].file.path} and {path}",
+                    where=f"{found[name].where} and {path}",
                     needed="the files of one checkpoint",
                 )
-            _require_complete(name, tensor)
             found[name] = tensor
     return found
 
 
-def _paths(files: Files) -> list[Path]:
-    """Return the files that a file name, an index, a directory, a pattern, or several of these name."""
+def _paths(files: Files) -> Iterator[tuple[Path, set[str]]]:
+    """Yield the files that a file name, an index, a directory, a pattern, or several of these name, with the names of the
+    tensors that an index lists there."""
     if not isinstance(files, (str, os.PathLike)):
-        return [path for each in files for path in _paths(each)]
+        for each in files:
+            yield from _paths(each)
+        return
     path = Path(files)
     if path.is_dir():
         index = path / INDEX
-        return _paths(index if index.exists() else path / "*.safetensors")
+        yield from _paths(index if index.exists() else path / "*.safetensors")
+        return
     if path.suffix == ".json" and path.exists():
-        names = json.loads(path.read_text())["weight_map"].values()
-        return [path.parent / name for name in sorted(set(names))]
+        yield from sorted(_listed(path).items())
+        return
     paths = [path] if path.exists() else [Path(found) for found in sorted(glob(str(path)))]
     if not paths:
         refuse(f"no file matches {files}", needed='safetensors files, such as "model/*.safetensors"')
-    return paths
+    yield from ((each, set()) for each in paths)
 
 
-def _header(file: OpenFile) -> dict[str, StoredTensor]:
+def _listed(index: Path) -> dict[Path, set[str]]:
+    """Return the names in each file, as an index lists them. Files are next to the index."""
+    found: dict[Path, set[str]] = {}
+    for name, where in Json(read_json(index), str(index))["weight_map"].items():
+        file = where.text()
+        if file in ("", ".", "..") or "/" in file or "\0" in file:
+            where.refuse("the name of a file next to the index")
+        if not (index.parent / file).is_file():
+            fail_malformed(str(index), f"{file}, which it names, is not there")
+        found.setdefault(index.parent / file, set()).add(name)
+    return found
+
+
+def _header(file: OpenFile) -> dict[str, SafetensorsTensor]:
+    """Return the tensors of a file. Each byte after the header belongs to one of them, as the format demands."""
+    data, entries = _entries(file)
+    found = {name: _tensor(file, data, entry) for name, entry in entries.items() if name != "__metadata__"}
+    end, last = data, ""
+    for name, tensor in sorted(found.items(), key=lambda each: (each[1].begin, each[1].end)):
+        if tensor.begin != end:
+            relation = f"overlaps with {last}" if tensor.begin < end else "does not begin where the last tensor ends"
+            fail_malformed(str(file.path), f"{name} {relation}")
+        end, last = tensor.end, name
+    if end > file.bytes:
+        fail_malformed(
+            str(file.path), f"it is cut off inside of {last}", needed=f"{end} bytes", available=f"{file.bytes} bytes"
+        )
+    if end < file.bytes:
+        fail_malformed(str(file.path), f"no tensor has the {file.bytes - end} bytes at the end of it")
+    return found
+
+
+def _entries(file: OpenFile) -> tuple[int, Json]:
+    """Return the place of the first byte after the header, and the header."""
+    prefix = bytearray(min(8, file.bytes))
+    file.read(0, memoryview(prefix))
+    size = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or 8 + size > file.bytes:
+        _refuse_other_file(file, "it ends before its header does")
+    if size > MOST_HEADER_BYTES:
+        fail_malformed(
+            str(file.path), f"it has a header of {size:,} bytes", needed=f"at most {MOST_HEADER_BYTES:,}, as in safetensors"
+        )
+    text = bytearray(size)
+    file.read(8, memoryview(text))
     try:
-        prefix = bytearray(min(8, file.bytes))
-        file.read(0, memoryview(prefix))
-        data: int = 8 + struct.unpack("<Q", prefix)[0]
-        if data > file.bytes:
-            raise ValueError
-        text = bytearray(data - 8)
-        file.read(8, memoryview(text))
-        entries: dict[str, Any] = json.loads(text)
-        entries.pop("__metadata__", None)
-        return {name: _entry(file, data, name, entry) for name, entry in entries.items()}
-    except Error:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-        refuse(f"cannot read {file.path}: it is no safetensors file", needed="a header in JSON after 8 bytes with its length")
+        content = parse(text)
+    except ValueError as error:
+        _refuse_other_file(file, str(error))
+    if not isinstance(content, dict):
+        _refuse_other_file(file, "its header is no JSON object")
+    return 8 + size, Json(content, str(file.path))
 
 
-def _entry(file: OpenFile, data: int, name: str, entry: dict[str, Any]) -> StoredTensor:
-    if entry["dtype"] not in DTYPES:
+def _refuse_other_file(file: OpenFile, why: str) -> NoReturn:
+    refuse(
+        f"cannot read {file.path}: it is no safetensors file",
+        where=why,
+        needed="a header in JSON after 8 bytes with its length",
+    )
+
+
+def _tensor(file: OpenFile, data: int, entry: Json) -> SafetensorsTensor:
+    name = entry["dtype"].text()
+    if name not in DTYPES:
         refuse(
-            f"cannot read a tensor that holds {entry['dtype']}",
-            where=f"{name} in {file.path}",
-            needed=f"one of {', '.join(DTYPES)}",
+            f"cannot read a tensor that holds {name}", where=f"{entry.at} in {file.path}", needed=f"one of {', '.join(DTYPES)}"
         )
-    begin, end = (data + int(offset) for offset in entry["data_offsets"])
-    stored = StoredTensor(file, begin, getattr(torch, DTYPES[entry["dtype"]]), tuple(int(size) for size in entry["shape"]))
-    if begin < data or end - begin != math.prod(stored.shape) * stored.dtype.itemsize:
-        raise ValueError
-    return stored
-
-
-def _require_complete(name: str, stored: StoredTensor) -> None:
-    end = stored.begin + math.prod(stored.shape) * stored.dtype.itemsize
-    if end > stored.file.bytes:
-        refuse(
-            f"cannot read {stored.file.path.name}: it is cut off",
-            where=f"{name} in {stored.file.path}",
-            needed=f"{end} bytes",
-            available=f"{stored.file.bytes} bytes",
-        )
+    if len(entry["shape"].elements()) > MOST_DIMENSIONS:
+        entry["shape"].refuse(f"at most {MOST_DIMENSIONS} dimensions")
+    begin, end = (offset.count() for offset in entry["data_offsets"].elements(2))
+    tensor = SafetensorsTensor(file, data + begin, getattr(torch, DTYPES[name]), tuple(entry["shape"].counts()))
+    if tensor.bytes != end - begin:
+        fail_malformed(str(file.path), f"{entry.at} has {end - begin} bytes", needed=f"{tensor.bytes}, for its shape and dtype")
+    return tensor

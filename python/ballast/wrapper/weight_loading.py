@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
 from ballast import _core
+from ballast.checkpoint.weights import Weights, weights_in
 from ballast.checks import fail, refuse
-from ballast.wrapper.deferred_params import begin_with_file, device_of
+from ballast.wrapper.deferred_params import begin_with_file, device_of, require_expected
 from ballast.wrapper.managed_parameter import by_owner
-from ballast.wrapper.safetensors_reader import Files, StoredTensor, tensors_in
+from ballast.wrapper.process_groups import rank_in_job
+from ballast.wrapper.safetensors_reader import Files
+from ballast.wrapper.stored_tensor import StoredTensor
 from ballast.wrapper.unwrap import named_buffers, names_in_model, unwrapped, unwrapped_name
+
+log = logging.getLogger("ballast")
 
 
 def restore(model: torch.nn.Module, files: Files) -> None:
-    found_there = tensors_in(files)
+    weights = weights_in(files, model)
     names = dict(names_of(unwrapped(model)))
     known = [*names, *(name for name, _ in named_buffers(model))]
-    own = names_in_model(found_there, set(known))
-    stored = {own[name]: each for name, each in found_there.items()}
+    own = names_in_model(weights.tensors.keys(), set(known))
+    stored = {own[name]: each for name, each in weights.tensors.items()}
     require_known(stored, known)
-    found = match(names, stored)
+    if weights.trained_only:
+        leave_untrained(model, names, stored)
+    found = [(tensor, in_format_of(tensor, each, weights), name) for tensor, each, name in match(names, stored)]
     for tensor, each, name in found:
         require_same(tensor, each, name)
     parameters = {tensor: each for tensor, each, _ in found if isinstance(tensor, torch.nn.Parameter)}
@@ -35,6 +43,25 @@ def restore(model: torch.nn.Module, files: Files) -> None:
             else:
                 parameter.copy_(each.read_all())
         restore_buffers(model, {id(tensor): each for tensor, each, _ in found})
+
+
+def in_format_of(tensor: torch.Tensor, stored: StoredTensor, weights: Weights) -> StoredTensor:
+    """Return what a training has stored in the format of the model's tensor."""
+    both_are_numbers = tensor.dtype.is_floating_point and stored.dtype.is_floating_point
+    if weights.of_training and both_are_numbers and tensor.dtype != stored.dtype:
+        return stored.in_format(tensor.dtype)
+    return stored
+
+
+def leave_untrained(model: torch.nn.Module, names: dict[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> None:
+    """Leave out the model's frozen parameters and buffers that a checkpoint of trained parameters lacks."""
+    there = {id(tensor) for name, tensor in names.items() if name in stored}
+    left = [name for name, each in names.items() if id(each) not in there and not each.requires_grad]
+    require_expected(model, (each for name, each in named_buffers(model) if name not in left))
+    for name in left:
+        del names[name]
+    if left and rank_in_job() == 0:
+        log.warning("these tensors stay as they are, because the checkpoint does not hold them: %s", ", ".join(left))
 
 
 def names_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,7 +109,7 @@ def nearest(name: str, others: Iterable[str]) -> str:
 
 
 def require_same(tensor: torch.Tensor, stored: StoredTensor, name: str) -> None:
-    where = f"{name} in {stored.file.path}"
+    where = f"{name} in {stored.where}"
     if tuple(tensor.shape) != stored.shape:
         refuse(
             "cannot load a tensor: it has another shape in the files than in the model",

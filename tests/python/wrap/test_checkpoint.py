@@ -7,6 +7,7 @@ import ballast
 import pytest
 import torch
 from ballast.checkpoint import manifest
+from ballast.checkpoint.kinds import MANIFEST
 from python.wrap.support import saved, stopped
 from python.wrap.support.ranks import run_ranks
 from python.wrap.support.saved import Training, same, values_in
@@ -179,7 +180,7 @@ def test_a_broken_file_is_named_and_nothing_is_trained_with_it(breaks, file, tmp
     tensors = manifest.read(tmp_path / "bad").tensors
     piece = tensors["blocks.0.up.weight"].pieces[0]
     breaks(path, piece.offset + piece.bytes // 2 if file.endswith("data") else path.stat().st_size // 2)
-    has_no_checkpoint = file == manifest.MANIFEST and breaks is Broken.missing
+    has_no_checkpoint = file == MANIFEST and breaks is Broken.missing
     with pytest.raises(ballast.Error, match="B1001" if has_no_checkpoint else "B3[0-9]{3}") as raised:
         ballast.load_checkpoint(tmp_path / "bad", training.model, training.optimizer)
     assert file in str(raised.value)

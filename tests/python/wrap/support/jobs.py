@@ -15,6 +15,7 @@ from unittest import mock
 
 import ballast
 from ballast.checkpoint import manifest
+from ballast.checkpoint.kinds import MANIFEST
 from python.wrap.support.saved import Training, other_parameters, same
 from python.wrap.support.stopped import named
 
@@ -70,13 +71,13 @@ def replace(directory: Path, by: Path) -> None:
     """Replace the checkpoint of a directory by that of another one, as another job's save does."""
     old, new = folder_in(directory), folder_in(by)
     shutil.copytree(by / new, directory / new)
-    shutil.copy(by / manifest.MANIFEST, directory / "next")
-    os.replace(directory / "next", directory / manifest.MANIFEST)
+    shutil.copy(by / MANIFEST, directory / "next")
+    os.replace(directory / "next", directory / MANIFEST)
     shutil.rmtree(directory / old)
 
 
 def folder_in(directory: Path) -> str:
-    return str(json.loads((directory / manifest.MANIFEST).read_bytes())["content"]["folder"])
+    return str(json.loads((directory / MANIFEST).read_bytes())["content"]["folder"])
 
 
 # --- Functions that ranks run ---

@@ -232,3 +232,14 @@ def saves_with_fsdp2(rank: int, folder: str) -> Values:
     own, state = get_state_dict(model, optimizer)
     dcp.save({"model": own, "optim": state}, checkpoint_id=folder)
     return {name: value.full_tensor() for name, value in own.items()}
+
+
+def loads_weights(rank: int, folder: str) -> Values:
+    """Load the weights of a checkpoint into a deferred model in stage 3."""
+    with ballast.deferred():
+        model = Buffered()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model, stage=3)
+    ballast.load(model, folder)
+    optimizer.memory()
+    with ballast.gather(model):
+        return {name: value.clone() for name, value in model.state_dict().items()}

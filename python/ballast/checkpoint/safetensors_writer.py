@@ -1,0 +1,96 @@
+"""Write safetensors files of a model piece by piece, in any order of its tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from ballast.checkpoint.folder import flush_folder, require_space
+from ballast.checks import refuse
+from ballast.safetensors_format import DTYPES, Item, are_files_for, files_for, index_name, index_of
+
+SLICE = 4 << 20  # elements that are copied to the host at once
+
+
+class SafetensorsWriter:
+    """The files of one model, in a folder. They get their names when all are complete."""
+
+    def __init__(self, folder: Path, stem: str, items: Sequence[Item], most_bytes: int | None):
+        self._folder, self._stem = folder, stem
+        self._tensor_bytes = sum(item.bytes for item in items)
+        self._files = files_for(items, stem, most_bytes)
+        self._created: dict[str, int] = {}  # handles, by the name that a file gets when it is complete
+        self._places: dict[str, tuple[int, int]] = {}  # of each tensor: the handle of its file, and its first byte there
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the files that have been begun."""
+        return [*self._created]
+
+    def begin(self, at_the_end: ExitStack) -> None:
+        """Create the files, which `at_the_end` closes, and removes if they are not complete."""
+        require_space(self._folder, sum(file.bytes for file in self._files))
+        for file in self._files:
+            handle = self._create(file.name, at_the_end)
+            write_at(handle, 0, memoryview(file.header))
+            self._places.update((name, (handle, begin)) for name, begin in file.begins.items())
+        if len(self._files) > 1:
+            handle = self._create(index_name(self._stem), at_the_end)
+            write_at(handle, 0, memoryview(index_of(self._files, self._tensor_bytes)))
+
+    def write(self, name: str, first_byte: int, content: memoryview) -> None:
+        """Write bytes of a tensor."""
+        handle, begin = self._places[name]
+        write_at(handle, begin + first_byte, content)
+
+    def finish(self) -> None:
+        """Flush the files, and give them their names. The files of an earlier export are removed."""
+        for handle in self._created.values():
+            os.fsync(handle)
+        self._remove_previous()
+        for name in self._created:  # the index comes last
+            os.replace(self._unfinished(name), self._folder / name)
+        now = self._created.keys()
+        self._remove(each for each in os.listdir(self._folder) if are_files_for(each, self._stem) and each not in now)
+
+    def _create(self, name: str, at_the_end: ExitStack) -> int:
+        path = self._unfinished(name)
+        at_the_end.callback(path.unlink, missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        at_the_end.callback(os.close, handle)
+        self._created[name] = handle
+        return handle
+
+    def _unfinished(self, name: str) -> Path:
+        return self._folder / f"{name}.unfinished"
+
+    def _remove_previous(self) -> None:
+        """Remove files of an earlier export, so that a process that ends after this leaves no mixture that looks like
+        one model. Remove the index first, then each file that has a name of the new export. A single file is replaced
+        atomically."""
+        self._remove([index_name(self._stem)])
+        if len(self._files) > 1:
+            self._remove(self._created)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+        flush_folder(self._folder)
+
+
+def item_of(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Item:
+    known = {ours: theirs for theirs, ours in DTYPES.items()}
+    word = str(dtype).removeprefix("torch.")
+    if word not in known:
+        refuse(f"safetensors files cannot hold {dtype}", where=name, needed=f"one of {', '.join(known)}")
+    return Item(name, known[word], tuple(shape), torch.Size(shape).numel() * dtype.itemsize)
+
+
+def write_at(handle: int, begin: int, content: memoryview) -> None:
+    while content:
+        count = os.pwrite(handle, content, begin)
+        content, begin = content[count:], begin + count

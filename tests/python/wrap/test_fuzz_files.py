@@ -1,0 +1,171 @@
+"""Damages files of every kind that Ballast reads, at random. A reader returns the right values or raises ballast.Error.
+
+BALLAST_FUZZ_CASES sets the number of cases of each kind, and BALLAST_FUZZ_SEED the first seed, for a longer search. A
+failure names its seed."""
+
+import copy
+import json
+import os
+import random
+import shutil
+
+import ballast
+import pytest
+import torch
+from ballast.checkpoint import manifest
+from ballast.checkpoint.offline_export import OfflineExport
+from ballast.checkpoint.verifying import problems_of
+from python.wrap.support.checkpoints import save_in_parts
+from torch.distributed import checkpoint as dcp
+
+CASES = int(os.environ.get("BALLAST_FUZZ_CASES", "50"))
+SEED = int(os.environ.get("BALLAST_FUZZ_SEED", "0"))
+
+HOSTILE = [None, True, -1, 0, 1, 7, 1 << 31, 1 << 53, (1 << 63) - 1, 1 << 63, 1 << 64, 0.5, float("nan"), float("inf")]
+HOSTILE += ["", "..", "../x", "/etc/passwd", "a\0b", "x" * 300, "torch.nn", [], {}, [[]], {"a": {}}, [0] * 70, [-1, 2]]
+
+
+def make_model():
+    torch.manual_seed(2)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
+
+
+def as_ballast(folder, model):
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    optimizer.memory()
+    ballast.save(folder, model, optimizer, extra={"seed": 3})
+    optimizer.close()
+
+
+def as_distributed(folder, model):
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
+
+
+def as_universal(folder, model):
+    for name, value in model.named_parameters():
+        (folder / "zero" / name).mkdir(parents=True)
+        torch.save({"param": value.detach().clone()}, folder / "zero" / name / "fp32.pt")
+
+
+def as_safetensors(folder, model):
+    save_in_parts(folder, model.state_dict(), 2)
+
+
+KINDS = {"ballast": as_ballast, "distributed": as_distributed, "universal": as_universal, "safetensors": as_safetensors}
+
+
+def damaged(rng, content):
+    """Return the bytes with a few that are flipped, lost, added or repeated."""
+    mutant = bytearray(content)
+    for _ in range(rng.choice([1, 1, 1, 3])):
+        at = rng.randrange(len(mutant) + 1)
+        end = min(len(mutant), at + rng.choice([1, 4, 8, 64]))
+        how = rng.randrange(6)
+        if how == 0 and at < len(mutant):
+            mutant[at] ^= 1 << rng.randrange(8)
+        elif how == 1:
+            del mutant[at:]
+        elif how == 2:
+            mutant[at:end] = bytes(rng.choice([0, 255]) for _ in range(end - at))
+        elif how == 3:
+            mutant[at:at] = rng.randbytes(rng.choice([1, 8]))
+        elif how == 4:
+            del mutant[at:end]
+        else:
+            mutant[at:at] = mutant[at:end]
+    return bytes(mutant)
+
+
+def with_another_value(rng, content):
+    """Return JSON content with one value replaced, removed or moved."""
+    content = copy.deepcopy(content)
+    where, places = content, []
+    while isinstance(where, (dict, list)) and where:
+        key = rng.choice(list(where)) if isinstance(where, dict) else rng.randrange(len(where))
+        places.append((where, key))
+        where = where[key]
+    where, key = rng.choice(places)
+    how = rng.randrange(8)
+    if how == 0:
+        del where[key]
+    elif how == 1 and isinstance(where, dict):
+        where[rng.choice(["", "x", "params", "../x"])] = where[key]
+    else:
+        where[key] = rng.choice(HOSTILE)
+    return content
+
+
+def resealed(rng, folder):
+    """Replace a value in the manifest or in the index of a checkpoint, and write the right checksums."""
+    content = json.loads((folder / "checkpoint.json").read_text())["content"]
+    path = folder / content["folder"] / "rank-00000.json"
+    index = json.loads(path.read_text())["content"]
+    if rng.random() < 0.5:
+        text = manifest.sealed(with_another_value(rng, index))
+        path.write_bytes(text)
+        content["indexes"][0]["seal"] = manifest.seal_of(text)
+    else:
+        content = with_another_value(rng, content)
+    (folder / "checkpoint.json").write_bytes(manifest.sealed(content))
+
+
+def reheaded(rng, path):
+    """Replace a value in the header of a safetensors file, or in an index."""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        path.write_text(json.dumps(with_another_value(rng, json.loads(content))))
+        return
+    size = int.from_bytes(content[:8], "little")
+    text = json.dumps(with_another_value(rng, json.loads(content[8 : 8 + size]))).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+def damage(rng, kind, folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "ballast.lock")
+    path = rng.choice(files)
+    if kind == "ballast" and rng.random() < 0.6:
+        resealed(rng, folder)
+    elif kind == "safetensors" and rng.random() < 0.6:
+        reheaded(rng, path)
+    elif rng.random() < 0.05:
+        path.unlink()
+    else:
+        path.write_bytes(damaged(rng, path.read_bytes()))
+
+
+def reads(kind, folder, expected):
+    """Read the weights into a model of zeros, and compare them. A format without checksums may give other values where the
+    file has them, but never other shapes or formats."""
+    ours = make_model()
+    for value in ours.state_dict().values():
+        value.zero_()
+    ballast.load(ours, folder)
+    for name, value in ours.state_dict().items():
+        assert (value.shape, value.dtype) == (expected[name].shape, expected[name].dtype), name
+        assert kind != "ballast" or torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_refused_or_read_right(kind, tmp_path):
+    genuine, model, folder = tmp_path / "genuine", make_model(), tmp_path / "damaged"
+    genuine.mkdir()
+    KINDS[kind](genuine, model)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    readers = [lambda: reads(kind, folder, expected), OfflineExport(folder, tmp_path / "out").run]
+    readers += [lambda: problems_of(folder)] if kind == "ballast" else []
+    shutil.copytree(genuine, folder)
+    readers[0]()
+    shutil.rmtree(folder)
+    refused = 0
+    for seed in range(SEED, SEED + CASES):
+        shutil.copytree(genuine, folder)
+        damage(random.Random(f"{kind} {seed}"), kind, folder)
+        for reader in readers:
+            try:
+                reader()
+            except ballast.Error:
+                refused += 1
+            except BaseException as error:
+                raise AssertionError(f"{kind}, seed {seed}: {error!r}") from error
+        shutil.rmtree(folder)
+    assert refused > CASES / 5
