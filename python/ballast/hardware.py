@@ -70,10 +70,12 @@ def named_gpu(name: str, memory: int) -> Gpu | None:
 
     >>> named_gpu("NVIDIA H100 80GB HBM3", 80 << 30) is GPUS["h100"], named_gpu("Quadro P400", 2 << 30)
     (True, None)
+    >>> named_gpu("NVIDIA GeForce RTX 4090", 24 << 30) is GPUS["rtx4090"]
+    True
     """
-    plain = name.lower().replace(" ", "")
     models = {word: word.partition("-")[0] for word in GPUS}
-    found = {word: model for word, model in models.items() if re.search(rf"{model}(?!\d)", plain)}
+    spaced = {word: re.sub(r"(?<=[a-z])(?=\d)", r"\\s*", model) for word, model in models.items()}  # "RTX 4090"
+    found = {word: models[word] for word, pattern in spaced.items() if re.search(rf"{pattern}(?!\d)", name.lower())}
     longest = max(map(len, found.values()), default=0)  # "b200" is in "gb200", too
     named = [GPUS[word] for word, model in found.items() if len(model) == longest]
     return _nearest(named, memory) if named else None

@@ -76,7 +76,8 @@ def test_tokens_give_rates(stage):
 def test_the_peak_is_that_of_a_gpu_that_is_known(monkeypatch):
     parameters = [nn.Parameter(torch.ones(4, 8))]
     monkeypatch.setattr("ballast.wrapper.throughput.gpu_of_tensors", lambda tensors: 0)
-    for name, peak in {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12, "Tesla T4": None}.items():
+    peaks = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12, "Tesla T4": 65e12, "Quadro P400": None}
+    for name, peak in peaks.items():
         monkeypatch.setattr("ballast.wrapper.throughput.name_and_bytes", lambda gpu, name=name: (name, 80 << 30))
         found = read_throughput(1000, None, None).figures(0.5, 8, parameters)
         assert found.get("mfu") == (None if peak is None else 1000 * 6 * 32 / 0.5 / peak)
