@@ -97,6 +97,7 @@ PYTHON_LAYERS = {
         *("offloading", "wrapping"),
     ],
     "package": [""],
+    "integrations": ["integrations", "integrations.*"],
     "commands": ["commands", "commands.*", "__main__"],
 }
 

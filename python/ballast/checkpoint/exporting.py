@@ -11,13 +11,13 @@ import torch
 
 from ballast.agreement import Agreement, Ranks
 from ballast.checkpoint.folder import flush_folder, require_space
+from ballast.checkpoint.full_model import begin_owners, gathered_unit, units_of
 from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.checks import refuse
-from ballast.gathering import gather_to_read
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
 from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.managed_parameter import by_owner, managed, owner_of
+from ballast.wrapper.managed_parameter import owner_of
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.process_groups import rank_in_job
 from ballast.wrapper.unwrap import named_parameters
@@ -42,8 +42,7 @@ class Export:
             refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
         self._folder, self._stem = path.parent, path.name.removesuffix(SUFFIX)
         self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
-        for owner, _ in by_owner(model.parameters()):
-            owner.begin()
+        begin_owners(model)
         self._group = group_of(self._tensors.values())
         items = [item_of(name, tensor) for name, tensor in self._tensors.items()]
         self._tensor_bytes = sum(item.bytes for item in items)
@@ -61,8 +60,8 @@ class Export:
                 if writes:
                     self._begin(at_the_end)
             agreement.settle()
-            for unit in self._units():
-                with gather_to_read([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
+            for unit in units_of(self._tensors):
+                with gathered_unit(unit):
                     with agreement.attempt():
                         if writes:
                             self._write(unit)
@@ -71,15 +70,6 @@ class Export:
                 if writes:
                     self._finish()
             agreement.settle()
-
-    def _units(self) -> list[dict[str, torch.Tensor]]:
-        """Group the tensors that are gathered together."""
-        units: dict[tuple[int, int | str], dict[str, torch.Tensor]] = {}
-        for name, tensor in self._tensors.items():
-            found = managed(tensor)
-            key: tuple[int, int | str] = (0, name) if found is None or found.unit is None else (id(found.owner), found.unit)
-            units.setdefault(key, {})[name] = tensor
-        return list(units.values())
 
     def _begin(self, at_the_end: ExitStack) -> None:
         require_space(self._folder, sum(file.bytes for file in self._files))
