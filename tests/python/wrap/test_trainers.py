@@ -1,0 +1,113 @@
+"""Tests of ballast.integrations.transformers with Trainers of transformers and TRL on two ranks: they log what the plain ones
+log, evaluate, save, resume on the same and on another number of ranks, and export."""
+
+import inspect
+
+import pytest
+import torch
+from python.wrap.support import trainers
+from python.wrap.support.ranks import run_ranks
+from python.wrap.support.trainers import Case
+
+WHY = "is not installed: .ci/bootstrap venv frameworks"
+transformers = pytest.importorskip("transformers", reason=f"transformers {WHY}")
+trl = pytest.importorskip("trl", reason=f"trl {WHY}")
+pytest.importorskip("datasets", reason=f"datasets {WHY}")
+
+GENERATES = {
+    "load_best_model_at_end": False,
+    "eval_strategy": "no",
+    "num_generations": 2,
+    "max_completion_length": 4,
+    "beta": 0.0,
+}
+CASES = [
+    Case("trainer"),
+    Case("trainer", {"stage": 2}),
+    Case("trainer", {"stage": 3, "offload": "host"}, deferred=True, plain=0),
+    Case("trainer", has_adapters=True),
+    Case("trainer", {"stage": 3}, has_adapters=True),
+    Case("sft"),
+    Case("sft", {"stage": 2}, deferred=True),
+    Case("sft", {"stage": 3}),
+    Case("dpo"),
+    Case("dpo", {"stage": 2}),
+    Case("dpo", {"stage": 3}),
+    Case("grpo", changes=GENERATES),
+    Case("grpo", {"stage": 2}, changes=GENERATES),
+    Case("grpo", {"stage": 3}, changes=GENERATES),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """Return what each case has trained on the first of two ranks."""
+    return run_ranks(2, trainers.trained_on_ranks, str(folder), CASES)[0]
+
+
+def check_close(mine, theirs):
+    assert [key for key, _ in mine] == [key for key, _ in theirs]
+    torch.testing.assert_close([value for _, value in mine], [value for _, value in theirs], atol=1e-4, rtol=1e-3)
+
+
+def plain_of(case, trained):
+    kinds = [(each.kind, each.has_adapters, each.options is None) for each in CASES]
+    return trained[kinds.index((case.kind, case.has_adapters, True))]
+
+
+def with_ballast(trained):
+    return [(case, each) for case, each in zip(CASES, trained) if case.options is not None]
+
+
+def test_trainers_log_what_plain_ones_log(trained):
+    for case, mine in with_ballast(trained):
+        check_close(mine.logged, plain_of(case, trained).logged)
+
+
+def test_trainers_resume_with_the_same_bits(trained):
+    for _, mine in with_ballast(trained):
+        assert mine.resumed == mine.logged
+
+
+def test_trainers_export_models_for_from_pretrained(trained):
+    assert all(mine.has_exported for _, mine in with_ballast(trained))
+
+
+def test_trainers_load_the_best_model_at_the_end(trained):
+    assert all(mine.has_best for _, mine in with_ballast(trained))
+
+
+def test_no_data_parallelism_is_around_the_model(trained):
+    assert trained[0].model == "DistributedDataParallel"
+    assert {mine.model for _, mine in with_ballast(trained)} == {"LlamaForCausalLM", "PeftModel"}
+
+
+def test_trainers_resume_on_another_number_of_ranks(trained, folder):
+    numbers = (2, 6)
+    [resumed] = run_ranks(1, trainers.resumed_on_ranks, str(folder), {number: CASES[number] for number in numbers})
+    for number, (logged, has_exported) in zip(numbers, resumed):
+        check_close(logged, trained[number].logged)
+        assert has_exported
+
+
+def test_a_trainer_resumes_from_a_plain_checkpoint(trained):
+    check_close(trained[2].resumed_plain, trained[0].logged)
+
+
+def test_methods_of_transformers_that_the_mixin_replaces():
+    """The mixin replaces methods that are no part of the API of transformers. Another version may rename them."""
+    parameters = {
+        "_move_model_to_device": ["model", "device"],
+        "_save": ["output_dir", "state_dict"],
+        "_save_optimizer_and_scheduler": ["output_dir"],
+        "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
+        "_load_optimizer_and_scheduler": ["checkpoint"],
+        "_load_best_model": [],
+    }
+    for name, expected in parameters.items():
+        assert [*inspect.signature(getattr(transformers.Trainer, name)).parameters][1:] == expected, name
