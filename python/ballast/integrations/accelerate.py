@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,10 @@ from ballast.checks import refuse
 from ballast.exporting import export
 from ballast.integrations.framework import (
     FOLDER,
+    is_deferred,
     place,
     read_options,
+    refuse_options_of_wrapped,
     refuse_other_backend,
     require_framework,
     require_unprepared,
@@ -48,6 +51,7 @@ class Accelerator(accelerate.Accelerator):
         self.ballast_options = read_options(ballast)
         self._models_to_train: list[torch.nn.Module] = []
         self._trained: list[tuple[torch.nn.Module, WrappedOptimizer]] = []
+        self._wrapped_here: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._is_saving = False
         for name in ("fsdp_plugin", "deepspeed_plugin", "megatron_lm_plugin"):
             if kwargs.get(name) is not None:
@@ -67,9 +71,10 @@ class Accelerator(accelerate.Accelerator):
     ) -> torch.nn.Module:
         """Prepare a model without DistributedDataParallel: the optimizer reduces its gradients."""
         require_unprepared(model)
-        if self.device_placement if device_placement is None else device_placement:
+        if is_deferred(model):
             place(model, self.device)
-        prepared: torch.nn.Module = super().prepare_model(model, device_placement=False, evaluation_mode=True)
+            device_placement = False
+        prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode=True)
         return prepared
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
@@ -78,9 +83,12 @@ class Accelerator(accelerate.Accelerator):
         wrapped = wrapped_in(optimizer)
         if wrapped is None:
             require_unprepared(model)
-            if self.device_placement:
+            if self.device_placement and getattr(model, "hf_device_map", None) is None:
                 place(model, self.device)
             wrapped = wrap(optimizer, model, **self.ballast_options)
+            self._wrapped_here.add(wrapped)
+        elif self.ballast_options and wrapped not in self._wrapped_here:
+            refuse_options_of_wrapped()
         if all(each is not wrapped for _, each in self._trained):
             self._trained.append((unwrapped(model), wrapped))
         return super().prepare_optimizer(optimizer, device_placement=False)

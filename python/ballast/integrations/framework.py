@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ballast.checks import all_known, refuse
 from ballast.deferring import deferred
+from ballast.wrapper.deferred_params import device_of
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapping import wrap
 
@@ -38,13 +39,20 @@ def read_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(options or {})
 
 
+def is_deferred(model: torch.nn.Module) -> bool:
+    """Return whether a model has no values yet, and is not wrapped."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
 def place(model: torch.nn.Module, device: torch.device) -> None:
     """Move a model to a device. A deferred model has no values to move: they will be made there."""
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if not is_deferred(model):
+        model.to(device)
+        return
+    devices = {device_of(each) if each.is_meta else each.device for each in (*model.parameters(), *model.buffers())}
+    if devices != {device}:
         with deferred():
             model.to(device)
-    else:
-        model.to(device)
 
 
 def require_unprepared(model: torch.nn.Module) -> None:
@@ -58,6 +66,13 @@ def require_unprepared(model: torch.nn.Module) -> None:
 
 def refuse_other_backend(name: str, remedy: str) -> NoReturn:
     refuse(f"cannot train with Ballast and {name}: both shard the model", needed="one of them", remedy=remedy)
+
+
+def refuse_options_of_wrapped() -> NoReturn:
+    refuse(
+        "cannot use ballast=: the optimizer is wrapped already",
+        needed="options in ballast.wrap(), or in ballast=",
+    )
 
 
 def wrapped_in(optimizer: object) -> WrappedOptimizer | None:

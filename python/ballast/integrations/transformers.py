@@ -17,8 +17,10 @@ from ballast.exporting import export
 from ballast.gathering import gather
 from ballast.integrations.framework import (
     FOLDER,
+    is_deferred,
     place,
     read_options,
+    refuse_options_of_wrapped,
     refuse_other_backend,
     require_framework,
     require_unprepared,
@@ -72,10 +74,7 @@ class BallastTrainerMixin(Base):
             wrap(optimizer, self.model, **(self.ballast_options or {}))
             self._wrapped_here = True
         elif self.ballast_options is not None and not self._wrapped_here:
-            refuse(
-                "cannot use ballast=: the optimizer of optimizers= is wrapped already",
-                needed="options in ballast.wrap(), or in ballast=",
-            )
+            refuse_options_of_wrapped()
         return optimizer
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,14 +87,14 @@ class BallastTrainerMixin(Base):
             return super().evaluation_loop(*args, **kwargs)
 
     def _move_model_to_device(self, model: torch.nn.Module, device: torch.device) -> None:
-        if any(parameter.is_meta for parameter in model.parameters()):
+        if is_deferred(model):
             place(model, device)
         else:
             super()._move_model_to_device(model, device)
 
     def _begin_deferred(self) -> None:
         """Wrap a deferred model that is used before train(): only then it has values."""
-        if any(parameter.is_meta for parameter in self.model.parameters()):
+        if is_deferred(self.model):
             self.create_optimizer()
 
     def _required_wrapped(self) -> WrappedOptimizer:

@@ -45,9 +45,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(folder):
+def of_ranks(folder):
+    return run_ranks(2, trainers.trained_on_ranks, str(folder), CASES)
+
+
+@pytest.fixture(scope="module")
+def trained(of_ranks):
     """Return what each case has trained on the first of two ranks."""
-    return run_ranks(2, trainers.trained_on_ranks, str(folder), CASES)[0]
+    return of_ranks[0][0]
 
 
 def check_close(mine, theirs):
@@ -85,6 +90,12 @@ def test_trainers_load_the_best_model_at_the_end(trained):
 def test_no_data_parallelism_is_around_the_model(trained):
     assert trained[0].model == "DistributedDataParallel"
     assert {mine.model for _, mine in with_ballast(trained)} == {"LlamaForCausalLM", "PeftModel"}
+
+
+def test_ranks_generate_different_numbers_of_tokens(of_ranks):
+    for number, (_, (plain, sharded)) in enumerate(of_ranks):
+        assert sharded == plain
+        assert len(sharded) == 3 + 2 + 3 * number
 
 
 def test_trainers_resume_on_another_number_of_ranks(trained, folder):

@@ -1,4 +1,4 @@
-"""Tests that wrong use of ballast.integrations says what is wrong, and what to do."""
+"""Tests of ballast.integrations on one rank: wrong use says what is wrong and what to do, and models are read from files."""
 
 import sys
 
@@ -59,7 +59,7 @@ def test_a_model_that_is_prepared_already_is_refused():
 def test_options_of_a_wrapped_optimizer_are_refused():
     model = tiny_model()
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
-    with pytest.raises(ballast.UsageError, match="the optimizer of optimizers= is wrapped already"):
+    with pytest.raises(ballast.UsageError, match="cannot use ballast=: the optimizer is wrapped already"):
         trainer(model, ballast_options={"stage": 3}, optimizers=(optimizer, None)).train()
     trainer(model, ballast_options=None, optimizers=(optimizer, None)).train()
     assert optimizer.steps == 1
@@ -86,3 +86,13 @@ def test_from_pretrained_reads_what_a_rank_keeps(tmp_path):
     ballast.wrap(torch.optim.AdamW(deferred.parameters()), deferred, stage=3)
     with ballast.gather(deferred):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(deferred.parameters(), model.parameters()))
+
+
+def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    with ballast.deferred():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ballast.wrap(torch.optim.AdamW(loaded.parameters()), loaded, stage=3)
+    with ballast.gather(loaded):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.parameters(), model.parameters()))
