@@ -42,11 +42,13 @@ def gathered_unit(unit: Mapping[str, torch.Tensor]) -> Iterator[None]:
         yield
 
 
-def full_state(model: torch.nn.Module, keeps: bool) -> dict[str, torch.Tensor]:
+def full_state(model: torch.nn.Module, keeps: bool, only_trained: bool = False) -> dict[str, torch.Tensor]:
     """Return the state_dict() of a sharded model in host memory on ranks that keep it, and an empty one on the others. All
-    ranks call it together, and hold one unit more than what they keep."""
+    ranks call it together, and hold one unit more than what they keep. `only_trained` leaves out frozen parameters."""
     begin_owners(model)
     tensors: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    if only_trained:
+        tensors = {name: each for name, each in tensors.items() if not is_frozen(each)}
     copies: dict[int, torch.Tensor] = {}  # by id of the tensor, which may have several names
     for unit in units_of(tensors):
         with gathered_unit(unit):
@@ -54,3 +56,8 @@ def full_state(model: torch.nn.Module, keeps: bool) -> dict[str, torch.Tensor]:
                 if id(tensor) not in copies:
                     copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
     return {name: copies[id(tensor)] for name, tensor in tensors.items()} if keeps else {}
+
+
+def is_frozen(tensor: torch.Tensor) -> bool:
+    """Return whether this is a parameter that is not trained."""
+    return isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad

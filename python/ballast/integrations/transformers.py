@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ballast.checkpoint.full_model import gathered_to_read
+from ballast.checkpoint.full_model import full_state, gathered_to_read
 from ballast.checks import refuse
 from ballast.exporting import export
 from ballast.gathering import gather
@@ -109,8 +109,7 @@ class BallastTrainerMixin(Base):
         folder = self.args.output_dir if output_dir is None else output_dir
         self._begin_deferred()
         if has_adapters(self.model):
-            with gather([each for each in self.model.parameters() if each.requires_grad]):
-                super()._save(folder)
+            super()._save(folder, state_dict=full_state(self.model, keeps=self.args.should_save, only_trained=True))
         else:
             super()._save(folder, state_dict={})  # the configuration and the tokenizer
             export(self.model, Path(folder) / SAFE_WEIGHTS_NAME, max_shard_size=SHARD_SIZE)

@@ -1,5 +1,6 @@
 """Tests of ballast.integrations on one rank: wrong use says what is wrong and what to do, and models are read from files."""
 
+import inspect
 import sys
 
 import ballast
@@ -96,3 +97,24 @@ def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp
     ballast.wrap(torch.optim.AdamW(loaded.parameters()), loaded, stage=3)
     with ballast.gather(loaded):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.parameters(), model.parameters()))
+
+
+def test_methods_of_transformers_that_the_mixin_replaces():
+    """The mixin replaces methods that are no part of the API of transformers. Another version may rename them."""
+    parameters = {
+        "_move_model_to_device": ["model", "device"],
+        "_save": ["output_dir", "state_dict"],
+        "_save_optimizer_and_scheduler": ["output_dir"],
+        "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
+        "_load_optimizer_and_scheduler": ["checkpoint"],
+        "_load_best_model": [],
+    }
+    for name, expected in parameters.items():
+        assert [*inspect.signature(getattr(transformers.Trainer, name)).parameters][1:] == expected, name
+
+
+def test_private_names_of_accelerate():
+    """save_state() and load_state() replace this list for a moment: Accelerate has no hook to save optimizers."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+    assert accelerator._optimizers == [optimizer]
