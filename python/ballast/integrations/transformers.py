@@ -92,6 +92,11 @@ class BallastTrainerMixin(Base):
         else:
             super()._move_model_to_device(model, device)
 
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        if (self.ballast_options or {}).get("update_in_backward"):
+            return grad_norm  # None, without max_grad_norm: gradients are gone
+        return super()._get_grad_norm(model, grad_norm=grad_norm)
+
     def _begin_deferred(self) -> None:
         """Wrap a deferred model that is used before train(): only then it has values."""
         if is_deferred(self.model):

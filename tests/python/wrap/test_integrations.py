@@ -15,7 +15,8 @@ transformers = pytest.importorskip("transformers", reason=f"transformers {WHY}")
 
 
 @pytest.fixture(autouse=True)
-def fresh_state():
+def fresh_state(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # a Trainer creates its folder there
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -71,6 +72,15 @@ def test_an_optimizer_without_its_model_is_refused():
         accelerator(ballast={}).prepare(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
 
 
+def test_updates_in_backward_have_no_norm():
+    arguments = transformers.TrainingArguments(
+        use_cpu=True, report_to="none", save_strategy="no", max_steps=2, logging_steps=1, max_grad_norm=0.0
+    )
+    training = trainer(arguments=arguments, ballast_options={"stage": 3, "update_in_backward": True})
+    training.train()
+    assert [("loss" in line, "grad_norm" in line) for line in training.state.log_history[:2]] == [(True, False)] * 2
+
+
 def test_a_framework_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match="transformers is not installed. Install it: pip install transformers"):
@@ -103,6 +113,7 @@ def test_methods_of_transformers_that_the_mixin_replaces():
     """The mixin replaces methods that are no part of the API of transformers. Another version may rename them."""
     parameters = {
         "_move_model_to_device": ["model", "device"],
+        "_get_grad_norm": ["model", "grad_norm"],
         "_save": ["output_dir", "state_dict"],
         "_save_optimizer_and_scheduler": ["output_dir"],
         "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
