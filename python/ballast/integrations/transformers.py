@@ -136,11 +136,16 @@ class BallastTrainerMixin(Base):
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
 
     def _load_best_model(self) -> None:
-        self._load_weights(self.state.best_model_checkpoint, super()._load_best_model)
+        best = self.state.best_model_checkpoint
+        if has_adapters(self.model) and is_saved_with_ballast(best):
+            load_checkpoint(Path(best) / FOLDER, self.model, self._required_wrapped())
+        else:
+            self._load_weights(best, super()._load_best_model)
 
     def _load_weights(self, folder: str, load_adapters: Callable[[], None]) -> None:
         if has_adapters(self.model):
-            with gather([each for each in self.model.parameters() if each.requires_grad]):
+            self._begin_deferred()
+            with gather(self.model):  # PEFT reads its state_dict()
                 load_adapters()
         else:
             load(self.model, folder)

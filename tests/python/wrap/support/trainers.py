@@ -11,7 +11,7 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
-from python.wrap.support.frameworks import as_launched, tiny_model
+from python.wrap.support.frameworks import as_launched
 
 WORDS = [f"w{number}" for number in range(60)]
 LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss", "reward")
@@ -40,6 +40,17 @@ class Trained:
     has_exported: bool = False
     has_best: bool = False
     model: str = ""  # the class of the model that the Trainer calls
+
+
+def tiny_model() -> Any:
+    """Return a model whose matrices are large enough to be deferred."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)
 
 
 def tokenizer() -> Any:
@@ -130,6 +141,7 @@ def trainer_of(case: Case, folder: Path) -> Any:
     given = Arguments(**arguments(folder, dist.get_world_size(), **case.changes))
     with ballast.deferred() if case.deferred else contextlib.nullcontext():
         model = with_adapters(tiny_model()) if case.has_adapters else tiny_model()
+    assert any(each.is_meta for each in model.parameters()) is case.deferred
     return Mine(model=model, args=given, train_dataset=split[0], eval_dataset=split[1], **more, **options)
 
 
