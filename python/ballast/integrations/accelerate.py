@@ -16,7 +16,7 @@ from ballast.checks import refuse
 from ballast.exporting import export
 from ballast.integrations.framework import (
     FOLDER,
-    is_deferred,
+    let_place,
     place,
     read_options,
     refuse_options_of_wrapped,
@@ -71,10 +71,8 @@ class Accelerator(accelerate.Accelerator):
     ) -> torch.nn.Module:
         """Prepare a model without DistributedDataParallel: the optimizer reduces its gradients."""
         require_unprepared(model)
-        if is_deferred(model):
-            place(model, self.device)
-            device_placement = False
-        prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode=True)
+        placement = let_place(model, self.device, device_placement)
+        prepared: torch.nn.Module = super().prepare_model(model, placement, evaluation_mode=True)
         return prepared
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:

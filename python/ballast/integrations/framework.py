@@ -13,6 +13,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ballast.checks import all_known, refuse
 from ballast.deferring import deferred
 from ballast.wrapper.deferred_params import device_of
+from ballast.wrapper.hooks import trainer_of
+from ballast.wrapper.managed_parameter import owner_of
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapping import wrap
 
@@ -53,6 +55,19 @@ def place(model: torch.nn.Module, device: torch.device) -> None:
     if devices != {device}:
         with deferred():
             model.to(device)
+
+
+def is_wrapped(model: torch.nn.Module) -> bool:
+    return any(owner_of(parameter) is not None or trainer_of(parameter) is not None for parameter in model.parameters())
+
+
+def let_place(model: torch.nn.Module, device: torch.device, requested: bool | None) -> bool | None:
+    """Place a deferred model, and return whether Accelerate may place a model. A wrapped one is on its device, and may have no
+    values that could be moved."""
+    if is_deferred(model) and requested is not False:
+        place(model, device)
+        return False
+    return False if is_wrapped(model) else requested
 
 
 def require_unprepared(model: torch.nn.Module) -> None:

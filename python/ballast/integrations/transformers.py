@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from ballast.gathering import gather
 from ballast.integrations.framework import (
     FOLDER,
     is_deferred,
+    let_place,
     place,
     read_options,
     refuse_options_of_wrapped,
@@ -63,8 +65,7 @@ class BallastTrainerMixin(Base):
         super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by the launcher's configuration
             refuse_other_backend("FSDP" if self.is_fsdp_enabled else "DeepSpeed", "Choose no backend in `accelerate config`.")
-        # It puts no DistributedDataParallel around the model then, which would keep all gradients.
-        self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.accelerator.prepare_model = functools.partial(prepare_model, weakref.ref(self.accelerator))
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer as the Trainer does, and wrap it."""
@@ -199,6 +200,18 @@ def gathering_to_generate(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         del vars(model)["generate"]
+
+
+def prepare_model(
+    accelerator: weakref.ref[Any], model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = True
+) -> torch.nn.Module:
+    """Prepare a model as an Accelerator does, without DistributedDataParallel, which would keep all gradients. The Accelerator
+    has this function in place of its own, and must not keep itself alive with it: it has the model."""
+    mine = accelerator()
+    assert mine is not None  # it makes this call
+    placement = let_place(model, mine.device, device_placement)
+    prepared: torch.nn.Module = type(mine).prepare_model(mine, model, placement, evaluation_mode=True)
+    return prepared
 
 
 def require_one_backend(args: transformers.TrainingArguments) -> None:

@@ -91,8 +91,8 @@ def test_no_data_parallelism_is_around_the_model(trained):
 
 
 def test_ranks_generate_different_numbers_of_tokens(of_ranks):
-    for number, (_, (plain, sharded)) in enumerate(of_ranks):
-        assert sharded == plain
+    for number, (_, (plain, sharded, by_units)) in enumerate(of_ranks):
+        assert sharded == by_units == plain
         assert len(sharded) == 3 + 2 + 3 * number
 
 

@@ -190,14 +190,15 @@ def resume(case: Case, folder: Path, into: Path) -> tuple[list[tuple[str, float]
     return logged(trainer), is_exported(trainer, into)
 
 
-def trained_on_ranks(rank: int, folder: str, cases: list[Case]) -> tuple[list[Trained], tuple[list[int], list[int]]]:
+def trained_on_ranks(rank: int, folder: str, cases: list[Case]) -> tuple[list[Trained], tuple[list[int], ...]]:
     """Return what each case has trained, and what a model has generated."""
     offline(rank)
     return [train(case, Path(folder) / str(number)) for number, case in enumerate(cases)], generated_on_ranks(rank)
 
 
-def generated_on_ranks(rank: int) -> tuple[list[int], list[int]]:
-    """Return what the plain model and a sharded one generate: the ranks generate different numbers of tokens."""
+def generated_on_ranks(rank: int) -> tuple[list[int], list[int], list[int]]:
+    """Return what the plain model and a sharded one generate, whole and unit by unit. The ranks generate different numbers of
+    tokens."""
     from ballast.integrations.transformers import gathering_to_generate
 
     prompt, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 2 + 3 * rank, "do_sample": False}
@@ -206,9 +207,10 @@ def generated_on_ranks(rank: int) -> tuple[list[int], list[int]]:
     optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model, stage=3, timeout=60.0)
     with gathering_to_generate(model):
         sharded = model.generate(prompt, **options)
+        by_units = model.generate(prompt, synced_gpus=True, **options)
     assert "generate" not in vars(model)
     optimizer.close()
-    return plain[0].tolist(), sharded[0].tolist()
+    return plain[0].tolist(), sharded[0].tolist(), by_units[0].tolist()
 
 
 def resumed_on_ranks(rank: int, folder: str, cases: dict[int, Case]) -> list[tuple[list[tuple[str, float]], bool]]:
