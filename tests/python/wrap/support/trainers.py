@@ -161,7 +161,8 @@ def is_exported(trainer: Any, folder: Path) -> bool:
     import transformers
 
     if isinstance(trainer.model, peft.PeftModel):
-        read = peft.PeftModel.from_pretrained(tiny_model(), folder)
+        dist.barrier()  # rank 0 writes the adapters alone
+        read = peft.PeftModel.from_pretrained(tiny_model(), str(folder))
     else:
         read = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with ballast.gather(trainer.model):
