@@ -94,9 +94,10 @@ def test_from_pretrained_reads_what_a_rank_keeps(tmp_path):
     model.save_pretrained(tmp_path)
     deferred = from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
     assert all(parameter.is_meta for parameter in deferred.parameters() if parameter.dim() > 1)
-    ballast.wrap(torch.optim.AdamW(deferred.parameters()), deferred, stage=3)
+    optimizer = ballast.wrap(torch.optim.AdamW(deferred.parameters()), deferred, stage=3)
     with ballast.gather(deferred):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(deferred.parameters(), model.parameters()))
+    optimizer.close()
 
 
 def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp_path):
@@ -104,9 +105,10 @@ def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp
     model.save_pretrained(tmp_path)
     with ballast.deferred():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    ballast.wrap(torch.optim.AdamW(loaded.parameters()), loaded, stage=3)
+    optimizer = ballast.wrap(torch.optim.AdamW(loaded.parameters()), loaded, stage=3)
     with ballast.gather(loaded):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.parameters(), model.parameters()))
+    optimizer.close()
 
 
 def test_methods_of_transformers_that_the_mixin_replaces():
