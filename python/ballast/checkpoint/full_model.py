@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from ballast.gathering import gather_to_read
+from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import by_owner, managed
 
 
@@ -15,6 +16,10 @@ from ballast.wrapper.managed_parameter import by_owner, managed
 def gathered_to_read(model: torch.nn.Module) -> Iterator[None]:
     """Hold all parameters inside the block, which all ranks enter together. Writes to them are not detected."""
     begin_owners(model)
+    trainers = {id(each): each for each in map(trainer_of, model.parameters()) if each is not None}
+    for trainer in trainers.values():
+        if trainer.stage not in (0, 1, 2):  # else the first call inside the block would shard the parameters
+            trainer.partition_now()
     with gather_to_read(model.parameters()):
         yield
 
