@@ -19,7 +19,7 @@ RUNNER = Path(__file__).with_name("run_page.py")
 NOT_RUN = {
     "get-started/install.md": 4,  # installation, compilation, and output that depends on the machine
     "guides/clusters.md": 3,  # Slurm and Kubernetes
-    "guides/frameworks.md": 3,  # PEFT, Ray, Megatron: tests/python/wrap has tests of these
+    "guides/frameworks.md": 4,  # TRL, PEFT, Ray, Megatron: tests/python/wrap has tests of these
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
     "guides/measure.md": 2,  # takes minutes

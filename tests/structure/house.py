@@ -107,6 +107,7 @@ PYTHON_LAYERS = {
     ],
     "package": [""],
     "measuring": ["bench", "bench.*"],
+    "integrations": ["integrations", "integrations.*"],
     "commands": ["commands", "commands.*", "__main__"],
 }
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 
 from ballast.agreement import Agreement, Ranks
+from ballast.checkpoint.full_model import begin_owners, gathered_unit, units_of
 from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.safetensors_writer import SLICE, SafetensorsWriter, item_of
 from ballast.checks import refuse
-from ballast.gathering import gather_to_read
 from ballast.safetensors_format import SUFFIX
 from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.managed_parameter import by_owner, managed, owner_of
+from ballast.wrapper.managed_parameter import owner_of
 from ballast.wrapper.memory import bytes_at
 from ballast.wrapper.process_groups import rank_in_job
 from ballast.wrapper.unwrap import named_parameters
@@ -38,8 +38,7 @@ class Export:
         if path.suffix != SUFFIX:
             refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
         self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
-        for owner, _ in by_owner(model.parameters()):
-            owner.begin()
+        begin_owners(model)
         self._group = group_of(self._tensors.values())
         items = [item_of(name, tensor.dtype, tensor.shape) for name, tensor in self._tensors.items()]
         self._writer = SafetensorsWriter(path.parent, path.name.removesuffix(SUFFIX), items, most_bytes)
@@ -54,8 +53,8 @@ class Export:
                 if writes:
                     self._writer.begin(at_the_end)
             agreement.settle()
-            for unit in self._units():
-                with gather_to_read([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
+            for unit in units_of(self._tensors):
+                with gathered_unit(unit):
                     with agreement.attempt():
                         if writes:
                             self._write(unit)
@@ -65,14 +64,6 @@ class Export:
                     self._writer.finish()
             agreement.settle()
 
-    def _units(self) -> list[dict[str, torch.Tensor]]:
-        """Group the tensors that are gathered together."""
-        units: dict[tuple[int, int | str], dict[str, torch.Tensor]] = {}
-        for name, tensor in self._tensors.items():
-            found = managed(tensor)
-            key: tuple[int, int | str] = (0, name) if found is None or found.unit is None else (id(found.owner), found.unit)
-            units.setdefault(key, {})[name] = tensor
-        return list(units.values())
 
     def _write(self, unit: dict[str, torch.Tensor]) -> None:
         for name, tensor in unit.items():

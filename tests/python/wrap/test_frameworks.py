@@ -90,16 +90,6 @@ def test_trainer_trains_as_before_and_resumes_from_its_own_checkpoint(tmp_path):
             assert torch.equal(mine, theirs)
 
 
-def test_trainer_on_two_ranks(tmp_path):
-    pytest.importorskip("transformers", reason=f"transformers {WHY}")
-    told = run_ranks(2, frameworks.saves_with_trainer, str(tmp_path / "told"))
-    assert [CANNOT_RESUME in line for line in told[0]] == [True]  # one warning, although it saves twice
-    for plain, first, other in run_ranks(2, frameworks.trainer_ranks, str(tmp_path), [None, {"stage": 2}, {"stage": 3}]):
-        check_close(plain, first)
-        assert other[0] == first[0]
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(other[1], first[1]))
-
-
 def test_peft_merges_adapters_as_before(tmp_path):
     pytest.importorskip("peft", reason=f"peft {WHY}")
     on_drives = {"parameters": f"nvme:{tmp_path}", "state": f"nvme:{tmp_path}"}

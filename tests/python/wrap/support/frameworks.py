@@ -125,25 +125,10 @@ def saves_with_accelerate(rank: int, folder: str) -> tuple[list[str], list[str]]
     return before, warnings_of(lambda: made[0].save_state(folder))
 
 
-def saves_with_trainer(rank: int, folder: str) -> list[str]:
-    as_launched(rank)
-    return warnings_of(trainer_of({"stage": 2}, Path(folder)).train)
-
-
 def outcome(trainer: Any) -> tuple[list[float], list[torch.Tensor]]:
     logged = [line[key] for line in trainer.state.log_history if "grad_norm" in line for key in ("loss", "grad_norm")]
     with ballast.gather(trainer.model):
         return logged, [parameter.detach().clone() for parameter in trainer.model.parameters()]
-
-
-def trainer_ranks(rank: int, folder: str, configurations: list[Configuration]) -> list[tuple[list[float], list[torch.Tensor]]]:
-    as_launched(rank)
-    outcomes = []
-    for number, configuration in enumerate(configurations):
-        trainer = trainer_of(configuration, Path(folder) / str(number))
-        trainer.train()
-        outcomes.append(outcome(trainer))
-    return outcomes
 
 
 def trained(rank: int, configuration: dict[str, Any]) -> dict[str, float]:

@@ -1,0 +1,99 @@
+"""Loops with Accelerate as users write them: with its own Accelerator, and with that of Ballast."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ballast
+import torch
+import torch.distributed as dist
+from python.wrap.support.frameworks import as_launched
+from python.wrap.support.loops import mean_square, mlp
+
+ROWS = 8  # of a global batch, in two micro-steps
+
+
+@dataclass
+class Outcome:
+    losses: list[float]  # and norms
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # from get_state_dict(), on the main process
+    resumed: list[float] = field(default_factory=list)  # from the second step on
+    exported: dict[str, torch.Tensor] = field(default_factory=dict)  # as safetensors reads it
+    model: str = ""  # the class of the prepared model
+    files: list[str] = field(default_factory=list)  # of save_state()
+
+
+class Loop:
+    """A training of four steps with accumulation, clipping and a schedule. Only how the Accelerator is made differs."""
+
+    def __init__(self, options: dict[str, Any] | None, deferred: bool = False):
+        import accelerate
+        from ballast.integrations.accelerate import Accelerator
+
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        steps = {"cpu": True, "gradient_accumulation_steps": 2, "step_scheduler_with_optimizer": False}
+        self.accelerator = accelerate.Accelerator(**steps) if options is None else Accelerator(ballast=options, **steps)
+        with ballast.deferred() if deferred else contextlib.nullcontext():
+            model = mlp(64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+        batches = torch.randn(4 * ROWS, 20, generator=torch.Generator().manual_seed(0))
+        loader = torch.utils.data.DataLoader(batches, batch_size=ROWS // 2 // dist.get_world_size())
+        prepared = self.accelerator.prepare(model, optimizer, loader, scheduler)
+        self.model, self.optimizer, self.loader, self.scheduler = prepared
+
+    def run(self, first: int = 0, saving_into: Path | None = None) -> list[float]:
+        """Return losses over all ranks, and norms. Save the state after the second step."""
+        logged = []
+        for number, batch in enumerate(self.accelerator.skip_first_batches(self.loader, 2 * first)):
+            with self.accelerator.accumulate(self.model):
+                loss = mean_square(self.model, batch)
+                self.accelerator.backward(loss)
+                logged.append(self.accelerator.reduce(loss.detach(), "mean").item())
+                if self.accelerator.sync_gradients:
+                    logged.append(float(self.accelerator.clip_grad_norm_(self.model.parameters(), 0.05)))
+                self.optimizer.step()
+                if self.accelerator.sync_gradients:
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+            if number == 3 and saving_into is not None:
+                self.accelerator.save_state(str(saving_into))
+        return logged
+
+
+def train(options: dict[str, Any] | None, deferred: bool, folder: Path) -> Outcome:
+    import safetensors.torch
+
+    loop = Loop(options, deferred)
+    saving_into = None if options is None else folder / "state"
+    outcome = Outcome(loop.run(saving_into=saving_into), model=type(loop.model).__name__)
+    outcome.parameters = loop.accelerator.get_state_dict(loop.model)
+    if options is None:
+        return outcome
+    loop.accelerator.save_model(loop.model, str(folder / "model"))
+    outcome.exported = safetensors.torch.load_file(folder / "model" / "model.safetensors")
+    outcome.files = sorted(each.name for each in (folder / "state").iterdir())
+    outcome.resumed = resume(options, deferred, folder)
+    return outcome
+
+
+def resume(options: dict[str, Any], deferred: bool, folder: Path) -> list[float]:
+    loop = Loop(options, deferred)
+    loop.accelerator.load_state(str(folder / "state"))
+    return loop.run(first=2)
+
+
+Configuration = tuple[dict[str, Any] | None, bool]  # the options of wrap(), and whether the model is deferred
+
+
+def trained_on_ranks(rank: int, folder: str, configurations: list[Configuration]) -> list[Outcome]:
+    as_launched(rank)
+    return [train(*each, Path(folder) / str(number)) for number, each in enumerate(configurations)]
+
+
+def resumed_on_ranks(rank: int, folder: str, configurations: dict[int, Configuration]) -> list[list[float]]:
+    as_launched(rank)
+    return [resume(*each, Path(folder) / str(number)) for number, each in configurations.items()]

@@ -1,0 +1,133 @@
+"""Tests of ballast.integrations on one rank: wrong use says what is wrong and what to do, and models are read from files."""
+
+import inspect
+import sys
+
+import ballast
+import pytest
+import torch
+from ballast.integrations.framework import require_framework
+from python.wrap.support.trainers import tiny_model
+
+WHY = "is not installed: .ci/bootstrap venv frameworks"
+accelerate = pytest.importorskip("accelerate", reason=f"accelerate {WHY}")
+transformers = pytest.importorskip("transformers", reason=f"transformers {WHY}")
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # a Trainer creates its folder there
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def trainer(model=None, *, arguments=None, ballast_options, **more):
+    from ballast.integrations.transformers import BallastTrainer
+
+    arguments = arguments or transformers.TrainingArguments(use_cpu=True, report_to="none", save_strategy="no", max_steps=1)
+    rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8
+    return BallastTrainer(model or tiny_model(), arguments, train_dataset=rows, ballast=ballast_options, **more)
+
+
+def accelerator(**options):
+    from ballast.integrations.accelerate import Accelerator
+
+    return Accelerator(cpu=True, **options)
+
+
+def test_the_nearest_option_is_offered():
+    with pytest.raises(ballast.UsageError, match='Did you mean "stage"'):
+        trainer(ballast_options={"stag": 3})
+    with pytest.raises(ballast.UsageError, match='Did you mean "offload"'):
+        accelerator(ballast={"ofload": "host"})
+    with pytest.raises(ballast.UsageError, match="such as ballast=dict"):
+        accelerator(ballast=3)
+
+
+def test_another_backend_is_refused():
+    arguments = transformers.TrainingArguments(use_cpu=True, report_to="none")
+    arguments.fsdp = "full_shard"  # its constructor refuses this without GPUs
+    with pytest.raises(ballast.UsageError, match="cannot train with Ballast and fsdp=: both shard the model"):
+        trainer(arguments=arguments, ballast_options={"stage": 3})
+    with pytest.raises(ballast.UsageError, match="cannot train with Ballast and fsdp_plugin="):
+        accelerator(ballast={}, fsdp_plugin=accelerate.utils.FullyShardedDataParallelPlugin())
+
+
+def test_a_model_that_is_prepared_already_is_refused():
+    for_it = torch.nn.DataParallel(torch.nn.Linear(2, 2))
+    with pytest.raises(ballast.UsageError, match="it is in DataParallel"):
+        accelerator(ballast={}).prepare(for_it, torch.optim.SGD(for_it.parameters()))
+
+
+def test_options_of_a_wrapped_optimizer_are_refused():
+    model = tiny_model()
+    optimizer = ballast.wrap(torch.optim.AdamW(model.parameters()), model)
+    with pytest.raises(ballast.UsageError, match="cannot use ballast=: the optimizer is wrapped already"):
+        trainer(model, ballast_options={"stage": 3}, optimizers=(optimizer, None)).train()
+    trainer(model, ballast_options=None, optimizers=(optimizer, None)).train()
+    assert optimizer.steps == 1
+
+
+def test_an_optimizer_without_its_model_is_refused():
+    with pytest.raises(ballast.UsageError, match="cannot prepare an optimizer without its model"):
+        accelerator(ballast={}).prepare(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
+
+
+def test_updates_in_backward_have_no_norm():
+    arguments = transformers.TrainingArguments(
+        use_cpu=True, report_to="none", save_strategy="no", max_steps=2, logging_steps=1, max_grad_norm=0.0
+    )
+    training = trainer(arguments=arguments, ballast_options={"stage": 3, "update_in_backward": True})
+    training.train()
+    assert [("loss" in line, "grad_norm" in line) for line in training.state.log_history[:2]] == [(True, False)] * 2
+
+
+def test_a_framework_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match="transformers is not installed. Install it: pip install transformers"):
+        require_framework("transformers")
+
+
+def test_from_pretrained_reads_what_a_rank_keeps(tmp_path):
+    from ballast.integrations.transformers import from_pretrained
+
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    deferred = from_pretrained(transformers.AutoModelForCausalLM, tmp_path)
+    assert all(parameter.is_meta for parameter in deferred.parameters() if parameter.dim() > 1)
+    optimizer = ballast.wrap(torch.optim.AdamW(deferred.parameters()), deferred, stage=3)
+    with ballast.gather(deferred):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(deferred.parameters(), model.parameters()))
+    optimizer.close()
+
+
+def test_from_pretrained_of_transformers_loads_its_values_inside_of_deferred(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    with ballast.deferred():
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    optimizer = ballast.wrap(torch.optim.AdamW(loaded.parameters()), loaded, stage=3)
+    with ballast.gather(loaded):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.parameters(), model.parameters()))
+    optimizer.close()
+
+
+def test_methods_of_transformers_that_the_mixin_replaces():
+    """The mixin replaces methods that are no part of the API of transformers. Another version may rename them."""
+    parameters = {
+        "_move_model_to_device": ["model", "device"],
+        "_get_grad_norm": ["model", "grad_norm"],
+        "_save": ["output_dir", "state_dict"],
+        "_save_optimizer_and_scheduler": ["output_dir"],
+        "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
+        "_load_optimizer_and_scheduler": ["checkpoint"],
+        "_load_best_model": [],
+    }
+    for name, expected in parameters.items():
+        assert [*inspect.signature(getattr(transformers.Trainer, name)).parameters][1:] == expected, name
+
+
+def test_private_names_of_accelerate():
+    """save_state() and load_state() replace this list for a moment: Accelerate has no hook to save optimizers."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer = accelerator.prepare(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+    assert accelerator._optimizers == [optimizer]
