@@ -21,6 +21,7 @@ from ballast.result import Plan
 from ballast.saving import load_checkpoint, save
 from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.store import Store
+from ballast.syncing import sync_weights
 from ballast.wrapping import wrap
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "parse_size",
     "plan",
     "save",
+    "sync_weights",
     "this_machine",
     "wrap",
 ]

@@ -80,6 +80,7 @@ PYTHON_LAYERS = {
     "residence": [
         *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
         "wrapper.gather_block",
+        *("wrapper.bitsandbytes_compat", "wrapper.compiled_blocks"),
         *("wrapper.param_gather", "wrapper.pending", "wrapper.overlapped_gathers", "wrapper.full_params"),
     ],
     "partition": [
@@ -95,8 +96,10 @@ PYTHON_LAYERS = {
     "functions": [
         *("gathering", "wrapper.weight_loading", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
         *("offloading", "wrapping"),
+        "syncing",
     ],
     "package": [""],
+    "integrations": ["integrations", "integrations.*"],
     "commands": ["commands", "commands.*", "__main__"],
 }
 

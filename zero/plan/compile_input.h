@@ -24,6 +24,7 @@ struct CompileInput {
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
+  bool gathers_codes(std::size_t unit) const { return gathers_codes() && model.units[unit].dtype != DType::u8; }
   DType dtype_of_sums(std::size_t unit) const {
     return ballast::dtype_of_sums(gradient_format, model.units[unit].dtype);
   }

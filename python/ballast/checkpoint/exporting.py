@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from ballast.agreement import Agreement, Ranks
+from ballast.agreement import Agreement
 from ballast.checkpoint.folder import flush_folder, require_space
 from ballast.checkpoint.inventory import buffers_by_name
 from ballast.checkpoint.pieces import slices
+from ballast.checkpoint.unit_by_unit import by_unit, group_of
 from ballast.checks import refuse
 from ballast.gathering import gather_to_read
 from ballast.safetensors_format import DTYPES, SUFFIX, Item, are_files_for, files_for, index_name, index_of
-from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.managed_parameter import by_owner, managed, owner_of
+from ballast.wrapper.managed_parameter import by_owner
 from ballast.wrapper.memory import bytes_at
-from ballast.wrapper.process_groups import rank_in_job
+from ballast.wrapper.ungathered import plain
 from ballast.wrapper.unwrap import named_parameters
 
 SLICE = 4 << 20  # elements that are copied to the host at once
-
-
-class OneRank:
-    """The group of a model that is not trained here: one rank exports it alone."""
-
-    rank, size = 0, 1
-
-    def all_reduce(self, values: Sequence[int]) -> list[int]:
-        return list(values)
 
 
 class Export:
@@ -61,7 +52,7 @@ class Export:
                 if writes:
                     self._begin(at_the_end)
             agreement.settle()
-            for unit in self._units():
+            for unit in by_unit(self._tensors):
                 with gather_to_read([each for each in unit.values() if isinstance(each, torch.nn.Parameter)]):
                     with agreement.attempt():
                         if writes:
@@ -71,15 +62,6 @@ class Export:
                 if writes:
                     self._finish()
             agreement.settle()
-
-    def _units(self) -> list[dict[str, torch.Tensor]]:
-        """Group the tensors that are gathered together."""
-        units: dict[tuple[int, int | str], dict[str, torch.Tensor]] = {}
-        for name, tensor in self._tensors.items():
-            found = managed(tensor)
-            key: tuple[int, int | str] = (0, name) if found is None or found.unit is None else (id(found.owner), found.unit)
-            units.setdefault(key, {})[name] = tensor
-        return list(units.values())
 
     def _begin(self, at_the_end: ExitStack) -> None:
         require_space(self._folder, sum(file.bytes for file in self._files))
@@ -105,7 +87,7 @@ class Export:
     def _write(self, unit: dict[str, torch.Tensor]) -> None:
         for name, tensor in unit.items():
             handle, begin = self._places[name]
-            flat = tensor.detach().reshape(-1)
+            flat = plain(tensor).reshape(-1)
             for first, count in slices(flat.numel(), SLICE):
                 values = flat[first : first + count].to("cpu")
                 at = begin + first * values.element_size()
@@ -132,15 +114,6 @@ class Export:
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
         flush_folder(self._folder)
-
-
-def group_of(tensors: Iterable[torch.Tensor]) -> Ranks | None:
-    """Return the ranks that train the tensors, or None on a rank that exports nothing."""
-    for tensor in tensors:
-        owner = owner_of(tensor) or trainer_of(tensor)
-        if owner is not None:
-            return owner.group
-    return OneRank() if rank_in_job() == 0 else None
 
 
 def item_of(name: str, tensor: torch.Tensor) -> Item:

@@ -10,7 +10,7 @@ import torch
 
 from ballast import _core
 from ballast.wrapper.gpu import device_at
-from ballast.wrapper.units import DTYPES, Member, UnitOfMembers
+from ballast.wrapper.units import UNIT_DTYPES, Member, UnitOfMembers
 
 
 def return_freed_memory() -> None:
@@ -69,7 +69,7 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: i
     count = memory.bytes // dtype.itemsize if count is None else count
     if count == 0:
         return torch.empty(0, dtype=dtype, device=device_at(memory.gpu))
-    return torch.from_dlpack(memory.dlpack(DTYPES[dtype], first, count))
+    return torch.from_dlpack(memory.dlpack(UNIT_DTYPES[dtype], first, count))
 
 
 def views_in(
@@ -77,6 +77,8 @@ def views_in(
 ) -> list[torch.Tensor]:
     """Return views of these members of the unit, in memory with the layout of the unit."""
     return [
-        tensor_of(memory, unit.dtype, begins[member.tensor], member.parameter.numel()).view(member.parameter.shape)
+        tensor_of(memory, unit.dtype, begins[member.tensor], member.elements)
+        .view(member.parameter.dtype)
+        .view(member.parameter.shape)
         for member in members
     ]

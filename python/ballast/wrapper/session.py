@@ -14,6 +14,7 @@ from ballast.connecting import Group
 from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
+from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.model_activations import ModelActivations, offload_activations_of
 from ballast.wrapper.modules import refuse_outside
@@ -66,7 +67,15 @@ class Session:
         self.plans.watch()
         self._activations = offload_activations_of(model, mine, self.options.activations)  # below the hooks of stage 3
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
+        if self._needs_no_calls(model):
+            self._hooks.leave_graphs_whole()
         preconditions.begin_with_same_values(self.group, model, mine)
+
+    def _needs_no_calls(self, model: torch.nn.Module | None) -> bool:
+        """Return whether training may begin with the first gradient: torch has all parameters, and nothing waits for them."""
+        options = self.options
+        is_complete = model is None or not any(map(is_without_values, model.parameters()))
+        return options.keeps_full_parameters and not options.overlap_gathers and is_complete
 
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""

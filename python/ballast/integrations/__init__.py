@@ -1,0 +1,1 @@
+"""Ballast inside of training frameworks. Each module imports its framework."""
