@@ -13,7 +13,6 @@ namespace dlpack {
 constexpr const char* name_of_capsule = "dltensor";  // its reader gives it another one
 constexpr std::int32_t on_cpu = 1;
 constexpr std::int32_t on_cuda = 2;
-constexpr std::uint8_t unsigned_integers = 1;
 constexpr std::uint8_t floats = 2;
 constexpr std::uint8_t bfloats = 4;
 
@@ -50,7 +49,8 @@ struct DlpackExport {
 };
 
 dlpack::Type type_of(DType dtype) {
-  if (dtype == DType::u8) return {dlpack::unsigned_integers, 8, 1};
+  require(dtype != DType::u8, Code::unsupported,
+          [] { return Problem{.what = "cannot show bytes as values of a floating-point format"}; });
   const auto bits = static_cast<std::uint8_t>(8 * byte_size(dtype));
   return {dtype == DType::bf16 ? dlpack::bfloats : dlpack::floats, bits, 1};
 }

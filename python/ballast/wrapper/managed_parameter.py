@@ -167,14 +167,15 @@ class ManagedParameter:
         self.unit = unit
         self._take_from_torch(owner, nothing)
 
-    def gather(self, values: torch.Tensor) -> None:
-        """Become GATHERED: torch sees all values until the parameter is resharded."""
+    def gather(self, values: torch.Tensor, *, is_copy: bool = False) -> None:
+        """Become GATHERED: torch sees all values until the parameter is resharded. The memory of a copy has no other values
+        later, so views of it are as those of any parameter."""
         if self._state is not _SHARDED:
             require_transition(self._state, _GATHERED)
         self._state = _GATHERED
         parameter = self._parameter()
         assert parameter is not None  # it owns this
-        parameter.__class__ = self._gathered_kind
+        parameter.__class__ = self.kind if is_copy else self._gathered_kind
         parameter.data = values
 
     def reshard(self, nothing: torch.Tensor) -> None:

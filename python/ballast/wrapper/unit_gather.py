@@ -145,7 +145,7 @@ class UnitGather:
     def show(self, member: Member, values: torch.Tensor) -> None:
         """Let torch see these values, until the parameter is resharded."""
         self.casts.forget()
-        self._managed[member].gather(values)
+        self._managed[member].gather(values, is_copy=True)
 
     def reshard(self, members: Iterable[Member]) -> None:
         for member in members:

@@ -17,7 +17,8 @@ def test_adapters_train_in_turns_and_are_saved_alone(tmp_path):
         folder = tmp_path / f"plain {bits}"
         plain = adapters.trained(None, folder, bits=bits)
         for rank in ranks:
-            torch.testing.assert_close(torch.tensor(rank[number]["losses"]), torch.tensor(plain["losses"]), rtol=1e-4, atol=1e-5)
+            losses = torch.tensor(rank[number]["losses"])
+            torch.testing.assert_close(losses, torch.tensor(plain["losses"]), rtol=1e-4, atol=1e-5)
             assert rank[number]["merged"] == pytest.approx(plain["merged"], rel=1e-3)
         expected, found = adapters.saved(folder), adapters.saved(tmp_path / f"ballast {number}")
         for name in expected:

@@ -58,7 +58,12 @@ class Adapted(torch.nn.Module):
 Layer = Callable[[int, int], torch.nn.Module]
 
 
-def model_of(layer: Layer, width: int = 37) -> torch.nn.Module:
+def width_of(layer: Layer) -> int:
+    return 38 if layer is in_bfloat16_storage else 37  # pairs of bytes have no odd number
+
+
+def model_of(layer: Layer) -> torch.nn.Module:
+    width = width_of(layer)
     blocks = [Adapted(layer(width, seed), width) for seed in range(3)]
     torch.manual_seed(0)
     for block in blocks:
@@ -85,13 +90,9 @@ def steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, count: int =
 
 
 def frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the bytes of the frozen parameters, which torch has now."""
-    plain = {name: each.detach().as_subclass(torch.Tensor) for name, each in model.named_parameters() if is_packed(each)}
+    """Return the bytes of the packed parameters, which torch has now."""
+    plain = {name: each.detach().as_subclass(torch.Tensor) for name, each in model.named_parameters() if ".base." in name}
     return {name: each.contiguous().flatten().view(torch.uint8).clone() for name, each in plain.items()}
-
-
-def is_packed(parameter: torch.Tensor) -> bool:
-    return not parameter.requires_grad
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -112,7 +113,7 @@ def trained(layer: Layer, options: Options) -> dict[str, Any]:
     optimizer = wrapped(model, options)
     result: dict[str, Any] = {"losses": steps(model, optimizer), "bytes": sum(len(each) for each in before.values())}
     with torch.no_grad():
-        result["evaluated"] = model.eval()(torch.ones(2, 37)).sum().item()
+        result["evaluated"] = model.eval()(torch.ones(2, width_of(layer))).sum().item()
     model.train()
     if options is None:
         return result
