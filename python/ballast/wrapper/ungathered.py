@@ -73,9 +73,6 @@ class Ungathered(torch.nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if needs_no_values(func):
-            with without_torch_function():
-                return func(*args, **(kwargs or {}))
         return call_with_values(func, args, kwargs or {})
 
 
@@ -89,9 +86,6 @@ class GatheredOpaque(torch.nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if needs_no_values(func):
-            with without_torch_function():
-                return func(*args, **(kwargs or {}))
         return call_with_values(func, args, kwargs or {})
 
 
@@ -114,11 +108,7 @@ class OpaqueView(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if needs_no_values(func):
-            with without_torch_function():
-                return func(*args, **(kwargs or {}))
         return call_with_values(func, args, kwargs or {})
-
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -143,6 +133,9 @@ def gathered_opaque(kind: type[torch.Tensor]) -> type[GatheredOpaque]:
 
 def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function of torch while the owners bring the values that it uses."""
+    if needs_no_values(func):
+        with without_torch_function():
+            return func(*args, **kwargs)
     flat = _flat(args, kwargs.values())
     views = [each for each in flat if type(each) is OpaqueView]
     used = [(each, owner) for each in flat if (owner := _owner_of(each)) is not None]

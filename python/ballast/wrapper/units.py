@@ -226,7 +226,7 @@ def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -
                 what=f"cannot partition a parameter: {problem}",
                 where=f"parameter {name}",
                 needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
-                remedy="" if trained else "A frozen one may have another format, but its values are in one tensor.",
+                remedy="" if trained else "A frozen parameter may have any format if its values are in its own memory.",
             ),
         )
 
