@@ -56,9 +56,9 @@ def trained(options: Options, folder: Path, *, bits: bool = False) -> dict[str, 
     """Train both adapters in turns, save them, and merge the last one."""
     model = two_adapters(bits)
     model.requires_grad_(False)
+    model.set_adapter("second")
+    model.set_adapter("first")  # freezes the other one, with its module
     adapters = [each for name, each in model.named_parameters() if ".first" in name or ".second" in name]
-    for each in adapters:
-        each.requires_grad_(True)
     optimizer = torch.optim.AdamW(adapters, lr=1e-2)
     if options is not None:
         optimizer = ballast.wrap(optimizer, model, **options)
