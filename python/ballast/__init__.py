@@ -26,6 +26,7 @@ from ballast.sizes import human_size, parse_rate, parse_size
 from ballast.step_line import StepLine
 from ballast.step_log import StepLog
 from ballast.store import Store
+from ballast.syncing import sync_weights
 from ballast.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "parse_size",
     "plan",
     "save",
+    "sync_weights",
     "this_machine",
     "wrap",
 ]

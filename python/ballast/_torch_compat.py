@@ -67,6 +67,36 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
+def compiled_modules(model: torch.nn.Module) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+    """Return the modules that torch has compiled, each with the one that is called: itself, or the one of torch.compile()
+    around it."""
+    found = [(module, module) for module in model.modules() if module._compiled_call_impl is not None]
+    around = [module for module in model.modules() if "_orig_mod" in module._modules]
+    return found + [(each.get_submodule("_orig_mod"), each) for each in around]
+
+
+def call_around(
+    module: torch.nn.Module, before: Callable[[torch.nn.Module], None], after: Callable[[torch.nn.Module], None]
+) -> Callable[[], None]:
+    """Call functions before and after each call of a module that torch has compiled in place: its hooks are in the compiled
+    code. Return the function that ends this."""
+    compiled: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(module)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            after(module)
+
+    def remove() -> None:
+        if module._compiled_call_impl is call:
+            module._compiled_call_impl = compiled
+
+    module._compiled_call_impl = call
+    return remove
+
+
 # --- Tensors ---
 
 
@@ -82,11 +112,17 @@ without_torch_function: Callable[[], AbstractContextManager[None]] = torch._C.Di
 
 
 def make_wrapper_tensor(
-    kind: type[torch.Tensor], shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    kind: type[torch.Tensor],
+    shape: Sequence[int],
+    *,
+    strides: Sequence[int] | None = None,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
     """Return a tensor of this class with a shape and no memory: every use of it reaches the class's
     __torch_dispatch__."""
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(kind, tuple(shape), dtype=dtype, device=device)
+    options = {} if strides is None else {"strides": tuple(strides)}
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(kind, tuple(shape), dtype=dtype, device=device, **options)
     return made
 
 

@@ -19,11 +19,12 @@ RUNNER = Path(__file__).with_name("run_page.py")
 NOT_RUN = {
     "get-started/install.md": 4,  # installation, compilation, and output that depends on the machine
     "guides/clusters.md": 3,  # Slurm and Kubernetes
-    "guides/frameworks.md": 4,  # TRL, PEFT, Ray, Megatron: tests/python/wrap has tests of these
+    "guides/frameworks.md": 3,  # TRL, Ray, Megatron: tests/python/wrap has tests of these
     "guides/from-fsdp2.md": 1,
     "guides/hangs.md": 1,  # a mistake
     "guides/measure.md": 2,  # takes minutes
     "guides/nvme.md": 1,  # depends on the drive
+    "guides/serving.md": 1,  # vLLM
     "guides/slow-links.md": 1,  # needs two machines
     "index.md": 1,
     "reference/cpp.md": 1,  # compilation
@@ -31,6 +32,8 @@ NOT_RUN = {
 
 NEEDS = {  # pages whose code needs more than torch
     "guides/frameworks.md": ("accelerate", "transformers"),
+    "guides/lightning.md": ("lightning",),
+    "guides/peft-and-qlora.md": ("bitsandbytes", "peft", "transformers"),
     "guides/watching.md": ("mlflow", "tensorboard", "tqdm"),
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/runtime/host_pages.h"
 #include "tests/plan/plan_rig.h"
+#include "zero/plan/verify.h"
 
 using namespace ballast;
 using namespace ballast::testing;
@@ -157,6 +158,22 @@ TEST_CASE("staged records share whole huge pages, and small ones take no more th
       }
     }
   }
+}
+
+TEST_CASE("a unit of bytes is frozen, and no gather encodes it") {
+  PlanSetup setup = setup_of(3, 2, all_in(Tier::host));
+  setup.wire.gather = WireFormat::int8;
+  setup.model.units.push_back({.name = "packed", .dtype = DType::u8, .tensors = {{"codes", {1001}, 0, true}}});
+  const std::size_t packed = setup.model.units.size() - 1;
+  const CompiledPlan plan = plan_of(setup);
+  CHECK(verify(plan.input(), plan.program()).empty());
+  std::size_t exact = 0;
+  for (const Op& op : plan.program().ops) {
+    if (op.kind != OpKind::gather) continue;
+    CHECK(op.codes.exist() == (op.unit != packed));
+    exact += op.unit == packed ? 1 : 0;
+  }
+  CHECK(exact >= 1);
 }
 
 TEST_CASE("the compiler refuses wrong input and names the fault") {

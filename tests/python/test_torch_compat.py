@@ -210,6 +210,20 @@ def test_compiled_modules_are_known():
     assert not compat.is_compiled(torch.nn.Linear(2, 2))
 
 
+def test_functions_are_called_around_a_module_that_is_compiled_in_place():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2), backend="eager"))
+    model[0].compile(backend="eager")
+    assert {each for each, _ in compat.compiled_modules(model)} == {model[0], model[1].get_submodule("_orig_mod")}
+    assert {called for _, called in compat.compiled_modules(model)} == {model[0], model[1]}
+    calls = []
+    remove = compat.call_around(model[0], lambda module: calls.append("before"), lambda module: calls.append("after"))
+    model(torch.ones(2))
+    assert calls == ["before", "after"]
+    remove()
+    model(torch.ones(2))
+    assert calls == ["before", "after"]
+
+
 def test_references_to_a_tensor_are_counted():
     holder, tensor = torch.zeros(1), torch.zeros(1)
     other = tensor

@@ -84,6 +84,7 @@ PYTHON_LAYERS = {
     "residence": [
         *("wrapper.autocast_cache", "wrapper.parameter_casts", "wrapper.unit_gather", "wrapper.saved_tensors"),
         "wrapper.gather_block",
+        *("wrapper.bitsandbytes_compat", "wrapper.compiled_blocks"),
         *("wrapper.param_gather", "wrapper.pending", "wrapper.overlapped_gathers", "wrapper.full_params"),
     ],
     "partition": [
@@ -103,7 +104,7 @@ PYTHON_LAYERS = {
     ],
     "functions": [
         *("gathering", "wrapper.weight_loading", "loading", "deferring", "checkpoint", "checkpoint.*", "saving", "exporting"),
-        *("offloading", "wrapping", "step_line", "step_log"),
+        *("offloading", "wrapping", "step_line", "step_log", "syncing"),
     ],
     "package": [""],
     "measuring": ["bench", "bench.*"],

@@ -24,6 +24,7 @@ struct CompileInput {
   bool extra_sum_slots = false;  // slots for a second sum of a unit's gradients, even if the trace needs none
 
   bool gathers_codes() const { return wire.gather != WireFormat::exact && placement.shards > 1; }
+  bool gathers_codes(std::size_t unit) const { return gathers_codes() && model.units[unit].dtype != DType::u8; }
   // What a rank keeps of parameters that are gathered on demand: its shard, and those of ranks with other copies.
   Section kept(const Section& section) const { return section.joined(placement.parameter_replicas); }
   Range kept_range(const Section& section) const {

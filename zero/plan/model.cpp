@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 #include <set>
@@ -47,9 +48,9 @@ void check(const Model& model) {
   for (std::size_t i = 0; i < model.units.size(); ++i) {
     const Unit& unit = model.units[i];
     if (!names.insert(unit.name).second) refuse(fmt::format("two units are called {}", unit.name), "", "one name each");
-    if (unit.dtype == DType::u8) {
+    if (unit.dtype == DType::u8 && !std::ranges::all_of(unit.tensors, &Tensor::frozen)) {
       refuse(fmt::format("cannot train parameters of {}", name(unit.dtype)), fmt::format("unit {}", unit.name),
-             "fp32, bf16 or fp16");
+             "fp32, bf16 or fp16; or frozen tensors only");
     }
     check_names(unit);
     check_ties(model, i);

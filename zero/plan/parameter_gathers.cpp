@@ -78,7 +78,7 @@ void ParameterGathers::gather(std::size_t unit, const Visit& visit) {
                           .unit = unit,
                           .from = on_device ? pieces_.kept(unit, section) : pieces_.shard(unit, section),
                           .to = pieces_.full(unit, section),
-                          .codes = visit.exact ? Codes{} : context_.slots.gather_codes(section)});
+                          .codes = visit.exact ? Codes{} : context_.slots.gather_codes(unit, section)});
   }
 }
 

@@ -185,7 +185,7 @@ void StepSlots::add_codes() {
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
     const UnitLayout& layout = in_.layout.units[unit];
     for (const Section* section : {&layout.trained, &layout.frozen}) {
-      if (is_gathered_per_use_[unit]) gathered = std::max(gathered, gather_codes(*section).memory.bytes);
+      if (is_gathered_per_use_[unit]) gathered = std::max(gathered, gather_codes(unit, *section).memory.bytes);
     }
     for (const Ranks ranks : {Ranks::shard_group, Ranks::replica_group}) {
       reduced = std::max(reduced, reduce_codes(unit, ranks).memory.bytes);
@@ -195,7 +195,8 @@ void StepSlots::add_codes() {
   if (gathered > 0) gather_codes_ = slots_.add(SlotRole::gather_codes, Tier::device, gathered);
 }
 
-Codes StepSlots::gather_codes(const Section& section) const {
+Codes StepSlots::gather_codes(std::size_t unit, const Section& section) const {
+  if (!in_.gathers_codes(unit)) return {};
   Codes codes = codes_of_gather(in_.wire, in_.kept(section));
   if (codes.memory.bytes > 0) codes.memory.slot = gather_codes_;
   return codes;

@@ -46,10 +46,10 @@ class StepSlots {
   // Whether a unit's full parameters are there only from a gather to the end of its use.
   bool is_gathered_per_use(std::size_t unit) const { return is_gathered_per_use_[unit]; }
   std::size_t full_bytes(std::size_t unit) const;
-  std::size_t shard_bytes(std::size_t unit) const;          // of reduced gradients
-  std::size_t partial_bytes(std::size_t unit) const;        // of gradients that are not summed over the replicas yet
-  Codes gather_codes(const Section& section) const;         // of a gather per use; none if it is exact
-  Codes reduce_codes(std::size_t unit, Ranks ranks) const;  // the same of a reduction
+  std::size_t shard_bytes(std::size_t unit) const;    // of reduced gradients
+  std::size_t partial_bytes(std::size_t unit) const;  // of gradients that are not summed over the replicas yet
+  Codes gather_codes(std::size_t unit, const Section& section) const;  // of a gather per use; none if it is exact
+  Codes reduce_codes(std::size_t unit, Ranks ranks) const;             // the same of a reduction
   std::size_t gathered_slot() const { return gathered_; }
   std::size_t gathered_bytes() const { return gathered_ == none ? 0 : all()[gathered_].bytes; }
   // Whether a unit's sum is complete when it arrives on the device, on its way to the host: its squares are added there,

@@ -56,7 +56,7 @@ class Follower {
     for (const Section* section : {&unit.trained, &unit.frozen}) {
       if (section->count() == 0) continue;
       Content content = expected_.parameters(use.unit, section->first, version);
-      content.decoded = in_.wire.gather != WireFormat::exact && section->shards > 1 && !use.exact;
+      content.decoded = in_.gathers_codes(use.unit) && section->shards > 1 && !use.exact;
       expect(use.from.part(section->first * width, section->count() * width), content);
     }
   }

@@ -10,6 +10,7 @@ import torch
 from ballast.checkpoint.contents import PARAMETER_DTYPES, Checkpoint
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
+from ballast.wrapper.units import is_opaque
 from ballast.wrapper.unwrap import names_in_model
 
 
@@ -40,7 +41,10 @@ def require_compatible(
                 where=name,
                 needed=f"{tuple(tensor.shape)}, the shape in the model",
             )
-        if entry.role == "trained" and str(tensor.dtype).removeprefix("torch.") not in PARAMETER_DTYPES:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if isinstance(tensor, torch.nn.Parameter) and is_opaque(tensor) and entry.dtype != dtype:
+            refuse(f"cannot load a packed parameter of {dtype} from a checkpoint that has {entry.dtype}", where=name)
+        if entry.role == "trained" and dtype not in PARAMETER_DTYPES:
             refuse(f"cannot load a parameter of {entry.dtype}: it is {tensor.dtype} in this model", where=name)
     _require_optimizer(checkpoint, access)
     _require_groups(checkpoint, access, names)

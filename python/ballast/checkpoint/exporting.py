@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from ballast.agreement import Agreement, Ranks
-from ballast.checkpoint.full_model import begin_owners, gathered_unit, units_of
-from ballast.checkpoint.inventory import buffers_by_name
+from ballast.agreement import Agreement
 from ballast.checkpoint.pieces import slices
 from ballast.checkpoint.safetensors_writer import SLICE, SafetensorsWriter, item_of
+from ballast.checkpoint.unit_by_unit import begin_owners, by_unit, gathered_unit, group_of, tensors_of
 from ballast.checks import refuse
 from ballast.safetensors_format import SUFFIX
-from ballast.wrapper.hooks import trainer_of
-from ballast.wrapper.managed_parameter import owner_of
 from ballast.wrapper.memory import bytes_at
-from ballast.wrapper.process_groups import rank_in_job
-from ballast.wrapper.unwrap import named_parameters
-
-
-class OneRank:
-    """The group of a model that is not trained here: one rank exports it alone."""
-
-    rank, size = 0, 1
-
-    def all_reduce(self, values: Sequence[int]) -> list[int]:
-        return list(values)
+from ballast.wrapper.ungathered import plain
 
 
 class Export:
@@ -37,8 +23,8 @@ class Export:
     def __init__(self, model: torch.nn.Module, path: Path, most_bytes: int | None):
         if path.suffix != SUFFIX:
             refuse(f"cannot export a model to {path.name}: it is another format", needed=f"a name that ends with {SUFFIX}")
-        self._tensors: dict[str, torch.Tensor] = {**dict(named_parameters(model)), **buffers_by_name(model)}
-        begin_owners(model)
+        self._tensors = tensors_of(model)
+        begin_owners(self._tensors.values())
         self._group = group_of(self._tensors.values())
         items = [item_of(name, tensor.dtype, tensor.shape) for name, tensor in self._tensors.items()]
         self._writer = SafetensorsWriter(path.parent, path.name.removesuffix(SUFFIX), items, most_bytes)
@@ -53,7 +39,7 @@ class Export:
                 if writes:
                     self._writer.begin(at_the_end)
             agreement.settle()
-            for unit in units_of(self._tensors):
+            for unit in by_unit(self._tensors):
                 with gathered_unit(unit):
                     with agreement.attempt():
                         if writes:
@@ -67,16 +53,7 @@ class Export:
 
     def _write(self, unit: dict[str, torch.Tensor]) -> None:
         for name, tensor in unit.items():
-            flat = tensor.detach().reshape(-1)
+            flat = plain(tensor).reshape(-1)
             for first, count in slices(flat.numel(), SLICE):
                 values = flat[first : first + count].to("cpu")
                 self._writer.write(name, first * values.element_size(), bytes_at(values.data_ptr(), values.nbytes))
-
-
-def group_of(tensors: Iterable[torch.Tensor]) -> Ranks | None:
-    """Return the ranks that train the tensors, or None on a rank that exports nothing."""
-    for tensor in tensors:
-        owner = owner_of(tensor) or trainer_of(tensor)
-        if owner is not None:
-            return owner.group
-    return OneRank() if rank_in_job() == 0 else None

@@ -15,6 +15,7 @@ from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import expect, expect_buffers, require_expected
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.units import BYTES, Member
 
 log = logging.getLogger("ballast")
 
@@ -60,7 +61,7 @@ class ForeignImport:
         def change(part: _core.StatePart) -> None:
             with self._agreement.attempt():
                 if self._agreement.error is None:
-                    self._change(part, self._names[id(partition.member_of(part).parameter)])
+                    self._change(part, partition.member_of(part))
 
         partition.change_shards(change, steps, self._agreement.settle)
         with self._agreement.attempt():
@@ -131,12 +132,15 @@ class ForeignImport:
 
     # --- The change ---
 
-    def _change(self, part: _core.StatePart, name: str) -> None:
+    def _change(self, part: _core.StatePart, member: Member) -> None:
         """Copy this shard from the source, in fp32. A frozen parameter that the source lacks stays as it is."""
+        name, end = self._names[id(member.parameter)], part.first + part.count
         if not self._has(name):
             return
         tensors = self._tensors_of(name, part.frozen)
-        end = part.first + part.count
+        if member.is_opaque:
+            self._copy_bytes(part, tensors["parameter"], member)
+            return
         shard = {kind: values[part.first : end].to(torch.float32).contiguous() for kind, values in tensors.items()}
         at = {kind: values.data_ptr() for kind, values in shard.items()}
         part.copy_from(
@@ -147,6 +151,15 @@ class ForeignImport:
                 variance=at.get("variance", 0),
                 count=part.count,
             )
+        )
+
+    def _copy_bytes(self, part: _core.StatePart, values: torch.Tensor, member: Member) -> None:
+        if values.dtype != member.parameter.dtype:
+            what = f"cannot load a packed parameter of {member.parameter.dtype} from a checkpoint that has {values.dtype}"
+            refuse(what, where=member.name)
+        shard = values.contiguous().view(BYTES)[part.first : part.first + part.count].contiguous()
+        part.copy_from(
+            _core.StatePart(dtype=_core.DType.u8, parameter=shard.data_ptr(), momentum=0, variance=0, count=part.count)
         )
 
     def _tensors_of(self, name: str, frozen: bool) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.ungathered import plain
 from ballast.wrapper.units import Member, names_of
 from ballast.wrapper.unwrap import unwrapped, unwrapped_name
 
@@ -78,7 +79,7 @@ def torch_tensors(model: torch.nn.Module, access: CheckpointAccess, partition: P
     partitioned = {id(member.parameter) for member in partition.all_members}
     for name, parameter in parameters_by_name(model, access).items():
         if id(parameter) not in partitioned:
-            yield TorchTensor(name, "frozen", parameter.detach(), steps=_steps_of(access, parameter))
+            yield TorchTensor(name, "frozen", plain(parameter), steps=_steps_of(access, parameter))
     if access.has_own_step:
         yield from custom_state(access, partition, names)
     else:

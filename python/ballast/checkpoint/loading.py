@@ -36,9 +36,12 @@ from ballast.wrapper.deferred_params import expect, expect_buffers, require_expe
 from ballast.wrapper.group_options import set_options
 from ballast.wrapper.memory import tensor_of
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.ungathered import plain
+from ballast.wrapper.units import Member
 from ballast.wrapper.updates import State
 
 LOADING = "loading a checkpoint"
+OPAQUE = _core.ChunkKind(parameter=_core.DType.u8, format=None, momentum=False, variance=False)  # of bytes as they are
 
 
 def load_current(directory: Path, model: torch.nn.Module, access: CheckpointAccess) -> Any:
@@ -139,7 +142,7 @@ class Loading:
         targets: list[Target] = []
         for name, parameter in self._parameters.items():
             entry, own = self._tensors[name], moments.get(id(parameter), {})
-            outside = None if id(parameter) in partitioned else parameter.data
+            outside = None if id(parameter) in partitioned else plain(parameter)
             if entry.role != "trained":
                 targets += [] if outside is None else [PlainTensor(name, entry, outside)]
                 targets += [self._plain_moment(name, moment, own[moment]) for moment in own if moment != "step"]
@@ -156,10 +159,10 @@ class Loading:
     def _fill(self, partition: Partition, targets: list[Target]) -> None:
         """Read everything in this order: the optimizer's own state, which a run commits with the shards, the shards, and the
         rest."""
-        parts = [(self._name_of(part, partition), part) for part in partition.local_shards()]
+        parts = [(partition.member_of(part), part) for part in partition.local_shards()]
         own = self._custom.targets(partition)
         wanted = [cut for target in own for cut in cuts_of(target)]
-        wanted += [cut for name, part in parts for cut, _ in self._cuts(name, part)]
+        wanted += [cut for member, part in parts for cut, _ in self._cuts(member, part)]
         wanted += [cut for target in targets for cut in cuts_of(target)]
         with self._agreement.attempt():
             stream = Stream(self._files, (cut.piece for cut in wanted))
@@ -172,7 +175,7 @@ class Loading:
         def change(part: _core.StatePart) -> None:
             with self._agreement.attempt():
                 if self._agreement.error is None:
-                    self._change(part, self._name_of(part, partition), stream)
+                    self._change(part, partition.member_of(part), stream)
 
         partition.change_shards(change, self._checkpoint.step, self._agreement.settle)
         self._fill_targets(targets, stream)
@@ -186,26 +189,30 @@ class Loading:
                 target.finish()
         self._agreement.settle()
 
-    def _cuts(self, name: str, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
+    def _cuts(self, member: Member, part: _core.StatePart) -> Iterator[tuple[Cut, int | None]]:
         """Yield what to read of a shard: of the parameter and its moments, and of the optimizer's own values, with the number
         of the value."""
-        for cut in cover(self._tensors[name].pieces, part.first, part.count):
+        name, (first, count) = self._name_of(member), member.of_parameter(part.first, part.count)
+        for cut in cover(self._tensors[name].pieces, first, count):
             yield cut, None
         for number, entry in [] if part.frozen else self._custom.stored(name):
-            for cut in cover(entry.pieces, part.first, part.count):
+            for cut in cover(entry.pieces, first, count):
                 yield cut, number
 
-    def _change(self, part: _core.StatePart, name: str, stream: Stream) -> None:
+    def _change(self, part: _core.StatePart, member: Member, stream: Stream) -> None:
+        name = self._name_of(member)
         entry, values = self._tensors[name], dict(self._custom.stored(name))
-        for cut, number in self._cuts(name, part):
+        kind, width = OPAQUE if member.is_opaque else entry.kind(), member.width
+        for cut, number in self._cuts(member, part):
             reader = stream.go_to(cut.piece, name)
             if number is None:
-                reader.copy(entry.kind(), (cut.piece.count, cut.first, cut.into, cut.count), part)
+                elements = (cut.piece.count * width, cut.first * width, cut.into * width, cut.count * width)
+                reader.copy(kind, elements, part)
             else:
                 take_values(reader, cut, getattr(torch, values[number].dtype), part.own(number))
 
-    def _name_of(self, part: _core.StatePart, partition: Partition) -> str:
-        return self._names[id(partition.member_of(part).parameter)]
+    def _name_of(self, member: Member) -> str:
+        return self._names[id(member.parameter)]
 
 
 def cuts_of(target: Target) -> Iterator[Cut]:

@@ -40,6 +40,7 @@ from ballast.checkpoint.torch_tensors import TorchTensor, Writers
 from ballast.checks import refuse
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import by_first_rank
+from ballast.wrapper.ungathered import plain
 
 SLICE = 1 << 20  # elements of a chunk of torch's tensors; a multiple of the elements that share a scale
 INDEX_BYTES = 128  # of a chunk's entry in a rank's index
@@ -141,8 +142,12 @@ class Saving:
         name = self._names[id(self._partition.member_of(part).parameter)]
         return name, self._entries[name]
 
+    def _part_bytes(self, part: _core.StatePart) -> int:
+        _, count = self._partition.member_of(part).of_parameter(part.first, part.count)
+        return self._entry(part)[1].chunk_bytes(count)
+
     def _bytes(self) -> int:
-        parts = [self._entry(part)[1].chunk_bytes(part.count) for part in self._local_parts]
+        parts = [self._part_bytes(part) for part in self._local_parts]
         parts += [held.tensor.element_size() * count for held, _, count in self._local_slices()]
         return sum(parts) + INDEX_BYTES * len(parts) + len(self._extra)
 
@@ -157,7 +162,8 @@ class Saving:
         def look(part: _core.StatePart) -> None:
             with self._agreement.attempt():
                 if self._agreement.error is None and (part.unit, part.tensor, part.first) in mine:
-                    add(chunks, self._entry(part)[0], part.first, part.count, writer.append(part))
+                    first, count = self._partition.member_of(part).of_parameter(part.first, part.count)
+                    add(chunks, self._entry(part)[0], first, count, writer.append(part))
 
         self._partition.visit_shards(look)
         with self._agreement.attempt():
@@ -204,7 +210,7 @@ def add(chunks: Chunks, name: str, first: int, count: int, written: tuple[int, i
 
 
 def slice_on_host(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
-    return tensor.detach().reshape(-1)[first : first + count].to("cpu").contiguous()
+    return plain(tensor).reshape(-1)[first : first + count].to("cpu").contiguous()
 
 
 def require_shared(folder: Path) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from ballast._torch_compat import active_data_parallel
 from ballast.wrapper.hooks import ModuleHook
+
+
+class DataParallelHook(ModuleHook):
+    """A hook that does nothing in compiled code where there is no DistributedDataParallel, so that it does not cut a graph."""
+
+    def __call__(self, module: torch.nn.Module, *arguments: Any) -> None:
+        if not is_dynamo_compiling() or isinstance(module, DistributedDataParallel) or active_data_parallel() is not None:
+            super().__call__(module, *arguments)
 
 
 class UnsyncedDataParallel:
@@ -20,7 +30,7 @@ class UnsyncedDataParallel:
 
     def __init__(self, model: torch.nn.Module):
         self._unsynced: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._hook = model.register_forward_pre_hook(ModuleHook(self._before_forward))
+        self._hook = model.register_forward_pre_hook(DataParallelHook(self._before_forward))
 
     def _before_forward(self, model: torch.nn.Module) -> None:
         for around in (model, active_data_parallel()):

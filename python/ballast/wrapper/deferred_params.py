@@ -25,7 +25,7 @@ from ballast.wrapper.managed_parameter import (
 from ballast.wrapper.memory import return_freed_memory, tensor_at
 from ballast.wrapper.parameter_state import ParameterState
 from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.ungathered import nothing_like
+from ballast.wrapper.ungathered import nothing_like, plain
 from ballast.wrapper.unwrap import named_buffers, named_parameters
 
 
@@ -61,7 +61,7 @@ class DeferredParameters:
         starter = self._starter()
         return starter is None or starter.is_closed
 
-    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> NoReturn:
+    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False) -> NoReturn:
         name = self._live().names()[id(parameters[0])]
         require_no_cast(operation, name, why="its values are made when training begins")
         refuse_order(
@@ -282,7 +282,7 @@ class InitialValueReader:
         if self._parameter is not parameter:
             self._values = torch.empty(0, device="cpu")  # free the last one before the next is made
             return_freed_memory()
-            there = parameter.detach() if not isinstance(initial, Recorded) else values_of(initial.tensor)
+            there = plain(parameter) if not isinstance(initial, Recorded) else values_of(initial.tensor)
             self._values = there.reshape(-1)
             self._parameter = parameter
         tensor_at(into, count, parameter.dtype).copy_(self._values[first : first + count])

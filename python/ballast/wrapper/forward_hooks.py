@@ -17,8 +17,15 @@ class ForwardHooks:
 
     def __init__(self, model: torch.nn.Module | None, session: SessionReference):
         self._session = session
-        self._hooks = [] if model is None else [UnsyncedDataParallel(model), _before_forward(model, session)]
+        self._of_model = before_forward(session)
+        handles = [] if model is None else [UnsyncedDataParallel(model), model.register_forward_pre_hook(self._of_model)]
+        self._hooks: list[Any] = handles
         self._of_modules: list[Any] = []
+
+    def leave_graphs_whole(self) -> None:
+        """Do nothing in calls of a compiled model, from now on: torch has its parameters, and the first gradient begins a
+        step."""
+        self._of_model.cuts_graphs = False
 
     def before_module(self, module: torch.nn.Module) -> None:
         live = self._session()
@@ -45,7 +52,7 @@ class ForwardHooks:
             hook.remove()
 
 
-def _before_forward(model: torch.nn.Module, session: SessionReference) -> Any:
+def before_forward(session: SessionReference) -> ModuleHook:
     def called(model: torch.nn.Module) -> None:
         live = session()
         if live is not None:
@@ -56,4 +63,4 @@ def _before_forward(model: torch.nn.Module, session: SessionReference) -> Any:
         if live is not None:
             live.before_compiled_forward(model)
 
-    return model.register_forward_pre_hook(ModuleHook(called, in_compiled=called_compiled))
+    return ModuleHook(called, in_compiled=called_compiled)

@@ -14,6 +14,7 @@ from ballast.connecting import Group
 from ballast.wrapper.memory import tensor_at
 from ballast.wrapper.saved_tensors import SavedTensors
 from ballast.wrapper.stored_tensor import StoredTensor
+from ballast.wrapper.ungathered import plain
 from ballast.wrapper.unit_gather import UnitGather
 from ballast.wrapper.units import Member
 from ballast.wrapper.writes import Slots, Snapshot, agree_on_writes
@@ -80,13 +81,15 @@ class GatherBlocks:
         written = agree_on_writes(self._group, before, mine, slots.require_unchanged)
         if not written:
             return
+        gather = self._gather
         kept = {
-            (member.unit, member.tensor): member.parameter.detach().to("cpu").contiguous().view(-1) for member in written
+            (member.unit, member.tensor): plain(member.parameter).to("cpu").contiguous().view(-1) for member in written
         }
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             values = kept.get((unit, tensor))
             if values is not None:
+                first, count = gather.units[unit].members[tensor].of_parameter(first, count)
                 tensor_at(into, count, values.dtype).copy_(values[first : first + count])
             return values is not None
 
@@ -106,7 +109,7 @@ class GatherBlocks:
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             found = stored.get((unit, tensor))
             if found is not None:
-                found.read(first, count, into)
+                found.read(*self._gather.units[unit].members[tensor].of_parameter(first, count), into)
             return found is not None
 
         self._core.write_parameters(fill)

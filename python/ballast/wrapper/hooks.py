@@ -57,17 +57,20 @@ def trainer_of(parameter: torch.Tensor) -> Trainer | None:
 class ModuleHook:
     """A hook that stays with its module: in a copy or a pickle of the module it does nothing. torch.compile() does not
     compile it. The function that ensures this takes longer than most hooks, so it is called where something compiles only.
-    There it calls `in_compiled`, if there is one, instead of the hook."""
+    There it calls `in_compiled`, if there is one, instead of the hook. The call cuts a graph, unless `cuts_graphs` is cleared:
+    then the hook does nothing there."""
 
     def __init__(
         self, hook: Callable[[torch.nn.Module], None], in_compiled: Callable[[torch.nn.Module], None] | None = None
     ):
         self._hook = hook
         self._uncompiled = torch.compiler.disable(in_compiled or hook)
+        self.cuts_graphs = True
 
     def __call__(self, module: torch.nn.Module, *_: Any) -> None:
         if is_dynamo_compiling() or compiler_of_calls() is not None:
-            self._uncompiled(module)
+            if self.cuts_graphs:
+                self._uncompiled(module)
         else:
             self._hook(module)
 
@@ -79,11 +82,8 @@ class EagerHook(ModuleHook):
     """A hook that does nothing where something compiles, so that it does not cut a graph."""
 
     def __init__(self, hook: Callable[[torch.nn.Module], None]):
-        self._hook = hook
-
-    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
-        if not is_dynamo_compiling() and compiler_of_calls() is None:
-            self._hook(module)
+        super().__init__(hook)
+        self.cuts_graphs = False
 
 
 class Nothing:

@@ -15,7 +15,8 @@ from ballast.checks import refuse_order
 from ballast.connecting import Group
 from ballast.wrapper.parameter_state import ParameterState, require_transition
 from ballast.wrapper.stored_tensor import StoredTensor
-from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, nothing_like
+from ballast.wrapper.ungathered import ATTRIBUTE, Ungathered, gathered_opaque, kind_of, nothing_like
+from ballast.wrapper.units import is_opaque
 
 # Each call of a module needs these two, of each of its parameters, so nothing looks them up or calls a function for them.
 _SHARDED, _GATHERED = ParameterState.SHARDED, ParameterState.GATHERED
@@ -33,8 +34,11 @@ class ParameterOwner(Protocol):
     def is_gone(self) -> bool:
         """Whether the training has ended, so that another one may take the parameters."""
 
-    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> AbstractContextManager[None]:
-        """Bring these parameters' values for one operation of torch, or refuse."""
+    def using(
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
+    ) -> AbstractContextManager[None]:
+        """Bring these parameters' values for one operation of torch, or refuse. With `again`, it uses views of them that a
+        call of a module has made."""
 
     def begin(self) -> None:
         """Materialise the deferred parameters. All ranks do this together."""
@@ -79,7 +83,9 @@ class ManagedParameter:
         initial: InitialValues = Unknown(),
     ):
         self._parameter = weakref.ref(parameter)  # which owns this object
-        self._kind = torch.Tensor if type(parameter) is torch.Tensor else torch.nn.Parameter
+        self.kind = kind_of(parameter)
+        self.is_opaque = is_opaque(parameter)
+        self._gathered_kind = gathered_opaque(self.kind) if self.is_opaque else self.kind
         self._state = state
         self.owner = owner  # none: the model is not wrapped yet, or torch has the values
         self.initial = initial  # while it is DEFERRED
@@ -161,14 +167,15 @@ class ManagedParameter:
         self.unit = unit
         self._take_from_torch(owner, nothing)
 
-    def gather(self, values: torch.Tensor) -> None:
-        """Become GATHERED: torch sees all values until the parameter is resharded."""
+    def gather(self, values: torch.Tensor, *, is_copy: bool = False) -> None:
+        """Become GATHERED: torch sees all values until the parameter is resharded. The memory of a copy has no other values
+        later, so views of it are as those of any parameter."""
         if self._state is not _SHARDED:
             require_transition(self._state, _GATHERED)
         self._state = _GATHERED
         parameter = self._parameter()
         assert parameter is not None  # it owns this
-        parameter.__class__ = self._kind
+        parameter.__class__ = self.kind if is_copy else self._gathered_kind
         parameter.data = values
 
     def reshard(self, nothing: torch.Tensor) -> None:
@@ -216,7 +223,7 @@ class ManagedParameter:
 
     def _return_to_torch(self, values: torch.Tensor | None) -> None:
         parameter, self.owner, self.initial = self.parameter, None, Unknown()
-        parameter.__class__ = self._kind
+        parameter.__class__ = self.kind
         vars(parameter).pop(ATTRIBUTE, None)
         if values is not None:
             parameter.data = values

@@ -10,7 +10,7 @@ import torch
 
 from ballast import _core
 from ballast.wrapper.gpu import device_at
-from ballast.wrapper.units import DTYPES, Member, UnitOfMembers
+from ballast.wrapper.units import BYTES, DTYPES, Member, UnitOfMembers
 
 
 def return_freed_memory() -> None:
@@ -69,6 +69,9 @@ def tensor_of(memory: _core.Memory, dtype: torch.dtype, first: int = 0, count: i
     count = memory.bytes // dtype.itemsize if count is None else count
     if count == 0:
         return torch.empty(0, dtype=dtype, device=device_at(memory.gpu))
+    if dtype == BYTES:  # they are shown as pairs: each tensor begins at an even byte, and padding follows it
+        pairs = torch.from_dlpack(memory.dlpack(_core.DType.bf16, first // 2, (count + 1) // 2))
+        return pairs.view(BYTES)[:count]
     return torch.from_dlpack(memory.dlpack(DTYPES[dtype], first, count))
 
 
@@ -77,6 +80,8 @@ def views_in(
 ) -> list[torch.Tensor]:
     """Return views of these members of the unit, in memory with the layout of the unit."""
     return [
-        tensor_of(memory, unit.dtype, begins[member.tensor], member.parameter.numel()).view(member.parameter.shape)
+        tensor_of(memory, unit.dtype, begins[member.tensor], member.elements)
+        .view(member.parameter.dtype)
+        .view(member.parameter.shape)
         for member in members
     ]

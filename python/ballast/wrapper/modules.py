@@ -8,18 +8,18 @@ from typing import NoReturn
 import torch
 
 from ballast.checks import refuse
-from ballast.wrapper.units import Member, UnitOfMembers, numbered, require_known
+from ballast.wrapper.units import Member, UnitOfMembers, is_opaque, numbered, require_known
 from ballast.wrapper.unwrap import named_parameters
 
 
 def units_of_model(model: torch.nn.Module, trained: Iterable[Member], kinds: Iterable[str]) -> list[UnitOfMembers]:
     """Return units of all parameters of the model. Those that are not trained are frozen."""
     by_id = {id(member.parameter): member for member in trained}
+    members = []
     for name, parameter in named_parameters(model):
-        require_known(parameter, name)
-    members = [
-        by_id.get(id(parameter), Member(parameter, name, None)) for name, parameter in named_parameters(model)
-    ]
+        member = by_id.get(id(parameter))
+        require_known(parameter, name, trained=member is not None)
+        members.append(member or Member(parameter, name, None, is_opaque=is_opaque(parameter)))
     return units_of_modules(model, members, kinds)
 
 
@@ -78,7 +78,7 @@ def _add(members: list[Member], owners: dict[int, int], merged: list[list[Member
 def _by_dtype(members: list[Member]) -> list[UnitOfMembers]:
     units: dict[torch.dtype, UnitOfMembers] = {}
     for member in members:
-        units.setdefault(member.parameter.dtype, UnitOfMembers(member.parameter.dtype)).members.append(member)
+        units.setdefault(member.dtype, UnitOfMembers(member.dtype)).members.append(member)
     return list(units.values())
 
 

@@ -12,7 +12,9 @@ import torch
 from ballast import _core
 from ballast.checks import refuse, refuse_order
 from ballast.connecting import Group
+from ballast.wrapper.bitsandbytes_compat import keep_packing
 from ballast.wrapper.casting import require_no_cast
+from ballast.wrapper.compiled_blocks import CompiledBlocks
 from ballast.wrapper.gather_block import GatherBlocks
 from ballast.wrapper.hooks import ModuleHook
 from ballast.wrapper.saved_tensors import SavedTensors
@@ -36,7 +38,7 @@ class ParamGather:
         self.group = group
         self.units = UnitGather(core, units, options, warns=group.rank == 0)
         self._saved = SavedTensors(self.units)
-        self._end_call = ModuleHook(self._saved.end_call)
+        self._compiled = CompiledBlocks(model, self.units.members)
         self._blocks = GatherBlocks(weakref.ref(model), group, core, self.units, self._saved)
         self._hooks = [
             hook
@@ -44,7 +46,9 @@ class ParamGather:
             if module is model or self._unit_of(module) is not None
             for hook in self._watch(module)
         ]
+        self._compiled.watch(self._saved.beginning_with, self._saved.end_call)
         self.units.take(self)
+        keep_packing(model, warns=group.rank == 0)
 
     # --- As the owner of parameters ---
 
@@ -56,12 +60,14 @@ class ParamGather:
         """Do nothing: training has begun."""
 
     @contextmanager
-    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> Iterator[None]:
+    def using(
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
+    ) -> Iterator[None]:
         """Gather parameters that one operation uses, outside the calls of their modules. Those of all units but the
         last are copies inside the block."""
         members = [self.units.member_of(parameter) for parameter in parameters]
         self.units.require_there(members[0])
-        if not self._saved.is_in_call and not all(self.units.is_gathered(member) for member in members):
+        if not again and not self._saved.is_in_call and not all(self.units.is_gathered(member) for member in members):
             require_no_cast(operation, members[0].name, why="training has begun, and ranks keep shards of it")
             refuse_order(
                 "cannot use a parameter: its values are partitioned over ranks",
@@ -102,11 +108,9 @@ class ParamGather:
         return None if own is None else self.units.member_of(own).unit
 
     def _watch(self, module: torch.nn.Module) -> list[Any]:
-        unit = self._unit_of(module)
-        return [
-            module.register_forward_pre_hook(ModuleHook(self._saved.beginning_with(unit))),
-            module.register_forward_hook(self._end_call, always_call=True),
-        ]
+        begin, end = ModuleHook(self._saved.beginning_with(self._unit_of(module))), ModuleHook(self._saved.end_call)
+        begin.cuts_graphs = end.cuts_graphs = not self._compiled.has(module)
+        return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
 
     def enter(self, module: torch.nn.Module) -> None:
         self._saved.beginning_with(self._unit_of(module))(module)
@@ -168,6 +172,7 @@ class ParamGather:
     def release(self, together: bool, gathers: bool) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._compiled.remove()
         if together and gathers and not self.units.are_collected():
             self.units.release_values()
         self._saved.end_all_calls()

@@ -147,6 +147,8 @@ class Plans:
     def _hand_over(self, make: Callable[[], Partition]) -> Partition:
         self.current = self._migration.hand_over(make)
         self._hooks.remove_from_modules()
+        if self.planner.options.keeps_full_parameters and not self.planner.options.overlap_gathers:
+            self._hooks.leave_graphs_whole()
         self._watch_uses()
         self._migration = StateMigration()
         return self.current

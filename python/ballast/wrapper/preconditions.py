@@ -13,7 +13,9 @@ from ballast.connecting import Group
 from ballast.wrapper.collectives import broadcast_initial_values
 from ballast.wrapper.hooks import trainer_of
 from ballast.wrapper.managed_parameter import is_without_values
+from ballast.wrapper.units import Member, has_foreign_class
 from ballast.wrapper.unwrap import named_parameters
+from ballast.wrapper.writes import require_same_values
 
 
 def require_parameters_of(model: torch.nn.Module | None, mine: Collection[torch.Tensor]) -> None:
@@ -69,10 +71,19 @@ def require_model_of_calls(model: torch.nn.Module | None) -> None:
 
 
 def begin_with_same_values(group: Group, model: torch.nn.Module | None, mine: Iterable[torch.Tensor]) -> None:
-    """Copy rank 0's parameters and buffers to all ranks, trained or not. All ranks call it together."""
+    """Copy rank 0's parameters and buffers to all ranks, trained or not. All ranks call it together.
+
+    Parameters of another library's class must be the same on all ranks already: scales, which are not in the parameter, may
+    belong to its values.
+    """
     of_model = [] if model is None else [*model.parameters(), *model.buffers()]
     known = {id(each): each for each in [*mine, *of_model]}
-    broadcast_initial_values(group, (each for each in known.values() if not (is_without_values(each) or each.is_meta)))
+    there = [each for each in known.values() if not (is_without_values(each) or each.is_meta)]
+    names = {} if model is None else {id(each): name for name, each in named_parameters(model)}
+    foreign = [Member(each, names[id(each)], None) for each in there if id(each) in names and has_foreign_class(each)]
+    require_same_values(group, foreign, "cannot wrap the optimizer")
+    foreign_ids = {id(member.parameter) for member in foreign}
+    broadcast_initial_values(group, (each for each in there if id(each) not in foreign_ids))
 
 
 def require_open(what: str, *, is_closed: bool) -> None:

@@ -15,6 +15,7 @@ from ballast.outer.optimizer import OuterOptimizer
 from ballast.wrapper import preconditions
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.deferred_params import DeferredParameters, defer, defer_again
+from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.metrics import StepHistory
 from ballast.wrapper.model_activations import ModelActivations, offload_activations_of
 from ballast.wrapper.modules import refuse_outside
@@ -72,7 +73,15 @@ class Session:
         self._hooks.watch_calls(model, of_modules=not self.options.keeps_full_parameters)
         if self._outer is not None and self.group.rank == 0:
             preconditions.begin_with_same_values(self._outer.hosts.group, model, mine)
+        if self._needs_no_calls(model):
+            self._hooks.leave_graphs_whole()
         preconditions.begin_with_same_values(self.group, model, mine)
+
+    def _needs_no_calls(self, model: torch.nn.Module | None) -> bool:
+        """Return whether training may begin with the first gradient: torch has all parameters, and nothing waits for them."""
+        options = self.options
+        is_complete = model is None or not any(map(is_without_values, model.parameters()))
+        return options.keeps_full_parameters and not options.overlap_gathers and is_complete
 
     def take_back(self) -> None:
         """Undo begin(): this rank refuses to wrap the optimizer and the model, and leaves them as they were."""

@@ -41,6 +41,11 @@ class SessionHooks:
         if self._calls is not None:
             self._calls.watch_modules(model)
 
+    def leave_graphs_whole(self) -> None:
+        """Do nothing in calls of a compiled model, from now on."""
+        if self._calls is not None:
+            self._calls.leave_graphs_whole()
+
     def remove_from_modules(self) -> None:
         """Remove the hooks of modules inside the model."""
         if self._calls is not None:

@@ -108,7 +108,8 @@ class ShardedState:
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:
             self._free(unit)
-            values.read(self._units[unit].members[tensor].parameter, first, count, into)
+            member = self._units[unit].members[tensor]
+            values.read(member.parameter, *member.of_parameter(first, count), into)
             return True
 
         self._core.start(fill)

@@ -15,6 +15,7 @@ from ballast.wrapper.deferred_params import DeferredParameters, is_pending, susp
 from ballast.wrapper.managed_parameter import is_without_values, managed
 from ballast.wrapper.memory import return_freed_memory
 from ballast.wrapper.partition import Partition
+from ballast.wrapper.units import BYTES
 from ballast.wrapper.updates import State
 
 Kind = _core.Moment | None  # None is the parameter itself
@@ -23,15 +24,15 @@ OWN = [_core.Moment[f"own_{number}"] for number in range(_core.MAX_OWN_VALUES)]
 
 @dataclass(frozen=True)
 class Shard:
-    """A range of a parameter's elements, with their values."""
+    """A range of a parameter's elements, with their values; or of the bytes of an opaque one."""
 
     first: int
     count: int
-    values: Mapping[Kind, torch.Tensor]  # in fp32
+    values: Mapping[Kind, torch.Tensor]  # in fp32; the bytes of an opaque parameter
 
     @staticmethod
-    def read(part: _core.StatePart, kinds: Iterable[Kind]) -> Shard:
-        shard = Shard(part.first, part.count, memory_of(kinds, part.count))
+    def read(part: _core.StatePart, kinds: Iterable[Kind], *, is_opaque: bool = False) -> Shard:
+        shard = Shard(part.first, part.count, memory_of(kinds, part.count, is_opaque=is_opaque))
         shard.part(part.first, part.count).copy_from(part)
         return shard
 
@@ -50,8 +51,9 @@ class Shard:
         def address(kind: Kind) -> int:
             return self.values[kind][first - self.first :].data_ptr() if kind in self.values else 0
 
+        is_opaque = None in self.values and self.values[None].dtype == BYTES
         return _core.StatePart(
-            dtype=_core.DType.fp32,
+            dtype=_core.DType.u8 if is_opaque else _core.DType.fp32,
             parameter=address(None),
             momentum=address(_core.Moment.momentum),
             variance=address(_core.Moment.variance),
@@ -67,9 +69,11 @@ class Shard:
         return at[0], (at[1] - at[0]) // 4 if len(at) > 1 else 0, len(at)
 
 
-def memory_of(kinds: Iterable[Kind], count: int) -> dict[Kind, torch.Tensor]:
+def memory_of(kinds: Iterable[Kind], count: int, *, is_opaque: bool = False) -> dict[Kind, torch.Tensor]:
     """Allocate values by kind. The optimizer's own values lie at equal distances, as the library takes them."""
     kinds = [*kinds]
+    if is_opaque:
+        return {kind: torch.empty(count, dtype=BYTES, device="cpu") for kind in kinds}
     own = iter(torch.empty(sum(kind in OWN for kind in kinds), count, dtype=torch.float32, device="cpu"))
     return {kind: next(own) if kind in OWN else torch.empty(count, dtype=torch.float32, device="cpu") for kind in kinds}
 
@@ -81,7 +85,12 @@ class TakenParameter:
     parameter: torch.nn.Parameter
     kinds: list[Kind]
     shards: list[Shard]
+    is_opaque: bool = False
     version: int = 0  # torch's count of writes to its memory
+
+    @property
+    def elements(self) -> int:
+        return int(self.parameter.numel()) * (self.parameter.dtype.itemsize if self.is_opaque else 1)
 
     def keep(self, kinds: Iterable[Kind]) -> None:
         """Keep these kinds, and forget others."""
@@ -115,11 +124,11 @@ class StateMigration:
     def _take(self, partition: Partition) -> None:
         for member in partition.all_members:
             kinds: list[Kind] = [None] if member.group is None else [None, *self._names]
-            self._taken[id(member.parameter)] = TakenParameter(member.parameter, kinds, [])
+            self._taken[id(member.parameter)] = TakenParameter(member.parameter, kinds, [], member.is_opaque)
 
         def take(part: _core.StatePart) -> None:
             taken = self._taken[id(partition.member_of(part).parameter)]
-            taken.shards.append(Shard.read(part, taken.kinds))
+            taken.shards.append(Shard.read(part, taken.kinds, is_opaque=taken.is_opaque))
 
         partition.visit_shards(take)
 
@@ -203,9 +212,9 @@ class StateMigration:
 
     def _cut(self, taken: TakenParameter, first: int, count: int) -> Shard:
         """Return the elements of a range, which is the shard of another partition."""
-        values = memory_of(taken.kinds, count)
+        values = memory_of(taken.kinds, count, is_opaque=taken.is_opaque)
         for kind, into in values.items():
-            into.copy_(self._full(taken, kind).view(-1)[first : first + count])
+            into.copy_(self._flat(taken, kind)[first : first + count])
         taken.shards = []
         return_freed_memory()  # small and large blocks in turn leave holes in the heap
         return Shard(first, count, values)
@@ -224,18 +233,26 @@ class StateMigration:
             if None not in taken.kinds:
                 continue
             parameter = taken.parameter
-            full = self._full(taken, None).to(parameter.device, parameter.dtype)
+            full = self._full(taken, None).to(parameter.device)
+            full = full if taken.is_opaque else full.to(parameter.dtype)
             found = managed(parameter)
             assert found is not None
             found.release(full)
         self._taken = {}
 
     def _full(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
-        """Return all values. The sum begins with -0.0, which changes no value; 0.0 would change -0.0."""
-        mine = torch.full((taken.parameter.numel(),), -0.0, dtype=torch.float32, device="cpu")
+        """Return all values, in the shape of the parameter."""
+        flat = self._flat(taken, kind)
+        return (flat.view(taken.parameter.dtype) if taken.is_opaque else flat).view(taken.parameter.shape)
+
+    def _flat(self, taken: TakenParameter, kind: Kind) -> torch.Tensor:
+        """Return all values, or all bytes. The sum begins with -0.0, which changes no value; 0.0 would change -0.0. In fp32
+        each byte is exact."""
+        mine = torch.full((taken.elements,), -0.0, dtype=torch.float32, device="cpu")
         for shard in taken.shards:
             mine[shard.first : shard.first + shard.count] = shard.values[kind]
-        return sum_in_fp32(self._sharing, mine).view(taken.parameter.shape)
+        total = sum_in_fp32(self._sharing, mine)
+        return total.to(BYTES) if taken.is_opaque else total
 
     # --- Between two plans ---
 

@@ -1,15 +1,16 @@
-"""The class that a parameter has while its values are elsewhere: it has the shape, and asks its owner when it is
-used."""
+"""The classes that a parameter has while its values are elsewhere: it has the shape, and asks its owner when it is
+used. Views of opaque parameters do the same."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from ballast._torch_compat import without_torch_function
+from ballast._torch_compat import make_wrapper_tensor, without_torch_function
+from ballast.checks import refuse
 
 # Functions of a parameter that do not need its values.
 _HARMLESS = {
@@ -34,20 +35,27 @@ _HARMLESS = {
 # Properties that need the values. All others are harmless.
 _NEED_VALUES = {"T", "H", "mT", "mH", "real", "imag", "data"}
 
-ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter. PendingParameter has another one.
+ATTRIBUTE = "ballast_managed"  # of a torch parameter: its ManagedParameter
+ATTRIBUTE_OF_PENDING = "ballast_wait"  # of a PendingParameter
 
 
 class UsedThroughOwner(Protocol):
     """The part of an owner that brings values while torch uses them."""
 
-    def using(self, parameters: Sequence[torch.nn.Parameter], operation: str) -> AbstractContextManager[None]: ...
+    def using(
+        self, parameters: Sequence[torch.nn.Parameter], operation: str, *, again: bool = False
+    ) -> AbstractContextManager[None]: ...
 
 
 class Owned(Protocol):
-    """The part of a ManagedParameter that names the owner of its values."""
+    """The part of a ManagedParameter that names the owner of its values, and the class of the parameter in torch's hands."""
 
     @property
     def owner(self) -> UsedThroughOwner | None: ...
+    @property
+    def kind(self) -> type[torch.Tensor]: ...
+    @property
+    def is_opaque(self) -> bool: ...
 
 
 class Ungathered(torch.nn.Parameter):
@@ -65,21 +73,132 @@ class Ungathered(torch.nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if needs_no_values(func):
-            with without_torch_function():
-                return func(*args, **(kwargs or {}))
-        used = [(each, owner) for each in _flat(args, (kwargs or {}).values()) if (owner := _owner_of(each)) is not None]
-        with ExitStack() as gathered:
-            for owner in dict.fromkeys(owner for _, owner in used):
-                mine = [each for each, its_owner in used if its_owner is owner]
-                gathered.enter_context(owner.using(mine, _name_of(func)))
-            with without_torch_function():
-                return func(*args, **(kwargs or {}))
+        return call_with_values(func, args, kwargs or {})
+
+
+class GatheredOpaque(torch.nn.Parameter):
+    """An opaque parameter while its values are gathered. Its libraries keep views of it for backward, on their own: those are
+    gathered again where they are used."""
+
+    ballast_managed: Owned
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return call_with_values(func, args, kwargs or {})
+
+
+class OpaqueView(torch.Tensor):
+    """A view of an opaque parameter, without memory."""
+
+    ballast_parameter: torch.nn.Parameter
+    ballast_begin: int  # its first element, counted from the parameter's
+
+    @staticmethod
+    def of(parameter: torch.nn.Parameter, view: torch.Tensor, begin: int) -> OpaqueView:
+        made = make_wrapper_tensor(
+            OpaqueView, view.shape, strides=view.stride(), dtype=view.dtype, device=view.device
+        )
+        assert isinstance(made, OpaqueView)
+        made.ballast_parameter, made.ballast_begin = parameter, begin
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return call_with_values(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        refuse(
+            f"cannot call {func}: a view of a packed parameter is used where its values are not gathered",
+            needed="the view, or the parameter, as an argument of a function of torch",
+        )
+
+
+_gathered_opaque: dict[str, type[GatheredOpaque]] = {}  # by name of the class in torch's hands
+
+
+def gathered_opaque(kind: type[torch.Tensor]) -> type[GatheredOpaque]:
+    """Return the class of a gathered opaque parameter that is of this class in torch's hands."""
+    if kind is torch.nn.Parameter:
+        return GatheredOpaque
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name not in _gathered_opaque or not issubclass(_gathered_opaque[name], kind):
+        _gathered_opaque[name] = type(kind.__name__, (GatheredOpaque, kind), {"__module__": kind.__module__})
+    return _gathered_opaque[name]
+
+
+def call_with_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function of torch while the owners bring the values that it uses."""
+    if needs_no_values(func):
+        with without_torch_function():
+            return func(*args, **kwargs)
+    flat = _flat(args, kwargs.values())
+    views = [each for each in flat if type(each) is OpaqueView]
+    used = [(each, owner) for each in flat if (owner := _owner_of(each)) is not None]
+    used += [(each.ballast_parameter, owner) for each in views if (owner := _owner_of(each.ballast_parameter)) is not None]
+    with ExitStack() as gathered:
+        for owner in dict.fromkeys(owner for _, owner in used):
+            mine = [each for each, its_owner in used if its_owner is owner]
+            gathered.enter_context(owner.using(mine, _name_of(func), again=bool(views)))
+        with without_torch_function():
+            if views:
+                args, kwargs = _with_memory(args), {key: _with_memory([each])[0] for key, each in kwargs.items()}
+            result = func(*args, **kwargs)
+            opaque = [each for each, _ in used if getattr(each, ATTRIBUTE).is_opaque]
+            return _without_memory(result, opaque) if opaque else result
+
+
+def _with_memory(values: Sequence[Any]) -> list[Any]:
+    """Return the arguments with memory for each view. Its parameter is gathered."""
+    found: list[Any] = []
+    for each in values:
+        if type(each) is OpaqueView:
+            parameter = each.ballast_parameter.detach()
+            flat = parameter.as_strided((parameter.numel(),), (1,)).view(torch.uint8).view(each.dtype)
+            each = flat.as_strided(each.size(), each.stride(), flat.storage_offset() + each.ballast_begin)
+        elif isinstance(each, (list, tuple)):
+            each = type(each)(_with_memory(each)) if type(each) in (list, tuple) else each
+        found.append(each)
+    return found
+
+
+def _without_memory(result: Any, opaque: Sequence[torch.nn.Parameter]) -> Any:
+    """Return the result of a function, with an OpaqueView for each view of these parameters."""
+    if type(result) in (list, tuple):
+        return type(result)(_without_memory(each, opaque) for each in result)
+    if not isinstance(result, torch.Tensor) or any(result is parameter for parameter in opaque):
+        return result
+    for parameter in opaque:
+        begin = result.data_ptr() - parameter.data_ptr()
+        if result.numel() > 0 and 0 <= begin < parameter.nbytes:
+            return OpaqueView.of(parameter, result, begin // result.element_size())
+    return result
 
 
 def _owner_of(value: Any) -> UsedThroughOwner | None:
     managed: Owned | None = getattr(value, ATTRIBUTE, None)
     return None if managed is None else managed.owner
+
+
+def kind_of(parameter: torch.Tensor) -> type[torch.Tensor]:
+    """Return the class of a parameter in torch's hands, wherever its values are."""
+    managed: Owned | None = getattr(parameter, ATTRIBUTE, None)
+    if managed is not None:
+        return managed.kind
+    return torch.nn.Parameter if hasattr(parameter, ATTRIBUTE_OF_PENDING) or type(parameter) is Ungathered else type(parameter)
+
+
+def plain(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the values of a parameter that torch has as a plain tensor: the class of another library may change what
+    `.to()` does."""
+    if kind_of(parameter) in (torch.nn.Parameter, torch.Tensor) and not isinstance(parameter, GatheredOpaque):
+        return parameter.detach()
+    with without_torch_function():
+        return parameter.detach()
 
 
 def needs_no_values(func: Any) -> bool:
@@ -102,4 +221,10 @@ def _flat(*values: Any) -> list[Any]:
 
 def nothing_like(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor with the parameter's shape, and memory for one element."""
-    return torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
+    return nothing_of(parameter.dtype, device).expand(parameter.shape)
+
+
+def nothing_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return memory for one element, which shows where it is computed with."""
+    has_nan = dtype.is_floating_point and dtype.itemsize > 1
+    return torch.full((), float("nan") if has_nan else 0, dtype=dtype, device=device)

@@ -15,7 +15,7 @@ from ballast.wrapper.gpu import in_stream, require_stream
 from ballast.wrapper.managed_parameter import ManagedParameter, ParameterOwner, managed
 from ballast.wrapper.memory import views_in
 from ballast.wrapper.parameter_state import ParameterState
-from ballast.wrapper.ungathered import nothing_like
+from ballast.wrapper.ungathered import nothing_like, plain
 from ballast.wrapper.units import Member, UnitOfMembers
 
 
@@ -96,7 +96,7 @@ class UnitGather:
 
     def full_values(self, unit: int, number: int) -> torch.Tensor:
         """Return the values that a member of a unit shows in a block of gather()."""
-        return self.units[unit].members[number].parameter.detach()
+        return plain(self.units[unit].members[number].parameter)
 
     def in_stream(self) -> AbstractContextManager[None]:
         """Work in the stream of the training inside the block, whichever is current."""
@@ -145,7 +145,7 @@ class UnitGather:
     def show(self, member: Member, values: torch.Tensor) -> None:
         """Let torch see these values, until the parameter is resharded."""
         self.casts.forget()
-        self._managed[member].gather(values)
+        self._managed[member].gather(values, is_copy=True)
 
     def reshard(self, members: Iterable[Member]) -> None:
         for member in members:

@@ -12,7 +12,7 @@ import torch
 from ballast import _core
 from ballast.checks import fail
 from ballast.wrapper.gpu import GPU, gpu_of_tensors
-from ballast.wrapper.ungathered import Ungathered
+from ballast.wrapper.ungathered import kind_of
 from ballast.wrapper.unwrap import named_parameters
 
 # Large enough that the fixed cost of a unit is small, and small enough that the first unit is reduced early in backward.
@@ -26,6 +26,9 @@ DTYPES = {
 
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
 
+BYTES = torch.uint8  # the format of a unit of opaque parameters, whose bytes are its elements
+UNIT_DTYPES = {**DTYPES, BYTES: _core.DType.u8}
+
 
 @dataclass(eq=False)
 class Member:
@@ -37,8 +40,28 @@ class Member:
     begun_at: int = 0  # steps of the training before the parameter's first one
     counted: bool = True  # whether the norm of all gradients includes it
     number: int | None = None  # among the optimizer's parameters, in whichever units they are; None: it is not one of them
+    is_opaque: bool = False  # it is frozen, and another library knows what its bytes mean
     unit: int = 0
     tensor: int = 0  # number in the unit
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the unit that the parameter is in."""
+        return BYTES if self.is_opaque else self.parameter.dtype
+
+    @property
+    def width(self) -> int:
+        """The elements of the unit for each element of the parameter."""
+        return self.parameter.dtype.itemsize if self.is_opaque else 1
+
+    @property
+    def elements(self) -> int:
+        """The elements of the unit that the parameter has."""
+        return int(self.parameter.numel()) * self.width
+
+    def of_parameter(self, first: int, count: int) -> tuple[int, int]:
+        """Return a range of elements of the unit as one of the parameter. Shards begin and end between its elements."""
+        return first // self.width, count // self.width
 
 
 @dataclass
@@ -48,7 +71,7 @@ class UnitOfMembers:
 
     @property
     def elements(self) -> int:
-        return sum(member.parameter.numel() for member in self.members)
+        return sum(member.elements for member in self.members)
 
     @property
     def trained(self) -> list[Member]:
@@ -60,10 +83,9 @@ def units_of(members: Iterable[Member]) -> list[UnitOfMembers]:
     units: list[UnitOfMembers] = []
     open_units: dict[torch.dtype, UnitOfMembers] = {}
     for member in members:
-        dtype = member.parameter.dtype
-        unit = open_units.get(dtype)
-        if unit is None or unit.elements + member.parameter.numel() > UNIT_ELEMENTS:
-            unit = open_units[dtype] = UnitOfMembers(dtype)
+        unit = open_units.get(member.dtype)
+        if unit is None or unit.elements + member.elements > UNIT_ELEMENTS:
+            unit = open_units[member.dtype] = UnitOfMembers(member.dtype)
             units.append(unit)
         unit.members.append(member)
     return numbered(units)
@@ -128,11 +150,11 @@ def model_of(units: Sequence[UnitOfMembers]) -> _core.Model:
         [
             _core.Unit(
                 name,
-                dtype=DTYPES[unit.dtype],
+                dtype=UNIT_DTYPES[unit.dtype],
                 tensors=[
                     _core.Tensor(
                         member.name,
-                        list(member.parameter.shape),
+                        [member.elements] if member.is_opaque else list(member.parameter.shape),
                         group=member.group or 0,
                         frozen=member.group is None,
                         counted=member.counted,
@@ -175,17 +197,28 @@ def names_of(groups: Sequence[Mapping[str, object]], model: torch.nn.Module | No
     return names
 
 
-def require_known(parameter: torch.Tensor, name: str) -> None:
+def is_opaque(parameter: torch.Tensor) -> bool:
+    """Return whether a frozen parameter is kept as bytes: Ballast does not know its format, or its class is that of another
+    library, whose values may be packed."""
+    return parameter.dtype not in DTYPES or has_foreign_class(parameter)
+
+
+def has_foreign_class(parameter: torch.Tensor) -> bool:
+    """Return whether the class of a parameter is that of another library."""
+    return kind_of(parameter) not in (torch.nn.Parameter, torch.Tensor)
+
+
+def require_known(parameter: torch.Tensor, name: str, *, trained: bool = True) -> None:
     """Refuse a parameter that cannot be partitioned."""
-    problem = ""
-    if parameter.dtype not in DTYPES:
+    kind, problem = kind_of(parameter), ""
+    if trained and parameter.dtype not in DTYPES:
         problem = f"it holds {parameter.dtype}"
     elif parameter.layout != torch.strided:
         problem = f"its layout is {parameter.layout}"
     elif parameter.device.type not in ("cpu", GPU):
         problem = f"it is on the device {parameter.device}"
-    elif type(parameter) not in (torch.nn.Parameter, torch.Tensor, Ungathered):
-        problem = f"it is a {type(parameter).__name__}"
+    elif has_foreign_class(parameter) and (trained or not _has_own_memory(parameter, kind)):
+        problem = f"it is a {kind.__name__}"
     if problem:
         fail(
             "unsupported",
@@ -193,5 +226,12 @@ def require_known(parameter: torch.Tensor, name: str) -> None:
                 what=f"cannot partition a parameter: {problem}",
                 where=f"parameter {name}",
                 needed="a dense torch.nn.Parameter of float32, bfloat16 or float16, on a CPU or a GPU",
+                remedy="" if trained else "A frozen parameter may have any format if its values are in its own memory.",
             ),
         )
+
+
+def _has_own_memory(parameter: torch.Tensor, kind: type) -> bool:
+    """Return whether the values are in the memory of the parameter itself, and not in tensors that it wraps."""
+    wraps = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    return not wraps and not torch.nn.parameter.is_lazy(parameter)

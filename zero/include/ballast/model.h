@@ -42,7 +42,7 @@ struct Tie {
 
 struct Unit {
   std::string name;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // u8: opaque bytes, all of them frozen, which no collective encodes
   std::vector<Tensor> tensors{};
   std::vector<Tie> ties{};
 };
@@ -51,7 +51,7 @@ struct Model {
   std::vector<Unit> units;
 };
 
-// Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name.
+// Throws B1001 for a model without units, an unknown unit in a tie, two units or tensors of one name, trained bytes.
 void check(const Model& model);
 
 }  // namespace ballast

@@ -40,8 +40,18 @@ def train(rank: int, options: dict[str, Any] | None, configuration: str) -> tupl
 
 
 def compiled(model: Tower, configuration: str) -> torch.nn.Module:
+    fullgraph = configuration.startswith("whole")
+    configuration = configuration.removeprefix("whole ")
     if configuration.startswith("blocks"):
         for block in model.blocks:
-            block.compile(backend="aot_eager")
+            block.compile(backend="aot_eager", fullgraph=fullgraph)
         return model
-    return torch.compile(model, backend="aot_eager")
+    if configuration.startswith("layers"):  # torchtitan's recipe
+        for number, block in enumerate(model.blocks):
+            model.blocks[number] = torch.compile(block, backend="aot_eager", fullgraph=fullgraph)
+        return model
+    return torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+
+
+def train_in_whole_graphs(rank: int, every: list[tuple[dict[str, Any], str]]) -> list[tuple[list[float], int]]:
+    return [train(rank, options, f"whole {configuration}") for options, configuration in every]

@@ -1,0 +1,86 @@
+"""Trainings of PEFT's adapters, with two adapters and a module that is trained in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ballast
+import peft
+import torch
+from python.wrap.support.frameworks import tiny_model
+from safetensors.torch import load_file
+
+Options = dict[str, Any] | None
+WORDS = torch.arange(16).view(2, 8)
+
+
+def two_adapters(bits: bool) -> Any:
+    """Return a model with a trained head, and with two adapters. With `bits`, its layers are bitsandbytes' of 4 bits."""
+    model = tiny_model()
+    if bits:
+        in_four_bits(model)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config, adapter_name="first")
+    model.add_adapter("second", config)
+    return model
+
+
+def in_four_bits(model: torch.nn.Module) -> None:
+    """Quantize the projections, as transformers' BitsAndBytesConfig does."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name in ("q_proj", "v_proj"):
+                layer = Linear4bit(child.in_features, child.out_features, bias=False, compute_dtype=torch.float32)
+                layer.weight = Params4bit(child.weight.data.clone(), requires_grad=False, quant_type="nf4", module=layer)
+                setattr(module, name, layer.to("cpu"))
+
+
+def steps(model: Any, optimizer: torch.optim.Optimizer, adapter: str) -> list[float]:
+    model.set_adapter(adapter)
+    losses = []
+    for _ in range(2):
+        loss = model(input_ids=WORDS, labels=WORDS).loss
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def trained(options: Options, folder: Path, *, bits: bool = False) -> dict[str, Any]:
+    """Train both adapters in turns, save them, and merge the last one."""
+    model = two_adapters(bits)
+    model.requires_grad_(False)
+    model.set_adapter("second")
+    model.set_adapter("first")  # freezes the other one, with its module
+    adapters = [each for name, each in model.named_parameters() if ".first" in name or ".second" in name]
+    optimizer = torch.optim.AdamW(adapters, lr=1e-2)
+    if options is not None:
+        optimizer = ballast.wrap(optimizer, model, **options)
+    result: dict[str, Any] = {"losses": [steps(model, optimizer, name) for name in ("first", "second", "first")]}
+    if options is None:
+        model.save_pretrained(folder)
+    else:
+        from ballast.integrations.peft import save_adapters
+
+        save_adapters(model, folder)
+        optimizer.close()
+    merged = model.merge_and_unload()
+    with torch.no_grad():
+        result["merged"] = merged(input_ids=WORDS, labels=WORDS).loss.item()
+    return result
+
+
+def saved(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {name: load_file(folder / name / "adapter_model.safetensors") for name in ("first", "second")}
+
+
+def of_ranks(rank: int, folder: str, every: list[tuple[Options, bool]]) -> list[dict[str, Any]]:
+    return [
+        trained(options, Path(folder) / f"ballast {number}", bits=bits) for number, (options, bits) in enumerate(every)
+    ]

@@ -1,0 +1,64 @@
+"""Models that hand their weights over, or generate, while they are trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ballast
+import torch
+from ballast.wrapper.managed_parameter import managed
+from ballast.wrapper.parameter_state import ParameterState
+from python.wrap.support.loops import Loop, Tower
+
+Options = dict[str, Any]
+
+
+def handed_over(rank: int, options: Options) -> dict[str, Any]:
+    """Return whether the tensors are those of a state_dict(), and how many units were gathered at the same time."""
+    run = Loop(make_model=Tower, rank=rank, ranks=2, steps=2).run(**options)
+    model, units, found = run.model, set(), {}
+
+    def take(name: str, tensor: torch.Tensor) -> None:
+        states = [state for each in model.parameters() if (state := managed(each)) is not None]
+        units.add(len({each.unit for each in states if each.state is ParameterState.GATHERED}))
+        found[name] = tensor.clone()
+
+    def refuse(name: str, tensor: torch.Tensor) -> None:
+        if rank == 1 and name == "last.weight":
+            raise RuntimeError("the engine is gone")
+
+    ballast.sync_weights(model, take)
+    first: list[str] = []
+    ballast.sync_weights(model, lambda name, _: first.append(name), only_first_rank=True)
+    try:
+        ballast.sync_weights(model, refuse)
+        failure = ""
+    except Exception as error:
+        failure = str(error)
+    with ballast.gather(model):
+        expected = model.state_dict()
+        known = dict(model.named_parameters()) | dict(model.named_buffers())
+        same = found.keys() == known.keys() and all(torch.equal(expected[name], found[name]) for name in found)
+    run.optimizer.close()
+    return {"same": same, "units": max(units), "first": len(first) == (len(found) if rank == 0 else 0), "failure": failure}
+
+
+def generated(options: Options | None) -> list[int]:
+    """Return tokens that a model generates after a step."""
+    import transformers
+    from python.wrap.support.frameworks import tiny_model
+
+    transformers.logging.set_verbosity_error()
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if options is not None:
+        optimizer = ballast.wrap(optimizer, model, **options)
+    words = torch.arange(16).view(2, 8)
+    model(input_ids=words, labels=words).loss.backward()
+    optimizer.step()
+    tokens = model.generate(words, max_new_tokens=3, do_sample=False, pad_token_id=0).tolist()
+    return [token for row in tokens for token in row]
+
+
+def all_of_them(rank: int, every: list[Options]) -> list[dict[str, Any]]:
+    return [{**handed_over(rank, options), "tokens": generated(options)} for options in every]

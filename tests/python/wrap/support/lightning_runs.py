@@ -1,0 +1,141 @@
+"""Trainings with Lightning, with its own data parallelism and with BallastStrategy."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import lightning as L
+import torch
+from ballast.integrations.lightning import BallastStrategy
+from lightning.pytorch.callbacks import ModelCheckpoint
+from python.wrap.support.frameworks import as_launched
+
+SAMPLES, BATCH = 32, 4
+
+Options = dict[str, Any] | None  # of the strategy; None: Lightning's data parallelism
+
+
+class Module(L.LightningModule):
+    """A model with a parameter that no inner module has, which logs its losses."""
+
+    def __init__(self, width: int = 24):
+        super().__init__()
+        torch.manual_seed(0)
+        self.save_hyperparameters()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(20, width), torch.nn.Tanh(), torch.nn.Linear(width, 5))
+        self.scale = torch.nn.Parameter(torch.ones(5))
+        self.losses: list[float] = []
+        self.validated: list[float] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layers(batch) * self.scale
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self(batch) - 1).square().mean() + 0.01 * self.scale.square().sum()
+
+    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss)
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, _: int) -> None:
+        loss = self.loss(batch)
+        self.validated.append(loss.item())
+        self.log("validated", loss, sync_dist=True)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 / (1 + epoch))
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+def loader() -> torch.utils.data.DataLoader[torch.Tensor]:
+    return torch.utils.data.DataLoader(
+        torch.randn(SAMPLES, 20, generator=torch.Generator().manual_seed(0)), batch_size=BATCH
+    )
+
+
+def trainer(ranks: int, options: Options, **settings: Any) -> L.Trainer:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": True}
+    checkpoints = {} if "callbacks" in settings else {"enable_checkpointing": False}
+    strategy = "ddp" if options is None else BallastStrategy(**options)
+    return L.Trainer(accelerator="cpu", devices=ranks, strategy=strategy, **quiet, **checkpoints, **settings)
+
+
+Outcome = tuple[list[float], list[torch.Tensor], list[float]]
+
+
+def outcome(module: Module) -> Outcome:
+    """Return the losses of the training, the parameters, and the losses of validations."""
+    return module.losses, [each.detach().clone() for each in module.parameters()], module.validated
+
+
+def fitted(ranks: int, options: Options, **settings: Any) -> Outcome:
+    module = Module()
+    settings = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.1, **settings}
+    path = settings.pop("path", None)
+    trainer(ranks, options, **settings).fit(module, loader(), loader(), ckpt_path=path)
+    return outcome(module)
+
+
+def evaluated(ranks: int, path: str, options: Options) -> Outcome:
+    module = Module()
+    trainer(ranks, options).validate(module, loader(), ckpt_path=path, verbose=False)
+    return outcome(module)
+
+
+def everything(rank: int, folder: str) -> dict[Any, Any]:
+    def launched(run: Any, *arguments: Any, **settings: Any) -> Any:
+        as_launched(rank)  # Lightning clears the environment after each run
+        return run(2, *arguments, **settings)
+
+    saving = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    first, last = f"{folder}/epoch=0.ckpt", f"{folder}/epoch=1.ckpt"
+    return {
+        "plain": launched(fitted, None),
+        2: launched(fitted, {"stage": 2}),
+        3: launched(fitted, {"stage": 3}),
+        "saved": launched(fitted, {"stage": 3}, callbacks=[saving]),
+        "files": sorted(os.listdir(folder)),
+        "resumed": launched(fitted, {"stage": 2}, path=first),
+        "evaluated": launched(evaluated, last, {"stage": 3}),
+        "failures": [
+            failure(lambda: BallastStrategy(stages=3)),
+            failure(lambda: launched(fails, configure_optimizers=lambda: None)),
+            failure(lambda: launched(fails, training_step=raises)),
+        ],
+    }
+
+
+def on_another_number_of_ranks(rank: int, folder: str) -> tuple[Outcome, Outcome]:
+    as_launched(rank)
+    there = evaluated(1, f"{folder}/epoch=1.ckpt", {"stage": 3})
+    as_launched(rank)
+    return there, fitted(1, {"stage": 3}, path=f"{folder}/epoch=0.ckpt")
+
+
+def fails(ranks: int, **replaced: Any) -> None:
+    """Train a module with other methods."""
+    module = Module()
+    for name, method in replaced.items():
+        setattr(module, name, method)
+    trainer(ranks, {"stage": 3}, max_epochs=1).fit(module, loader())
+
+
+def raises(*_: Any) -> None:
+    raise RuntimeError("the step fails")
+
+
+def failure(run: Any) -> str:
+    """Return the first line of the error."""
+    try:
+        run()
+    except Exception as error:
+        return str(error).splitlines()[0]
+    return ""

@@ -1,0 +1,20 @@
+"""Tests of weights that go to an inference engine, and of models that generate themselves."""
+
+import pytest
+from python.wrap.support import handing_over
+from python.wrap.support.ranks import run_ranks
+
+pytest.importorskip("transformers", reason="transformers is not installed: .ci/bootstrap venv frameworks")
+
+
+def test_weights_are_handed_over_unit_by_unit():
+    every = [{"stage": 2}, {"stage": 3}]
+    tokens = handing_over.generated(None)
+    for rank, results in enumerate(run_ranks(2, handing_over.all_of_them, every)):
+        for options, result in zip(every, results):
+            assert result["same"], options
+            assert result["first"]
+            assert result["units"] <= 1
+            assert ("the engine is gone" if rank == 1 else "rank 1") in result["failure"]
+            assert result["tokens"] == tokens
+        assert results[1]["units"] == 1
