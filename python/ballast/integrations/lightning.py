@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import uuid
@@ -17,19 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 
 from ballast import _core
-from ballast.checks import all_known, fail, refuse
+from ballast.checks import fail, refuse
 from ballast.gathering import gather
+from ballast.integrations.framework import read_options, require_framework
 from ballast.saving import load_checkpoint, save
 from ballast.wrapper.managed_parameter import owner_of
 from ballast.wrapper.optimizer import WrappedOptimizer
 from ballast.wrapping import wrap
 
+require_framework("lightning")
+
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+
 log = logging.getLogger("ballast")
 
-OPTIONS = [*inspect.signature(wrap).parameters][2:]
 STATE = "lightning"  # begins the name of the file with Lightning's part of a checkpoint
 
 
@@ -56,9 +58,8 @@ class BallastStrategy(DDPStrategy):
     optimizers: list[Any]  # a property of Lightning's
 
     def __init__(self, *, process_group_backend: str | None = None, start_method: Any = "popen", **options: Any):
-        all_known("option", options, OPTIONS)
+        self._options = read_options(options)
         super().__init__(process_group_backend=process_group_backend, start_method=start_method)
-        self._options = options
         self._is_restored = False  # from a directory, with the optimizer
         self._has_failed = False
 

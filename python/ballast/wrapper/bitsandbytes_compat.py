@@ -6,6 +6,8 @@ import logging
 
 import torch
 
+from ballast.wrapper.ungathered import kind_of
+
 log = logging.getLogger("ballast")
 
 
@@ -16,7 +18,8 @@ def keep_packing(model: torch.nn.Module, *, warns: bool) -> None:
     for name, module in model.named_modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):
             module.support_avx512bf16_for_cpu = False
-        if type(getattr(module, "weight", None)).__name__ == "Int8Params":
+        weight = module._parameters.get("weight")  # an attribute may be computed: torch's parametrizations do that
+        if weight is not None and kind_of(weight).__name__ == "Int8Params":
             copies = copies or name
     if copies is not None and warns:
         log.warning(

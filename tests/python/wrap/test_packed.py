@@ -60,3 +60,12 @@ def test_attributes_of_bitsandbytes():
     layer = packed.in_four_bits(8, 0)
     assert hasattr(layer, "support_avx512bf16_for_cpu")
     assert bitsandbytes.nn.Int8Params.__name__ == "Int8Params"
+
+
+def test_modules_that_keep_a_copy_of_their_weights_are_named(caplog):
+    model = torch.nn.Sequential(bitsandbytes.nn.Linear8bitLt(16, 16, has_fp16_weights=False), torch.nn.Linear(16, 2)).to("cpu")
+    optimizer = ballast.wrap(torch.optim.AdamW(model[1].parameters()), model, stage=3)
+    model(torch.ones(4, 16)).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    assert "module 0 keeps a full copy of its 8-bit weights" in caplog.text

@@ -252,7 +252,7 @@ def test_two_optimizers_share_a_model_below_stage_3():
 
 def test_frozen_parameters_that_cannot_be_partitioned_are_named():
     model = mlp()
-    model[0].bias = torch.nn.Parameter(torch.zeros(24, dtype=torch.float64), requires_grad=False)
+    model[0].bias = torch.nn.Parameter(torch.zeros(24).to_sparse(), requires_grad=False)
     optimizer = ballast.wrap(torch.optim.AdamW([model[2].weight]), model, stage=3)
     with pytest.raises(ballast.UsageError, match="parameter 0.bias"):
         model(torch.ones(20))

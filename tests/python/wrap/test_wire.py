@@ -110,7 +110,7 @@ def test_one_rank_has_no_gathers_that_choose_its_stage():
 
 
 def test_the_planner_counts_the_bytes_and_the_call_has_the_option():
-    options = {"ranks": 16, "stage": 3, "gpu": "a100", "rates": {"network": "1GB/s"}}
+    options = {"ranks": 16, "stage": 3, "gpu": "a100", "rates": {"network": "0.25GB/s"}}
     exact = ballast.plan("llama-8b", **options)
     codes = ballast.plan("llama-8b", wire="int8", **options)
     assert codes.seconds < 0.8 * exact.seconds
