@@ -79,3 +79,14 @@ TEST_CASE("four ranks with a GPU each shard in pairs, and reduce between the pai
     check_ranks_as_processes(with_directory(setup, folder), expected);
   }
 }
+
+TEST_CASE("four ranks with a GPU each keep a copy of the parameters in each pair") {
+  Setup setup{.placement = placement_of_stage(3, 4), .micro_steps = 2, .schedule = {.prefetch = 2}, .offloads = true};
+  setup.placement.parameter_replicas = 2;
+  const std::vector<Outcome> expected = train(setup);
+  for (const Tier tier : {Tier::device, Tier::host}) {
+    setup.placement.state = all_in(tier);
+    const TemporaryDirectory folder;
+    check_ranks_as_processes(with_directory(setup, folder), expected);
+  }
+}
