@@ -6,7 +6,6 @@ they share its cores: seconds for each rank show what grows faster than the numb
 
 import argparse
 import json
-import sys
 
 from job import Job
 from suite import add_choice, choose, machine_name
@@ -60,7 +59,6 @@ def main() -> None:
         for name, (value, unit) in measure(options.program, *case).items():
             row = {"suite": "ranks", "case": f"{case_of(case)}: {name}", "value": value, "unit": unit, "against": ""}
             print(json.dumps(row | {"ratio": None, "machine": machine_name()}), flush=True)
-            print(f"{row['case']:<50} {value:10.2f} {unit}", file=sys.stderr)
 
 
 if __name__ == "__main__":
