@@ -14,7 +14,6 @@ RANKS = (16, 64, 128, 256)
 STEPS = 10
 LONG = 1000000  # steps that do not end before the rank is killed
 
-
 TRANSPORTS = {"shared memory": (), "Gloo": ("--gloo",)}
 MOST_GLOO = 64  # each pair of ranks has connections of its own, and one machine has the ends of all of them
 CASES = [(ranks, name) for name in TRANSPORTS for ranks in RANKS if name != "Gloo" or ranks <= MOST_GLOO]

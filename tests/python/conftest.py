@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ BUILD = Path(os.environ.get("BALLAST_BUILD", ROOT / "build" / "release"))
 PACKAGE = BUILD / "python"
 IS_EMULATED = (PACKAGE / emulated_cases.LIBRARY).exists()  # this process runs cases on emulated GPUs
 LONG = {  # files that take a minute or more; they begin first, so that all processes end at about the same time
+    "test_accelerate.py",
     "test_checkpoint.py",
     "test_compiled.py",
     "test_examples.py",
@@ -20,8 +22,10 @@ LONG = {  # files that take a minute or more; they begin first, so that all proc
     "test_hooks.py",
     "test_launchers.py",
     "test_leaving.py",
+    "test_packed.py",
     "test_pages.py",
     "test_ranks.py",
+    "test_trainers.py",
 }
 BUILT = any((PACKAGE / "ballast").glob("_core*.so"))
 if BUILT:
@@ -59,3 +63,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of a process that imports the package."""
     return {**os.environ, "PYTHONPATH": str(PACKAGE)}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs the command line in this process. It returns the exit code and both outputs."""
+    from ballast.commands import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run

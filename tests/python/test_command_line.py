@@ -7,24 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ballast.commands import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
 MACHINE = ["--ranks", "4", "--gpu", "h100", "--host-memory", "1TiB"]
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*words: str) -> tuple[int, str, str]:
-        try:
-            code = main(words)
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run
 
 
 def test_plan_shows_the_plans_that_fit(run):

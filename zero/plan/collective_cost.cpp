@@ -7,15 +7,13 @@
 namespace ballast {
 namespace {
 
-// Between hosts there are sums of the ranks of each host: in fp32, or in codes of their own.
-double size_of_sums(const Op& op) {
-  if (op.codes.exist()) return op.codes.values == WireFormat::int8 && op.codes.sums == WireFormat::int4 ? 0.5 : 1.0;
-  return static_cast<double>(sizeof(float)) / static_cast<double>(op.value_bytes);
-}
+// A group of ranks, each host of which has as many.
+struct GroupOnHosts {
+  std::size_t ranks = 1;
+  std::size_t ranks_of_host = 1;
 
-}  // namespace
-
-double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
+  std::size_t hosts() const { return (ranks + ranks_of_host - 1) / ranks_of_host; }
+};
 
 GroupOnHosts group_on_hosts(Ranks ranks, const Placement& placement, const Machine& machine) {
   const bool neighbours = ranks == Ranks::shard_group;
@@ -25,6 +23,16 @@ GroupOnHosts group_on_hosts(Ranks ranks, const Placement& placement, const Machi
       neighbours ? machine.ranks_per_host : machine.ranks_per_host / placement.ranks_per_group();
   return {size, std::clamp<std::size_t>(of_host, 1, size)};
 }
+
+// Between hosts there are sums of the ranks of each host: in fp32, or in codes of their own.
+double size_of_sums(const Op& op) {
+  if (op.codes.exist()) return op.codes.values == WireFormat::int8 && op.codes.sums == WireFormat::int4 ? 0.5 : 1.0;
+  return static_cast<double>(sizeof(float)) / static_cast<double>(op.value_bytes);
+}
+
+}  // namespace
+
+double part_of_others(std::size_t ranks) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks); }
 
 double seconds_on_links(const Op& op, const Placement& placement, const Machine& machine) {
   const GroupOnHosts group = group_on_hosts(op.ranks, placement, machine);

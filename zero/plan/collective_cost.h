@@ -9,16 +9,6 @@ namespace ballast {
 
 double part_of_others(std::size_t ranks);  // what a rank gets from the other ones, of all that it gets
 
-// A group of ranks, each host of which has as many.
-struct GroupOnHosts {
-  std::size_t ranks = 1;
-  std::size_t ranks_of_host = 1;
-
-  std::size_t hosts() const { return (ranks + ranks_of_host - 1) / ranks_of_host; }
-};
-
-GroupOnHosts group_on_hosts(Ranks ranks, const Placement& placement, const Machine& machine);
-
 // The seconds that a gather or a reduction takes to move its bytes. Each byte comes to a host once, through the link of one of
 // its ranks, and is passed on inside of the host.
 double seconds_on_links(const Op& op, const Placement& placement, const Machine& machine);

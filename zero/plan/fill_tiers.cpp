@@ -35,7 +35,7 @@ double greatest_part(const Condition& holds) {
 }
 
 double part_on_device(const ChoiceInput& input, double in_memory) {
-  if (input.parameter_replicas > 1) return 1.0;
+  if (input.parameter_replicas > 1) return 1.0;  // copies of parameters are on the device
   return greatest_part([&](double part) { return holds(input, filled(input, part, in_memory), Tier::device); });
 }
 

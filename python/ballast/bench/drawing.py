@@ -6,7 +6,7 @@ from textwrap import shorten
 
 from ballast.bench.cases import ALONE
 from ballast.bench.results import Report, Row
-from ballast.reports.svg import Axis, Drawing, round_step
+from ballast.reports.svg import Axis, Drawing, draw_scales, round_step
 
 WIDTH, LEFT, RIGHT, TOP, HEIGHT, LINE = 760, 92, 736, 92, 296, 20  # pixels
 MIB = 1 << 20
@@ -39,12 +39,7 @@ def draw(report: Report) -> Drawing:
 
 
 def _draw_axes(drawing: Drawing, across: Axis, up: Axis, unit: str) -> None:
-    for value, words in up.ticks(6):
-        drawing.line([(across.begin, up.at(value)), (across.end, up.at(value))], "grid" if value else "rule")
-        drawing.text(across.begin - 8, up.at(value) + 4, words, "quiet", "end")
-    for value, words in across.ticks(9):
-        drawing.line([(across.at(value), up.begin), (across.at(value), up.begin + 5)], "rule")
-        drawing.text(across.at(value), up.begin + 20, words, "quiet", "middle")
+    draw_scales(drawing, across, up)
     drawing.text(24, up.end - 10, "tokens/s, all ranks", "ink")
     drawing.text(across.begin, up.begin + 44, f"memory of the largest rank, {unit}", "ink")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ballast.reports.svg import Axis, Drawing, round_step
+from ballast.reports.svg import Axis, Drawing, draw_scales, round_step
 from ballast.result import Plan
 from ballast.sizes import human_amount, human_size
 
@@ -93,12 +93,7 @@ def _end_of_memory(plans: Sequence[Plan], limit: float) -> float:
 
 def _draw_axes(chart: Chart) -> None:
     drawing, across, up = chart.drawing, chart.across, chart.up
-    for value, words in up.ticks(6):
-        drawing.line([(across.begin, up.at(value)), (across.end, up.at(value))], "grid" if value else "rule")
-        drawing.text(across.begin - 8, up.at(value) + 4, words, "quiet", "end")
-    for value, words in across.ticks(9):
-        drawing.line([(across.at(value), up.begin), (across.at(value), up.begin + 5)], "rule")
-        drawing.text(across.at(value), up.begin + 20, words, "quiet", "middle")
+    draw_scales(drawing, across, up)
     drawing.text(across.begin - 68, up.end - 10, "tokens/s, all ranks", "ink")
     drawing.text(across.begin, up.begin + 46, "memory of a GPU, GiB", "ink")
 

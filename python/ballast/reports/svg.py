@@ -117,6 +117,16 @@ class Axis:
         return [(i * step, f"{i * step:,.{decimals}f}") for i in range(first, last + 1)]
 
 
+def draw_scales(drawing: Drawing, across: Axis, up: Axis) -> None:
+    """Draw the numbers of two axes from 0 on, and lines of a grid for the one that goes up."""
+    for value, words in up.ticks(6):
+        drawing.line([(across.begin, up.at(value)), (across.end, up.at(value))], "grid" if value else "rule")
+        drawing.text(across.begin - 8, up.at(value) + 4, words, "quiet", "end")
+    for value, words in across.ticks(9):
+        drawing.line([(across.at(value), up.begin), (across.at(value), up.begin + 5)], "rule")
+        drawing.text(across.at(value), up.begin + 20, words, "quiet", "middle")
+
+
 def round_step(least: float) -> float:
     """Return 1, 2 or 5 times a power of ten, at least as large.
 

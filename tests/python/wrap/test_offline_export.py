@@ -7,7 +7,6 @@ import re
 import ballast
 import pytest
 import torch
-from ballast.commands import main
 from python.wrap.support import saved
 from python.wrap.support.loops import Loop, Tower
 from python.wrap.support.resident import peak_resident
@@ -16,19 +15,6 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed: .ci/bootstrap venv")
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*words):
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run
 
 
 def written(folder):
