@@ -197,7 +197,7 @@ void check(const Case& each, std::size_t divisor) {
 }  // namespace
 
 TEST_CASE("plans of large models fit their machines, and copies of a 16384th of the size reserve the planned bytes") {
-  Sweep sweep(address_sanitized ? 5 : 13);
+  Sweep sweep(13);
   for (const Case& each : cases) {
     if (sweep.takes_next()) check(each, 16384);
   }

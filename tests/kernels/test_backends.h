@@ -26,7 +26,7 @@ class TestBackend {
 using BackendTest = std::function<void(TestBackend&)>;
 
 void on_every_isa(const BackendTest& test);  // on one thread
-void on_every_cpu(const BackendTest& test);  // with every instruction set, on 1, 2, 3 and 7 threads
+void on_every_cpu(const BackendTest& test);  // the same on 1, 2, 3 and 7 threads; under a sanitizer on 3
 
 Backend& plain_backend();  // scalar code on one thread, whose bits the others must give
 
