@@ -5,8 +5,6 @@
 #include <cstring>
 #include <random>
 
-#include "tests/sanitizer.h"
-
 namespace ballast::kernels {
 namespace {
 
