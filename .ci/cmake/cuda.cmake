@@ -33,3 +33,13 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 # Relaxed constexpr: the formulas (*_math.h) are constexpr functions, compiled for both devices.
 add_compile_options(
   "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--prec-div=true;--prec-sqrt=true;--ftz=false;--expt-relaxed-constexpr>")
+
+# NCCL is loaded, not linked: what is built here looks for it where it was found. What is installed does not.
+if(BALLAST_HAS_CUDA)
+  include(nvidia_packages)
+  ballast_find_nccl()
+  if(TARGET nvidia::nccl)
+    cmake_path(GET BALLAST_nccl_LIBRARY PARENT_PATH folder)
+    list(APPEND CMAKE_BUILD_RPATH ${folder})
+  endif()
+endif()

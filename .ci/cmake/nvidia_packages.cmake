@@ -3,7 +3,7 @@
 #
 # Looked for in BALLAST_NVIDIA_WHEELS, in the CUDA toolkit, in the system, and last in the PyPI wheels that Python_EXECUTABLE,
 # or else the Python on the PATH, has (nvidia-nccl-cu13, nvidia-cublas; a pip-installed torch brings both). Wheels have
-# lib*.so.N, but no plain lib*.so: libraries are linked by their full path, and their folder goes into the rpath.
+# lib*.so.N, but no plain lib*.so: libraries are found by their full path, and their folder goes into the rpath of what is built.
 
 set(BALLAST_NVIDIA_WHEELS "" CACHE PATH "A site-packages folder whose NVIDIA libraries are taken before all others")
 

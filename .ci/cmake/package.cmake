@@ -24,7 +24,5 @@ write_basic_package_version_file(ballastConfigVersion.cmake COMPATIBILITY SameMi
 install(FILES
   ${PROJECT_BINARY_DIR}/ballastConfig.cmake
   ${PROJECT_BINARY_DIR}/ballastConfigVersion.cmake
-  .ci/cmake/FindNccl.cmake
   .ci/cmake/FindUring.cmake
-  .ci/cmake/nvidia_packages.cmake
   DESTINATION ${config_folder})

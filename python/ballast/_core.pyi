@@ -273,7 +273,7 @@ class MachineFound(TypedDict):
     memory: MemoryFound
     gpus: list[GpuFound]
     no_gpu_because: str
-    nccl: bool
+    no_nccl_because: str
 
 def this_machine(*, root: str = "/") -> MachineFound: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,9 +67,19 @@ def gpus(machine: Machine) -> Iterator[Diagnostic]:
     for gpu in machine.found["gpus"]:
         yield good("gpu", f"{gpu['name']}, {human_size(gpu['memory_bytes'])}, at {gpu['pci']}")
         yield from link(machine, gpu["pci"])
-    if not machine.found["nccl"]:
+    why = machine.found["no_nccl_because"]
+    if "built" in why:
         remedy = "Install NCCL (libnccl-dev, or nvidia-nccl-cu13 from PyPI), and then Ballast again."
         yield bad("nccl", "this build has no NCCL: it trains on one GPU only", remedy)
+    elif why and not _torch_brings_nccl():
+        yield bad("nccl", f"cannot be loaded: {why}", "Install libnccl2, or nvidia-nccl-cu13 from PyPI.")
+
+
+def _torch_brings_nccl() -> bool:
+    """Return whether a wheel has NCCL, which torch loads when it is imported."""
+    found = find_spec("nvidia")
+    folders = found.submodule_search_locations if found else None
+    return any(Path(folder, "nccl/lib/libnccl.so.2").exists() for folder in folders or ())
 
 
 def _remedy_for_gpu(why: str) -> str:

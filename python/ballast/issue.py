@@ -62,7 +62,7 @@ def report(findings: Sequence[str], *, environment: Mapping[str, str] = os.envir
 def _versions() -> Iterator[tuple[str, str]]:
     found = _core.this_machine(root="/")
     backend = "without CUDA" if "build" in found["no_gpu_because"] else "with CUDA"
-    yield "ballast", f"{_core.version}, built {backend}, {'with' if found['nccl'] else 'without'} NCCL"
+    yield "ballast", f"{_core.version}, built {backend}, {'without NCCL' if found['no_nccl_because'] else 'NCCL is there'}"
     yield "python", f"{platform.python_version()}, {platform.python_implementation()}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
     yield "distribution", _distribution()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def this_machine(*, root: str = "/") -> MachineFound:
-    """Return the cores, the memory with its limits and the GPUs of this process, and whether this build has NCCL.
+    """Return the cores, the memory with its limits and the GPUs of this process, and whether NCCL can be used.
 
     `root` replaces the folder with /proc and /sys, for tests.
 

@@ -54,7 +54,7 @@ py::dict this_machine(const std::string& root) {
   }
   found["gpus"] = gpus;
   found["no_gpu_because"] = machine.no_gpu_because;
-  found["nccl"] = has_nccl();
+  found["no_nccl_because"] = no_nccl_because();
   return found;
 }
 

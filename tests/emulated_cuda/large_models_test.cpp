@@ -1,6 +1,7 @@
 // Trainings of large models on few GPUs, as `ballast plan` places them. Real memory is taken by the same model with every
 // width divided: its program has the same operations, on smaller pieces.
 #include <catch2/catch.hpp>
+#include <span>
 #include <tuple>
 
 #include "offload/record_format.h"
@@ -197,9 +198,8 @@ void check(const Case& each, std::size_t divisor) {
 }  // namespace
 
 TEST_CASE("plans of large models fit their machines, and copies of a 16384th of the size reserve the planned bytes") {
-  Sweep sweep(address_sanitized ? 5 : 13);
-  for (const Case& each : cases) {
-    if (sweep.takes_next()) check(each, 16384);
+  for (const Case& each : std::span(cases).last(sanitized ? 1 : cases.size())) {  // the smallest is the last
+    check(each, 16384);
   }
 }
 

@@ -4,7 +4,6 @@
 #include "kernels/random_math.h"
 #include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/sanitizer.h"
 
 namespace ballast::kernels {
 namespace {
@@ -52,7 +51,7 @@ void check(TestBackend& on, const Case& with) {
 }
 
 void runs_of_any_length(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check(on, case_of(count, {{.count = count, .tensor = count, .tensor_begin = 128 * count}}, count % 3));
   }
 }

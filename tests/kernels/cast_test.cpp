@@ -49,7 +49,7 @@ void check_cast_of(TestBackend& on, std::size_t count, std::size_t offset) {
 }
 
 void casts_of_few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_cast_of(on, count, count % 7);
   }
 }

@@ -57,7 +57,7 @@ void very_large(TestBackend& on) {
 
 void every_size(TestBackend& on) {
   for (const StateFormat format : all_state_formats) {
-    for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+    for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
       const UpdateShape shape{.format = format, .count = count, .first_index = (std::uint64_t{1} << 32) - 512};
       if (!same_as_cpu(on, shape, {{0, count, 0}}, {{.rule = sample_rules()[0]}})) {
         FAIL(name(format) << " count " << count);

@@ -27,7 +27,7 @@ void check_fill_of(TestBackend& on, std::size_t count, std::size_t offset) {
 }
 
 void fills_of_few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_fill_of(on, count, count % 5);
   }
 }
@@ -71,7 +71,7 @@ void check_accumulate_of(TestBackend& on, std::size_t count) {
 }
 
 void sums_of_few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_accumulate_of(on, count);
   }
 }
@@ -109,7 +109,7 @@ void check_sum_of_one(TestBackend& on, std::size_t count) {
 }
 
 void sums_of_one_short_array(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_sum_of_one(on, count);
   }
 }
@@ -142,7 +142,7 @@ void check_sum_of(TestBackend& on, std::size_t count, DType dtype, std::size_t a
 }
 
 void sums_of_few_arrays(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_sum_of(on, count, floating_dtypes[count % 3], 1 + count % 9);
   }
   for (const DType dtype : floating_dtypes) {

@@ -1,5 +1,4 @@
 #include "tests/kernels/device_backends.h"
-#include "tests/sanitizer.h"
 
 namespace ballast::kernels {
 namespace {
@@ -18,7 +17,7 @@ constexpr std::uint32_t bad_patterns[3][4] = {{0x7f800000u, 0xff800000u, 0x7f800
 constexpr std::uint32_t largest_patterns[3] = {0xff7fffffu, 0xff7f, 0xfbff};
 
 void searches_in_few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     const std::size_t kind = count % 3;
     const DType dtype = floating_dtypes[kind];
     Patterns patterns(count, largest_patterns[kind]);
@@ -55,7 +54,7 @@ void races(TestBackend& on) {
     patterns[end - 1] = 0x7f80;
   }
   const Placed values(on, patterns, DType::bf16);
-  for (int i = 0; i < 100; ++i) {
+  for (std::size_t i = 0; i < 100; i += on.every(11)) {
     const PlacedValue<std::uint64_t> first(on, no_index);
     on.kernels().first_non_finite(values.view(), 0, first.get());
     REQUIRE(first.read() == task - 1);
@@ -63,7 +62,7 @@ void races(TestBackend& on) {
 }
 
 void agrees_with_definition(TestBackend& on) {
-  constexpr auto distance = static_cast<std::uint32_t>(3 * testing::every(61));
+  const auto distance = static_cast<std::uint32_t>(3 * on.every(61));
   for (const DType dtype : floating_dtypes) {
     for (std::uint32_t pattern = 0; pattern < 0x10000; pattern += distance) {
       const std::uint32_t wide = dtype == DType::fp32 ? pattern << 16 | (pattern & 1) : pattern;

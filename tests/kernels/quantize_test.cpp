@@ -2,7 +2,6 @@
 
 #include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/sanitizer.h"
 
 namespace ballast::kernels {
 namespace {
@@ -89,7 +88,7 @@ void check_quantize_of(TestBackend& on, std::size_t count) {
 }
 
 void few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_quantize_of(on, count);
   }
 }
@@ -239,7 +238,7 @@ void check_quantized_sum_of(TestBackend& on, std::size_t count, std::size_t arra
 }
 
 void quantized_sums_of_few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     for (const CodeBits bits : both_sizes) {
       check_quantized_sum_of(on, count, 1 + count % 9, bits, floating_dtypes[count % 3]);
     }

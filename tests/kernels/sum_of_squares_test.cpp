@@ -4,7 +4,6 @@
 #include "kernels/state_math.h"
 #include "tests/kernels/device_backends.h"
 #include "tests/kernels/number_reference.h"
-#include "tests/sanitizer.h"
 
 namespace ballast::kernels {
 namespace {
@@ -47,7 +46,7 @@ void check_sum_of(TestBackend& on, std::size_t count) {
 }
 
 void squares_of_few(TestBackend& on) {
-  for (std::size_t count = 0; count <= 1100; count += testing::every(11)) {
+  for (std::size_t count = 0; count <= 1100; count += on.every(11)) {
     check_sum_of(on, count);
   }
 }

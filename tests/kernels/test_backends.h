@@ -10,6 +10,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/numbers.h"
+#include "tests/sanitizer.h"
 
 namespace ballast::kernels {
 
@@ -21,12 +22,15 @@ class TestBackend {
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;  // aligned to 64 bytes
   virtual void write(std::byte* to, const void* from, std::size_t bytes) = 0;
   virtual void read(void* to, const std::byte* from, std::size_t bytes) = 0;  // when all work is done
+
+  // Returns the distance between the cases to run of a sweep: 1, or n where each takes long.
+  virtual std::size_t every(std::size_t n) const { return testing::every(n); }
 };
 
 using BackendTest = std::function<void(TestBackend&)>;
 
 void on_every_isa(const BackendTest& test);  // on one thread
-void on_every_cpu(const BackendTest& test);  // with every instruction set, on 1, 2, 3 and 7 threads
+void on_every_cpu(const BackendTest& test);  // the same on 1, 2, 3 and 7 threads; under a sanitizer on 3
 
 Backend& plain_backend();  // scalar code on one thread, whose bits the others must give
 

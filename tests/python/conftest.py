@@ -15,6 +15,7 @@ PACKAGE = BUILD / "python"
 IS_EMULATED = (PACKAGE / emulated_cases.LIBRARY).exists()  # this process runs cases on emulated GPUs
 LONG = {  # files that take a minute or more; they begin first, so that all processes end at about the same time
     "test_accelerate.py",
+    "test_between_hosts.py",
     "test_checkpoint.py",
     "test_compiled.py",
     "test_examples.py",

@@ -14,7 +14,7 @@ def machine(tmp_path):
     """Return a machine without problems, in which a test then plants one."""
     found = ballast.this_machine()
     memory = {**found["memory"], "memlock_bytes": None, "cgroup": None, "total_bytes": 64 * GIB}
-    found = {**found, "memory": memory, "numa_nodes": 1, "core_quota": None, "nccl": True}
+    found = {**found, "memory": memory, "numa_nodes": 1, "core_quota": None, "no_nccl_because": ""}
     found["gpus"] = [{"name": "H100", "pci": "0000:3B:00.0", "memory_bytes": 80 * GIB, "compute_capability": (9, 0)}]
     folder = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
     folder.mkdir(parents=True)
@@ -40,9 +40,19 @@ def test_a_narrow_link_is_seen(machine):
 
 
 def test_gpus_that_cannot_train_together_are_seen(machine):
-    machine.found["nccl"] = False
-    [finding] = [finding for finding in doctor.gpus(machine) if finding.state == "bad"]
-    assert (finding.about, "nvidia-nccl" in finding.remedy) == ("nccl", True)
+    for why in ("NCCL was missing when it was built", "libnccl.so.2: cannot open shared object file"):
+        machine.found["no_nccl_because"] = why
+        [finding] = [finding for finding in doctor.gpus(machine) if finding.state == "bad"]
+        assert (finding.about, "nvidia-nccl" in finding.remedy) == ("nccl", True)
+
+
+def test_nccl_in_a_wheel_is_loaded_by_torch(machine, tmp_path, monkeypatch):
+    machine.found["no_nccl_because"] = "libnccl.so.2: cannot open shared object file"
+    library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert all(finding.state == "good" for finding in doctor.gpus(machine))
 
 
 def test_a_driver_without_a_gpu_is_bad(machine):

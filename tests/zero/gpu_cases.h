@@ -39,7 +39,7 @@ inline void check_gpu_trains_as_cpu(Sweep& sweep, std::size_t ranks, const Setup
 }
 
 inline void check_gpu_trains_as_cpu() {
-  Sweep sweep(3);
+  Sweep sweep(7);
   for (const std::size_t ranks : {1u, 2u}) {
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 2, .max_norm = 0.05});
     check_gpu_trains_as_cpu(sweep, ranks, {.schedule = {.prefetch = 2, .kept_records = 2, .update_in_backward = true}});
@@ -53,7 +53,7 @@ inline void check_gpu_trains_as_cpu() {
 }
 
 inline void check_gpu_trains_in_all_formats() {
-  Sweep sweep(3);
+  Sweep sweep(7);
   for (const auto format : all_state_formats) {
     CAPTURE(name(format));
     check_gpu_trains_as_cpu(sweep, 2, {.format = format});
@@ -61,7 +61,7 @@ inline void check_gpu_trains_in_all_formats() {
 }
 
 inline void check_gpu_keeps_gradients_in_bf16() {
-  Sweep sweep(3);
+  Sweep sweep(7);
   const auto bf16 = GradientFormat::bf16;
   for (const std::size_t ranks : {1u, 2u}) {
     check_gpu_trains_as_cpu(sweep, ranks, {.micro_steps = 3, .gradient_format = bf16, .max_norm = 0.05});

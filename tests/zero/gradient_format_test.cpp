@@ -148,7 +148,7 @@ TEST_CASE("kept gradients and their norm are those of the definition, at every s
 }
 
 TEST_CASE("gradients in bf16: stages, tiers, tiles and schedules do not change a bit") {
-  Sweep sweep(5);
+  Sweep sweep(11);
   for (const std::size_t ranks : {1u, 2u, 3u}) {
     for (const std::size_t passes : {1u, 3u}) {
       const Setup reference{.placement = placement_of_stage(0, ranks),

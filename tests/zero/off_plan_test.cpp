@@ -92,7 +92,7 @@ void check_everywhere(Sweep& sweep, const Setup& with, const std::vector<std::si
 
 TEST_CASE("an order that repeats is served on demand twice and then compiled, with the same bits", "[off-plan]") {
   using enum Reduction;
-  Sweep sweep(5);
+  Sweep sweep(11);
   for (const auto& [name, uses] : orders) {
     for (const auto& [ranks, reduction, micro_steps] :
          {std::tuple{1u, each, 1u}, std::tuple{2u, each, 1u}, std::tuple{2u, each, 3u}, std::tuple{2u, boundary, 3u}}) {

@@ -80,12 +80,14 @@ Setup in_place() {
 }  // namespace
 
 TEST_CASE("processes as ranks give the bits of threads as ranks") {
+  Sweep sweep(3);
   for (const ProcessKind& kind : process_kinds()) {
     CAPTURE(kind.name);
     const Setup stage_0{.placement = placement_of_stage(0, 2)};
     for (const Setup& setup : {stage_0, on_drives(3, 4), in_place(), with_gradients_in_bf16(in_place()),
                                with_gradients_in_bf16({.placement = placement_of_stage(0, 3), .model_times = 100}),
                                encoded(in_place()), encoded_on_two_hosts()}) {
+      if (!sweep.takes_next()) continue;
       const TrainingJob job(setup, kind.transport);
       const std::size_t ranks = setup.placement.shards * setup.placement.replicas;
       {

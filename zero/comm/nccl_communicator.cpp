@@ -13,6 +13,7 @@
 #include "kernels/runtime/buffer.h"
 #include "kernels/runtime/current_gpu.h"
 #include "kernels/runtime/system_limits.h"
+#include "zero/comm/nccl_library.h"
 
 namespace ballast {
 namespace {
@@ -22,7 +23,7 @@ constexpr auto patience_of_abort = std::chrono::seconds(1);
 
 ncclUniqueId exchange_id(ProcessGroup& group) {
   ncclUniqueId id{};
-  if (group.rank() == 0) check_nccl(ncclGetUniqueId(&id));
+  if (group.rank() == 0) check_nccl(nccl_calls().get_unique_id(&id));
   const std::string mine(id.internal, group.rank() == 0 ? sizeof id.internal : 0);
   const std::string first = group.exchange_strings("nccl", mine).front();
   std::memcpy(id.internal, first.data(), sizeof id.internal);
@@ -38,14 +39,14 @@ void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStrea
       accounts, {.kind = MemoryKind::device, .bytes = 2 * size * bytes, .owner = "connecting NCCL", .gpu = stream.gpu});
   std::byte* const sent = memory.data();
   std::byte* const received = memory.data() + size * bytes;
-  check_nccl(ncclGroupStart());
+  check_nccl(nccl_calls().group_start());
   for (std::size_t peer = 0; peer < size; ++peer) {
     const int other = static_cast<int>(peer);
-    check_nccl(ncclSend(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
-    check_nccl(ncclRecv(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+    check_nccl(nccl_calls().send(sent + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
+    check_nccl(nccl_calls().receive(received + peer * bytes, bytes, ncclUint8, other, communicator, stream.stream));
   }
-  check_nccl(ncclGroupEnd());
-  check_nccl(ncclAllGather(sent, received, bytes, ncclUint8, communicator, stream.stream));
+  check_nccl(nccl_calls().group_end());
+  check_nccl(nccl_calls().all_gather(sent, received, bytes, ncclUint8, communicator, stream.stream));
   Stream::wrap(stream.stream, stream.gpu).synchronize();
 }
 
@@ -53,8 +54,8 @@ void exchange_with_all(ncclComm_t communicator, std::size_t size, const GpuStrea
 
 void check_nccl(ncclResult_t result) {
   require(result == ncclSuccess, Code::peer_failed, [&] {
-    return Problem{.what = fmt::format("NCCL failed: {}", ncclGetErrorString(result)),
-                   .available = ncclGetLastError(nullptr)};
+    return Problem{.what = fmt::format("NCCL failed: {}", nccl_calls().error_string(result)),
+                   .available = nccl_calls().last_error(nullptr)};
   });
 }
 
@@ -62,7 +63,7 @@ void check_nccl(ncclResult_t result) {
 struct NcclCommunicator::Handle {
   explicit Handle(int number) : gpu(number) {}
   ~Handle() {
-    if (ncclComm_t left = nccl.exchange(nullptr)) ncclCommAbort(left);  // left by a connect() that failed
+    if (ncclComm_t left = nccl.exchange(nullptr)) nccl_calls().abort(left);  // left by a connect() that failed
   }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -127,7 +128,7 @@ class NcclCommunicator::Aborter {
       device::choose_gpu(handle_->gpu);
     } catch (const Error&) {  // the GPU failed, and NCCL finds that out too
     }
-    ncclCommAbort(aborted);
+    nccl_calls().abort(aborted);
   }
 
   std::shared_ptr<Handle> handle_;
@@ -162,7 +163,7 @@ void NcclCommunicator::connect(const GpuStream& stream) {
           device::choose_gpu(stream.gpu);
           ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
           ncclComm_t made = nullptr;
-          check_nccl(ncclCommInitRankConfig(&made, size, id, rank, &config));
+          check_nccl(nccl_calls().init_rank(&made, size, id, rank, &config));
           handle->nccl = made;
           exchange_with_all(made, static_cast<std::size_t>(size), stream);
           connected->set_value();
@@ -196,7 +197,7 @@ void NcclCommunicator::with_reason(const std::function<void()>& body) {
 NcclCommunicator::~NcclCommunicator() {
   error_.forget(this);
   aborter_.reset();
-  if (ncclComm_t left = handle_->nccl.exchange(nullptr)) ncclCommDestroy(left);
+  if (ncclComm_t left = handle_->nccl.exchange(nullptr)) nccl_calls().destroy(left);
 }
 
 void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
@@ -205,9 +206,9 @@ void NcclCommunicator::issue(const std::function<void(ncclComm_t)>& body) {
       const Handle::Issuing issuing(*handle_);
       const ncclComm_t nccl = handle_->nccl;
       error_.check();
-      check_nccl(ncclGroupStart());
+      check_nccl(nccl_calls().group_start());
       body(nccl);
-      check_nccl(ncclGroupEnd());
+      check_nccl(nccl_calls().group_end());
     });
   });
 }

@@ -1,5 +1,7 @@
 #include "zero/comm/nccl_transport.h"
 
+#include <ballast/error.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 
 #include "kernels/runtime/buffer.h"
 #include "zero/comm/nccl_communicator.h"
+#include "zero/comm/nccl_library.h"
 
 namespace ballast {
 namespace {
@@ -62,7 +65,7 @@ class NcclTransport : public ProcessTransport {
   bool all_gather(const SentChunk& mine, std::span<std::byte> all) override {
     if (mine.where == ChunkMemory::host) return false;
     nccl_.issue([&](ncclComm_t nccl) {
-      check_nccl(ncclAllGather(mine.data, all.data(), mine.bytes, ncclUint8, nccl, stream_));
+      check_nccl(nccl_calls().all_gather(mine.data, all.data(), mine.bytes, ncclUint8, nccl, stream_));
     });
     return true;
   }
@@ -88,10 +91,10 @@ class NcclTransport : public ProcessTransport {
   void send_and_receive(const SentChunk& chunk, std::size_t peer, ncclComm_t nccl) const {
     const int other = static_cast<int>(peer);
     if (chunk.sends(rank())) {
-      check_nccl(ncclSend(chunk.piece(peer).data(), chunk.bytes, ncclUint8, other, nccl, stream_));
+      check_nccl(nccl_calls().send(chunk.piece(peer).data(), chunk.bytes, ncclUint8, other, nccl, stream_));
     }
     if (chunk.sends(peer)) {
-      check_nccl(ncclRecv(received_from(peer, chunk), chunk.bytes, ncclUint8, other, nccl, stream_));
+      check_nccl(nccl_calls().receive(received_from(peer, chunk), chunk.bytes, ncclUint8, other, nccl, stream_));
     }
   }
 
@@ -107,11 +110,19 @@ class NcclTransport : public ProcessTransport {
 
 }  // namespace
 
-bool has_nccl() { return true; }
+std::string no_nccl_because() {
+  try {
+    nccl_calls();
+    return {};
+  } catch (const Error& error) {
+    return error.problem().available;
+  }
+}
 
 std::unique_ptr<Transport> nccl_transport(std::unique_ptr<Transport> host, const ProcessGroup& group,
                                           const GpuStream& stream, MemoryAccounts& accounts,
                                           const MakeTransport& make) {
+  nccl_calls();  // throws before other ranks are waited for
   return std::make_unique<NcclTransport>(std::move(host), group, stream, accounts, make);
 }
 

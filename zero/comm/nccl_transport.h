@@ -3,11 +3,13 @@
 
 #include <ballast/memory.h>
 
+#include <string>
+
 #include "zero/comm/process_transport.h"
 
 namespace ballast {
 
-bool has_nccl();  // whether this build includes NCCL
+std::string no_nccl_because();  // empty if NCCL can be used
 
 // Throws B2301 without NCCL. The backend works on the same stream; calls return when their work is issued. `host`
 // carries chunks in host memory. Ranks that make different calls are not detected. A rank that does not arrive in time

@@ -1,0 +1,74 @@
+"""Run a case on hosts that are imitated on this machine: imitated.py CASE HOSTS RANKS_OF_EACH FAULT FOLDER. Needs root.
+
+Prints a line of JSON: what each rank printed, or null where it did not end by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks" / "hosts"))
+
+from isolation import run, run_isolated  # noqa: E402
+from launch import environment_of, log_of  # noqa: E402
+from network import Link, Network  # noqa: E402
+from sites import Site  # noqa: E402
+
+FAULT_AFTER_STEP = 3
+TIME_LIMIT = 120  # seconds
+RANK = Path(__file__).with_name("rank.py")
+
+
+def make_fault(kind: str, started: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Wait until training is under way, and do something to host 1."""
+    limit = time.monotonic() + TIME_LIMIT
+    while not (folder / f"rank0-step{FAULT_AFTER_STEP}").exists():
+        if time.monotonic() > limit or started[0].poll() is not None:
+            raise SystemExit(f"training did not begin: {log_of(folder, 0, 0).read_text()[-2000:]}")
+        time.sleep(0.01)
+    if kind == "killed":
+        started[1].kill()
+    else:
+        run("ip link set port1 down")
+    if kind == "cut for 2 s":
+        time.sleep(2)
+        run("ip link set port1 up")
+
+
+def run_case(case: str, site: Site, fault: str, folder: Path) -> None:
+    with Network(site.hosts, site.link) as network:
+        started = [
+            network.start(
+                host,
+                [sys.executable, str(RANK), case, str(folder)],
+                [environment_of(site, host, local) for local in range(site.ranks)],
+                [log_of(folder, host, local) for local in range(site.ranks)],
+            )
+            for host in range(site.hosts)
+        ]
+        if fault != "none":
+            make_fault(fault, started, folder)
+        for process in started:
+            process.wait(TIME_LIMIT)
+    printed = {}
+    for host in range(site.hosts):
+        for local in range(site.ranks):
+            log = log_of(folder, host, local)
+            lines = Path(f"{log}.out").read_text().splitlines()
+            printed[host * site.ranks + local] = json.loads(lines[-1]) if lines else None
+            print(log.read_text(), file=sys.stderr)
+    print(json.dumps(list(printed.values())))
+
+
+def main() -> int:
+    case, hosts, ranks, fault, folder = sys.argv[1:]
+    return run_isolated(lambda: run_case(case, Site(int(hosts), int(ranks), Link(1)), fault, Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
