@@ -36,7 +36,9 @@ def in_four_bits(width: int, seed: int, **options: Any) -> torch.nn.Module:
     from bitsandbytes.nn import Linear4bit
 
     torch.manual_seed(seed)
-    return Linear4bit(width, width, bias=False, compute_dtype=torch.float32, quant_type="nf4", **options)
+    layer = Linear4bit(width, width, bias=False, compute_dtype=torch.float32, quant_type="nf4", **options)
+    layer.support_avx512bf16_for_cpu = False  # in an evaluation, it would pack the weight in another way, and not an odd one
+    return layer
 
 
 def in_bfloat16_storage(width: int, seed: int) -> torch.nn.Module:
