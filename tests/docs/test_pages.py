@@ -2,6 +2,7 @@
 
 import doctest
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,8 @@ from pathlib import Path
 import ballast
 import pytest
 from docs.blocks import PAGES, ROOT, blocks_of, pages
-from docs.run_page import SHOWN_ONLY
-
-RUNNER = Path(__file__).with_name("run_page.py")
+from docs.run_page import SHOWN_ONLY, main
+from python.wrap.support.ranks import from_fork_server
 
 # The number of blocks of each page that cannot run here. A review sees when a page adds one.
 NOT_RUN = {
@@ -38,8 +38,21 @@ NEEDS = {  # pages whose code needs more than torch
 }
 
 
-def run(page: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, RUNNER, page], env=environment, capture_output=True, text=True, timeout=300)
+def run(page: Path, environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess:
+    """Run a page in a process that has imported torch already."""
+    log = folder / "page.log"
+    process = from_fork_server().Process(target=run_here, args=(page, environment, log))
+    process.start()
+    process.join(300)
+    process.kill()
+    return subprocess.CompletedProcess([page], process.exitcode, stderr=log.read_text())
+
+
+def run_here(page: Path, environment: dict[str, str], log: Path) -> None:
+    os.environ.update(environment)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    sys.exit(main([str(page)]))
 
 
 def runs(page: Path) -> bool:
@@ -47,10 +60,10 @@ def runs(page: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", [str(page.relative_to(PAGES)) for page in pages() if runs(page)])
-def test_a_page_runs_and_prints_the_output_that_it_shows(page, environment):
+def test_a_page_runs_and_prints_the_output_that_it_shows(page, environment, tmp_path):
     for module in NEEDS.get(page, ()):
         pytest.importorskip(module, reason=f"{module} is not installed: .ci/bootstrap venv frameworks")
-    ended = run(PAGES / page, environment)
+    ended = run(PAGES / page, environment, tmp_path)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -73,7 +86,7 @@ def test_blocks_that_do_not_run_are_counted():
 )
 def test_a_wrong_page_fails(text, says, environment, tmp_path):
     (tmp_path / "page.md").write_text(text)
-    ended = run(tmp_path / "page.md", environment)
+    ended = run(tmp_path / "page.md", environment, tmp_path)
     assert ended.returncode == 1
     assert says in ended.stderr
 
@@ -84,7 +97,7 @@ def test_a_right_page_passes(environment, tmp_path):
         '```python\nimport one\n```\n\n```text title="Output"\n...\n```\n\n'
         "<!-- not run: there is no such program -->\n```bash\nno-such-program\n```\n"
     )
-    ended = run(tmp_path / "page.md", environment)
+    ended = run(tmp_path / "page.md", environment, tmp_path)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -36,8 +36,8 @@ def saved_on(ranks, path, configurations):
 
 def pairs_for(to, count):
     """Return (saving ranks, saving configuration, loading configuration), where a configuration is its index. Each `to` takes
-    half of the combinations."""
-    return [(by, one, (one + by + to) % count) for by in RANKS for one in range(count) if (by + one + to) % 2 == 0]
+    a third of what was saved, and all of them together load in every configuration."""
+    return [(by, one, (one + 2 * by + 3 * to) % count) for by in RANKS for one in range(count) if (by + one + to) % 3 == 0]
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,16 @@ def test_any_number_of_ranks_at_any_stage_and_tier_loads_what_any_other_saved(ki
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_resumed_training_continues_as_if_it_had_not_stopped(ranks, tmp_path):
-    for kind in ({}, BF16, *({**BF16, "state_format": format} for format in ("bf16", "compact", "4bit"))):
-        configurations = everywhere(tmp_path, **kind)
+    kinds = ({}, BF16, *({**BF16, "state_format": format} for format in ("bf16", "compact", "4bit")))
+    for number, kind in enumerate(kinds):
+        configurations = everywhere(tmp_path, **kind)[(number + ranks) % 2 :: 2]
         for losses, again in run_ranks(ranks, saved.interrupted, str(tmp_path / str(kind)), configurations):
             assert losses == again
 
 
 @pytest.mark.parametrize("optimizer, kind", [("NAdam", {}), ("RAdam", BF16)], ids=["fp32", "bf16"])
 def test_state_of_an_optimizers_own_step_is_resharded(optimizer, kind, tmp_path):
-    configurations = [{**each, "optimizer": optimizer} for each in everywhere(tmp_path, **kind)]
+    configurations = [{**each, "optimizer": optimizer} for each in everywhere(tmp_path, **kind)[::2]]
     parameters = {ranks: saved_on(ranks, tmp_path, configurations) for ranks in RANKS}
     there = {
         (by, one): values_in(tmp_path / f"by-{by}" / str(one)) for by in RANKS for one in range(len(configurations))

@@ -8,6 +8,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Collection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +19,7 @@ def run_ranks(
 ) -> list[Any]:
     """Return what body(rank, *args) returns on each rank. Fails with the failures of all ranks, except those of ranks that
     are to be lost. The store is a file, or in the memory of rank 0 with "tcp"."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"])  # seconds, once
+    context = from_fork_server()
     with TemporaryDirectory() as folder:
         where = f"file://{Path(folder) / 'store'}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
         ends = [context.Pipe(duplex=False) for _ in range(size)]
@@ -38,6 +38,13 @@ def run_ranks(
     assert not failures, "\n".join(failures)
     assert all(answers[rank][0] for rank in lost), f"not all of the ranks {lost} were lost"
     return [value for _, value in answers]
+
+
+def from_fork_server() -> ForkServerContext:
+    """Return the context of processes that begin with torch and Ballast, which take seconds to import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "ballast.wrapper.optimizer"])
+    return context
 
 
 def free_port() -> int:
