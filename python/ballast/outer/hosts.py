@@ -34,7 +34,7 @@ def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> t
     if rank == 0:
         log_hosts(own, outer)
     if len(own.names) == 1:
-        alone = HostGroup(own, HostRendezvous(None, "", "", outer.timeout, outer.survive_lost_hosts))
+        alone = HostGroup(own, HostRendezvous(None, "", "", outer.timeout, outer.survive_lost_hosts), outer.wire)
         return ProcessGroups(group_of(process_group, timeout), None, frozenset()), alone
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -48,7 +48,7 @@ def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> t
     job = f"ballast/{name}/outer-{count}"
     inner = _connect_host(own, store, f"{job}/host-{own.host}", timeout)
     rendezvous = HostRendezvous(store, f"{job}/rank-{own.rank}", own_address(), outer.timeout, outer.survive_lost_hosts)
-    return ProcessGroups(inner, None, frozenset()), HostGroup(own, rendezvous)
+    return ProcessGroups(inner, None, frozenset()), HostGroup(own, rendezvous, outer.wire)
 
 
 def log_hosts(own: HostRank, outer: DiLoCo) -> None:

@@ -32,7 +32,6 @@ class OuterOptimizer:
         self._gpu: int | None = None
         self._exchanges = 0  # that this host has completed
         self._last = 0.0  # seconds of the last exchange
-        self._bytes_sent = 0.0  # by this rank, of all differences so far
 
     # --- The beginning ---
 
@@ -127,11 +126,10 @@ class OuterOptimizer:
         try:
             if (behind := self._behind(fragment, step)) is not None:
                 return self._catch_up(*behind)
-            gradients = self.hosts.average(differences)
+            gradients = self.hosts.average(differences, fragment=fragment.number, step=step)
         except FailureError as error:
             self.hosts.regroup(error)
             return False
-        self._bytes_sent += 8 * (1 - 1 / self.hosts.size) * fragment.elements  # shares of the sum, and of the result
         if fragment.state is not None:
             fragment.state.step(gradients)
         return True
@@ -187,11 +185,13 @@ class OuterOptimizer:
         return "".join(f"\nouter optimizer, fragment {number}\n{state.ledger()}" for number, state in states)
 
     def figures(self) -> dict[str, float]:
+        inside, across = self.hosts.sent_bytes
         return {
             "outer/exchanges": float(self._exchanges),
             "outer/hosts": float(self.hosts.size),
             "outer/seconds": self._last,
-            "outer/bytes": self._bytes_sent,
+            "outer/sent_bytes/inside": float(inside),
+            "outer/sent_bytes/across": float(across),
             "outer/state_bytes": float(sum(state.bytes for state in self._states().values())),
         }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ballast.checks import is_number, one_of, refuse
 from ballast.tiers import TIERS
+from ballast.wire import FORMATS, WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class DiLoCo:
     nesterov            uses Nesterov's momentum
     fragments           splits the parameters into this many parts, which are exchanged at different steps: each exchange moves
                         about that fraction of them
+    wire                format in which hosts send differences and averages: "exact" (fp32), "int8" or "int4", whose values share
+                        a scale in groups of 128 and are rounded stochastically. All hosts get the same bits
     offload             tier of the copy and of the momentum, fp32 both: "host", "nvme:/scratch", or "device"
     hosts               number of hosts, each with as many consecutive ranks. None: the machines of the ranks
     survive_lost_hosts  lets the other hosts continue when one is lost
@@ -41,6 +44,7 @@ class DiLoCo:
     momentum: float = 0.9
     nesterov: bool = True
     fragments: int = 1
+    wire: WireFormat = "exact"
     offload: str = "host"
     hosts: int | None = None
     survive_lost_hosts: bool = False
@@ -63,6 +67,7 @@ class DiLoCo:
             _refuse("momentum", self.momentum, "a number from 0 on, below 1")
         if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             _refuse("timeout", self.timeout, "seconds, more than 0")
+        one_of("wire format", self.wire, FORMATS)
         self._check_tier()
 
     def _check_tier(self) -> None:
@@ -86,7 +91,7 @@ class DiLoCo:
 
     def shared(self) -> dict[str, str]:
         """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""
-        names = ("every", "nesterov", "fragments", "tier", "hosts", "survive_lost_hosts")
+        names = ("every", "nesterov", "fragments", "wire", "tier", "hosts", "survive_lost_hosts")
         numbers = ("lr", "momentum", "timeout")  # 1 and 1.0 are the same
         of_names = {name: str(getattr(self, name)) for name in names}
         return of_names | {name: str(float(getattr(self, name))) for name in numbers}
