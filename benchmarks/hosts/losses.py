@@ -5,6 +5,7 @@ the time of the steps, or the bytes that a host's link has sent, by the kernel's
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,11 +35,10 @@ def key(case: str, setting: str) -> str:
 def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
     """Return a training as a line of the file, from what its ranks have printed. A point of the curve has the mean loss of
     the hosts, the time of the slowest, and the bytes of the busiest link."""
-    points = zip(*(rank["curve"] for rank in ranks), strict=True)
-    curve = [
-        [of_ranks[0][0], sum(point[1] for point in of_ranks) / len(of_ranks), *(max(point[i] for point in of_ranks) for i in (2, 3))]
-        for of_ranks in points
-    ]
+    curve = []
+    for of_ranks in zip(*(rank["curve"] for rank in ranks), strict=True):
+        steps, losses, seconds, sent = zip(*of_ranks, strict=True)
+        curve.append([steps[0], statistics.fmean(losses), max(seconds), max(sent)])
     return {
         "case": case.name,
         "setting": case.setting(steps),

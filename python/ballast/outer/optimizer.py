@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 import weakref
 
@@ -18,6 +19,8 @@ from ballast.outer.state import FragmentState
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import gpu_of
 
+IDENTITY_BITS = 62  # sums of the library's integers have 64, with a sign
+
 
 class OuterOptimizer:
     """All ranks of all hosts call all methods together, except for reports, offload(), reload() and close()."""
@@ -30,6 +33,7 @@ class OuterOptimizer:
         self._training: weakref.ref[ShardedState] | None = None  # whose shards the fragments have
         self._is_compared = True  # whether hosts have compared the state that they have loaded
         self._gpu: int | None = None
+        self.identity = ""  # of the training, the same on all hosts and in all its checkpoints
         self._exchanges = 0  # that this host has completed
         self._last = 0.0  # seconds of the last exchange
 
@@ -49,6 +53,8 @@ class OuterOptimizer:
             self._training = weakref.ref(training)
         if not self._is_compared:
             self._require_same_state(training)
+            if not self.identity:
+                self._draw_identity(training)
             self._is_compared = True
 
     def _begin_with_parameters(self, training: ShardedState) -> None:
@@ -59,10 +65,20 @@ class OuterOptimizer:
                 self.hosts.broadcast(values)
                 fragment.write(training, values)
             self.make_state(fragment, values)
+        self._draw_identity(training)
 
-    def begin_to_load(self, training: ShardedState) -> None:
-        """Cut the parameters into fragments. The caller makes their state. Hosts compare it in the next begin()."""
+    def _draw_identity(self, training: ShardedState) -> None:
+        """Take a random identity of the first rank of the first host."""
+        is_first = self.hosts.rank == 0 and training.ranks.rank == 0
+        of_first_host = self.hosts.rows([secrets.randbits(IDENTITY_BITS) if is_first else 0])[0]
+        [identity] = training.ranks.all_reduce(of_first_host)  # of the others it is 0
+        self.identity = f"{identity:016x}"
+
+    def begin_to_load(self, training: ShardedState, identity: str) -> None:
+        """Cut the parameters into fragments. The caller makes their state. Hosts compare it in the next begin(). The identity
+        is empty in a checkpoint of an older version."""
         self._cut(training)
+        self.identity = identity
         self._is_compared = False
 
     def _cut(self, training: ShardedState) -> None:
@@ -113,6 +129,7 @@ class OuterOptimizer:
             fragment.state.subtract(values)
         while not self._is_updated(fragment, step, values):
             pass
+        self.hosts.wait_for_neighbours()
         if fragment.state is not None:
             fragment.state.read(values)
         fragment.write(training, values)
@@ -197,7 +214,7 @@ class OuterOptimizer:
 
     def forget(self) -> None:
         """Forget all state. The next begin() or begin_to_load() begins again."""
-        self.fragments, self._exchanges, self._is_compared = [], 0, True
+        self.fragments, self._exchanges, self._is_compared, self.identity = [], 0, True, ""
 
     def close(self) -> None:
         self.forget()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ballast.checks import is_number, one_of, refuse
 from ballast.tiers import TIERS
@@ -30,8 +30,8 @@ class DiLoCo:
     nesterov            uses Nesterov's momentum
     fragments           splits the parameters into this many parts, which are exchanged at different steps: each exchange moves
                         about that fraction of them
-    wire                format in which hosts send differences and averages: "exact" (fp32), "int8" or "int4", whose values share
-                        a scale in groups of 128 and are rounded stochastically. All hosts get the same bits
+    wire                format in which hosts send differences and averages: "exact" (fp32), "int8" or "int4", whose values
+                        share a scale in groups of 128 and are rounded stochastically. All hosts get the same bits
     offload             tier of the copy and of the momentum, fp32 both: "host", "nvme:/scratch", or "device"
     hosts               number of hosts, each with as many consecutive ranks. None: the machines of the ranks
     survive_lost_hosts  lets the other hosts continue when one is lost
@@ -89,12 +89,45 @@ class DiLoCo:
         """Return the directory on a drive; empty for other tiers."""
         return self.offload.partition(":")[2]
 
+    def call(self) -> str:
+        """Return the call that makes these options.
+
+        >>> DiLoCo(every=64, wire="int8").call()
+        'ballast.DiLoCo(every=64, wire="int8")'
+        """
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        changed = [option.name for option in fields(self) if given[option.name] != option.default]
+        words = [f"{name}={given[name]!r}".replace("'", '"') for name in changed]
+        return f"ballast.DiLoCo({', '.join(words)})"
+
     def shared(self) -> dict[str, str]:
         """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""
         names = ("every", "nesterov", "fragments", "wire", "tier", "hosts", "survive_lost_hosts")
         numbers = ("lr", "momentum", "timeout")  # 1 and 1.0 are the same
         of_names = {name: str(getattr(self, name)) for name in names}
         return of_names | {name: str(float(getattr(self, name))) for name in numbers}
+
+
+def hosts_of(outer: DiLoCo | None, ranks: int, ranks_of_machine: int) -> int:
+    """Return the number of hosts that train on their own, of ranks that share machines.
+
+    >>> hosts_of(None, 16, 8), hosts_of(DiLoCo(every=64), 16, 8), hosts_of(DiLoCo(every=64, hosts=4), 16, 8)
+    (1, 2, 4)
+    """
+    if outer is None:
+        return 1
+    hosts = -(-ranks // ranks_of_machine) if outer.hosts is None else outer.hosts
+    if ranks % hosts != 0:
+        refuse_division(ranks, hosts)
+    return hosts
+
+
+def refuse_division(ranks: int, hosts: int) -> NoReturn:
+    refuse(
+        f"cannot divide {ranks} ranks into {hosts} hosts",
+        where="outer=DiLoCo(hosts=...)",
+        needed="as many ranks on each host",
+    )
 
 
 def read_outer(outer: Any) -> DiLoCo | None:
