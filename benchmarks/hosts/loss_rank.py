@@ -17,7 +17,7 @@ from schemes import CASES, CONTEXT, LossCase
 from texts import python_sources
 
 POINTS = 10  # of a curve, after the beginning
-SEQUENCES = 256  # that a point is the mean loss of
+SEQUENCES = 128  # that a point is the mean loss of
 WARM_UP = 0.05  # the part of the steps in which the learning rate rises
 
 Point = tuple[int, float, float, int]  # step, loss, seconds and sent bytes until then

@@ -37,7 +37,7 @@ SCHEMES = (
     Scheme("DiLoCo, every 64, int4", 64, "int4"),
 )
 SIZES = (
-    Size("3M", layers=4, width=256, sequences=8, learning_rate=1e-3, steps=640),
+    Size("3M", layers=4, width=256, sequences=4, learning_rate=1e-3, steps=640),
     Size("30M", layers=6, width=640, sequences=2, learning_rate=5e-4, steps=128),
 )
 

@@ -191,10 +191,9 @@ def request_plan(
     train_tokens: Count | None = None,
 ) -> PlanRequest:
     """Read the options, which `plan()` explains, and describe the model. `front()` has the same options."""
-    of_host = read_count("ranks", ranks) // hosts_of(read_outer(outer), ranks, read_count("gpus_per_machine", gpus_per_machine))
     options = Options(
-        ranks=ranks,
-        gpus_per_machine=gpus_per_machine,
+        ranks=read_count("ranks", ranks),
+        gpus_per_machine=read_count("gpus_per_machine", gpus_per_machine),
         stage=read_stage(stage),
         offload=read_offload(offload),
         gpu=read_gpu(gpu),
@@ -214,9 +213,8 @@ def request_plan(
         format=read_state_formats(format),
         gradient_format=read_gradient_formats(gradient_format),
         wire=read_wire(wire, read_stage(stage)),
-        replicas=copies_on(_machines(of_host, gpus_per_machine), read_replicas(replicas, read_stage(stage))),
-        outer=outer,
-        dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
+        outer=read_outer(outer), dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
+        replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
         price=read_price(price),
         train_tokens=read_count_or_none(train_tokens),
     )
@@ -228,8 +226,9 @@ def _tokens(options: Options) -> int:
     return options.ranks * options.tokens * options.micro_steps
 
 
-def _machines(ranks: int, gpus_per_machine: int) -> list[int]:
-    return [rank // gpus_per_machine for rank in range(ranks)]
+def _machines(ranks: int, gpus_per_machine: int, outer: DiLoCo | None) -> list[int]:
+    """Return the machine of each rank that makes a step together with the others."""
+    return [rank // gpus_per_machine for rank in range(ranks // hosts_of(outer, ranks, gpus_per_machine))]
 
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:

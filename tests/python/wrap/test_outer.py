@@ -168,6 +168,13 @@ def test_memory_and_metrics_count_the_outer_optimizer(tmp_path):
         assert metrics["outer/state_bytes"] == sum(8 * count for count in elements)
 
 
+def test_the_elements_of_each_fragment_are_known_before(tmp_path):
+    """Of all ranks, in all stages."""
+    for of_rank in run_ranks(4, outer.elements_of_fragments, [{"stage": stage} for stage in (0, 2, 3)]):
+        for expected, elements in of_rank:
+            assert expected == elements
+
+
 def test_one_process_is_one_host():
     model = torch.nn.Linear(4, 1)
     optimizer = ballast.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, outer=DiLoCo(every=1, lr=0.5, momentum=0))

@@ -14,8 +14,11 @@ from typing import Any
 import ballast
 import torch
 import torch.distributed as dist
+from ballast import _core
 from ballast.outer import host_group, survivors
 from ballast.outer.host_group import HostGroup
+from ballast.outer.memory import fragment_elements
+from ballast.wrapper.units import model_of
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
 Trained = tuple[list[float], list[torch.Tensor]]
@@ -68,6 +71,20 @@ def with_another_default_format(rank: int, folder: str, options: dict[str, Any])
 def reports(rank: int, options: dict[str, Any]) -> tuple[str, dict[str, float]]:
     run = loop_of(rank).run(**options)
     return run.optimizer.memory(), run.optimizer.metrics()
+
+
+def elements_of_fragments(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[list[int], list[int]]]:
+    """Return the elements of each fragment as the planner counts them, and as they are on this rank."""
+    found, outer = [], ballast.DiLoCo(every=4, hosts=2, fragments=2)
+    for options in configurations:
+        run = loop_of(rank, steps=1).run(**options, outer=outer)
+        plans, ranks = run.optimizer._ballast.plans, run.optimizer._ballast.group
+        question = _core.Question(model_of(plans.planner.units(plans.current.members, options["stage"])), _core.Machine())
+        placement = _core.placement_of_stage(options["stage"], ranks.size)
+        expected = fragment_elements(question, placement, outer, ranks.rank)
+        found.append((expected, [fragment.elements for fragment in run.optimizer._ballast._outer.fragments]))
+        run.optimizer.close()
+    return found
 
 
 def exchanged(rank: int, folder: str, options: dict[str, Any]) -> tuple[list[list[torch.Tensor]], list[float]]:
