@@ -37,8 +37,8 @@ def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
     the hosts, the time of the slowest, and the bytes of the busiest link."""
     curve = []
     for of_ranks in zip(*(rank["curve"] for rank in ranks), strict=True):
-        steps, losses, seconds, sent = zip(*of_ranks, strict=True)
-        curve.append([steps[0], statistics.fmean(losses), max(seconds), max(sent)])
+        at, losses, seconds, sent = zip(*of_ranks, strict=True)
+        curve.append([at[0], statistics.fmean(losses), max(seconds), max(sent)])
     return {
         "case": case.name,
         "setting": case.setting(steps),

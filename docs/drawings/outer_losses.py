@@ -1,5 +1,5 @@
-"""Draw the losses of data parallelism and of DiLoCo over steps, over seconds and over the bytes that a host has sent, from recorded
-trainings. Write outer-losses.svg, or the named file; a second name is that of the file of trainings."""
+"""Draw the losses of data parallelism and of DiLoCo over steps, over seconds and over the bytes that a host has sent, from
+recorded trainings. Write outer-losses.svg, or the named file; a second name is that of the file of trainings."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def _with_memory(request: PlanRequest) -> Iterator[tuple[_core.Placement, list[_
 def _fastest(request: PlanRequest) -> Plan | None:
     """Return the fastest plan with the request's formats, if one fits."""
     if request.options.outer is not None and request.options.stage is None:
-        plans = [_fastest_in(request, stage) for stage in stages(request.options)]
-        return min(filter(None, plans), key=lambda plan: plan.seconds, default=None)
+        in_stages = [plan for stage in stages(request.options) if (plan := _fastest_in(request, stage)) is not None]
+        return min(in_stages, key=lambda plan: plan.seconds, default=None)
     if request.options.chooses_tiers:
         try:
             return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))

@@ -125,13 +125,13 @@ class Search:
             return replace(given, seconds=exact.price(placement).simulation.seconds) if is_compared else given
         left = {tier: max(0, size - of_outer.get(tier, 0)) for tier, size in {"host": 0, **self._has}.items()}
         exact, coarse = (self._question(stage, units, coarse=coarse, taken=of_outer) for coarse in (False, True))
-        needs = lambda placement: _added(exact.needs(placement), of_outer)
         try:
             choice = fastest(exact, coarse, left)
         except OutOfMemoryError:
-            configurations = [Configuration(stage, placement, needs(placement)) for placement in exact.placements()]
-            return min(configurations, key=self._shortage)
-        return Configuration(stage, choice.placement, needs(choice.placement), choice.simulation.seconds)
+            needs = {placement: _added(exact.needs(placement), of_outer) for placement in exact.placements()}
+            return min((Configuration(stage, *each) for each in needs.items()), key=self._shortage)
+        needed = _added(exact.needs(choice.placement), of_outer)
+        return Configuration(stage, choice.placement, needed, choice.simulation.seconds)
 
     def _of_outer(self, question: _core.Question, placement: _core.Placement) -> Bytes:
         """Return the bytes of the outer optimizer by tier. Where the host is the device, all of them are there."""

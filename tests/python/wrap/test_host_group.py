@@ -3,6 +3,7 @@
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import ballast
 import pytest
@@ -173,3 +174,35 @@ def test_ranks_of_one_machine_are_told_that_they_are_one_host(hosts, warnings, c
         log_hosts(own, DiLoCo(every=2, hosts=hosts))
     assert "1 hosts of 4 ranks: a" in caplog.text
     assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_hosts_that_are_all_there_connect_again_a_few_times(is_broken, monkeypatch, caplog):
+    """After an error of a connection that breaks while both hosts live."""
+    attempts = []
+
+    def body(hosts, host):
+        connect, error = hosts._connect, ballast.FailureError("B3301 lost the connection to rank 1")
+        error.code, error.what_happened = "B3301", "lost the connection to rank 1"
+
+        def connect_or_fail():
+            if host == 0:
+                attempts.append(host)
+            if is_broken:
+                raise error
+            return connect()
+
+        monkeypatch.setattr(hosts, "_connect", connect_or_fail)
+        hosts.own = replace(hosts.own, rank=0)
+        hosts.barrier()
+        if is_broken:
+            with pytest.raises(ballast.FailureError, match="lost the connection"):
+                hosts.regroup(error)
+            return None
+        hosts.regroup(error)
+        return hosts.members, len(hosts.rows([host]))
+
+    found = on_hosts(body)
+    assert found == [None] * 3 if is_broken else found == [([0, 1, 2], 3)] * 3
+    assert len(attempts) == (host_group.MOST_REPEATS if is_broken else 1)
+    assert "all 3 hosts connect again" in caplog.text

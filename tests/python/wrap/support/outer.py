@@ -17,7 +17,9 @@ import torch.distributed as dist
 from ballast import _core
 from ballast.outer import host_group, survivors
 from ballast.outer.host_group import HostGroup
+from ballast.outer.layout import Fragment
 from ballast.outer.memory import fragment_elements
+from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import model_of
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
@@ -155,8 +157,8 @@ def with_codes(
 
 def exchange_after_the_neighbour(rank: int, folder: str, options: dict[str, Any]) -> bool:
     """Train two steps, of which the second ends with an exchange. The second rank of each host is late for it. Return whether
-    that had ended its part of the exchange when this rank ended the step."""
-    average = HostGroup.average
+    that had the averages when this rank began to change its parameters, which ranks of a host do together."""
+    average, write, had = HostGroup.average, Fragment.write, []
 
     def average_late(group: HostGroup, values: torch.Tensor, **of_exchange: int) -> torch.Tensor:
         time.sleep(0.5 if group.own.rank == 1 else 0)
@@ -164,11 +166,13 @@ def exchange_after_the_neighbour(rank: int, folder: str, options: dict[str, Any]
         Path(folder, f"rank-{rank}").touch()
         return averages
 
-    HostGroup.average = average_late  # type: ignore[method-assign]
-    ended = []
-    loop = loop_of(rank, steps=2, after_step=lambda *_: ended.append(Path(folder, f"rank-{rank | 1}").exists()))
-    loop.run(**options)
-    return ended == [False, True]
+    def write_noting(fragment: Fragment, training: ShardedState, values: torch.Tensor) -> None:
+        had.append(Path(folder, f"rank-{rank | 1}").exists())
+        write(fragment, training, values)
+
+    HostGroup.average, Fragment.write = average_late, write_noting  # type: ignore[method-assign]
+    loop_of(rank, steps=2).run(**options)
+    return had == [True]
 
 
 # --- Checkpoints ---
