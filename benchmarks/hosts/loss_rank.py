@@ -17,7 +17,6 @@ from schemes import CASES, CONTEXT, LossCase
 from texts import python_sources
 
 POINTS = 10  # of a curve, after the beginning
-SEQUENCES = 128  # that a point is the mean loss of
 WARM_UP = 0.05  # the part of the steps in which the learning rate rises
 
 Point = tuple[int, float, float, int]  # step, loss, seconds and sent bytes until then
@@ -49,7 +48,7 @@ class Training:
             begin = time.perf_counter()
             self.step(step)
             self.seconds += time.perf_counter() - begin
-            if step % max(1, self.steps // POINTS) == 0:
+            if step * POINTS // self.steps > (step - 1) * POINTS // self.steps:
                 curve.append((step, self.validate(), round(self.seconds, 3), network.sent_bytes() - before))
         return curve
 
@@ -62,7 +61,7 @@ class Training:
     def validate(self) -> float:
         """Return the loss of this host's parameters, which between two exchanges are not those of the other host."""
         with torch.no_grad():
-            losses = [self.model(*part).item() for part in spread_over(self.text.held_out, SEQUENCES)]
+            losses = [self.model(*part).item() for part in spread_over(self.text.held_out, self.size.held_out)]
         return sum(losses) / len(losses)
 
 

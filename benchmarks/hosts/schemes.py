@@ -26,6 +26,7 @@ class Size(NamedTuple):
     sequences: int  # of a step, of both hosts
     learning_rate: float
     steps: int  # unless the command says otherwise
+    held_out: int  # sequences that a point of the curve is the mean loss of
 
 
 DDP = Scheme("DDP")
@@ -37,8 +38,8 @@ SCHEMES = (
     Scheme("DiLoCo, every 64, int4", 64, "int4"),
 )
 SIZES = (
-    Size("3M", layers=4, width=256, sequences=4, learning_rate=1e-3, steps=640),
-    Size("30M", layers=6, width=640, sequences=2, learning_rate=5e-4, steps=128),
+    Size("3M", layers=4, width=256, sequences=4, learning_rate=1e-3, steps=640, held_out=128),
+    Size("30M", layers=6, width=640, sequences=2, learning_rate=5e-4, steps=128, held_out=32),
 )
 
 
