@@ -261,8 +261,9 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     stage = 3 if options.stage is None else options.stage
     of_outer = _by_tier(outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host)))
     if of_outer:
-        _require_room_for_outer(options, description, budget, of_outer)
-        budget = Budget(**{tier: size - of_outer.get(tier, 0) for tier, size in vars(budget).items()})
+        if has_room:
+            _require_room_for_outer(options, description, left, of_outer)
+        budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
         exact = _question(description, options, budget)
     coarse = _question(description, options, budget)
     coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
@@ -274,8 +275,10 @@ def outer_memory(question: _core.Question, options: Options, placement: _core.Pl
     if options.outer is None:
         return {}
     names = {"host": "device"} if options.is_on_cpu else {}
-    state = outer_state(question, placement, options.outer)
-    memory = {names.get(tier, tier): {OUTER_STATE: size} for tier, size in state.items()}
+    memory: dict[str, dict[str, int]] = {}
+    for tier, size in outer_state(question, placement, options.outer).items():
+        owners = memory.setdefault(names.get(tier, tier), {})
+        owners[OUTER_STATE] = owners.get(OUTER_STATE, 0) + size
     memory.setdefault(names.get("host", "host"), {})[EXCHANGED] = exchange_bytes(question, placement, options.outer)
     return memory
 
@@ -284,12 +287,14 @@ def _by_tier(memory: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     return {tier: sum(owners.values()) for tier, owners in memory.items()}
 
 
-def _require_room_for_outer(options: Options, description: Description, budget: Budget, needed: Mapping[str, int]) -> None:
+def _require_room_for_outer(
+    options: Options, description: Description, has: Mapping[str, int], needed: Mapping[str, int]
+) -> None:
     """Refuse an outer optimizer that needs more than a rank has, before anything else is planned."""
-    has = vars(budget)
-    if all(size <= has[tier] for tier, size in needed.items()):
+    if searching.fits(needed, has):
         return
-    missing = [name for name in options.not_given if name != "drives" or "nvme" in needed]
+    names = {"host_memory": "host", "drives": "nvme"}
+    missing = [name for name in options.not_given if names[name] in needed]
     problem = _core.Problem(
         what="the outer optimizer alone needs more memory than a rank has",
         where=description.name,

@@ -124,9 +124,7 @@ void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, Wir
   group.all_reduce(values, sum, encoding);
 }
 
-SentBytes Group::sent() const {
-  return open_ == nullptr ? SentBytes{} : open_->communicator().sent();
-}
+SentBytes Group::sent() const { return open_ == nullptr ? SentBytes{} : open_->communicator().sent(); }
 
 void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
   Communicator& group = communicator();
@@ -196,7 +194,9 @@ void bind_connect(py::module_& module) {
       .def(
           "sum",
           [](const Group& group, std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format,
-             std::uint64_t step, std::uint64_t number) { group.sum(mine, into, count, format, {step, number}); },
+             std::uint64_t step, std::uint64_t number) {
+            group.sum(mine, into, count, format, {step, number});
+          },
           py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"), py::arg("format") = WireFormat::exact,
           py::arg("step") = 0, py::arg("number") = 0)
       .def_property_readonly("sent_bytes",

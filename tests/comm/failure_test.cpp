@@ -124,8 +124,10 @@ TEST_CASE("a broken connection between ranks names the rank at its other end") {
         throw std::runtime_error(error.problem().what + "; failed: " + to_words(ranks.failed_ranks()));
       }
     });
-    CHECK_THAT(failures[0], Contains("lost the connection to rank ") && (Contains("failed: 0") || Contains("failed: 1")));
-    CHECK_THAT(failures[1], Contains("lost the connection to rank ") && (Contains("failed: 0") || Contains("failed: 1")));
+    CHECK_THAT(failures[0],
+               Contains("lost the connection to rank ") && (Contains("failed: 0") || Contains("failed: 1")));
+    CHECK_THAT(failures[1],
+               Contains("lost the connection to rank ") && (Contains("failed: 0") || Contains("failed: 1")));
   }
 }
 

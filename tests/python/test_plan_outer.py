@@ -65,6 +65,10 @@ def test_the_planner_finds_a_stage_in_which_the_outer_optimizer_fits():
         planned(host_memory=None, outer=DiLoCo(every=8))
 
 
+def test_a_training_that_keeps_nothing_on_the_host_has_its_outer_optimizer_there():
+    assert "outer optimizer" in planned(offload="none", outer=DiLoCo(every=8)).memory["host"]
+
+
 def test_ranks_that_hosts_cannot_share_are_refused():
     with pytest.raises(ballast.UsageError, match="cannot divide 5 ranks into 3 hosts"):
         planned(ranks=5, outer=DiLoCo(every=8))

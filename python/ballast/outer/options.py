@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -96,8 +97,8 @@ class DiLoCo:
         'ballast.DiLoCo(every=64, wire="int8")'
         """
         given = {option.name: getattr(self, option.name) for option in fields(self)}
-        changed = [option.name for option in fields(self) if given[option.name] != option.default]
-        words = [f"{name}={given[name]!r}".replace("'", '"') for name in changed]
+        changed = [(option.name, given[option.name]) for option in fields(self) if given[option.name] != option.default]
+        words = [f"{name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in changed]
         return f"ballast.DiLoCo({', '.join(words)})"
 
     def shared(self) -> dict[str, str]:
