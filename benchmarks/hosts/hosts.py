@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import collectives_between
+import losses
+import schemes
 import suite
 from isolation import run_isolated
 from launch import run_ranks
@@ -126,14 +128,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--library", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--collectives", action="store_true", help="time collectives instead of trainings; minutes")
+    of_losses = "compare losses over whole trainings: DDP vs. exchanges every few steps; half an hour"
+    parser.add_argument("--losses", action="store_true", help=of_losses)
+    parser.add_argument("--steps", type=int, help="of a training with --losses (640 with 3M parameters, 128 with 30M)")
+    parser.add_argument("--runs", type=Path, required=True, help="file of the finished trainings of --losses")
     suite.add_choice(parser)
-    cases = collectives_between.CASES if "--collectives" in sys.argv else CASES
+    cases = {"--collectives": collectives_between.CASES, "--losses": schemes.CASES}
+    cases = next((of for flag, of in cases.items() if flag in sys.argv), CASES)
     return suite.choose(parser, cases, lambda case: case.name)
 
 
 def compare(options: argparse.Namespace) -> None:
     if options.collectives:
         return collectives_between.compare(options.cases, options.library, options.rounds)
+    if options.losses:
+        return losses.compare(options)
     cases = with_references(options.cases)
     runs = measure(cases, options.rounds)
     for case in cases:

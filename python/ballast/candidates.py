@@ -15,7 +15,7 @@ def stages(options: Options) -> tuple[int, ...]:
     if options.stage is not None:
         return (options.stage,)
     if options.replicas == 1 and (options.chooses_tiers or _parameters(options) == _core.Spread(device=1.0)):
-        return options.wire.stages(STAGES, options.ranks)
+        return options.wire.stages(STAGES, options.ranks_of_host)
     return (3,)  # below stage 3 each rank keeps all parameters, on the device
 
 
@@ -25,7 +25,7 @@ def candidates(request: PlanRequest) -> list[_core.Placement]:
         return request.exact.placements()
     placements = []
     for stage in stages(request.options):
-        placement = _core.placement_of_stage(stage, request.options.ranks)
+        placement = _core.placement_of_stage(stage, request.options.ranks_of_host)
         placement.parameter_replicas = request.options.replicas
         set_tiers(placement, request.options.offload)
         placements.append(placement)

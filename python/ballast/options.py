@@ -11,6 +11,7 @@ from ballast.checks import all_known, is_number, one_of, refuse
 from ballast.formats import Formats
 from ballast.hardware import GPUS, Gpu, Rates, gpu_like, rates_of, rates_of_cpus, with_given
 from ballast.measured import Measured
+from ballast.outer.options import DiLoCo, hosts_of
 from ballast.sizes import Count, Rate, Size, parse_count, parse_size
 from ballast.tiers import AWAY, KINDS, TIERS, Offload, fractions_of
 from ballast.wire import Wire
@@ -55,6 +56,7 @@ class Options:
     gradient_format: tuple[str, ...]
     wire: Wire
     replicas: int  # copies of the parameters
+    outer: DiLoCo | None
     dtype: str | None
     clipping: bool
     resumable: bool
@@ -106,6 +108,16 @@ class Options:
     @property
     def chooses_tiers(self) -> bool:
         return self.offload in ("auto", "none")
+
+    @property
+    def hosts(self) -> int:
+        """The hosts that train on their own; 1 without an outer optimizer."""
+        return hosts_of(self.outer, self.ranks, self.gpus_per_machine)
+
+    @property
+    def ranks_of_host(self) -> int:
+        """The ranks that make each step together: all of them without an outer optimizer."""
+        return self.ranks // self.hosts
 
     @property
     def ranks_of_machine(self) -> int:

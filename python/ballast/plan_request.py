@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ballast import _core, searching
-from ballast.checks import refuse
+from ballast.checks import fail, refuse
 from ballast.formats import GradientFormats, StateFormats, each_pair, read_gradient_formats, read_state_formats
 from ballast.hardware import RATES, Budget, machine, notes_of
 from ballast.keywords import with_nearest_names
@@ -30,9 +30,11 @@ from ballast.options import (
     read_stage,
     read_word,
 )
+from ballast.outer.memory import exchange_bytes, outer_state, sent_bytes
+from ballast.outer.options import DiLoCo, hosts_of, read_outer
 from ballast.replicas import Replicas, copies_on, read_replicas
-from ballast.result import ESTIMATED, RESERVED, Plan
-from ballast.searching import coarse_tile
+from ballast.result import ESTIMATED, EXCHANGED, OUTER_STATE, RESERVED, Plan
+from ballast.searching import by_tier, coarse_tile
 from ballast.sizes import Count, Rate, Size, parse_size
 from ballast.spelling import name_of
 from ballast.tiers import IN_FLIGHT, KINDS, Offload, fractions_in
@@ -47,6 +49,7 @@ class PlanRequest:
     description: Description
     budget: Budget  # bytes of a rank that are left for the plan
     activations: Mapping[str, int]  # bytes by tier, with those in flight
+    of_outer: Mapping[str, int]  # bytes by tier of the outer optimizer, at the stage or else at stage 3
     has_room: bool  # for the activations
     exact: _core.Question  # with the engine's tiles
     coarse: _core.Question  # with larger tiles where there are many, which is quicker to simulate
@@ -66,6 +69,7 @@ class PlanRequest:
         options, step, placement = self.options, choice.simulation, choice.placement
         entries = choice.ledger if ledger is None else ledger
         rank = _machine(options, self.budget)
+        exchange = self._exchange(placement)
         return Plan(
             model=self.description.name,
             parameters=self.description.parameters,
@@ -76,15 +80,16 @@ class PlanRequest:
             gradient_format=options.formats.gradients,
             wire=options.wire.given(),
             replicas=options.replicas,
+            outer=options.outer,
             activation_tier=options.activations.tier,
             placement={kind: fractions_in(getattr(placement, kind)) for kind in KINDS},
-            memory=self._memory(entries),
+            memory=self._memory(entries, placement),
             budget=self._budget(),
-            fits=fits(self, entries),
-            seconds=step.seconds,
-            exposed=step.exposed,
-            critical=step.critical,
-            tokens_per_second=options.ranks * options.tokens * options.micro_steps / step.seconds,
+            fits=fits(self, entries, placement),
+            seconds=step.seconds + sum(exchange.values()),
+            exposed=step.exposed | exchange,
+            critical=step.critical | exchange,
+            tokens_per_second=_tokens(options) / (step.seconds + sum(exchange.values())),
             assumed=_rates(rank) | {"flops": options.reach},
             price=options.price,
             train_tokens=options.train_tokens,
@@ -112,13 +117,26 @@ class PlanRequest:
         """Return all that a rank may use: for the plan, for activations and reserved."""
         reserved = {"device": self.options.reserve}
         return {
-            tier: size + self.activations.get(tier, 0) + reserved.get(tier, 0) for tier, size in vars(self.budget).items()
+            tier: size + self.activations.get(tier, 0) + self.of_outer.get(tier, 0) + reserved.get(tier, 0)
+            for tier, size in vars(self.budget).items()
         }
 
-    def _memory(self, ledger: Sequence[_core.LedgerEntry]) -> dict[str, dict[str, int]]:
+    def of_stage(self, stage: int) -> PlanRequest:
+        return replace(request_of(replace(self.options, stage=stage), self.description), as_flags=self.as_flags)
+
+    def _exchange(self, placement: _core.Placement) -> dict[str, float]:
+        """Return the seconds of a step in which a rank waits for what hosts exchange, by the name of this phase."""
+        outer, options = self.options.outer, self.options
+        if outer is None:
+            return {}
+        return {"exchange": sent_bytes(self.exact, placement, outer, options.hosts) / options.all_rates.network / outer.every}
+
+    def _memory(self, ledger: Sequence[_core.LedgerEntry], placement: _core.Placement) -> dict[str, dict[str, int]]:
         memory: dict[str, dict[str, int]] = {tier.name: {} for tier in _core.Tier}
         for entry in ledger:
             memory[entry.tier.name][entry.owner] = entry.bytes
+        for tier, owners in outer_memory(self.exact, self.options, placement).items():
+            memory[tier] |= owners
         for tier, size in self.activations.items():
             memory[tier] |= {ESTIMATED: size} if size > 0 else {}
         memory["device"] |= {RESERVED: self.options.reserve} if self.options.reserve > 0 else {}
@@ -165,6 +183,7 @@ def request_plan(
     gradient_format: GradientFormats = "fp32",
     wire: WireFormats = "exact",
     replicas: Replicas | None = None,
+    outer: DiLoCo | None = None,
     dtype: str | None = None,
     clipping: bool = True,
     resumable: bool = False,
@@ -194,16 +213,22 @@ def request_plan(
         format=read_state_formats(format),
         gradient_format=read_gradient_formats(gradient_format),
         wire=read_wire(wire, read_stage(stage)),
-        replicas=copies_on(_machines(ranks, gpus_per_machine), read_replicas(replicas, read_stage(stage))),
-        dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
+        outer=read_outer(outer), dtype=dtype, clipping=clipping, resumable=resumable,  # as they are
+        replicas=copies_on(_machines(ranks, gpus_per_machine, outer), read_replicas(replicas, read_stage(stage))),
         price=read_price(price),
         train_tokens=read_count_or_none(train_tokens),
     )
     return _described(options, model)
 
 
-def _machines(ranks: int, gpus_per_machine: int) -> list[int]:
-    return [rank // gpus_per_machine for rank in range(ranks)]
+def _tokens(options: Options) -> int:
+    """Return the tokens of a step, of all ranks."""
+    return options.ranks * options.tokens * options.micro_steps
+
+
+def _machines(ranks: int, gpus_per_machine: int, outer: DiLoCo | None) -> list[int]:
+    """Return the machine of each rank that makes a step together with the others."""
+    return [rank // gpus_per_machine for rank in range(ranks // hosts_of(outer, ranks, gpus_per_machine))]
 
 
 def _described(options: Options, model: ModelLike) -> PlanRequest:
@@ -233,21 +258,65 @@ def request_of(options: Options, description: Description) -> PlanRequest:
     host, drives = (0, 0) if options.offload == "none" else (left["host"], left["nvme"])
     budget = Budget(device=max(0, left["device"]), host=max(0, host), nvme=max(0, drives))
     exact = _question(description, options, budget)
+    stage = 3 if options.stage is None else options.stage
+    of_outer = _by_tier(outer_memory(exact, options, _core.placement_of_stage(stage, options.ranks_of_host)))
+    if of_outer:
+        if has_room:
+            _require_room_for_outer(options, description, left, of_outer)
+        budget = Budget(**{tier: max(0, size - of_outer.get(tier, 0)) for tier, size in vars(budget).items()})
+        exact = _question(description, options, budget)
     coarse = _question(description, options, budget)
-    coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks))
-    return PlanRequest(options, description, budget, activations, has_room, exact, coarse)
+    coarse.tile_elements = coarse_tile(description.parameters // (1 if options.stage == 0 else options.ranks_of_host))
+    return PlanRequest(options, description, budget, activations, of_outer, has_room, exact, coarse)
 
 
-def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry]) -> bool:
-    """Return whether each tier has room for the entries of a plan."""
+def outer_memory(question: _core.Question, options: Options, placement: _core.Placement) -> dict[str, dict[str, int]]:
+    """Return the bytes of the outer optimizer, by tier and owner. On CPUs the host is the device."""
+    if options.outer is None:
+        return {}
+    names = {"host": "device"} if options.is_on_cpu else {}
+    memory: dict[str, dict[str, int]] = {}
+    for tier, size in outer_state(question, placement, options.outer).items():
+        owners = memory.setdefault(names.get(tier, tier), {})
+        owners[OUTER_STATE] = owners.get(OUTER_STATE, 0) + size
+    memory.setdefault(names.get("host", "host"), {})[EXCHANGED] = exchange_bytes(question, placement, options.outer)
+    return memory
+
+
+def _by_tier(memory: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {tier: sum(owners.values()) for tier, owners in memory.items()}
+
+
+def _require_room_for_outer(
+    options: Options, description: Description, has: Mapping[str, int], needed: Mapping[str, int]
+) -> None:
+    """Refuse an outer optimizer that needs more than a rank has, before anything else is planned."""
+    if searching.fits(needed, has):
+        return
+    names = {"host_memory": "host", "drives": "nvme"}
+    missing = [name for name in options.not_given if names[name] in needed]
+    problem = _core.Problem(
+        what="the outer optimizer alone needs more memory than a rank has",
+        where=description.name,
+        needed=by_tier(needed),
+        available=by_tier({tier: has[tier] for tier in needed}) + (f" ({' and '.join(missing)} not given)" if missing else ""),
+        remedy="Give more of that memory, another tier with outer=DiLoCo(offload=...), or more fragments.",
+    )
+    fail("memory_budget", problem)
+
+
+def fits(request: PlanRequest, ledger: Sequence[_core.LedgerEntry], placement: _core.Placement) -> bool:
+    """Return whether each tier has room for the entries of a plan, and for the outer optimizer."""
     needs = {tier.name: 0 for tier in _core.Tier}
     for entry in ledger:
         needs[entry.tier.name] += entry.bytes
+    for tier, size in _by_tier(outer_memory(request.exact, request.options, placement)).items():
+        needs[tier] += size - request.of_outer[tier]
     return searching.fits(needs, vars(request.budget))
 
 
 def _machine(options: Options, budget: Budget) -> _core.Machine:
-    made = machine(budget, options.all_rates, ranks=options.ranks, ranks_of_machine=options.ranks_of_machine)
+    made = machine(budget, options.all_rates, ranks=options.ranks_of_host, ranks_of_machine=options.ranks_of_machine)
     if options.is_on_cpu:
         made.device_memory = made.host_memory
         made.shares_cores = made.host_is_device = True
@@ -261,7 +330,7 @@ def _rates(rank: _core.Machine) -> dict[str, float]:
 
 def _question(description: Description, options: Options, budget: Budget) -> _core.Question:
     question = _core.Question(description.model, _machine(options, budget))
-    question.ranks, question.stage, question.micro_steps = options.ranks, options.stage, options.micro_steps
+    question.ranks, question.stage, question.micro_steps = options.ranks_of_host, options.stage, options.micro_steps
     question.format = _core.StateFormat[options.formats.state]
     question.gradient_format = _core.GradientFormat[options.formats.gradients]
     question.wire = options.wire.for_core()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from ballast import _core
-from ballast.candidates import candidates
+from ballast.candidates import candidates, stages
 from ballast.checks import fail
 from ballast.errors import OutOfMemoryError
 from ballast.formats import preferred
@@ -59,6 +59,8 @@ def plan(model: ModelLike, **options: Any) -> Plan:
     wire              what ranks send, as with `wrap(wire=)`: "exact", "int8", or formats by kind
     replicas          in stage 3, "host" for a copy of the parameters in each machine, or a number of copies, as with
                       `wrap(replicas=)`
+    outer             a `ballast.DiLoCo`: hosts train on their own, as with `wrap(outer=)`. The plan counts its memory, and
+                      the time of an exchange, divided by the steps from one to the next
     dtype             the parameters' format; None: the model's own
     clipping          False: no gradient clipping, so updates are made during the backward pass
     resumable         True: state on drives includes the parameters, as with `wrap(run=...)`
@@ -100,7 +102,7 @@ def searched(request: PlanRequest, *, also: Plan | None = None, fitting: bool = 
         each.plan(each.coarse.price(placement), ledger=ledger)
         for each in request.of_each_format()
         for placement, ledger in _with_memory(each)
-        if not fitting or fits(each, ledger)
+        if not fitting or fits(each, ledger, placement)
     ]
     return [also, *(plan for plan in plans if not plan.is_as(also))] if also else plans
 
@@ -122,14 +124,25 @@ def _with_memory(request: PlanRequest) -> Iterator[tuple[_core.Placement, list[_
 
 def _fastest(request: PlanRequest) -> Plan | None:
     """Return the fastest plan with the request's formats, if one fits."""
+    if request.options.outer is not None and request.options.stage is None:
+        in_stages = [plan for stage in stages(request.options) if (plan := _fastest_in(request, stage)) is not None]
+        return min(in_stages, key=lambda plan: plan.seconds, default=None)
     if request.options.chooses_tiers:
         try:
             return request.plan(fastest(request.exact, request.coarse, vars(request.budget)))
         except OutOfMemoryError:
             return None
-    fitting = (placement for placement, ledger in _with_memory(request) if fits(request, ledger))
+    fitting = (placement for placement, ledger in _with_memory(request) if fits(request, ledger, placement))
     plans = (request.plan(request.exact.price(placement)) for placement in fitting)
     return min(plans, key=lambda plan: plan.seconds, default=None)
+
+
+def _fastest_in(request: PlanRequest, stage: int) -> Plan | None:
+    """Return the fastest plan in a stage. In stage 0 each rank has all of the outer optimizer's state, which may not fit."""
+    try:
+        return _fastest(request.of_stage(stage))
+    except OutOfMemoryError:
+        return None
 
 
 def _require_room(request: PlanRequest) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ballast import _core
 from ballast.formats import Formats
+from ballast.outer.options import DiLoCo
 from ballast.sizes import human_amount, human_count, human_size, human_time
 from ballast.tiers import in_words
 from ballast.wire import formats_in_words
 
 ESTIMATED = "activations (estimated)"
 RESERVED = "reserved (CUDA, NCCL)"
+OUTER_STATE = "outer optimizer"
+EXCHANGED = "values in an exchange"
 DERIVED = ("cost_per_million_tokens", "training_seconds", "training_cost")
 HOUR = 3600
 
@@ -50,6 +53,7 @@ class Plan:
     active_parameters: int | None = None  # those that a token passes through, in a mixture of experts
     activation_tier: str = "device"  # where activations are until backward
     replicas: int = 1  # copies of the parameters
+    outer: DiLoCo | None = None  # hosts train on their own
     wire: Mapping[str, str] = field(default_factory=dict)  # formats of what ranks send, by kind, that are not exact
     notes: tuple[str, ...] = ()
     _question: _core.Question | None = field(default=None, repr=False, compare=False)
@@ -106,6 +110,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON, and the costs."""
         values = vars(self) | {name: getattr(self, name) for name in DERIVED}
+        values["outer"] = None if self.outer is None else asdict(self.outer)
         return {
             key: dict(value) if isinstance(value, Mapping) else value
             for key, value in values.items()
@@ -137,6 +142,7 @@ class Plan:
         options += [f'gradient_format="{self.gradient_format}"'] if self.gradient_format != "fp32" else []
         options += [f"wire={json.dumps(dict(self.wire))}"] if self.wire else []
         options += [f"replicas={self.replicas}"] if self.replicas > 1 else []
+        options += [f"outer={self.outer.call()}"] if self.outer else []
         away = {"host": "host", "nvme": "nvme:DIRECTORY"}.get(self.activation_tier)
         options += [f'activations="{away}"'] if away else []
         options += ["update_in_backward=True"] if in_backward else []
@@ -161,6 +167,7 @@ class Plan:
         gpus = f"{self.ranks} x {self.gpu.upper()}"
         how = f"{self.where()}; {self.formats()}" + (f"; on the wire {formats_in_words(self.wire)}" if self.wire else "")
         how += f"; {self.replicas} copies of the parameters" if self.replicas > 1 else ""
+        how += f"; hosts exchange parameters every {self.outer.every} steps" if self.outer else ""
         return [f"{self.model}: {self.parameters / 1e9:.3g} billion parameters{active} on {gpus}", how]
 
     def _memory_lines(self) -> list[str]:

@@ -213,7 +213,7 @@ def _seconds(request: PlanRequest) -> float | None:
     if not request.has_room:
         return None
     if not request.options.chooses_tiers:
-        fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement))]
+        fitting = [placement for placement in candidates(request) if fits(request, request.exact.memory(placement), placement)]
         return min((request.exact.price(placement).simulation.seconds for placement in fitting), default=None)
     try:
         return searching.fastest(request.exact, request.coarse, vars(request.budget)).simulation.seconds

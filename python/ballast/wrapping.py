@@ -107,7 +107,7 @@ def wrap(
     run                 a name under which drives keep state and parameters: the same training (model, ranks, stage,
                         formats, optimizer) resumes after its last step, `optimizer.steps`; another one is refused
     outer               lets each host train on its own, and exchange parameters with the others every N steps:
-                        `outer=ballast.DiLoCo(every=64)`. Its memory is not part of `memory`
+                        `outer=ballast.DiLoCo(every=64)`. Its memory is part of `memory`
     process_group       the ranks that share this training
     norm_group          the ranks with other parts of the same model, which the gradient norm includes
     replicated          parameters that all ranks of `norm_group` hold, which the norm counts once

@@ -6,7 +6,9 @@
 
 #include <atomic>
 
+#include "kernels/random_math.h"
 #include "python/bindings/group.h"
+#include "zero/comm/encoding.h"
 #include "zero/comm/launch.h"
 #include "zero/comm/member.h"
 
@@ -107,12 +109,22 @@ std::vector<std::int64_t> Group::all_reduce(std::vector<std::int64_t> values) co
   return values;
 }
 
-void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const {
+void Group::sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const {
   Communicator& group = communicator();
   const py::gil_scoped_release released;
-  const auto* const from = reinterpret_cast<const std::byte*>(mine);
-  group.all_reduce(ConstView(from, count, DType::fp32), View(reinterpret_cast<std::byte*>(into), count, DType::fp32));
+  const ConstView values(reinterpret_cast<const std::byte*>(mine), count, DType::fp32);
+  const View sum(reinterpret_cast<std::byte*>(into), count, DType::fp32);
+  if (format == WireFormat::exact) return group.all_reduce(values, sum);
+  const kernels::CodeBits bits = format == WireFormat::int8 ? kernels::CodeBits::eight : kernels::CodeBits::four;
+  std::vector<std::byte> codes(kernels::encoded_all_reduce_bytes(count, group.size(), bits, bits));
+  const Encoding encoding{.values = bits,
+                          .sums = bits,
+                          .stream = kernels::rounding_stream(kernels::seed_of_outer, place.number, place.step),
+                          .memory = View(codes.data(), codes.size(), DType::u8)};
+  group.all_reduce(values, sum, encoding);
 }
+
+SentBytes Group::sent() const { return open_ == nullptr ? SentBytes{} : open_->communicator().sent(); }
 
 void Group::broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const {
   Communicator& group = communicator();
@@ -179,7 +191,19 @@ void bind_connect(py::module_& module) {
       .def_property_readonly("size", &Group::size)
       .def("barrier", &Group::barrier)
       .def("all_reduce", &Group::all_reduce, py::arg("values"))
-      .def("sum", &Group::sum, py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"))
+      .def(
+          "sum",
+          [](const Group& group, std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format,
+             std::uint64_t step, std::uint64_t number) {
+            group.sum(mine, into, count, format, {step, number});
+          },
+          py::arg("mine"), py::kw_only(), py::arg("into"), py::arg("count"), py::arg("format") = WireFormat::exact,
+          py::arg("step") = 0, py::arg("number") = 0)
+      .def_property_readonly("sent_bytes",
+                             [](const Group& group) {
+                               const SentBytes sent = group.sent();
+                               return std::pair(sent.inside, sent.across);
+                             })
       .def("broadcast", &Group::broadcast, py::kw_only(), py::arg("address"), py::arg("bytes"), py::arg("root"))
       .def("abort", &Group::abort, py::arg("reason"))
       .def_property_readonly("failed_ranks", &Group::failed_ranks)

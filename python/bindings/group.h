@@ -1,6 +1,8 @@
 // A group of connected ranks, as Python holds it.
 #pragma once
 
+#include <ballast/wire.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +21,12 @@ struct Rendezvous {
   std::optional<double> timeout;  // seconds
 };
 
+// Names a sum whose values are rounded: equal on all ranks, and another one for each sum.
+struct SumPlace {
+  std::uint64_t step = 0;
+  std::uint64_t number = 0;  // in the step
+};
+
 // A communicator. Calls that wait for other ranks let Python's other threads run. A child of fork() has no group: there
 // a call is an error, and leaving does nothing.
 class Group {
@@ -34,7 +42,9 @@ class Group {
   Communicator& communicator() const;
   void barrier() const;
   std::vector<std::int64_t> all_reduce(std::vector<std::int64_t> values) const;
-  void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count) const;        // of fp32, over the ranks
+  // Adds fp32 in host memory over the ranks. In codes, the values are rounded by random bits of `place`.
+  void sum(std::uintptr_t mine, std::uintptr_t into, std::size_t count, WireFormat format, SumPlace place) const;
+  SentBytes sent() const;
   void broadcast(std::uintptr_t address, std::size_t bytes, std::size_t root) const;  // in host memory
   void abort(const std::string& reason) const;
   std::vector<std::size_t> failed_ranks() const;  // after leave() too

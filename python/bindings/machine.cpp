@@ -18,6 +18,7 @@ void bind_bytes(py::class_<Machine>& type, const char* name) {
 void bind_machine(py::module_& module) {
   py::class_<Machine> machine(module, "Machine");
   machine.def(py::init<>())
+      .def("__copy__", [](const Machine& other) { return other; })
       .def_readwrite("gather", &Machine::gather)
       .def_readwrite("reduce", &Machine::reduce)
       .def_readwrite("across", &Machine::across)

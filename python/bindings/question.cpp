@@ -10,6 +10,7 @@
 #include "zero/plan/activation_traffic.h"
 #include "zero/plan/compiled_plan.h"
 #include "zero/plan/simulate.h"
+#include "zero/plan/tiling.h"
 
 namespace ballast::python {
 namespace {
@@ -77,6 +78,21 @@ struct Question {
   std::vector<Placement> placements() const { return pure_placements(input()); }
   Ledger memory(const Placement& placement) const { return memory_of(input(), placement); }
   TierBytes needs_of(const Placement& placement) const { return needs(memory(placement), machine); }
+
+  // The elements of each tensor whose state a rank keeps, by unit; none of frozen tensors.
+  std::vector<std::vector<std::size_t>> kept_elements(const Placement& placement, std::size_t rank) const {
+    const Layout layout = lay_out(model, placement, tile_elements);
+    std::vector<std::vector<std::size_t>> kept;
+    for (std::size_t i = 0; i < model.units.size(); ++i) {
+      const Section& trained = layout.units[i].trained;
+      auto& of_unit = kept.emplace_back(model.units[i].tensors.size());
+      for (const TensorPart& part :
+           tensors_in(model.units[i], layout.units[i], trained, rank % placement.shards, {0, trained.shard})) {
+        of_unit[part.tensor] = part.range.count;
+      }
+    }
+    return kept;
+  }
 
   CompiledPlan compiled(const Placement& placement, std::size_t rank) const {
     return CompiledPlan(model, {.placement = placement,
@@ -192,6 +208,7 @@ void bind_question(py::module_& module) {
              return Question{model, machine, {}};
            }),
            py::arg("model"), py::arg("machine"))
+      .def_readonly("model", &Question::model)
       .def_readwrite("ranks", &Question::ranks)
       .def_readwrite("stage", &Question::stage)
       .def_readwrite("parameter_replicas", &Question::parameter_replicas)
@@ -225,6 +242,7 @@ void bind_question(py::module_& module) {
             return by_name<Tier>(bytes);
           },
           py::arg("placement"), "Return the bytes that it needs, by tier.")
+      .def("kept_elements", &Question::kept_elements, py::arg("placement"), py::kw_only(), py::arg("rank"), Released())
       .def("program", &Question::program, py::arg("placement"), py::kw_only(), py::arg("rank") = 0, Released())
       .def("timeline", &Question::timeline, py::arg("placement"), Released(),
            "Return the operations of the simulated step, with their times.");

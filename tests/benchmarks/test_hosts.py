@@ -1,6 +1,7 @@
 """Tests of the suite of hosts: what links must carry, the lines of a case, and the relay. No network is made here."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -8,9 +9,11 @@ import subprocess
 import collectives_between
 import hosts
 import launch
+import losses
 import network
 import pytest
 import relay
+import schemes
 import trainings
 from network import Link
 from sites import Site
@@ -108,3 +111,43 @@ def test_the_relay_sends_a_frame_to_its_host_or_to_all_others():
     assert relay.targets(frame("020000000002"), source=0, hosts=4) == [2]
     assert relay.targets(frame("ffffffffffff"), source=1, hosts=4) == [0, 2, 3]
     assert relay.targets(frame("333300000001"), source=0, hosts=2) == [1]  # a group of hosts
+
+
+# --- Losses over whole trainings ---
+
+LOSSES = {each.scheme.name: each for each in schemes.CASES if each.size.name == "3M"}
+
+
+def trained(scheme, loss, seconds, sent):
+    """Return the line of a training of which the second rank is slower, and the first one sends more."""
+    ranks = [
+        {"curve": [[0, 5.0, 0.0, 0], [20, loss - 0.5, seconds, sent]], "figures": {}, "text": "abc"},
+        {"curve": [[0, 5.0, 0.0, 0], [20, loss + 0.5, 2 * seconds, sent // 2]], "figures": {}, "text": "abc"},
+    ]
+    return losses.row_of(LOSSES[scheme], 20, ranks)
+
+
+def test_a_training_has_the_mean_loss_the_slowest_rank_and_the_busiest_link():
+    row = trained("DDP", 3.0, 10.0, 8_000_000)
+    assert row["curve"] == [[0, 5.0, 0.0, 0], [20, 3.0, 20.0, 8_000_000]]
+    assert row["case"] == "losses, 2 x 1, 100 Mbit/s, 3M: DDP" and "20 steps" in row["setting"]
+
+
+def test_lines_of_losses_are_relative_to_ddp():
+    ddp, ours = trained("DDP", 3.0, 10.0, 8_000_000), trained("DiLoCo, every 16", 3.2, 5.0, 500_000)
+    assert [line["ratio"] for line in losses.records(ddp, ddp)] == [None] * 3
+    loss, seconds, sent = losses.records(ours, ddp)
+    assert (loss["value"], loss["against"], loss["ratio"]) == (3.2, "DDP", 3.0 / 3.2)
+    assert (seconds["value"], seconds["ratio"]) == (10.0, 2.0)
+    assert (sent["value"], sent["unit"], sent["ratio"]) == (0.5, "MB", 16.0)
+    assert len({line["case"] for line in (loss, seconds, sent)}) == 3
+
+
+def test_a_training_in_the_file_is_found_by_its_case_and_setting(tmp_path):
+    row = trained("DDP", 3.0, 10.0, 8_000_000)
+    (tmp_path / "runs.jsonl").write_text(json.dumps(row) + "\n")
+    found = losses.read(tmp_path / "runs.jsonl")
+    case = LOSSES["DDP"]
+    assert found[losses.key(case.name, case.setting(20))] == row
+    assert losses.key(case.name, case.setting(21)) not in found
+    assert losses.read(tmp_path / "none.jsonl") == {}

@@ -1,6 +1,9 @@
 // Tests that every communicator passes when a rank fails.
 #include <ballast/error.h>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <catch2/catch.hpp>
 #include <functional>
 #include <stdexcept>
@@ -28,6 +31,19 @@ void call_for_ever(Communicator& ranks) {
     ranks.all_gather(mine.view(), all.view());
     ranks.reduce_scatter(all.view(), part.view());
     ranks.barrier();
+  }
+}
+
+// That of Gloo: the one to the hub is older.
+void shut_newest_connection() {
+  for (int descriptor = 1023; descriptor >= 0; --descriptor) {
+    sockaddr_in peer{};
+    socklen_t bytes = sizeof(peer);
+    const bool is_connected = ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &bytes) == 0;
+    if (is_connected && peer.sin_family == AF_INET) {
+      REQUIRE(::shutdown(descriptor, SHUT_RDWR) == 0);
+      return;
+    }
   }
 }
 
@@ -92,6 +108,26 @@ TEST_CASE("the ranks of the first error are those that have left, whatever ranks
       CHECK_THAT(failures[rank], Contains("left: rank 0 died; failed: 1"));
     }
     CHECK(failures[1].empty());
+  }
+}
+
+// The hub still has connections to both ranks, and does not know why they fail.
+TEST_CASE("a broken connection between ranks names the rank at its other end") {
+  for (const GroupKind& kind : group_kinds()) {
+    if (kind.name != "gloo") continue;
+    const Failures failures = kind.run(2, patient, [](Communicator& ranks) {
+      ranks.barrier();
+      if (ranks.rank() == 1) shut_newest_connection();
+      try {
+        call_for_ever(ranks);
+      } catch (const Error& error) {
+        throw std::runtime_error(error.problem().what + "; failed: " + to_words(ranks.failed_ranks()));
+      }
+    });
+    CHECK_THAT(failures[0],
+               Contains("lost the connection to rank ") && (Contains("failed: 0") || Contains("failed: 1")));
+    CHECK_THAT(failures[1],
+               Contains("lost the connection to rank ") && (Contains("failed: 0") || Contains("failed: 1")));
   }
 }
 

@@ -1,6 +1,7 @@
 """Tests that drawings equal the output of their scripts, and that a page quotes its golden program exactly."""
 
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -57,3 +58,28 @@ def test_a_drawing_follows_the_waits_of_its_program():
                     assert (before if of_last_step else step)[index][1] <= begin
     with pytest.raises(ValueError, match="cannot read the line"):
         module.read_program("% nonsense")
+
+
+def test_the_drawing_of_losses_has_a_curve_for_each_training_in_each_panel(tmp_path):
+    sys.path.append(str(PAGES / "drawings"))
+    module = load(PAGES / "drawings" / "outer_losses.py")
+    rows = [
+        {
+            "case": f"losses, link, 3M: {scheme}",
+            "setting": "20 steps",
+            "curve": [[0, 5.5, 0, 0], [10, 4.0, 5, sent], [20, loss, 9, 2 * sent]],
+        }
+        for scheme, loss, sent in (("DDP", 3.0, 8e7), ("DiLoCo, every 16", 3.1, 5e5))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    module.draw(tmp_path / "rows.jsonl").write(tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert drawn.count('stroke-width="2"') == 2 * 3 + 2  # and in the legend
+    assert "DiLoCo, every 16" in drawn and "3M parameters: 20 steps" in drawn
+
+
+def test_the_drawing_of_losses_is_that_of_the_recorded_trainings(tmp_path):
+    sys.path.append(str(PAGES / "drawings"))
+    load(PAGES / "drawings" / "outer_losses.py").draw().write(tmp_path / "drawn.svg")
+    again = "draw it again: python3 docs/drawings/outer_losses.py"
+    assert (tmp_path / "drawn.svg").read_text() == (PAGES / "drawings" / "outer-losses.svg").read_text(), again

@@ -62,7 +62,7 @@ PYTHON_LAYERS = {
         *("formats", "models", "models.*", "plan_request", "diagnostic", "drives", "doctor", "issue"),
         *("deepspeed_keys", "deepspeed_config"),
         *("measured", "spelling"),
-        *("outer", "outer.options", "outer.fragments", "outer.host_rank"),
+        *("outer", "outer.options", "outer.fragments", "outer.host_rank", "outer.memory"),
         *("reports", "reports.*"),
     ],
     "torch": [

@@ -356,8 +356,9 @@ class GlooTransport : public ProcessTransport {
   [[noreturn]] void explain(std::size_t peer, const Deadline& deadline, const char* gloo_says) {
     if (deadline.is_over()) group().fail_late(peer);
     group().wait_for_reason(peer);
-    fail(Code::peer_failed,
-         {.what = fmt::format("lost the connection to {}", group().member(peer)), .available = gloo_says});
+    const std::string what = fmt::format("lost the connection to {}", group().member(peer));
+    group().fail_because_of(peer, what);
+    fail(Code::peer_failed, {.what = what, .available = gloo_says});
   }
 
   FirstError& error_;

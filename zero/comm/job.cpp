@@ -66,8 +66,8 @@ void Job::leave(const LeaveReason& leave_reason) {
   if (hub_) Hub::detach(std::move(hub_));
 }
 
-void Job::fail(std::string_view reason) {
-  control_->fail(fmt::format("{}: {}", text(control_->members()[launch_.rank]), reason));
+void Job::fail(std::string_view reason, const std::vector<std::size_t>& ranks) {
+  control_->fail(fmt::format("{}: {}", text(control_->members()[launch_.rank]), reason), ranks);
 }
 
 }  // namespace ballast

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "zero/comm/control.h"
 #include "zero/comm/hub.h"
@@ -28,7 +29,8 @@ class Job {
 
   FirstError& error() { return error_; }
   Control& control() { return *control_; }
-  void fail(std::string_view reason);  // ends the job because of this rank
+  // Ends the job because of this rank. `ranks` as in FirstError.
+  void fail(std::string_view reason, const std::vector<std::size_t>& ranks = {});
   // Leaves without waiting for other ranks: on rank 0 the hub's thread stays until all have left. Any thread may call.
   void leave(const LeaveReason& leave_reason);
   std::chrono::milliseconds timeout() const { return timeout_; }

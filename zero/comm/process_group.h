@@ -22,10 +22,11 @@ class ProcessGroup {
   Job& job() const { return *job_; }
   std::vector<std::string> hosts() const;  // of the ranks
 
-  // The calls of Control, with ranks of this group.
+  // The calls of Control and Job, with ranks of this group.
   [[noreturn]] void fail_late(std::size_t rank) const { job_->control().fail_late(members_[rank].rank); }
   bool has_left(std::size_t rank) const { return job_->control().has_left(members_[rank].rank); }
   [[noreturn]] void fail_after_leave(std::size_t rank) const { job_->control().fail_after_leave(members_[rank].rank); }
+  void fail_because_of(std::size_t rank, const std::string& what) const { job_->fail(what, {members_[rank].rank}); }
   void wait_for_reason(std::size_t rank) const { job_->control().wait_for_reason(members_[rank].rank); }
 
   // Return the group of `ranks` of this one. All of them call.

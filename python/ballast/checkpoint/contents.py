@@ -12,6 +12,7 @@ from ballast.checkpoint.pieces import Piece
 
 VERSION = 1
 FOLDER = re.compile(r"step-[0-9]+-[0-9a-f]{8}")
+IDENTITY = re.compile(r"([0-9a-f]{16})?")  # of a training with an outer optimizer
 
 PARAMETER_DTYPES = {"float32": _core.DType.fp32, "bfloat16": _core.DType.bf16, "float16": _core.DType.fp16}
 
@@ -76,6 +77,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     indexes: list[dict[str, Any]]  # the name and the seal of each rank's file
     own_step: bool = False  # the optimizer's own step makes the updates, with state of its own
+    outer_identity: str = ""  # of a training on several hosts with an outer optimizer; the same on all of them
     written_by: str = _core.version
     format: int = VERSION
     extras: list[Extra] = field(default_factory=list)  # by rank; the ranks' own files describe them

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from ballast.checkpoint.kinds import HOST_FOLDER
 from ballast.checkpoint.manifest import content_in
 from ballast.checks import refuse
+from ballast.outer.host_group import HostGroup
 from ballast.wrapper.checkpoint_access import CheckpointAccess
 from ballast.wrapper.collectives import by_first_rank
 
@@ -37,7 +40,9 @@ def folder_to_load(directory: Path, access: CheckpointAccess) -> Path:
     outer = access.outer
     if outer is None:
         return directory
-    steps: dict[int, int] = by_first_rank(access.group, LOADING, lambda: steps_in(directory))
+    found: dict[int, HostFolder] = by_first_rank(access.group, LOADING, lambda: host_folders_in(directory))
+    require_one_training(outer.hosts, found)
+    steps = {host: folder.step for host, folder in found.items()}
     last = max(row[0] for row in outer.hosts.rows([max(steps.values(), default=-1)]))
     usable = sorted(host for host, step in steps.items() if step == last)
     counts = [row[0] for row in outer.hosts.rows([len(usable)])]
@@ -57,11 +62,34 @@ def folder_to_load(directory: Path, access: CheckpointAccess) -> Path:
     return directory / f"host-{chosen}"
 
 
-def steps_in(directory: Path) -> dict[int, int]:
-    """Return the step of each host's checkpoint, with the steps that it skipped: hosts skip different ones."""
-    steps = {}
+class HostFolder(NamedTuple):
+    """The checkpoint of a host."""
+
+    step: int  # with the steps that it skipped: hosts skip different ones
+    identity: str  # of the training; empty in checkpoints of older versions
+
+
+def host_folders_in(directory: Path) -> dict[int, HostFolder]:
+    """Return the checkpoint of each host that has a folder here."""
+    folders = {}
     for path in directory.glob("host-*"):
         found, content = HOST_FOLDER.fullmatch(path.name), content_in(path)
         if found and content:
-            steps[int(found[1])] = int(content["step"]) + int(content["skipped"])
-    return steps
+            step = int(content["step"]) + int(content["skipped"])
+            folders[int(found[1])] = HostFolder(step, str(content.get("outer_identity", "")))
+    return folders
+
+
+def require_one_training(hosts: HostGroup, folders: Mapping[int, HostFolder]) -> None:
+    """Refuse folders of different trainings, which one of the hosts sees, or different hosts. All hosts call this together."""
+    mine = [int(folder.identity or "0", 16) for folder in folders.values()]
+    rows = hosts.rows([len(mine), min(mine, default=0), max(mine, default=0)])
+    if len({identity for count, *ends in rows if count > 0 for identity in ends}) < 2:
+        return
+    here = [f"host-{host} of {folder.identity or 'none'}, step {folder.step}" for host, folder in sorted(folders.items())]
+    refuse(
+        "cannot load a checkpoint: the folders of the hosts are of different trainings",
+        where=f"{hosts.own.describe(hosts.own.host)} sees {', '.join(here) or 'no folder'}",
+        needed="folders of one training on all hosts",
+        remedy="Remove the folders of the training that you do not want to resume, on each host; or load another directory.",
+    )

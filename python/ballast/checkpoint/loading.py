@@ -83,7 +83,7 @@ class Loading:
             require_expected(model, self._buffers.values())
             self._custom = CustomState(access, self._checkpoint.tensors, self._names)
             self._custom.require_stored()
-            self._outer = OuterLoading(access, self._checkpoint.tensors, self._names)
+            self._outer = OuterLoading(access, self._checkpoint, self._names)
             self._options = access.options_to_set([group["options"] for group in self._checkpoint.groups])
             self._extra = read_extra(directory, self._checkpoint, access.group.rank)
         self._agreement.settle()

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ballast import _core
-from ballast.checkpoint.contents import OUTER, Tensor
+from ballast.checkpoint.contents import OUTER, Checkpoint, Tensor
 from ballast.checkpoint.pieces import Cut
 from ballast.checkpoint.targets import Target
 from ballast.checkpoint.torch_tensors import TorchTensor, Writers, moment_name
@@ -60,10 +60,11 @@ class _Reader:
 class OuterLoading:
     """The outer state that is loaded. A checkpoint without it lets the outer optimizer begin with the parameters."""
 
-    def __init__(self, access: CheckpointAccess, tensors: Mapping[str, Tensor], names: Mapping[int, str]):
+    def __init__(self, access: CheckpointAccess, checkpoint: Checkpoint, names: Mapping[int, str]):
         self._outer = access.outer
+        self._identity = checkpoint.outer_identity
         self._names = names
-        self._entries = {name: entry for name, entry in tensors.items() if entry.role == OUTER}
+        self._entries = {name: entry for name, entry in checkpoint.tensors.items() if entry.role == OUTER}
         if self._outer is not None and self._entries:
             for _, parameter in access.parameters():
                 name = names[id(parameter)]
@@ -78,7 +79,7 @@ class OuterLoading:
         """Return the targets that make the outer state, which was forgotten when loading began."""
         if self._outer is None or not self._entries:
             return []
-        self._outer.begin_to_load(partition)
+        self._outer.begin_to_load(partition, self._identity)
         return [target for fragment in self._outer.fragments for target in self._targets_of(fragment, self._outer)]
 
     def _targets_of(self, fragment: Fragment, outer: OuterOptimizer) -> list[Target]:

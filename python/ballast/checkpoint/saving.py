@@ -198,6 +198,7 @@ class Saving:
             moments={moment.name: name for moment, name in self._access.names_of_moments()},
             groups=self._groups,
             own_step=self._access.has_own_step,
+            outer_identity=self._access.outer_identity,
             tensors=self._entries,
             indexes=[{"file": file, "seal": seal} for file, seal in zip(files, seals)],
         )

@@ -8,6 +8,7 @@ from typing import Any
 from ballast import _core
 from ballast.checkpoint.contents import (
     FOLDER,
+    IDENTITY,
     OUTER,
     PARAMETER_DTYPES,
     ROLES,
@@ -59,7 +60,9 @@ def checkpoint_of(content: Json) -> Checkpoint:
     indexes = [_index(entry, rank) for rank, entry in enumerate(content["indexes"].elements())]
     if content["ranks"].count() != len(indexes) or not indexes:
         content["ranks"].refuse(f"{len(indexes)}, the number of indexes, and at least 1")
-    folder = content["folder"]
+    folder, identity = content["folder"], content.get("outer_identity", "")
+    if not IDENTITY.fullmatch(identity.text()):
+        identity.refuse("16 hexadecimal digits, or nothing")
     if not FOLDER.fullmatch(folder.text()):
         folder.refuse("the name of a folder next to the manifest, such as step-12-8c31f0a2")
     return Checkpoint(
@@ -73,6 +76,7 @@ def checkpoint_of(content: Json) -> Checkpoint:
         tensors=tensors,
         indexes=indexes,
         own_step=content.get("own_step", False).flag(),
+        outer_identity=identity.text(),
         written_by=content.get("written_by", "").text(),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ballast.checks import refuse
+from ballast.outer.options import refuse_division
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,7 @@ def host_ranks(machines: Sequence[str], names: Sequence[str], hosts: int | None)
 
 def _consecutive(ranks: int, hosts: int) -> list[range]:
     if ranks % hosts != 0:
-        refuse(
-            f"cannot divide {ranks} ranks into {hosts} hosts",
-            where="outer=DiLoCo(hosts=...)",
-            needed="as many ranks on each host",
-        )
+        refuse_division(ranks, hosts)
     each = ranks // hosts
     return [range(first, first + each) for first in range(0, ranks, each)]
 

@@ -22,6 +22,8 @@ from ballast.wrapper.process_groups import ProcessGroups, group_of, own_address
 
 log = logging.getLogger("ballast")
 
+WAITS = 4  # of an exchange for other hosts: for their values, the survivors, the new group, and the state of one of them
+
 
 def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> tuple[ProcessGroups, HostGroup]:
     """Connect with all ranks of the process group, or of the job. The first result has the ranks of this host, which share
@@ -34,7 +36,7 @@ def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> t
     if rank == 0:
         log_hosts(own, outer)
     if len(own.names) == 1:
-        alone = HostGroup(own, HostRendezvous(None, "", "", outer.timeout, outer.survive_lost_hosts))
+        alone = HostGroup(own, HostRendezvous(None, "", "", outer.timeout, outer.survive_lost_hosts), outer.wire)
         return ProcessGroups(group_of(process_group, timeout), None, frozenset()), alone
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -47,8 +49,11 @@ def connect_hosts(process_group: Any, outer: DiLoCo, timeout: float | None) -> t
     count = store.add(f"ballast/{name}/outer/{rank}", 1)  # as in group_of(): the same on all ranks
     job = f"ballast/{name}/outer-{count}"
     inner = _connect_host(own, store, f"{job}/host-{own.host}", timeout)
+    neighbours = None
+    if own.ranks > 1:
+        neighbours = _connect_host(own, store, f"{job}/host-{own.host}/exchanges", WAITS * outer.timeout)
     rendezvous = HostRendezvous(store, f"{job}/rank-{own.rank}", own_address(), outer.timeout, outer.survive_lost_hosts)
-    return ProcessGroups(inner, None, frozenset()), HostGroup(own, rendezvous)
+    return ProcessGroups(inner, None, frozenset()), HostGroup(own, rendezvous, outer.wire, neighbours)
 
 
 def log_hosts(own: HostRank, outer: DiLoCo) -> None:

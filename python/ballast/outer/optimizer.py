@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 import weakref
 
@@ -18,6 +19,8 @@ from ballast.outer.state import FragmentState
 from ballast.wrapper.sharded_state import ShardedState
 from ballast.wrapper.units import gpu_of
 
+IDENTITY_BITS = 62  # sums of the library's integers have 64, with a sign
+
 
 class OuterOptimizer:
     """All ranks of all hosts call all methods together, except for reports, offload(), reload() and close()."""
@@ -30,9 +33,9 @@ class OuterOptimizer:
         self._training: weakref.ref[ShardedState] | None = None  # whose shards the fragments have
         self._is_compared = True  # whether hosts have compared the state that they have loaded
         self._gpu: int | None = None
+        self.identity = ""  # of the training, the same on all hosts and in all its checkpoints
         self._exchanges = 0  # that this host has completed
         self._last = 0.0  # seconds of the last exchange
-        self._bytes_sent = 0.0  # by this rank, of all differences so far
 
     # --- The beginning ---
 
@@ -50,6 +53,8 @@ class OuterOptimizer:
             self._training = weakref.ref(training)
         if not self._is_compared:
             self._require_same_state(training)
+            if not self.identity:
+                self._draw_identity(training)
             self._is_compared = True
 
     def _begin_with_parameters(self, training: ShardedState) -> None:
@@ -60,10 +65,20 @@ class OuterOptimizer:
                 self.hosts.broadcast(values)
                 fragment.write(training, values)
             self.make_state(fragment, values)
+        self._draw_identity(training)
 
-    def begin_to_load(self, training: ShardedState) -> None:
-        """Cut the parameters into fragments. The caller makes their state. Hosts compare it in the next begin()."""
+    def _draw_identity(self, training: ShardedState) -> None:
+        """Take a random identity of the first rank of the first host."""
+        is_first = self.hosts.rank == 0 and training.ranks.rank == 0
+        of_first_host = self.hosts.rows([secrets.randbits(IDENTITY_BITS) if is_first else 0])[0]
+        [identity] = training.ranks.all_reduce(of_first_host)  # of the others it is 0
+        self.identity = f"{identity:016x}"
+
+    def begin_to_load(self, training: ShardedState, identity: str) -> None:
+        """Cut the parameters into fragments. The caller makes their state. Hosts compare it in the next begin(). The identity
+        is empty in a checkpoint of an older version."""
         self._cut(training)
+        self.identity = identity
         self._is_compared = False
 
     def _cut(self, training: ShardedState) -> None:
@@ -114,6 +129,7 @@ class OuterOptimizer:
             fragment.state.subtract(values)
         while not self._is_updated(fragment, step, values):
             pass
+        self.hosts.wait_for_neighbours()
         if fragment.state is not None:
             fragment.state.read(values)
         fragment.write(training, values)
@@ -127,11 +143,10 @@ class OuterOptimizer:
         try:
             if (behind := self._behind(fragment, step)) is not None:
                 return self._catch_up(*behind)
-            gradients = self.hosts.average(differences)
+            gradients = self.hosts.average(differences, fragment=fragment.number, step=step)
         except FailureError as error:
             self.hosts.regroup(error)
             return False
-        self._bytes_sent += 8 * (1 - 1 / self.hosts.size) * fragment.elements  # shares of the sum, and of the result
         if fragment.state is not None:
             fragment.state.step(gradients)
         return True
@@ -187,17 +202,19 @@ class OuterOptimizer:
         return "".join(f"\nouter optimizer, fragment {number}\n{state.ledger()}" for number, state in states)
 
     def figures(self) -> dict[str, float]:
+        inside, across = self.hosts.sent_bytes
         return {
             "outer/exchanges": float(self._exchanges),
             "outer/hosts": float(self.hosts.size),
             "outer/seconds": self._last,
-            "outer/bytes": self._bytes_sent,
+            "outer/sent_bytes/inside": float(inside),
+            "outer/sent_bytes/across": float(across),
             "outer/state_bytes": float(sum(state.bytes for state in self._states().values())),
         }
 
     def forget(self) -> None:
         """Forget all state. The next begin() or begin_to_load() begins again."""
-        self.fragments, self._exchanges, self._is_compared = [], 0, True
+        self.fragments, self._exchanges, self._is_compared, self.identity = [], 0, True, ""
 
     def close(self) -> None:
         self.forget()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ballast.checks import is_number, one_of, refuse
 from ballast.tiers import TIERS
+from ballast.wire import FORMATS, WireFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class DiLoCo:
     nesterov            uses Nesterov's momentum
     fragments           splits the parameters into this many parts, which are exchanged at different steps: each exchange moves
                         about that fraction of them
+    wire                format in which hosts send differences and averages: "exact" (fp32), "int8" or "int4", whose values
+                        share a scale in groups of 128 and are rounded stochastically. All hosts get the same bits
     offload             tier of the copy and of the momentum, fp32 both: "host", "nvme:/scratch", or "device"
     hosts               number of hosts, each with as many consecutive ranks. None: the machines of the ranks
     survive_lost_hosts  lets the other hosts continue when one is lost
@@ -41,6 +45,7 @@ class DiLoCo:
     momentum: float = 0.9
     nesterov: bool = True
     fragments: int = 1
+    wire: WireFormat = "exact"
     offload: str = "host"
     hosts: int | None = None
     survive_lost_hosts: bool = False
@@ -63,6 +68,7 @@ class DiLoCo:
             _refuse("momentum", self.momentum, "a number from 0 on, below 1")
         if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             _refuse("timeout", self.timeout, "seconds, more than 0")
+        one_of("wire format", self.wire, FORMATS)
         self._check_tier()
 
     def _check_tier(self) -> None:
@@ -84,12 +90,45 @@ class DiLoCo:
         """Return the directory on a drive; empty for other tiers."""
         return self.offload.partition(":")[2]
 
+    def call(self) -> str:
+        """Return the call that makes these options.
+
+        >>> DiLoCo(every=64, wire="int8").call()
+        'ballast.DiLoCo(every=64, wire="int8")'
+        """
+        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        changed = [(option.name, given[option.name]) for option in fields(self) if given[option.name] != option.default]
+        words = [f"{name}={json.dumps(value) if isinstance(value, str) else value}" for name, value in changed]
+        return f"ballast.DiLoCo({', '.join(words)})"
+
     def shared(self) -> dict[str, str]:
         """Return the options that are the same on all ranks, by name. Each rank has its own directory on a drive."""
-        names = ("every", "nesterov", "fragments", "tier", "hosts", "survive_lost_hosts")
+        names = ("every", "nesterov", "fragments", "wire", "tier", "hosts", "survive_lost_hosts")
         numbers = ("lr", "momentum", "timeout")  # 1 and 1.0 are the same
         of_names = {name: str(getattr(self, name)) for name in names}
         return of_names | {name: str(float(getattr(self, name))) for name in numbers}
+
+
+def hosts_of(outer: DiLoCo | None, ranks: int, ranks_of_machine: int) -> int:
+    """Return the number of hosts that train on their own, of ranks that share machines.
+
+    >>> hosts_of(None, 16, 8), hosts_of(DiLoCo(every=64), 16, 8), hosts_of(DiLoCo(every=64, hosts=4), 16, 8)
+    (1, 2, 4)
+    """
+    if outer is None:
+        return 1
+    hosts = -(-ranks // ranks_of_machine) if outer.hosts is None else outer.hosts
+    if ranks % hosts != 0:
+        refuse_division(ranks, hosts)
+    return hosts
+
+
+def refuse_division(ranks: int, hosts: int) -> NoReturn:
+    refuse(
+        f"cannot divide {ranks} ranks into {hosts} hosts",
+        where="outer=DiLoCo(hosts=...)",
+        needed="as many ranks on each host",
+    )
 
 
 def read_outer(outer: Any) -> DiLoCo | None:

@@ -9,12 +9,11 @@ import torch
 
 from ballast import _core
 from ballast.connecting import connect
+from ballast.outer.memory import PIECE, model_of_shard
 from ballast.outer.options import DiLoCo
 from ballast.wrapper.gpu import in_stream, stream_on
 from ballast.wrapper.memory import tensor_at, tensor_of
 from ballast.wrapper.rules import Rule
-
-PIECE = 1 << 20  # elements that are updated at a time: memory for more gradients is not needed
 
 
 @dataclass(frozen=True)
@@ -59,21 +58,13 @@ class FragmentState:
         self._rule = rule_of(options)
         self._gpu = gpu if options.tier == "device" else None  # state in other tiers is updated by the CPU
         self._stream = stream_on(self._gpu)
-        begins = range(0, self.count, PIECE)
-        units = [
-            _core.Unit(
-                f"{name}, piece {number}",
-                dtype=_core.DType.fp32,
-                tensors=[_core.Tensor(f"{name}, piece {number}", [min(PIECE, self.count - begin)])],
-            )
-            for number, begin in enumerate(begins)
-        ]
+        model = model_of_shard(name, self.count)
         self._core = _core.Training(
-            model=_core.Model(units),
+            model=model,
             group=connect(rank=0, size=1)._core,
             norm_group=None,
             rules=[self._rule],
-            options=self._options(options, len(units), threads),
+            options=self._options(options, len(model.units), threads),
         )
 
         def fill(unit: int, tensor: int, first: int, count: int, into: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from ballast.checks import fail
 from ballast.connecting import Group
 from ballast.errors import OutOfMemoryError
 from ballast.formats import STATE_FORMATS, preferred
+from ballast.outer.memory import Bytes, exchange_bytes, outer_state
 from ballast.searching import by_tier, coarse_tile, fastest
 from ballast.sizes import parse_size
 from ballast.tiers import KINDS, Offload, fractions_in, in_words, set_tiers
@@ -115,22 +117,41 @@ class Search:
         """Return the fastest configuration that fits, else the one that lacks the least memory."""
         units = self._request.units(stage)
         exact = self._question(stage, units)
+        placement = self._given(stage)
+        of_outer = self._of_outer(exact, placement)
         if not self._options.chooses_tiers:
-            placement = self._given(stage)
-            given = Configuration(stage, placement, exact.needs(placement))
+            given = Configuration(stage, placement, _added(exact.needs(placement), of_outer))
             is_compared = self._options.chooses and self._fits(given)
             return replace(given, seconds=exact.price(placement).simulation.seconds) if is_compared else given
+        left = {tier: max(0, size - of_outer.get(tier, 0)) for tier, size in {"host": 0, **self._has}.items()}
+        exact, coarse = (self._question(stage, units, coarse=coarse, taken=of_outer) for coarse in (False, True))
         try:
-            choice = fastest(exact, self._question(stage, units, coarse=True), {"host": 0, **self._has})
+            choice = fastest(exact, coarse, left)
         except OutOfMemoryError:
-            configurations = [Configuration(stage, placement, exact.needs(placement)) for placement in exact.placements()]
-            return min(configurations, key=self._shortage)
-        return Configuration(stage, choice.placement, exact.needs(choice.placement), choice.simulation.seconds)
+            needs = {placement: _added(exact.needs(placement), of_outer) for placement in exact.placements()}
+            return min((Configuration(stage, *each) for each in needs.items()), key=self._shortage)
+        needed = _added(exact.needs(choice.placement), of_outer)
+        return Configuration(stage, choice.placement, needed, choice.simulation.seconds)
 
-    def _question(self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False) -> _core.Question:
-        """Return the question about the program that the training will compile."""
-        options, ranks = self._options, self._request.group.size
-        question = _core.Question(model_of(units), self._machine)
+    def _of_outer(self, question: _core.Question, placement: _core.Placement) -> Bytes:
+        """Return the bytes of the outer optimizer by tier. Where the host is the device, all of them are there."""
+        outer = self._options.outer
+        if outer is None:
+            return {}
+        of_outer = outer_state(question, placement, outer)
+        of_outer["host"] = of_outer.get("host", 0) + exchange_bytes(question, placement, outer)
+        if self._machine.host_is_device:
+            of_outer["device"] = of_outer.get("device", 0) + of_outer.pop("host")
+        return of_outer
+
+    def _question(
+        self, stage: int, units: list[UnitOfMembers], *, coarse: bool = False, taken: Mapping[str, int] | None = None
+    ) -> _core.Question:
+        """Return the question about the program that the training will compile, with the memory that is not taken."""
+        options, ranks, machine = self._options, self._request.group.size, copy(self._machine)
+        for tier, size in (taken or {}).items():
+            setattr(machine, f"{tier}_bytes", max(0, getattr(machine, f"{tier}_bytes") - size))
+        question = _core.Question(model_of(units), machine)
         question.ranks, question.stage, question.format = ranks, stage, _core.StateFormat[options.formats.state]
         question.gradient_format = _core.GradientFormat[options.formats.gradients]
         question.wire = options.wire.for_core()
@@ -203,6 +224,10 @@ class Search:
             remedy="Any of these may do: " + "; ".join([*remedies, "more ranks"]) + ".",
         )
         fail("memory_budget", problem)
+
+
+def _added(needs: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {tier: size + more.get(tier, 0) for tier, size in needs.items()}
 
 
 def _seconds(seconds: float) -> str:

@@ -75,6 +75,10 @@ class CheckpointAccess:
     def skipped(self, steps: int) -> None:
         self._history.skipped = steps
 
+    @property
+    def outer_identity(self) -> str:
+        return "" if self.outer is None else self.outer.identity
+
     def require_not_gathered(self, what: str) -> None:
         self._plans.require_not_gathered(what)
 

@@ -1,28 +1,31 @@
 """Tests of the group of hosts when one is lost. Hosts are threads of this process."""
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import ballast
 import pytest
 import torch
 from ballast import DiLoCo
-from ballast.outer import survivors
+from ballast.outer import host_group, survivors
 from ballast.outer.host_group import HostGroup
 from ballast.outer.host_rank import HostRank, host_ranks
 from ballast.outer.hosts import connect_hosts, log_hosts
+from ballast.outer.memory import BYTES_OF_GROUP
 from ballast.outer.survivors import HostRendezvous
 
 NAMES = ("a", "b", "c")
 
 
-def on_hosts(body, timeout=60.0):
+def on_hosts(body, timeout=60.0, wire="exact"):
     """Return what body(hosts, host) returns on each of three hosts, or its error. They are the second ranks of two."""
     store = torch.distributed.HashStore()
 
     def run(host):
         own = HostRank(host, NAMES, rank=1, ranks=2, peers=(1, 3, 5))
-        hosts = HostGroup(own, HostRendezvous(store, "job", "", timeout, survives=True))
+        hosts = HostGroup(own, HostRendezvous(store, "job", "", timeout, survives=True), wire)
         try:
             return body(hosts, host)
         except ballast.Error as error:
@@ -30,6 +33,59 @@ def on_hosts(body, timeout=60.0):
 
     with ThreadPoolExecutor(3) as threads:
         return list(threads.map(run, range(3)))
+
+
+# --- Averages ---
+
+ELEMENTS = 100_001
+
+
+def values_of(host):
+    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(host)) * torch.linspace(1e-3, 2, ELEMENTS)
+
+
+def averages(hosts, host):
+    """Return the averages after some steps, and the bytes that the first one has sent."""
+    before = sum(hosts.sent_bytes)
+    made = [hosts.average(values_of(host), fragment=0, step=4)]
+    sent = sum(hosts.sent_bytes) - before
+    made += [hosts.average(values_of(host), fragment=fragment, step=step) for fragment, step in ((0, 4), (0, 8), (1, 4))]
+    return made, sent
+
+
+@pytest.mark.parametrize(("wire", "largest_code"), [("exact", 0), ("int8", 127), ("int4", 7)])
+def test_averages_in_codes_have_the_same_bits_on_all_hosts(wire, largest_code, monkeypatch):
+    """And send the bytes that the planner counts."""
+    monkeypatch.setattr(host_group, "CHUNK", 1 << 16)  # the last chunk is no multiple of a group
+    (first, sent), *others = on_hosts(averages, wire=wire)
+    for made, sent_too in others:
+        assert sent_too == sent
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(made, first, strict=True))
+    assert torch.equal(first[1], first[0])  # the same exchange again
+    expected = torch.stack([values_of(host) for host in range(3)]).mean(0)
+    if wire == "exact":
+        torch.testing.assert_close(first[0], expected)
+    else:
+        assert not torch.equal(first[2], first[0]) and not torch.equal(first[3], first[0])  # other random bits
+        assert (first[0] - expected).abs().max() < 20 / largest_code  # values are below 10, and so are averages
+        assert (torch.stack(first[1:]).mean(0) - expected).square().mean() < (first[0] - expected).square().mean() / 2
+    blocks = sum(math.ceil(count / 128 / 3) for count in (1 << 16, ELEMENTS - (1 << 16)))  # of each host's part of a chunk
+    assert abs(sent / (4 * blocks * BYTES_OF_GROUP[wire]) - 1) < 0.02  # a part goes to two hosts, twice
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_a_value_that_is_not_finite_arrives_on_all_hosts(wire):
+    def body(hosts, host):
+        values = torch.ones(1000)
+        values[500] = torch.inf if host == 1 else 1.0
+        return hosts.average(values, fragment=0, step=1)
+
+    for average in on_hosts(body, wire=wire):
+        assert average[500].isnan()
+        assert torch.equal(average[:384], torch.ones(384)) and torch.equal(average[512:], torch.ones(488))
+
+
+# --- Lost hosts ---
 
 
 def lose(hosts):
@@ -120,3 +176,35 @@ def test_ranks_of_one_machine_are_told_that_they_are_one_host(hosts, warnings, c
         log_hosts(own, DiLoCo(every=2, hosts=hosts))
     assert "1 hosts of 4 ranks: a" in caplog.text
     assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_hosts_that_are_all_there_connect_again_a_few_times(is_broken, monkeypatch, caplog):
+    """After an error of a connection that breaks while both hosts live."""
+    attempts = []
+
+    def body(hosts, host):
+        connect, error = hosts._connect, ballast.FailureError("B3301 lost the connection to rank 1")
+        error.code, error.what_happened = "B3301", "lost the connection to rank 1"
+
+        def connect_or_fail():
+            if host == 0:
+                attempts.append(host)
+            if is_broken:
+                raise error
+            return connect()
+
+        monkeypatch.setattr(hosts, "_connect", connect_or_fail)
+        hosts.own = replace(hosts.own, rank=0)
+        hosts.barrier()
+        if is_broken:
+            with pytest.raises(ballast.FailureError, match="lost the connection"):
+                hosts.regroup(error)
+            return None
+        hosts.regroup(error)
+        return hosts.members, len(hosts.rows([host]))
+
+    found = on_hosts(body)
+    assert found == [None] * 3 if is_broken else found == [([0, 1, 2], 3)] * 3
+    assert len(attempts) == (host_group.MOST_REPEATS if is_broken else 1)
+    assert "all 3 hosts connect again" in caplog.text

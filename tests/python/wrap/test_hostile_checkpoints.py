@@ -87,6 +87,7 @@ CHANGES = {
     "folder above": at("folder", value="../genuine"),
     "absolute folder": at("folder", value="/tmp"),
     "folder null": at("folder", value=None),
+    "identity": at("outer_identity", value="zz"),
     "optimizer": at("optimizer", value=3),
     "moments": at("moments", value=["exp_avg"]),
     "an unknown moment": at("moments", value={"third": "exp_avg"}),

@@ -9,6 +9,7 @@ import ballast
 import pytest
 import torch
 from ballast import DiLoCo
+from ballast.checkpoint.manifest import content_in
 from ballast.checkpoint.outer_state import outer_tensors
 from ballast.outer.layout import Fragment
 from python.wrap.support import outer
@@ -116,6 +117,21 @@ def test_the_default_format_of_new_tensors_does_not_matter(tmp_path):
         assert is_equal(resumed, kept)
 
 
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_hosts_that_exchange_codes_have_the_same_bits_and_resume(wire, tmp_path):
+    """In all tiers of the outer optimizer, and after a resume, which draws the same random bits."""
+    tiers = ["device", "host", f"nvme:{tmp_path}"]
+    configurations = [{"stage": 2, "outer": DiLoCo(every=4, hosts=2, wire=wire, offload=tier)} for tier in tiers]
+    exact = {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
+    changes = {"make_model": Tower}
+    trained = run_ranks(4, outer.with_codes, str(tmp_path / "saved"), configurations, exact, changes)
+    for with_exact, *in_codes in trained:
+        for parameters in in_codes:
+            assert is_equal(parameters, trained[0][1])
+        assert not is_equal(in_codes[0], with_exact)
+        check_close(in_codes[0], with_exact, tolerance=0.05)
+
+
 @pytest.mark.parametrize("recorded", [False, True])
 def test_hosts_begin_with_the_values_of_the_first_one(recorded):
     configurations = [{"stage": 3, "outer": DiLoCo(every=2, hosts=2)}]
@@ -140,13 +156,23 @@ def test_exchange_combines_the_hosts_at_the_end_and_once(tmp_path):
 def test_memory_and_metrics_count_the_outer_optimizer(tmp_path):
     for tier, where in (("host", "device"), (f"nvme:{tmp_path}", "nvme")):
         options = {"stage": 2, "outer": DiLoCo(every=2, hosts=2, fragments=2, offload=tier)}
-        [(table, metrics), _] = run_ranks(2, outer.reports, options)
+        [(table, metrics), (_, of_other)] = run_ranks(2, outer.reports, options)
         assert "outer optimizer, fragment 1" in table
         assert where in table.partition("outer optimizer, fragment 1")[2]
         assert (metrics["outer/exchanges"], metrics["outer/hosts"]) == (6, 2)
         elements = 480, 149  # the first weight, and all others
-        assert metrics["outer/bytes"] == 3 * sum(4 * count for count in elements)
+        values = 3 * sum(4 * count for count in elements)
+        assert values < of_other["outer/sent_bytes/inside"] < values + 2000  # and what the hosts agree on
+        assert values + 4 * sum(elements) < metrics["outer/sent_bytes/inside"]  # the initial values too
+        assert metrics["outer/sent_bytes/across"] == 0
         assert metrics["outer/state_bytes"] == sum(8 * count for count in elements)
+
+
+def test_the_elements_of_each_fragment_are_known_before(tmp_path):
+    """Of all ranks, in all stages."""
+    for of_rank in run_ranks(4, outer.elements_of_fragments, [{"stage": stage} for stage in (0, 2, 3)]):
+        for expected, elements in of_rank:
+            assert expected == elements
 
 
 def test_one_process_is_one_host():
@@ -222,15 +248,27 @@ def test_another_number_of_hosts_resumes_a_checkpoint(tmp_path):
 
 
 def test_hosts_load_the_last_step_that_one_of_them_has_saved(tmp_path):
-    folder, options = str(tmp_path / "now"), {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
-    run_ranks(2, outer.train_and_save, folder, options, 3, 3)
-    shutil.copytree(tmp_path / "now" / "host-1", tmp_path / "old")
-    kept = run_ranks(2, outer.train_and_save, folder, options, 5, 5)
-    shutil.rmtree(tmp_path / "now" / "host-1")
-    (tmp_path / "old").rename(tmp_path / "now" / "host-1")
-    resumed = run_ranks(2, outer.resume, folder, [options], 5, 5)
-    assert is_equal(resumed[0][0][1], kept[0][1])
-    assert is_equal(resumed[1][0][1], kept[0][1])
+    now, options = tmp_path / "now", {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
+    old = str(tmp_path / "old")
+    kept = run_ranks(2, outer.train_and_save_twice, [old, str(now)], options)
+    shutil.rmtree(now / "host-1")
+    shutil.copytree(f"{old}/host-1", now / "host-1")
+    resumed = run_ranks(2, outer.resume, str(now), [options], 5, 5)
+    assert is_equal(resumed[0][0][1], kept[0])
+    assert is_equal(resumed[1][0][1], kept[0])
+
+
+def test_folders_of_another_training_are_refused(tmp_path):
+    mine, other, options = tmp_path / "mine", tmp_path / "other", {"stage": 2, "outer": DiLoCo(every=4, hosts=2)}
+    run_ranks(2, outer.train_and_save_twice, [str(mine), str(other)], options)
+    run_ranks(2, outer.train_and_save_twice, [str(tmp_path / "unused"), str(other)], options)  # a training of its own
+    identity = content_in(mine / "host-0")["outer_identity"]
+    assert identity == content_in(mine / "host-1")["outer_identity"] != content_in(other / "host-1")["outer_identity"]
+    shutil.rmtree(mine / "host-1")
+    shutil.copytree(other / "host-1", mine / "host-1")
+    for error in run_ranks(2, outer.refused_folder, str(mine), options):
+        assert "B1001 cannot load a checkpoint: the folders of the hosts are of different trainings" in error
+        assert f"host-0 of {identity}, step 3" in error and "Remove the folders" in error
 
 
 def test_a_host_s_checkpoint_is_one_of_a_training_without_an_outer_optimizer(tmp_path):
@@ -310,13 +348,19 @@ def test_the_others_end_where_the_lost_host_had_the_store():
         assert "B3301 cannot continue without the lost host: the store of torch.distributed is gone" in ended[host]
 
 
-def test_a_host_that_is_lost_in_an_exchange_leaves_the_others_training():
-    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, survive_lost_hosts=True)}
+@pytest.mark.parametrize(("wire", "tolerance"), [("exact", 2e-6), ("int8", 0.02)])
+def test_a_host_that_is_lost_in_an_exchange_leaves_the_others_training(wire, tolerance):
+    options = {"stage": 2, "outer": DiLoCo(every=4, hosts=3, wire=wire, survive_lost_hosts=True)}
     ended = run_ranks(3, outer.lose_in_exchange, 2, options, lost=[2])
     expected = PlainTorch(hosts=3, ranks=1, every=4, steps=8, lost=(2, 5)).train()
     for host in (0, 1):
-        check_close(ended[host][0][1], expected[host])
+        check_close(ended[host][0][1], expected[host], tolerance)
         assert is_equal(ended[host][0][1], ended[0][0][1])
+
+
+def test_an_exchange_ends_when_the_neighbours_have_ended_it(tmp_path):
+    options = {"stage": 2, "outer": DiLoCo(every=2, hosts=2)}
+    assert run_ranks(4, outer.exchange_after_the_neighbour, str(tmp_path), options) == [True] * 4
 
 
 def test_a_host_that_has_missed_the_end_of_an_exchange_catches_up():

@@ -1,5 +1,6 @@
 """Tests of what wrap(outer=...) refuses."""
 
+import re
 from dataclasses import replace
 
 import ballast
@@ -7,6 +8,7 @@ import pytest
 import torch
 from ballast import DiLoCo
 from ballast.outer.host_rank import host_ranks
+from ballast.sizes import parse_size
 from python.wrap.support import outer
 from python.wrap.support.loops import Loop
 from python.wrap.support.ranks import run_ranks
@@ -23,6 +25,7 @@ REFUSED = {
     "offload='host:/tmp'": {"every": 2, "offload": "host:/tmp"},
     "offload=None": {"every": 2, "offload": None},
     'there is no tier "disk"': {"every": 2, "offload": "disk"},
+    'there is no wire format "int2"': {"every": 2, "wire": "int2"},
     "/not/there is no directory": {"every": 2, "offload": "nvme:/not/there"},
 }
 
@@ -49,6 +52,27 @@ def test_wraps_that_are_not_possible_are_refused(tmp_path):
     wrapped = ballast.wrap(optimizer, model)
     with pytest.raises(ballast.UsageError, match="there is no outer optimizer"):
         wrapped.exchange()
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_the_limit_of_memory_counts_what_the_table_of_memory_shows(fragments):
+    """On a CPU all of it is on the device."""
+    options, needed = {"stage": 2, "outer": DiLoCo(every=4, fragments=fragments)}, []
+    for limited in ({"stage": 2}, options):
+        with pytest.raises(ballast.OutOfMemoryError, match="B2004") as refused:
+            Loop(steps=1).run(memory="1KiB", **limited)
+        needed.append(bytes_of("device", refused.value.needed))
+    run = Loop(steps=1).run(**options)
+    tables = run.optimizer.memory().split("outer optimizer, ")[1:]
+    exchanged = 4 * max(fragment.elements for fragment in run.optimizer._ballast._outer.fragments)
+    expected = sum(bytes_of("device", table) for table in tables) + exchanged
+    assert needed[1] - needed[0] == pytest.approx(expected, rel=0.005)  # they are shown with four digits
+    Loop(steps=1).run(memory=int(1.01 * needed[1]), **options)
+
+
+def bytes_of(tier, text):
+    """Return the first size after the name of a tier."""
+    return parse_size(re.search(rf"{tier} +([0-9.]+ \w+)", text)[1].replace(" ", ""))
 
 
 def test_ranks_that_do_not_fit_together_are_refused():

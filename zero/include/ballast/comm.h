@@ -93,8 +93,8 @@ class Communicator {
   // Sets what this rank is doing ("is in step 4"), for error messages. Any thread may call.
   virtual void set_activity(std::string_view activity) = 0;
 
-  // The ranks that have died, left or not arrived, as the first error of all related groups names them, by their numbers in the
-  // group that was not split off. None before an error, and for an error that names none. Any thread may call. A communicator
+  // The ranks that have died, left, not arrived or lost a connection, as the first error of all related groups names them, by
+  // their numbers in the group that was not split off. None before an error, and for an error that names none. Any thread may call. A communicator
   // of another library may leave it out.
   virtual std::vector<std::size_t> failed_ranks() const { return {}; }
 };

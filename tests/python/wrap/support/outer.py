@@ -7,16 +7,20 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ballast
 import torch
 import torch.distributed as dist
+from ballast import _core
 from ballast.outer import host_group, survivors
 from ballast.outer.host_group import HostGroup
-from ballast.wrapper.collectives import sum_in_fp32
+from ballast.outer.layout import Fragment
+from ballast.outer.memory import fragment_elements
+from ballast.wrapper.sharded_state import ShardedState
+from ballast.wrapper.units import model_of
 from python.wrap.support.loops import Loop, Run, mean_square, mean_square_in_bfloat16, mlp
 
 Trained = tuple[list[float], list[torch.Tensor]]
@@ -71,6 +75,20 @@ def reports(rank: int, options: dict[str, Any]) -> tuple[str, dict[str, float]]:
     return run.optimizer.memory(), run.optimizer.metrics()
 
 
+def elements_of_fragments(rank: int, configurations: list[dict[str, Any]]) -> list[tuple[list[int], list[int]]]:
+    """Return the elements of each fragment as the planner counts them, and as they are on this rank."""
+    found, outer = [], ballast.DiLoCo(every=4, hosts=2, fragments=2)
+    for options in configurations:
+        run = loop_of(rank, steps=1).run(**options, outer=outer)
+        plans, ranks = run.optimizer._ballast.plans, run.optimizer._ballast.group
+        question = _core.Question(model_of(plans.planner.units(plans.current.members, options["stage"])), _core.Machine())
+        placement = _core.placement_of_stage(options["stage"], ranks.size)
+        expected = fragment_elements(question, placement, outer, ranks.rank)
+        found.append((expected, [fragment.elements for fragment in run.optimizer._ballast._outer.fragments]))
+        run.optimizer.close()
+    return found
+
+
 def exchanged(rank: int, folder: str, options: dict[str, Any]) -> tuple[list[list[torch.Tensor]], list[float]]:
     """Return the parameters before exchange(), after it, after a second one, and after one that follows a checkpoint; and the
     numbers of exchanges at these points."""
@@ -123,6 +141,40 @@ def thaws(rank: int, options: dict[str, Any]) -> str:
     return ""
 
 
+def with_codes(
+    rank: int, folder: str, configurations: list[dict[str, Any]], exact: dict[str, Any], changes: Changes
+) -> list[list[torch.Tensor]]:
+    """Return the parameters after two exchanges: without codes, in each configuration, and of a training that is resumed after
+    the first exchange and another step."""
+    trained = [parameters for _, parameters in train(rank, [exact, *configurations], {**changes, "steps": 8})]
+    loop = loop_of(rank, steps=5, **changes)
+    run = loop.run(**configurations[0])
+    ballast.save(folder, run.model, run.optimizer)
+    run.optimizer.close()
+    [(_, resumed)] = resume(rank, folder, [configurations[-1]], 5, 8, changes)
+    return [*trained, resumed]
+
+
+def exchange_after_the_neighbour(rank: int, folder: str, options: dict[str, Any]) -> bool:
+    """Train two steps, of which the second ends with an exchange. The second rank of each host is late for it. Return whether
+    that had the averages when this rank began to change its parameters, which ranks of a host do together."""
+    average, write, had = HostGroup.average, Fragment.write, []
+
+    def average_late(group: HostGroup, values: torch.Tensor, **of_exchange: int) -> torch.Tensor:
+        time.sleep(0.5 if group.own.rank == 1 else 0)
+        averages = average(group, values, **of_exchange)
+        Path(folder, f"rank-{rank}").touch()
+        return averages
+
+    def write_noting(fragment: Fragment, training: ShardedState, values: torch.Tensor) -> None:
+        had.append(Path(folder, f"rank-{rank | 1}").exists())
+        write(fragment, training, values)
+
+    HostGroup.average, Fragment.write = average_late, write_noting  # type: ignore[method-assign]
+    loop_of(rank, steps=2).run(**options)
+    return had == [True]
+
+
 # --- Checkpoints ---
 
 
@@ -134,6 +186,26 @@ def train_and_save(
     run = loop.run(**options)
     ballast.save(folder, run.model, run.optimizer, extra={"rank": rank})
     return result_of(replace(loop, steps=until).train(run.model, run.optimizer, steps))
+
+
+def train_and_save_twice(rank: int, folders: list[str], options: dict[str, Any]) -> list[torch.Tensor]:
+    """Train three steps, save to the first folder, train two more, and save to the second one. Return the parameters."""
+    loop = loop_of(rank, steps=3)
+    run = loop.run(**options)
+    ballast.save(folders[0], run.model, run.optimizer)
+    run = replace(loop, steps=5).train(run.model, run.optimizer, 3)
+    ballast.save(folders[1], run.model, run.optimizer)
+    return result_of(run)[1]
+
+
+def refused_folder(rank: int, folder: str, options: dict[str, Any]) -> str:
+    """Return the error of loading a checkpoint."""
+    loaded = loop_of(rank, steps=0).run(**options)
+    try:
+        ballast.load_checkpoint(folder, loaded.model, loaded.optimizer)
+    except ballast.UsageError as error:
+        return str(error)
+    return ""
 
 
 def resume(
@@ -213,7 +285,6 @@ def resume_on_one_host(rank: int, folder: str, options: dict[str, Any]) -> int:
 # --- Lost hosts ---
 
 Lines = list[str]
-Average = Callable[[HostGroup, torch.Tensor], torch.Tensor]
 
 
 class Heard(logging.Handler):
@@ -281,12 +352,12 @@ def lose_in_exchange(rank: int, lost: int, options: dict[str, Any]) -> tuple[Tra
     heard, average, exchanges = Heard(), HostGroup.average, [0]
     host_group.CHUNK = 64
 
-    def average_and_die(group: HostGroup, values: torch.Tensor) -> torch.Tensor:
+    def average_and_die(group: HostGroup, values: torch.Tensor, **of_exchange: int) -> torch.Tensor:
         exchanges[0] += 1
         if rank == lost and exchanges[0] == 2:
-            sum_in_fp32(group.group, values[:64])
+            group._sum(values[:64], of_exchange["step"], number=0)
             die()
-        return average(group, values)
+        return average(group, values, **of_exchange)
 
     HostGroup.average = average_and_die  # type: ignore[method-assign]
     run = loop_of(rank, steps=8).run(**options)
@@ -297,9 +368,9 @@ def lose_at_the_end_of_an_exchange(rank: int, lost: int, misses: int, options: d
     """Train eight steps. One rank dies when the first exchange is complete, and another one loses it before it knows so."""
     heard, average, exchanges = Heard(), HostGroup.average, [0]
 
-    def average_and_fail(group: HostGroup, values: torch.Tensor) -> torch.Tensor:
+    def average_and_fail(group: HostGroup, values: torch.Tensor, **of_exchange: int) -> torch.Tensor:
         exchanges[0] += 1
-        averages = average(group, values)
+        averages = average(group, values, **of_exchange)
         if exchanges[0] == 1 and rank == lost:
             die()
         if exchanges[0] == 1 and rank == misses:

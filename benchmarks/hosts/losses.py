@@ -1,0 +1,104 @@
+"""Compare the losses of hosts that exchange parameters every few steps with those of plain data parallelism, over a slow link.
+
+Each training that ends is added to a file, and a training in the file is not repeated. A line's value is the loss at the end,
+the time of the steps, or the bytes that a host's link has sent, by the kernel's own counter; all vs. DDP."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import suite
+from launch import run_ranks
+from network import Network
+from schemes import DDP, SITE, LossCase
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = Path(__file__).with_name("loss_rank.py")
+
+
+def read(path: Path) -> dict[str, dict]:
+    """Return the finished trainings of a file, by case and setting."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {key(row["case"], row["setting"]): row for row in map(json.loads, lines)}
+
+
+def key(case: str, setting: str) -> str:
+    return f"{case}; {setting}"
+
+
+def row_of(case: LossCase, steps: int, ranks: Sequence[dict]) -> dict:
+    """Return a training as a line of the file, from what its ranks have printed. A point of the curve has the mean loss of
+    the hosts, the time of the slowest, and the bytes of the busiest link."""
+    curve = []
+    for of_ranks in zip(*(rank["curve"] for rank in ranks), strict=True):
+        at, losses, seconds, sent = zip(*of_ranks, strict=True)
+        curve.append([at[0], statistics.fmean(losses), max(seconds), max(sent)])
+    return {
+        "case": case.name,
+        "setting": case.setting(steps),
+        "curve": curve,
+        "figures": ranks[0]["figures"],
+        "text": ranks[0]["text"],
+        "machine": suite.machine_name(),
+        "load": os.getloadavg()[1],  # other processes on the machine, which take time from the ranks
+        "command": f"./run-benchmarks hosts -- --losses --only '{case.name}' --steps {steps}",
+    }
+
+
+def records(row: dict, of_ddp: dict | None) -> list[dict]:
+    """Return the lines of a training; a ratio above 1 is better in all of them."""
+    name, (_, loss, seconds, sent) = f"{row['case']}, {row['curve'][-1][0]} steps", row["curve"][-1]
+    mine = {"loss": loss, "s": seconds, "MB": sent / 1e6}
+    lines = []
+    for number, (unit, value) in enumerate(mine.items(), start=1):
+        what = {"loss": "", "s": ", time", "MB": ", sent"}[unit]
+        line = {"suite": "hosts", "case": name + what, "value": value, "unit": unit, "against": "", "ratio": None}
+        if of_ddp is not None and of_ddp is not row:
+            theirs = of_ddp["curve"][-1][number] / (1e6 if unit == "MB" else 1)
+            line |= {"against": DDP.name, "against_value": theirs, "ratio": theirs / value}
+        lines.append(line)
+    return lines
+
+
+def table(rows: Sequence[dict]) -> str:
+    text = f"\n{'':<58}{'steps':>6}{'loss':>8}{'s':>8}{'MB sent':>9}\n"
+    for row in rows:
+        step, loss, seconds, sent = row["curve"][-1]
+        text += f"{row['case']:<58}{step:>6}{loss:>8.3f}{seconds:>8.0f}{sent / 1e6:>9.0f}\n"
+    return text
+
+
+def train(case: LossCase, steps: int, network: Network) -> dict:
+    with tempfile.TemporaryDirectory(prefix="ballast-losses-") as folder:
+        return row_of(case, steps, run_ranks(SITE, network, [str(RANK), case.name, str(steps)], Path(folder)))
+
+
+def compare(options: Namespace) -> None:
+    """Make the trainings that the file lacks, and print the lines of all that were requested."""
+    finished = read(options.runs)
+    wanted = [(case, options.steps or case.size.steps) for case in options.cases]
+    with Network(SITE.hosts, SITE.link) as network:
+        for case, steps in wanted:
+            if key(case.name, case.setting(steps)) in finished:
+                continue
+            print(f"hosts: {case.name}, {steps} steps", file=sys.stderr, flush=True)
+            row = train(case, steps, network) | {"commit": commit()}
+            finished[key(case.name, case.setting(steps))] = row
+            with options.runs.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    rows = [finished[key(case.name, case.setting(steps))] for case, steps in wanted]
+    for (case, steps), row in zip(wanted, rows, strict=True):
+        of_ddp = finished.get(key(case._replace(scheme=DDP).name, case.setting(steps)))
+        print(suite.lines(records(row, of_ddp)), end="", flush=True)
+    print(table(rows), file=sys.stderr)
+
+
+def commit() -> str:
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return described.stdout.strip() or "unknown"

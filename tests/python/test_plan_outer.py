@@ -1,0 +1,76 @@
+"""Tests that plans count the outer optimizer: its memory, and the time of its exchanges."""
+
+import json
+
+import ballast
+import pytest
+from ballast import DiLoCo, OutOfMemoryError
+
+MACHINE = {"gpus_per_machine": 2, "gpu": "h100", "host_memory": "64GiB", "stage": 2, "tokens": 1024}
+SLOTS = 16 << 20  # for two pieces of gradients, and two that arrive
+
+
+def planned(ranks=4, **options):
+    return ballast.plan("gpt2", **{**MACHINE, "ranks": ranks, **options})
+
+
+@pytest.mark.parametrize(("momentum", "width"), [(0.9, 8), (0, 4)])
+def test_a_plan_has_the_memory_of_the_copy_and_the_momentum_by_tier(momentum, width, tmp_path):
+    values = width * planned().parameters // 2
+    for tier in ("host", "device"):
+        plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=tier))
+        assert 0 <= plan.memory[tier]["outer optimizer"] - values - SLOTS < 1 << 10
+        assert plan.memory["host"]["values in an exchange"] == 2 * plan.parameters
+    plan = planned(outer=DiLoCo(every=8, momentum=momentum, offload=f"nvme:{tmp_path}"), drives="1TiB")
+    assert values < plan.memory["nvme"]["outer optimizer"] < 1.01 * values  # each record begins at a page
+    assert "outer optimizer" not in plan.memory["device"]
+    assert 2 * SLOTS < plan.memory["host"]["outer optimizer"] < 4 * SLOTS
+
+
+def test_fragments_and_lost_hosts_change_the_memory_for_an_exchange():
+    whole, cut = (planned(outer=DiLoCo(every=8, fragments=count)).memory["host"] for count in (1, 4))
+    assert whole["values in an exchange"] / 4.5 < cut["values in an exchange"] < whole["values in an exchange"] / 2
+    survives = planned(outer=DiLoCo(every=8, survive_lost_hosts=True)).memory["host"]
+    assert survives["values in an exchange"] == 2 * whole["values in an exchange"]
+
+
+@pytest.mark.parametrize(("wire", "block_bytes"), [("exact", 512), ("int8", 132), ("int4", 68)])
+def test_a_step_is_that_of_a_host_and_its_part_of_an_exchange(wire, block_bytes):
+    of_host = planned(ranks=2)
+    plan = planned(ranks=8, outer=DiLoCo(every=8, wire=wire), rates={"network": "1GB/s"})  # 4 hosts
+    exchange = 2 * 3 / 4 * of_host.parameters / 2 * block_bytes / 128 / 1e9 / 8
+    assert plan.exposed["exchange"] == pytest.approx(exchange, rel=0.01)
+    assert plan.seconds == of_host.seconds + plan.exposed["exchange"]
+    assert plan.tokens_per_second == 8 * 1024 / plan.seconds
+    assert (plan.ranks, plan.stage) == (8, of_host.stage)
+
+
+def test_a_plan_shows_the_outer_optimizer():
+    plan = planned(outer=DiLoCo(every=8, wire="int8"))
+    assert 'outer=ballast.DiLoCo(every=8, wire="int8")' in plan.wrap_call()
+    assert "hosts exchange parameters every 8 steps" in plan.text() and "outer optimizer" in plan.text()
+    assert json.loads(json.dumps(plan.to_dict()))["outer"]["wire"] == "int8"
+
+
+def test_the_planner_finds_a_stage_in_which_the_outer_optimizer_fits():
+    """Of two ranks on a machine: in stage 0 each of them has the whole state, and in stage 2 a half."""
+    of_parameter = 2 * planned().parameters / (1 << 20)
+    little = {"host_memory": f"{7 * of_parameter:.0f}MiB", "outer": DiLoCo(every=8)}
+    assert planned(**little, stage="auto").stage == 2
+    assert 0 not in {plan.stage for plan in ballast.front("gpt2", **{**MACHINE, **little, "ranks": 4, "stage": "auto"})}
+    with pytest.raises(OutOfMemoryError, match="B2004 the outer optimizer alone needs more memory than a rank has"):
+        planned(**little, stage=0)
+    assert planned(**{**little, "host_memory": f"{13 * of_parameter:.0f}MiB"}, stage=0).stage == 0
+    with pytest.raises(OutOfMemoryError, match="host_memory not given"):
+        planned(host_memory=None, outer=DiLoCo(every=8))
+
+
+def test_a_training_that_keeps_nothing_on_the_host_has_its_outer_optimizer_there():
+    assert "outer optimizer" in planned(offload="none", outer=DiLoCo(every=8)).memory["host"]
+
+
+def test_ranks_that_hosts_cannot_share_are_refused():
+    with pytest.raises(ballast.UsageError, match="cannot divide 5 ranks into 3 hosts"):
+        planned(ranks=5, outer=DiLoCo(every=8))
+    with pytest.raises(ballast.UsageError, match="cannot use outer=64"):
+        planned(outer=64)
