@@ -170,6 +170,8 @@ def _wrap(
     """Wrap all of them, or leave all as they were."""
     from ballast.wrapper.optimizer import class_for
 
+    if not optimizers:
+        refuse("cannot wrap an empty list: there is no optimizer in it", needed="the optimizers of a model")
     for optimizer in optimizers:
         _require_plain(optimizer)
     sessions: list[Session] = []

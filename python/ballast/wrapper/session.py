@@ -25,7 +25,7 @@ from ballast.wrapper.planner import Planner
 from ballast.wrapper.plans import Plans
 from ballast.wrapper.process_groups import ProcessGroups
 from ballast.wrapper.session_hooks import SessionHooks
-from ballast.wrapper.sharing import require_shareable
+from ballast.wrapper.sharing import require_own, require_shareable
 from ballast.wrapper.throughput import Throughput, used_parameters
 from ballast.wrapper.updates import State, Updates
 from ballast.wrapper.wrapped import Wrapped
@@ -67,7 +67,7 @@ class Session:
             preconditions.require_model_of_calls(model)
         mine = [each for _, each in wrapped.parameters()]
         preconditions.require_parameters_of(model, mine)
-        require_shareable(wrapped, self, mine)
+        require_shareable(wrapped, self)
         wrapped.join()
         defer(model, mine, self.group, self._deferred)
         self.plans.watch()
@@ -166,7 +166,7 @@ class Session:
 
     def require_addable(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Refuse parameters of another optimizer in a new group."""
-        require_shareable(self._wrapped, self, parameters)
+        require_own("cannot add a parameter group", self._wrapped, self, parameters)
 
     def gathered(self, parameters: list[torch.nn.Parameter]) -> AbstractContextManager[None]:
         """Keep writes inside the block to parameters that are full, or not partitioned yet."""
