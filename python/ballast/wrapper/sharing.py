@@ -70,6 +70,8 @@ def _require_same_kind(what: str, mine: WrapOptions, theirs: WrapOptions) -> Non
         )
     if mine.outer is not None or theirs.outer is not None:
         refuse(f"{what}, and outer= exchanges the parameters of one", needed="one optimizer for all of a model's parameters")
+    if mine.activations is not None:
+        refuse(f"{what}, and activations= is of the one that is wrapped first", needed="activations= there, or a list of both")
     if mine.run or theirs.run:
         refuse(
             f"{what}, and drives commit the steps of each on its own: after a failure, run= could resume between two of them",

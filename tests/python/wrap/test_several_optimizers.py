@@ -1,11 +1,15 @@
 """Tests of several optimizers that train one model."""
 
 import copy
+import json
 import pickle
 
 import ballast
 import pytest
 import torch
+from ballast.checkpoint import manifest
+from ballast.checkpoint.weights import state_in
+from ballast.commands import main
 from ballast.wrapper.siblings import optimizers_of
 from python.wrap.support.loops import Loop, mlp
 from python.wrap.support.ranks import run_ranks
@@ -43,7 +47,7 @@ def test_two_optimizers_follow_torch(make):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"checkpointing": "reentrant"}, {"checkpointing": "not reentrant"}, {"autocast": True}, {"deferred": True}],
+    [{"checkpointing": "reentrant"}, {"checkpointing": "not reentrant"}, {"autocast": True}, {"deferred": True, "width": 40}],
     ids=str,
 )
 def test_stage_3_finds_saved_parameters_of_each_optimizer(changes):
@@ -141,6 +145,8 @@ def test_each_optimizer_has_its_own_figures_and_memory():
     assert [each.steps for each in optimizers] == [2, 4]
     assert [each.metrics()["step"] for each in optimizers] == [2.0, 4.0]
     assert all("parameters" in each.memory() for each in optimizers)
+    with pytest.raises(ballast.UsageError, match="ballast.gather"):
+        model.blocks[1].up.weight.sum()  # no optimizer has it, and the first one keeps its shards
     with torch.no_grad():
         before = model(Loop().batch(0))
     for optimizer in optimizers:
@@ -187,6 +193,33 @@ def test_an_interrupted_call_leaves_nothing_behind():
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
+def test_a_module_with_parameters_of_one_optimizer_may_be_called_first():
+    model, optimizers = Several(with_own_steps).begin(stage=3)
+    model.blocks[2].norm(torch.ones(16)).sum().backward()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def test_an_infinite_gradient_of_any_optimizer_is_found():
+    """Torch's scaler looks at the gradients of one optimizer; others look at those of a model."""
+    model, _optimizers = Several(with_own_steps).begin(stage=3)
+    model.blocks[3].norm.weight.register_hook(lambda gradient: gradient * float("inf"))
+    Several().backward(model, 0, 0, 1)
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    found = torch.zeros(1)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.ones(1))
+    assert found.item() == 1.0
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_first_optimizer_offloads_activations(stage, tmp_path):
+    training, options = Several(with_own_steps), {"stage": stage, "activations": f"nvme:{tmp_path}"}
+    assert same(training.run(**options), training.run())
+    with pytest.raises(ballast.UsageError, match="activations= is of the one that is wrapped first"):
+        training.begin(one_by_one=True, **options)
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_copies_and_pickles_of_the_model_have_no_optimizer(stage):
     model, optimizers = Several(with_own_steps).begin(stage=stage)
@@ -224,7 +257,8 @@ def test_a_parameter_belongs_to_one_optimizer(stage):
 
 def test_a_refused_list_leaves_deferred_parameters_to_the_next_one():
     with ballast.deferred():
-        model = mlp()
+        model = mlp(500)
+    assert model[0].weight.is_meta and model[2].weight.is_meta
     one, other = halves(model)
     other.defaults["lr"] = other.param_groups[0]["lr"] = -1.0
     with pytest.raises(ballast.UsageError, match="lr"):
@@ -234,9 +268,10 @@ def test_a_refused_list_leaves_deferred_parameters_to_the_next_one():
     with pytest.raises(ballast.UsageError, match="in stage 3, and not in stage 2"):
         ballast.wrap(other, model, stage=2)
     other = ballast.wrap(other, model, stage=3)
-    model(torch.ones(20)).sum().backward()
     with ballast.gather(model):
-        assert all(map(torch.equal, values_of(model), values_of(mlp())))
+        assert all(map(torch.equal, values_of(model), values_of(mlp(500))))
+    with pytest.raises(ballast.UsageError, match="ballast.gather"):
+        model[0].weight.sum()
 
 
 def test_stage_3_wraps_all_optimizers_before_training_begins():
@@ -294,3 +329,20 @@ def test_checkpoints_hold_all_optimizers_or_none(stage, tmp_path):
     alone = ballast.wrap(torch.optim.AdamW([each for each in one.parameters() if each.requires_grad]), one)
     with pytest.raises(ballast.UsageError, match="has 2 optimizers: AdamW, RMSprop"):
         ballast.load_checkpoint(tmp_path, one, alone)
+
+
+def test_commands_know_each_optimizer_of_a_checkpoint(tmp_path, capsys):
+    training = Several(rule_and_own_step)
+    model, optimizers = training.begin(stage=2)
+    training.train(model, optimizers, 0, 1)
+    ballast.save(tmp_path, model, optimizers)
+    assert main(["inspect", str(tmp_path)]) == 0
+    summary = capsys.readouterr().out
+    assert "optimizer   AdamW; moments: exp_avg, exp_avg_sq\n" in summary
+    assert "optimizer   RMSprop; state of its own step: square_avg, step\n" in summary
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["format"], content["optimizer"], content["others"][0]["optimizer"]) == (2, "AdamW", "RMSprop")
+    state = state_in(tmp_path, manifest.read(tmp_path))
+    assert set(state["first.weight"]) == {"exp_avg", "exp_avg_sq"}
+    assert set(state["position"]) == {"square_avg", "step"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import ballast
@@ -40,9 +40,9 @@ def rule_and_own_step(matrices: Any, vectors: Any) -> Optimizers:
     return [torch.optim.AdamW(matrices, lr=1e-2), torch.optim.RMSprop(vectors, lr=1e-3)]
 
 
-def tower(checkpointing: str = "none") -> Tower:
+def tower(checkpointing: str = "none", width: int = 16) -> Tower:
     """Return a model in which torch and Ballast do the same: without unused parameters, whose gradients differ."""
-    model = Tower(checkpointing)
+    model = Tower(checkpointing, width)
     model.unused.requires_grad_(False)
     return model
 
@@ -58,17 +58,14 @@ class Several:
     clip: float | None = None
     autocast: bool = False
     deferred: bool = False
+    width: int = 16
     change: Callable[[int, torch.nn.Module, Optimizers], None] = lambda step, model, optimizers: None  # before a step
     loop: Loop = field(default_factory=Loop)
 
     def begin(self, *, one_by_one: bool = False, **options: Any) -> tuple[torch.nn.Module, Optimizers]:
         """Return the model and the optimizers. With options, they are wrapped."""
-        make = partial(tower, self.checkpointing)
-        if self.deferred:
-            with ballast.deferred():
-                model = make()
-        else:
-            model = make()
+        with ballast.deferred() if self.deferred else nullcontext():
+            model = tower(self.checkpointing, self.width)
         optimizers = self.make(*of_matrices_and_vectors(model))
         if options and one_by_one:
             optimizers = [ballast.wrap(each, model, **options) for each in optimizers]
@@ -142,6 +139,8 @@ def on_ranks(rank: int, folder: str) -> dict[str, Any]:
     model, optimizers = alternating.begin(stage=3)
     alternating.train(model, optimizers, 0, 3)  # the first one has gradients of a step that it has not made
     optimizers[0].zero_grad()
+    with ballast.gather(model), torch.no_grad():
+        model.blocks[1].up.weight.mul_(2.0)  # no optimizer has it
     ballast.save(f"{folder}/saved", model, optimizers, extra={"rank": rank})
     states = [copy.deepcopy(each.state_dict()) for each in optimizers]
     found["longer"] = training.train(model, optimizers, 4, 2)
