@@ -10,6 +10,8 @@ import torch
 from ballast.checkpoint import manifest
 from ballast.checkpoint.weights import state_in
 from ballast.commands import main
+from ballast.wrapper import preconditions
+from ballast.wrapper.managed_parameter import is_without_values
 from ballast.wrapper.siblings import optimizers_of
 from python.wrap.support.loops import Loop, mlp
 from python.wrap.support.ranks import run_ranks
@@ -204,7 +206,7 @@ def test_a_module_with_parameters_of_one_optimizer_may_be_called_first():
 def test_an_infinite_gradient_of_any_optimizer_is_found():
     """Torch's scaler looks at the gradients of one optimizer; others look at those of a model."""
     model, _optimizers = Several(with_own_steps).begin(stage=3)
-    model.blocks[3].norm.weight.register_hook(lambda gradient: gradient * float("inf"))
+    model.last.weight.register_hook(lambda gradient: gradient * float("inf"))
     Several().backward(model, 0, 0, 1)
     gradients = [each.grad for each in model.parameters() if each.grad is not None]
     found = torch.zeros(1)
@@ -268,10 +270,24 @@ def test_a_refused_list_leaves_deferred_parameters_to_the_next_one():
     with pytest.raises(ballast.UsageError, match="in stage 3, and not in stage 2"):
         ballast.wrap(other, model, stage=2)
     other = ballast.wrap(other, model, stage=3)
+    assert "parameters" in one.memory() and is_without_values(model[2].weight)  # until its own optimizer begins
     with ballast.gather(model):
         assert all(map(torch.equal, values_of(model), values_of(mlp(500))))
     with pytest.raises(ballast.UsageError, match="ballast.gather"):
         model[0].weight.sum()
+
+
+def test_a_refused_optimizer_gives_deferred_parameters_back(monkeypatch):
+    with ballast.deferred():
+        model = mlp(500)
+    one, other = halves(model)
+    one = ballast.wrap(one, model, stage=3)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(preconditions, "begin_with_same_values", lambda *_: 1 // 0)
+        ballast.wrap(other, model, stage=3)
+    with ballast.gather(model):
+        assert all(map(torch.equal, values_of(model), values_of(mlp(500))))
+    assert one.steps == 0
 
 
 def test_stage_3_wraps_all_optimizers_before_training_begins():
