@@ -81,10 +81,8 @@ def wrap(
 
     All ranks call this together: those of torch.distributed, or else those that a launcher has started. Gradients are
     averaged over the ranks, so the model needs no DistributedDataParallel. Its parameters may be deferred: see
-    `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates.
-
-    A list of optimizers of one model, of which each has parameters of its own, is returned as a list. Each makes its own steps.
-    To give them different options, wrap them one after the other, before training begins.
+    `ballast.deferred()`. Rank 0 logs what "auto" chooses, with a forecast of transfers and updates. A list of optimizers of one
+    model is returned as a list. To give them different options, wrap them one after the other, before training begins.
 
     stage               0 shards nothing; 1 and 2 shard the state and the reduced gradients; 3 also shards the
                         parameters of `model`, and gathers them where torch uses them; "auto" chooses the fastest

@@ -24,14 +24,14 @@ def require_shareable(wrapped: Wrapped, session: Trainer) -> None:
         for sibling in wrapped.siblings():
             _require_same_kind(what, wrapped.options, sibling.options)
         require_own(what, wrapped, session, [parameter for _, parameter in wrapped.parameters()])
-        if session.stage == 3:
-            _require_no_other_model(what, wrapped, session)
+        _require_no_other_model(what, wrapped, session)
 
     try:
         require()
+        return
     except UsageError:
         gc.collect()  # a cycle of references may be all that keeps the other one
-        require()
+    require()
 
 
 def require_own(what: str, wrapped: Wrapped, session: Trainer, mine: Collection[torch.nn.Parameter]) -> None:
@@ -80,11 +80,13 @@ def _require_same_kind(what: str, mine: WrapOptions, theirs: WrapOptions) -> Non
 
 
 def _require_no_other_model(what: str, wrapped: Wrapped, session: Trainer) -> None:
-    """Refuse an optimizer that trains a part of this model, or a model that this one is a part of: stage 3 gathers whole
-    models."""
+    """Refuse an optimizer that trains a part of this model, or a model that this one is a part of, if one of them is in stage
+    3, which gathers whole models."""
     of_siblings = {id(each) for sibling in wrapped.siblings() for _, each in sibling.parameters()}
-    for name, parameter in named_parameters(wrapped.required_model):
-        if id(parameter) not in of_siblings and trainer_of(parameter) not in (None, session):
+    model = wrapped.model
+    for name, parameter in () if model is None else named_parameters(model):
+        other = None if id(parameter) in of_siblings else trainer_of(parameter)
+        if other not in (None, session) and 3 in (session.stage, other.stage):
             refuse(
                 f"{what}: another wrapped optimizer trains its model, as a part of another one",
                 where=f"parameter {name}",

@@ -290,6 +290,15 @@ def test_a_refused_optimizer_gives_deferred_parameters_back(monkeypatch):
     assert one.steps == 0
 
 
+@pytest.mark.parametrize("stages", [(2, 3), (3, 2), (3, 3)])
+def test_stage_3_refuses_an_optimizer_of_a_part_of_the_model(stages):
+    model = torch.nn.Sequential(mlp(), torch.nn.Linear(5, 5))
+    part = ballast.wrap(torch.optim.SGD(model[0][0].parameters(), lr=0.1), model[0], stage=stages[0])
+    with pytest.raises(ballast.UsageError, match="as a part of another one(.|\n)*0.0.weight"):
+        ballast.wrap(torch.optim.SGD(model[1].parameters(), lr=0.1), model, stage=stages[1])
+    part.close()
+
+
 def test_stage_3_wraps_all_optimizers_before_training_begins():
     model = mlp()
     one, other = halves(model)
